@@ -1,0 +1,63 @@
+"""Every error that resilio_hpc raises on purpose.
+
+    ResilioError                 anything we raise; its text is one line for a user
+    ├── UsageError               the user asked for something impossible or misspelt (exit code 2)
+    ├── CommandError             an external command failed, timed out or is missing
+    ├── SlurmError               Slurm refused or could not be asked
+    ├── WireError                a peer sent something that is not a valid message
+    ├── LaunchError              ranks could not be launched
+    └── CheckpointError          a checkpoint could not be written or read
+        ├── CorruptCheckpoint    bytes do not match their checksum or description
+        └── LayoutMismatch       a checkpoint does not fit the state or the world it is loaded into
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ResilioError(Exception):
+    """Base of all our errors. ``str(error)`` says what was wrong, with which value, and what to do."""
+
+
+class UsageError(ResilioError):
+    """A mistake in arguments, files or configuration that the user can put right."""
+
+
+class CommandError(ResilioError):
+    """An external command failed: carries ``argv``, ``returncode`` (None on timeout), ``stdout``, ``stderr``."""
+
+    def __init__(
+        self, argv: Sequence[str], returncode: int | None, stdout: str = "", stderr: str = "", why: str = ""
+    ) -> None:
+        self.argv = list(argv)
+        self.returncode = returncode
+        self.stdout = stdout
+        self.stderr = stderr
+        last = (stderr.strip() or stdout.strip()).splitlines()[-1:] or [""]
+        reason = why or f"exit code {returncode}"
+        super().__init__(f"{' '.join(argv)}: {reason}{': ' if last[0] else ''}{last[0]}")
+
+
+class SlurmError(ResilioError):
+    """Slurm refused a request or could not be asked."""
+
+
+class WireError(ResilioError):
+    """A peer sent bytes that are not a valid message of this protocol version."""
+
+
+class LaunchError(ResilioError):
+    """Ranks could not be launched."""
+
+
+class CheckpointError(ResilioError):
+    """A checkpoint could not be written or read."""
+
+
+class CorruptCheckpoint(CheckpointError):
+    """Bytes do not match their checksum or their description."""
+
+
+class LayoutMismatch(CheckpointError):
+    """A checkpoint does not fit the state or the world size that it is loaded into."""

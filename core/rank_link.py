@@ -1,0 +1,140 @@
+"""The link between a rank and the agent of its node: a Unix SOCK_SEQPACKET socket, one JSON message per packet.
+
+The agent listens at ``$RESILIO_AGENT_SOCKET`` (mode 0600, in a directory of mode 0700); a rank connects and sends
+``Attach`` first. Everything here works without torch. Messages are data (msgspec), never pickle.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+import msgspec
+
+from resilio_hpc.core.errors import WireError
+
+MAX_BYTES = 64 * 1024
+
+
+class Attach(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent, first message of a connection."""
+
+    rank: int
+    local_rank: int
+    round: int
+    pid: int
+
+
+class StepDone(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: ``step`` optimizer steps are complete (counted from the beginning of training)."""
+
+    step: int
+    time: float
+
+
+class SnapshotTaken(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: the snapshot of ``step`` lies whole and checksummed in the arena file ``arena``."""
+
+    step: int
+    arena: str
+    size_bytes: int
+    blocked_s: float
+
+
+class Restored(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: state of ``step`` was restored from ``source`` ("memory" or "committed"); step -1: fresh start."""
+
+    step: int
+    source: str
+    seconds: float
+
+
+class RestoreFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: the copy of ``step`` in ``source`` is bad; the next round must choose another. The rank exits."""
+
+    step: int
+    source: str
+    error: str
+
+
+class StopAck(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: answer to StopAt. ``accepted`` False: this rank has already begun a step beyond ``target``."""
+
+    target: int
+    accepted: bool
+    step: int
+
+
+class Stopped(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: the agreed stop was reached and the final save of ``step`` was taken; the rank exits with 0."""
+
+    step: int
+
+
+class Finished(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """rank → agent: training is complete after ``step`` steps; exiting with 0 from here on is right."""
+
+    step: int
+
+
+class StopAt(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → rank: propose to stop at the boundary after ``target`` steps."""
+
+    target: int
+
+
+class StopConfirmed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → rank: every rank accepted ``target``; save there and exit."""
+
+    target: int
+
+
+class Stage(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → rank: the checkpoint of ``step`` reached ``stage``: "local", "committed" or "failed" (see ``error``)."""
+
+    step: int
+    stage: str
+    error: str = ""
+
+
+RankMessage = Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Stopped | Finished
+AgentMessage = StopAt | StopConfirmed | Stage
+
+_encoder = msgspec.json.Encoder()
+_rank_decoder: msgspec.json.Decoder[RankMessage] = msgspec.json.Decoder(RankMessage)
+_agent_decoder: msgspec.json.Decoder[AgentMessage] = msgspec.json.Decoder(AgentMessage)
+
+
+def encode(message: RankMessage | AgentMessage) -> bytes:
+    """One packet."""
+    return _encoder.encode(message)
+
+
+def decode_rank_message(packet: bytes) -> RankMessage:
+    """A packet that a rank sent. Raises WireError."""
+    try:
+        return _rank_decoder.decode(packet)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"not a message from a rank: {error}") from error
+
+
+def decode_agent_message(packet: bytes) -> AgentMessage:
+    """A packet that an agent sent. Raises WireError."""
+    try:
+        return _agent_decoder.decode(packet)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"not a message from an agent: {error}") from error
+
+
+def connect(environment: Mapping[str, str]) -> socket.socket | None:
+    """A blocking connection to this rank's agent, or None where there is no launcher of ours."""
+    path = environment.get("RESILIO_AGENT_SOCKET")
+    if not path:
+        return None
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        link.connect(path)
+    except OSError:
+        link.close()
+        return None
+    return link
