@@ -1,14 +1,12 @@
-"""Only the C extension is declared here; everything else is in setup.cfg."""
+"""Only the C extensions are declared here (native/NAME.c is resilio_hpc.native._NAME); the rest is in setup.cfg."""
+
+from pathlib import Path
 
 from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        Extension(
-            "resilio_hpc.native._memory",
-            ["native/memory.c"],
-            extra_compile_args=["-O3"],
-            py_limited_api=False,
-        )
+        Extension(f"resilio_hpc.native._{source.stem}", [str(source)], extra_compile_args=["-O3", "-Wall", "-Wextra"])
+        for source in sorted(Path("native").glob("*.c"))
     ]
 )
