@@ -1,0 +1,160 @@
+"""Command line → LaunchOptions. Pure: environment, directory and clock are passed in; nothing is looked up."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import resilio_hpc
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.launch.option_table import DESCRIPTION, EXAMPLES, GROUPS, USAGE, Flag
+from resilio_hpc.launch.option_values import Caller, interpret
+from resilio_hpc.launch.options import LaunchOptions
+
+_FLAGS = tuple(flag for _, flags in GROUPS for flag in flags)
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """The options, and lines worth telling once (flags without effect)."""
+
+    options: LaunchOptions
+    notes: tuple[str, ...] = ()
+
+
+class _NothingToRun(UsageError):
+    pass
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises UsageError with a line of ours instead of printing its usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required"):
+            raise _NothingToRun("no script given: resilio-launch [FLAGS] SCRIPT [ARGUMENTS]; see resilio-launch --help")
+        found = re.match(r"argument (\S+): (.*)", message, re.DOTALL)
+        if not found:
+            raise UsageError(re.sub(r", --\w+_\w+", "", message))
+        name = next((n for n in found[1].split("/") if n.startswith("--")), found[1])
+        raise UsageError(f"{name}: {found[2].replace('expected one argument', 'needs a value')}")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Shows the hyphen spelling only."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shown = [name for name in action.option_strings if "_" not in name]
+        value = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.upper())}"
+        return ", ".join(shown) + value if shown else super()._format_action_invocation(action)
+
+
+class _Given(argparse.Action):
+    """Stores a value and remembers that the flag was given."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        setattr(namespace, self.dest, True if self.nargs == 0 else values)
+        namespace.given = {*namespace.given, self.dest}
+
+
+def _spellings(flag: Flag) -> list[str]:
+    names = list(flag.names)
+    underscored = ["--" + name[2:].replace("-", "_") for name in names if name.startswith("--")]
+    return names + [name for name in underscored if name not in names]
+
+
+def build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The parser; its namespace has torchrun's names and raw values, and ``given``, the flags that were given."""
+    parser = _Parser(
+        prog="resilio-launch",
+        usage=USAGE,
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=_Help,
+    )
+    parser.add_argument("--version", action="version", version=f"resilio-launch {resilio_hpc.__version__}")
+    from_environment: set[str] = set()
+    for title, flags in GROUPS:
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            default = flag.default
+            text = environment.get(f"PET_{flag.dest.upper()}") if flag.pet else None
+            if text is not None:
+                default = _from_environment(flag, text)
+                if default != flag.default:
+                    from_environment.add(flag.dest)
+            extra: dict[str, Any] = {"nargs": 0} if flag.type is None else {"type": flag.type, "metavar": flag.metavar}
+            group.add_argument(
+                *_spellings(flag),
+                dest=flag.dest,
+                action=_Given,
+                default=default,
+                choices=flag.choices,
+                help=flag.help,
+                **extra,
+            )
+    parser.add_argument("training_script", help=argparse.SUPPRESS)
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(given=frozenset(from_environment))
+    return parser
+
+
+def _from_environment(flag: Flag, text: str) -> Any:
+    """The value of a PET_ variable, as torchrun reads it: a switch is 0 or 1."""
+    name = f"PET_{flag.dest.upper()}"
+    if flag.type is None:
+        if not re.fullmatch(r"\s*\d+\s*", text):
+            raise UsageError(f"{name}={text!r} in the environment: write 1 or 0")
+        return bool(int(text))
+    try:
+        value = flag.type(text)
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"{name} in the environment: {error}") from None
+    if flag.choices and value not in flag.choices:
+        raise UsageError(f"{name}={text!r} in the environment: choose from {', '.join(flag.choices)}")
+    return value
+
+
+def parse(argv: Sequence[str], caller: Caller) -> Parsed:
+    """Read a command line. Raises UsageError; SystemExit(0) after ``--help`` and ``--version``."""
+    parser = build_parser(caller.environment)
+    try:
+        raw, unknown = parser.parse_known_args(list(argv))
+    except _NothingToRun:
+        unknown = [word for word in argv if word.startswith("-") and word != "--" and not _is_known(word)]
+        if not unknown:
+            raise
+    if unknown:
+        raise UsageError(_unknown_flag(unknown[0]))
+    notes = tuple(
+        f"{flag.names[-1]} has no effect: {flag.no_effect}"
+        for flag in _FLAGS
+        if flag.no_effect and flag.dest in raw.given
+    )
+    options, more_notes = interpret(raw, caller)
+    return Parsed(options, notes + more_notes)
+
+
+def _is_known(word: str) -> bool:
+    name = word.split("=", 1)[0]
+    names = [spelling for flag in _FLAGS for spelling in _spellings(flag)]
+    if not name.startswith("--"):
+        return name[:2] in names
+    return any(spelling.startswith(name) for spelling in names)
+
+
+def _unknown_flag(word: str) -> str:
+    name = word.split("=", 1)[0]
+    names = [spelling for flag in _FLAGS for spelling in _spellings(flag)] + ["--help", "--version"]
+    wanted = "--" + name.lstrip("-")
+    if "_" not in wanted:
+        names = [spelling for spelling in names if "_" not in spelling]
+    near = difflib.get_close_matches(wanted, names, 1, 0.7)
+    if near:
+        return f"unknown flag {name}: did you mean {near[0]}?"
+    return f"unknown flag {name} (flags of the script go after the script; see resilio-launch --help)"
