@@ -1,0 +1,159 @@
+"""How a rank died: the error file that it may have left, and its exit in words.
+
+The file is torchrun's: what ``torch.distributed.elastic.multiprocessing.errors.record`` writes to
+``$TORCHELASTIC_ERROR_FILE``, {"message": {"message": …, "extraInfo": {"py_callstack": …, "timestamp": "…"}}} or
+{"message": "…", "timestamp": …}. It is written by the user's process: any content is possible, none may hurt us.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal as signals
+import stat
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 1024 * 1024
+_MAX_MESSAGE = 4000  # characters that are kept
+_MAX_TRACEBACK = 64 * 1024
+_UNSAFE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\U0010ffff]")  # control characters, escapes, surrogates
+
+
+@dataclass(frozen=True)
+class RankError:
+    """What a rank said about its end. ``traceback`` may be empty; ``time`` is seconds since 1970."""
+
+    message: str
+    traceback: str
+    time: float
+
+
+def read_error(path: Path) -> tuple[RankError | None, str]:
+    """The error in ``path`` and "", or None and why the file was ignored ("" where there is none). Never raises."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"error file {path} ignored: {error.strerror}"
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return None, f"error file {path} ignored: not a regular file"
+        if status.st_size > MAX_BYTES:
+            return None, f"error file {path} ignored: {status.st_size} bytes are too many"
+        try:
+            content = file.read(MAX_BYTES)
+        except OSError as error:
+            return None, f"error file {path} ignored: {error.strerror}"
+    if not content.strip():
+        return None, ""
+    error_or_none = parse_error(content, status.st_mtime)
+    return error_or_none, "" if error_or_none else f"error file {path} ignored: not what a rank's error looks like"
+
+
+def parse_error(content: bytes, written: float) -> RankError | None:
+    """Pure. ``written`` (the file's time) refines the whole-second time stamp, or stands in for a bad one."""
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    message = data.get("message") if isinstance(data, dict) else None
+    if isinstance(message, str):
+        return RankError(_clean(message, _MAX_MESSAGE), "", _time_of(data, written))
+    text = message.get("message") if isinstance(message, dict) else None
+    if not isinstance(message, dict) or not isinstance(text, str):
+        return None
+    extra = message.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    callstack = extra.get("py_callstack")
+    stack = _clean(callstack, _MAX_TRACEBACK) if isinstance(callstack, str) else ""
+    return RankError(_clean(text, _MAX_MESSAGE), stack, _time_of(extra, written))
+
+
+def _time_of(data: dict[str, Any], written: float) -> float:
+    stamp = data.get("timestamp")
+    try:
+        whole = int(stamp) if isinstance(stamp, int | str) else None
+    except ValueError:
+        whole = None
+    # torch stores whole seconds, too coarse to tell which rank failed first; the file's own time is finer
+    return written if whole is None or abs(written - whole) <= 2 else float(min(whole, 1 << 40))
+
+
+def _clean(text: str, limit: int) -> str:
+    cut = text if len(text) <= limit else text[: limit // 2] + "\n…\n" + text[-limit // 2 :]
+    return _UNSAFE.sub("?", cut.replace("\r\n", "\n"))
+
+
+def write_error(path: Path, error: BaseException, *, overwrite: bool = False) -> None:
+    """Record an uncaught exception as ``record`` would, unless the script did so itself. Never raises."""
+    try:
+        if not overwrite and path.exists() and path.stat().st_size > 0:
+            return
+        message = {
+            "message": _clean(f"{type(error).__name__}: {error}", _MAX_MESSAGE),
+            "extraInfo": {
+                "py_callstack": _clean("".join(traceback.format_exception(error)), _MAX_TRACEBACK),
+                "timestamp": str(int(time.time())),
+            },
+        }
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({"message": message}), encoding="utf-8")
+        temporary.replace(path)
+    except Exception:  # noqa: BLE001  the process is dying of ``error``: that, not our trouble, must be its end
+        return
+
+
+_EXIT_WORDS = {
+    0: "ended normally",
+    1: "failed (an uncaught exception, or sys.exit(1))",
+    2: "failed (usually wrong arguments to the script)",
+    98: "could not restore the checkpoint it was given",
+    126: "could not be executed (permission?)",
+    127: "was not found (command or shared library missing)",
+}
+_SIGNAL_HINTS = {
+    "SIGKILL": "often the kernel's or Slurm's out-of-memory killer: see dmesg, sacct -o MaxRSS, --mem",
+    "SIGSEGV": "a crash in native code: set PYTHONFAULTHANDLER=1 to see where",
+    "SIGBUS": "often /dev/shm is full, or a mapped file was truncated",
+    "SIGABRT": "an assertion or uncaught C++ exception: see the last lines on stderr",
+    "SIGFPE": "integer division by zero in native code",
+    "SIGILL": "a binary built for another CPU",
+    "SIGTERM": "asked to stop",
+    "SIGINT": "interrupted",
+    "SIGXCPU": "its CPU time limit is spent",
+    "SIGPIPE": "nobody reads its output any more",
+    "SIGUSR1": "a warning signal (sbatch --signal?) that the script does not handle",
+    "SIGUSR2": "a warning signal (sbatch --signal?) that the script does not handle",
+}
+
+
+def describe_exit(exit_code: int | None, signal: int | None) -> str:
+    """One line on how a process ended. Give the one that applies; shells report signal N as exit code 128 + N."""
+    if signal is None and exit_code is not None and exit_code < 0:
+        signal, exit_code = -exit_code, None
+    through_shell = signal is None and exit_code is not None and 128 < exit_code < 128 + 65
+    number = exit_code - 128 if through_shell and exit_code is not None else signal
+    if number is not None and (name := _signal_name(number)):
+        hint = f" ({_SIGNAL_HINTS[name]})" if name in _SIGNAL_HINTS else ""
+        code = f"exit code {exit_code}: " if through_shell else ""
+        return f"{code}killed by {name}{hint}"
+    if number is not None and not through_shell:
+        return f"killed by signal {number}"
+    if exit_code is None:
+        return "ended in an unknown way"
+    words = _EXIT_WORDS.get(exit_code, "failed")
+    return words if exit_code == 0 else f"{words}, exit code {exit_code}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return ""
