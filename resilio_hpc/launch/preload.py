@@ -1,0 +1,95 @@
+"""What the zygote imports before it forks ranks, and whether it may fork at all.
+
+Measured with torch 2.13 on the CPU: importing torch takes 1.3-1.8 s, ``torch._dynamo`` (which the first optimizer
+imports) another 1.2 s; after the modules below, a rank's path to its first AdamW step under DDP imports nothing new.
+No forward or backward pass is run here: it would start OpenMP's or autograd's threads, which do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from resilio_hpc.launch import process_tree
+
+TORCH_MODULES = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch._dynamo",
+    "torch.utils.data",
+    "torch.distributed.checkpoint",
+    "torch.distributed.device_mesh",
+    "torch.distributed.fsdp",
+)
+OPTIONAL_MODULES = (  # imported late by the modules above; names differ between versions of torch
+    "numpy",
+    "numpy.random",
+    "torch.profiler._cupti_monitor",
+    "multiprocessing.queues",
+    "multiprocessing.synchronize",
+    "multiprocessing.popen_fork",
+    "multiprocessing.popen_spawn_posix",
+    "multiprocessing.resource_sharer",
+)
+
+
+def import_all(preload: Sequence[str]) -> str:
+    """Import everything; returns "" or, in one line, which module failed and why."""
+    gc.disable()
+    try:
+        for name in (*TORCH_MODULES, *preload):
+            try:
+                importlib.import_module(name)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
+                return f"preloading {name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        for name in OPTIONAL_MODULES:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                continue
+        return ""
+    finally:
+        gc.enable()
+
+
+def why_not_fork() -> str:
+    """ "" where ranks may be forked from this process, or the reason against it in one line.
+
+    numpy's OpenBLAS starts threads on import and stops them in a pthread_atfork handler, so one throw-away fork comes
+    first: a thread that is still there afterwards belongs to somebody who is not prepared for forks.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forking with threads
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    threads = thread_names()
+    if len(threads) > 1:
+        return f"a preloaded module started threads ({len(threads) - 1}: {', '.join(sorted(set(threads[1:])))})"
+    left = process_tree.children(os.getpid())
+    if left:
+        return f"a preloaded module started processes ({', '.join(map(str, left))})"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "a preloaded module initialised CUDA"
+    return ""
+
+
+def thread_names() -> list[str]:
+    """Names of this process's threads, the main thread's first."""
+    names = []
+    for task in sorted(int(entry.name) for entry in Path("/proc/self/task").iterdir()):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as file:
+                names.append(file.read().strip())
+        except OSError:
+            continue
+    return names

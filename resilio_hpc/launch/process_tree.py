@@ -1,0 +1,182 @@
+"""Whole process trees: who descends from whom, and ending all of them, daemons included.
+
+A process belongs to a run's tree by parentage (the spawner is a subreaper, so what detaches itself comes back to it)
+or by the token that it inherited in its environment (what is left after the spawner itself was killed).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+TOKEN_VARIABLE = "RESILIO_TREE_TOKEN"
+
+PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded here, so that a forked child needs no dlopen
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send us ``number`` when the thread of ``parent`` that started us ends; exit if it has already."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(128 + number)
+
+
+def become_subreaper() -> None:
+    """From now on orphans among our descendants become our children instead of init's (prctl(2))."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_name(name: str) -> None:
+    """The name that ps and top show (15 bytes)."""
+    _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def children(pid: int, proc: Path = PROC) -> list[int]:
+    """Direct children of all threads of ``pid``; none where it is gone."""
+    found: list[int] = []
+    try:
+        tasks = [entry.name for entry in Path(f"{proc}/{pid}/task").iterdir()]
+    except OSError:
+        return found
+    for task in tasks:
+        try:
+            with open(f"{proc}/{pid}/task/{task}/children", "rb") as file:
+                found.extend(int(word) for word in file.read().split())
+        except FileNotFoundError:
+            if Path(f"{proc}/{pid}/task/{task}").is_dir():  # a kernel without this file
+                return [child for child in _pids(proc) if _parent(child, proc) == pid]
+        except OSError:
+            continue
+    return found
+
+
+def _pids(proc: Path) -> list[int]:
+    return [int(entry.name) for entry in proc.iterdir() if entry.name.isdigit()]
+
+
+def _parent(pid: int, proc: Path) -> int | None:
+    try:
+        stat = Path(f"{proc}/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    return int(stat.rpartition(b")")[2].split()[1])  # the name before it may hold spaces and brackets
+
+
+def descendants(pid: int, proc: Path = PROC) -> list[int]:
+    """Children, their children and so on, parents before children; ``pid`` itself is not among them."""
+    found: dict[int, None] = {}
+    pending = children(pid, proc)
+    while pending:
+        child = pending.pop()
+        if child not in found and child != pid:
+            found[child] = None
+            pending.extend(children(child, proc))
+    return list(found)
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """Send a signal to each process that still exists and is ours to signal."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def kill_descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int]:
+    """SIGKILL everything below ``root`` except ``spare``, and return what was seen.
+
+    Each pass freezes what it finds before the next one looks, so that processes which fork while being killed are
+    caught: when a pass sees nobody new, nobody is left that could fork.
+    """
+    frozen: dict[int, None] = {}
+    for _ in range(50):
+        new = [pid for pid in descendants(root) if pid not in frozen and pid not in spare]
+        if not new:
+            break
+        send(new, signal.SIGSTOP)
+        frozen.update(dict.fromkeys(new))
+    send(frozen, signal.SIGKILL)
+    return list(frozen)
+
+
+def with_token(token: str, proc: Path = PROC) -> list[int]:
+    """Processes whose environment at exec held ``RESILIO_TREE_TOKEN=token``, apart from us and our ancestors."""
+    wanted = f"{TOKEN_VARIABLE}={token}".encode()
+    kin = _ancestors(os.getpid(), proc)
+    return [pid for pid in _pids(proc) if pid not in kin and _has_token(pid, wanted, proc)]
+
+
+def _has_token(pid: int, wanted: bytes, proc: Path) -> bool:
+    try:
+        with open(f"{proc}/{pid}/environ", "rb") as file:
+            return wanted in file.read().split(b"\0")
+    except OSError:
+        return False  # gone, or another user's
+
+
+def _ancestors(pid: int, proc: Path) -> set[int]:
+    kin: set[int] = set()
+    parent: int | None = pid
+    while parent and parent not in kin:
+        kin.add(parent)
+        parent = _parent(parent, proc)
+    return kin
+
+
+def sweep(token: str, timeout_s: float = 2.0) -> list[int]:
+    """Kill what an earlier spawner left behind, found by its token; returns the pids killed.
+
+    Looks again until nobody is left or ``timeout_s`` is over. A pidfd is taken before the token is read a second
+    time, so a reused pid is never hit.
+    """
+    wanted = f"{TOKEN_VARIABLE}={token}".encode()
+    killed: dict[int, None] = {}
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = [pid for pid in with_token(token) if _kill_if(pid, wanted)]
+        killed.update(dict.fromkeys(left))
+        reap(left)
+        if not left or time.monotonic() >= deadline:
+            return list(killed)
+        time.sleep(0.002)
+
+
+def _kill_if(pid: int, wanted: bytes) -> bool:
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not _has_token(pid, wanted, PROC):
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def reap(pids: Iterable[int]) -> None:
+    """Collect those of ``pids`` that are our ended children (orphans that a subreaper adopted)."""
+    for pid in pids:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            pass

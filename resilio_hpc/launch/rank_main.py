@@ -1,0 +1,130 @@
+"""Become a user's script: ``__main__``, its arguments and paths, and what an uncaught exception leaves behind.
+
+Used in a forked rank, and run as a file (``python -u rank_main.py script train.py …``) in one that is executed anew.
+Imports nothing of ours at the top, because it also runs where only the standard library is at hand.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import io
+import json
+import os
+import runpy
+import sys
+import time
+import traceback
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def run(kind: str, argv: Sequence[str]) -> None:
+    """Run ``argv[0]``, a script's path ("script") or a module's name ("module"), as ``python -u`` would.
+
+    Returns or raises SystemExit as the program does; an uncaught exception is printed without our frames and recorded
+    in the file that ``TORCHELASTIC_ERROR_FILE`` names, then becomes SystemExit(1).
+    """
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=None, __package__=None)
+    sys.modules["__main__"] = main
+    sys.argv = list(argv)
+    sys.orig_argv = [sys.executable, "-u", *(["-m"] if kind == "module" else []), *argv]
+    try:
+        if kind == "module":
+            _set_first_path(str(Path.cwd()))
+            runpy._run_module_as_main(argv[0])  # type: ignore[attr-defined]  # what `python -m` itself calls
+        elif _is_package(argv[0]):
+            _set_first_path(argv[0], always=True)
+            runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # a directory or a zip file
+        else:
+            _set_first_path(str(Path(argv[0]).resolve().parent))
+            _run_file(argv[0], main)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the last handler of the process
+        _end(error, main)
+
+
+def _set_first_path(entry: str, always: bool = False) -> None:
+    if always or not sys.flags.safe_path:
+        sys.path.insert(0, entry)
+
+
+def _is_package(path: str) -> bool:
+    return Path(path).is_dir() or (not path.endswith(".py") and _is_zip(path))
+
+
+def _is_zip(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) == b"PK"
+    except OSError:
+        return False
+
+
+def _run_file(path: str, main: types.ModuleType) -> None:
+    full = os.path.abspath(path)  # noqa: PTH100 - symbolic links stay, as with `python path`
+    try:
+        with io.open_code(full) as file:
+            source = file.read()
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {full!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    main.__dict__.update(
+        __file__=full,
+        __cached__=None,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", full),
+        __spec__=None,
+    )
+    exec(compile(source, full, "exec", dont_inherit=True), main.__dict__)
+
+
+def _end(error: BaseException, main: types.ModuleType) -> None:
+    """What the interpreter does with an uncaught exception; finalisation follows in the caller's caller."""
+    shown = _user_frames(error.__traceback__, main)
+    error.__traceback__ = shown
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown
+    sys.last_exc = error  # type: ignore[attr-defined]  # Python 3.12
+    _record(error)
+    try:
+        sys.excepthook(type(error), error, shown)
+    except BaseException:  # noqa: BLE001 - a user's hook may raise anything
+        print("Error in sys.excepthook:", file=sys.stderr)
+        traceback.print_exc()
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, shown)
+    if isinstance(error, KeyboardInterrupt):
+        sys.excepthook = lambda *_: None  # shown already; the interpreter finalises and then dies of SIGINT
+        raise KeyboardInterrupt from None
+    sys.exit(1)
+
+
+def _user_frames(shown: types.TracebackType | None, main: types.ModuleType) -> types.TracebackType | None:
+    own = (__file__, runpy.__file__, "<frozen runpy>")
+    while shown is not None and shown.tb_frame.f_code.co_filename in own:
+        shown = shown.tb_next
+    return shown
+
+
+def _record(error: BaseException) -> None:
+    """Write torchrun's error file, unless the script did so itself."""
+    path = Path(os.environ.get("TORCHELASTIC_ERROR_FILE") or os.devnull)
+    try:
+        if isinstance(error, KeyboardInterrupt) or path == Path(os.devnull) or (path.exists() and path.stat().st_size):
+            return
+        text = "".join(traceback.format_exception(error))
+        message = f"{type(error).__name__}: {error}"
+        extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
+        temporary.rename(path)
+    except Exception as failure:  # noqa: BLE001 - str(error) is the user's code; the traceback must still be shown
+        print(f"cannot write the error file {path}: {failure}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # this file's own directory
+    run(sys.argv[1], sys.argv[2:])

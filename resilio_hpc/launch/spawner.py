@@ -1,0 +1,214 @@
+"""The agent's side of the spawner process: start it, tell it what to start, hear what happened.
+
+    spawner = Spawner(environment, preload=(), use_zygote=True, directory=Path("/dev/shm/run"))
+    spawner.start()                                   # from the agent's main thread; returns at once
+    spawner.spawn(RankCommand(0, ("train.py",), "script", {"RANK": "0"}, "/home/me", "out.log", "err.log"))
+    poll.register(spawner.fileno(), select.POLLIN)    # then, whenever it is readable:
+    for event in spawner.events(): ...                # Ready, Started, Exited, …, SpawnerDied
+
+Nothing here blocks on the spawner process, whatever state that is in.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.core.errors import LaunchError
+from resilio_hpc.launch import process_tree
+from resilio_hpc.launch.spawner_messages import (
+    MAX_BYTES,
+    AllStopped,
+    Command,
+    Exited,
+    OpenStore,
+    RankCommand,
+    Ready,
+    SpawnerDied,
+    SpawnerEvent,
+    SpawnFailed,
+    Started,
+    Stop,
+    StopFailed,
+    StoreDied,
+    StoreReady,
+    decode_event,
+    encode,
+)
+from resilio_hpc.launch.zygote import Options, program
+
+__all__ = [
+    "AllStopped",
+    "Exited",
+    "RankCommand",
+    "Ready",
+    "SpawnFailed",
+    "Spawner",
+    "SpawnerDied",
+    "SpawnerEvent",
+    "Started",
+    "StopFailed",
+    "StoreDied",
+    "StoreReady",
+]
+
+_NO_ZYGOTE = "the zygote is switched off"
+
+
+class Spawner:
+    """One spawner process. Not safe for threads; after SpawnerDied it may be started again.
+
+    ``environment`` is the ranks' final one (LD_PRELOAD, thread counts, allocator settings, affinity by inheritance);
+    a ``RESILIO_TREE_TOKEN`` in it marks the whole process tree, otherwise one is drawn (see ``token``). The process's
+    own output goes to ``directory``/spawner.log.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        preload: Sequence[str] = (),
+        use_zygote: bool = True,
+        directory: Path = Path(),
+        kill_timeout_s: float = 5.0,
+    ) -> None:
+        self._environment = dict(environment)
+        self.token = self._environment.setdefault(process_tree.TOKEN_VARIABLE, secrets.token_hex(16))
+        self._preload = tuple(preload)
+        self._use_zygote = use_zygote
+        self._directory = directory
+        self._kill_timeout_s = kill_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        self._orphans: list[int] = []
+
+    @staticmethod
+    def become_subreaper() -> None:
+        """Have this process (the agent) adopt what a killed spawner leaves behind, instead of init."""
+        process_tree.become_subreaper()
+
+    def start(self) -> None:
+        """Start the process; Ready follows. Commands may be given at once.
+
+        Call it from the main thread: the process is told to end when the calling thread ends.
+        """
+        if self._process is not None:
+            raise LaunchError("the spawner runs already; wait for SpawnerDied or call kill() before starting it again")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_BYTES)
+        ours.setblocking(False)
+        why = "" if self._use_zygote else _NO_ZYGOTE
+        options = msgspec.json.encode(Options(theirs.fileno(), os.getpid(), self._preload, why)).decode()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with theirs, (self._directory / "spawner.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-c", program("zygote"), options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._link = ours
+
+    @property
+    def pid(self) -> int | None:
+        """The spawner process, or None before start and after its death was reported."""
+        return None if self._process is None else self._process.pid
+
+    def fileno(self) -> int:
+        """For poll: readable when events() has something to say. A new one after each start()."""
+        return self._running().fileno()
+
+    def spawn(self, command: RankCommand) -> None:
+        """Start a rank → Started, then Exited; or SpawnFailed. During a stop it waits for AllStopped."""
+        self._send(command)
+
+    def open_store(self, round: int, host: str) -> None:
+        """Open the rendezvous store of ``round`` → StoreReady or StoreDied. May be called ahead of the round.
+
+        Stores of rounds before ``round - 1`` end. ``host`` is the name under which the ranks will reach it.
+        """
+        self._send(OpenStore(round, host))
+
+    def stop(self, signal: int = signal.SIGTERM, grace_s: float = 0.0, keep_stores_from: int | None = None) -> None:
+        """End every rank with all its descendants → Exited for each rank, then AllStopped.
+
+        ``signal`` goes to the ranks' process groups; ``grace_s`` later, or as soon as all ranks are gone, everything
+        that is left gets SIGKILL (0: at once). StopFailed tells of processes that even SIGKILL did not end in
+        ``kill_timeout_s``. The stores end as well, but for those of rounds from ``keep_stores_from`` on. A second
+        call replaces the first one's signal and grace.
+        """
+        self._send(Stop(signal, grace_s, self._kill_timeout_s, keep_stores_from))
+
+    def events(self) -> list[SpawnerEvent]:
+        """What has happened since the last call, oldest first; never blocks."""
+        events: list[SpawnerEvent] = []
+        self._reap_orphans()
+        while self._link is not None:
+            try:
+                packet = self._link.recv(MAX_BYTES)
+            except (BlockingIOError, InterruptedError):
+                break
+            except ConnectionError:
+                packet = b""
+            if not packet:
+                events.append(self._bury())
+                break
+            events.append(decode_event(packet))
+        return events
+
+    def kill(self) -> SpawnerDied | None:
+        """End the process at once with everything below it, even where it hangs. None where it does not run."""
+        if self._process is None:
+            return None
+        self._process.kill()
+        return self._bury()
+
+    def _bury(self) -> SpawnerDied:
+        assert self._process is not None and self._link is not None
+        below = process_tree.descendants(self._process.pid)
+        process_tree.send([self._process.pid, *below], signal.SIGKILL)
+        try:
+            code: int | None = self._process.wait(timeout=self._kill_timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None  # uninterruptible: it cannot run any more, the kernel ends it when it can
+        when = time.time()
+        self._link.close()
+        self._process = self._link = None
+        swept = process_tree.sweep(self.token)
+        self._orphans = sorted({*below, *swept})
+        self._reap_orphans()
+        exited, number = (code, None) if code is None or code >= 0 else (None, -code)
+        return SpawnerDied(exited, number, when, tuple(self._orphans))
+
+    def _reap_orphans(self) -> None:
+        process_tree.reap(self._orphans)
+
+    def _send(self, command: Command) -> None:
+        link = self._running()
+        try:
+            link.send(encode(command))
+        except BlockingIOError as error:
+            raise LaunchError(
+                "the spawner process takes no commands (it hangs); kill() it and start it again"
+            ) from error
+        except ConnectionError:
+            pass  # SpawnerDied is about to say so
+        except OSError as error:
+            raise LaunchError(f"cannot send {type(command).__name__} to the spawner: {error.strerror}") from error
+
+    def _running(self) -> socket.socket:
+        if self._link is None:
+            raise LaunchError("the spawner does not run; call start() first")
+        return self._link

@@ -1,0 +1,155 @@
+"""What the agent and its spawner process say to each other: one msgspec-JSON packet per message, never pickle.
+
+The socket is a Unix SOCK_SEQPACKET pair, so a message is whole or absent, and end-of-file means that the peer is gone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from resilio_hpc.core.errors import WireError
+
+MAX_BYTES = 1024 * 1024
+
+Kind = Literal["script", "module", "command"]
+Mode = Literal["fork", "exec"]
+
+
+class RankCommand(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → spawner: start one rank.
+
+    ``argv[0]`` is the script's path, the module's name or the program; ``env`` is set on top of the spawner's own
+    environment; both outputs are opened for appending; ``cpus`` None leaves the affinity as the spawner's.
+    """
+
+    local_rank: int
+    argv: tuple[str, ...]
+    kind: Kind
+    env: dict[str, str]
+    cwd: str
+    stdout_path: str
+    stderr_path: str
+    cpus: tuple[int, ...] | None = None
+
+
+class OpenStore(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → spawner: hold a TCPStore for ``round`` in a process of its own; stores before ``round - 1`` end."""
+
+    round: int
+    host: str
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → spawner: end all ranks and their descendants; stores of rounds below ``keep_stores_from`` end as well."""
+
+    signal: int
+    grace_s: float
+    kill_timeout_s: float
+    keep_stores_from: int | None = None
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """spawner → agent: preloading is over after ``seconds``; ``why_not_fork`` is "" where ranks will be forked."""
+
+    pid: int
+    seconds: float
+    threads: int
+    why_not_fork: str
+
+
+class Started(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """spawner → agent: a rank runs; ``why`` says why it was executed anew instead of forked."""
+
+    local_rank: int
+    pid: int
+    time: float
+    mode: Mode
+    why: str
+
+
+class SpawnFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """spawner → agent: a rank could not be started at all (no such directory, program, output file)."""
+
+    local_rank: int
+    error: str
+
+
+class Exited(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """spawner → agent: a rank ended at ``time`` (Unix seconds), by ``exit_code`` or by ``signal``."""
+
+    local_rank: int
+    pid: int
+    exit_code: int | None
+    signal: int | None
+    time: float
+    mode: Mode
+
+
+class StoreReady(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """store host → agent: the store of ``round`` listens on ``port``."""
+
+    round: int
+    port: int
+
+
+class StoreDied(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """store host or spawner → agent: the store of ``round`` could not be opened, or ended without being told to."""
+
+    round: int
+    error: str
+
+
+class AllStopped(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """spawner → agent: every rank and every descendant is gone and reaped, ``seconds`` after Stop arrived."""
+
+    seconds: float
+
+
+class StopFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """spawner → agent: ``pids`` outlived SIGKILL (uninterruptible sleep?); AllStopped follows if they go after all."""
+
+    pids: tuple[int, ...]
+    seconds: float
+
+
+class SpawnerDied(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """Made on the agent's side: the spawner process is gone; ``swept`` were left behind by its ranks and killed."""
+
+    exit_code: int | None
+    signal: int | None
+    time: float
+    swept: tuple[int, ...]
+
+
+Command = RankCommand | OpenStore | Stop
+SpawnerEvent = Ready | Started | SpawnFailed | Exited | StoreReady | StoreDied | AllStopped | StopFailed | SpawnerDied
+
+_encoder = msgspec.json.Encoder()
+_command_decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+_event_decoder: msgspec.json.Decoder[SpawnerEvent] = msgspec.json.Decoder(SpawnerEvent)
+
+
+def encode(message: Command | SpawnerEvent) -> bytes:
+    """One packet. Raises WireError where the message is too long for one."""
+    packet = _encoder.encode(message)
+    if len(packet) > MAX_BYTES:
+        raise WireError(f"{type(message).__name__} of {len(packet)} bytes is longer than the {MAX_BYTES} of a packet")
+    return packet
+
+
+def decode_command(packet: bytes) -> Command:
+    """A packet that an agent sent. Raises WireError."""
+    try:
+        return _command_decoder.decode(packet)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"not a command to the spawner: {error}") from error
+
+
+def decode_event(packet: bytes) -> SpawnerEvent:
+    """A packet that a spawner sent. Raises WireError."""
+    try:
+        return _event_decoder.decode(packet)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"not an event of the spawner: {error}") from error

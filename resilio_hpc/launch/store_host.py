@@ -1,0 +1,39 @@
+"""A process that holds one rendezvous store (torch's TCPStore) and never forks.
+
+Forked from the zygote, or executed (``main``) where there is nothing to fork from. It answers on the spawner's socket
+and then closes it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+from resilio_hpc.launch import process_tree
+from resilio_hpc.launch.spawner_messages import StoreDied, StoreReady, encode
+
+
+def hold(link: socket.socket, round: int, host: str) -> int:
+    """Open the store on a free port, say which, and wait to be killed. Returns 1 where it could not be opened."""
+    process_tree.set_name(f"store-round-{round}")
+    try:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    except Exception as error:  # noqa: BLE001 - torch raises many types; the agent hears of each
+        link.send(encode(StoreDied(round, f"{type(error).__name__}: {' '.join(str(error).split())}")))
+        return 1
+    link.send(encode(StoreReady(round, store.port)))
+    link.close()  # or the agent would not see the spawner's end of file
+    while True:
+        signal.pause()
+
+
+def main() -> None:
+    """Entry point of an executed store host; arguments: socket, parent, round, host."""
+    fd, parent, round, host = sys.argv[1:]
+    process_tree.die_with_parent(int(parent), signal.SIGKILL)
+    os.set_inheritable(int(fd), False)
+    sys.exit(hold(socket.socket(fileno=int(fd)), int(round), host))

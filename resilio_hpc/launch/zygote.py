@@ -1,0 +1,347 @@
+"""The spawner process: starts ranks, by forking from an interpreter that has imported torch, or by executing them.
+
+Single-threaded, woken by its command socket and by SIGCHLD, never by a timer while nothing is being stopped. It is a
+child subreaper, so whatever its ranks leave behind becomes its child. It ends everything below it and then itself when
+the agent is gone (end of file, or the SIGTERM that the kernel sends on the agent's death).
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+import resilio_hpc
+from resilio_hpc.launch import forked_child, load_time_variables, process_tree, rank_main, store_host
+from resilio_hpc.launch.spawner_messages import (
+    MAX_BYTES,
+    AllStopped,
+    Command,
+    Exited,
+    Mode,
+    OpenStore,
+    RankCommand,
+    Ready,
+    SpawnerEvent,
+    SpawnFailed,
+    Started,
+    Stop,
+    StopFailed,
+    StoreDied,
+    decode_command,
+    encode,
+)
+
+RANK_MAIN = Path(rank_main.__file__)
+PACKAGE_PARENT = str(Path(resilio_hpc.__file__).parent.parent)
+Task = Callable[[], int | None]
+"""What a forked child does once it has left the spawner's loop; its result is the exit code."""
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Given on the command line as JSON. ``why_not_fork`` "" asks for preloading."""
+
+    fd: int
+    agent: int
+    preload: tuple[str, ...]
+    why_not_fork: str
+
+
+@dataclass(frozen=True)
+class _Rank:
+    local_rank: int
+    mode: Mode
+
+
+@dataclass
+class _Stopping:
+    command: Stop
+    begun: float
+    killing: bool = False
+    reported: bool = False
+
+    def deadline(self) -> float:
+        grace = self.begun + self.command.grace_s
+        return grace + self.command.kill_timeout_s if self.killing else grace
+
+
+class Zygote:
+    """The loop. ``serve`` returns in forked children only, with what they are to do."""
+
+    def __init__(self, link: socket.socket, why_not_fork: str) -> None:
+        self._link = link
+        self._why_not_fork = why_not_fork
+        self._environment = dict(os.environ)
+        self._ranks: dict[int, _Rank] = {}
+        self._stores: dict[int, int] = {}  # pid → round
+        self._stopping: _Stopping | None = None
+        self._backlog: deque[RankCommand | OpenStore] = deque()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._pid = os.getpid()
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        self._terminated = False
+
+    def _on_terminate(self, *_: object) -> None:
+        self._terminated = True
+
+    def serve(self) -> Task:
+        """Carry out commands until the agent is gone."""
+        poll = select.poll()
+        poll.register(self._link, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        while True:
+            task = self._next_in_backlog() if self._stopping is None else None
+            if task is not None:
+                return task
+            ready = {fd for fd, _ in poll.poll(self._timeout_ms())}
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+            self._reap()
+            if self._terminated:
+                self._end()
+            if self._link.fileno() in ready:
+                packet = self._link.recv(MAX_BYTES)
+                if not packet:
+                    self._end()
+                self._accept(decode_command(packet))
+            if self._stopping is not None:
+                self._stop_further(self._stopping)
+
+    def _end(self) -> None:
+        process_tree.kill_descendants(self._pid)
+        os._exit(0)
+
+    def _timeout_ms(self) -> float | None:
+        if self._backlog and self._stopping is None:
+            return 0
+        if self._stopping is None or (self._stopping.killing and self._stopping.reported):
+            return None
+        left = max(0.0, (self._stopping.deadline() - time.monotonic()) * 1000)
+        return min(left, 20.0) if self._stopping.killing else left
+
+    def _accept(self, command: Command) -> None:
+        if not isinstance(command, Stop):
+            self._backlog.append(command)
+            return
+        self._stopping = _Stopping(command, self._stopping.begun if self._stopping else time.monotonic())
+        if command.grace_s > 0:
+            for pid in self._ranks:
+                _signal_group(pid, command.signal)
+                _signal_group(pid, signal.SIGCONT)  # a stopped rank cannot act on the first one
+
+    def _next_in_backlog(self) -> Task | None:
+        while self._backlog:
+            command = self._backlog.popleft()
+            task = self._spawn(command) if isinstance(command, RankCommand) else self._open_store(command)
+            if task is not None:
+                return task
+        return None
+
+    # -- starting ------------------------------------------------------------------------------------------------
+
+    def _spawn(self, command: RankCommand) -> Task | None:
+        why = self._why_exec(command)
+        program: list[str] = []
+        try:
+            if why:
+                program = self._program(command)
+            if not (Path(command.cwd).is_dir() and os.access(command.cwd, os.X_OK)):
+                raise NotADirectoryError(errno.ENOTDIR, "not a directory that can be entered", command.cwd)
+            stdout = _open_output(command.stdout_path)
+            stderr = stdout if command.stderr_path == command.stdout_path else _open_output(command.stderr_path)
+        except OSError as error:
+            self._send(SpawnFailed(command.local_rank, f"{error.filename}: {error.strerror}"))
+            return None
+        pid = _fork()
+        if pid == 0:
+            forked_child.detach(self._pid, (self._link.detach(), self._wake_read, self._wake_write))
+            return lambda: _become_rank(command, stdout, stderr, program)
+        for fd in {stdout, stderr}:
+            os.close(fd)
+        mode: Mode = "exec" if why else "fork"
+        self._ranks[pid] = _Rank(command.local_rank, mode)
+        self._send(Started(command.local_rank, pid, time.time(), mode, why))
+        return None
+
+    def _why_exec(self, command: RankCommand) -> str:
+        if command.kind == "command":
+            return "not a Python script"
+        if self._why_not_fork:
+            return self._why_not_fork
+        names = load_time_variables.differing(self._environment, command.env)
+        return f"{', '.join(names)} can only be set for a new process" if names else ""
+
+    def _program(self, command: RankCommand) -> list[str]:
+        if command.kind != "command":
+            return [sys.executable, "-u", str(RANK_MAIN), command.kind, *command.argv]
+        path = command.env.get("PATH", self._environment.get("PATH"))
+        name = command.argv[0]
+        found = shutil.which(str(Path(command.cwd, name)) if "/" in name else name, path=path)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "no such program, or not executable", name)
+        return [found, *command.argv[1:]]
+
+    def _open_store(self, command: OpenStore) -> Task | None:
+        self._end_stores(command.round - 1)
+        pid = _fork()
+        if pid == 0:
+            return lambda: self._become_store(command)
+        self._stores[pid] = command.round
+        return None
+
+    def _become_store(self, command: OpenStore) -> int:
+        forked_child.detach(self._pid, (self._wake_read, self._wake_write))
+        if self._why_not_fork:
+            self._execute_store(command)
+        return store_host.hold(self._link, command.round, command.host)
+
+    def _execute_store(self, command: OpenStore) -> NoReturn:
+        os.set_inheritable(self._link.fileno(), True)
+        arguments = map(str, (self._link.fileno(), self._pid, command.round, command.host))
+        os.execv(sys.executable, [sys.executable, "-c", program("store_host"), *arguments])
+
+    # -- ending --------------------------------------------------------------------------------------------------
+
+    def _end_stores(self, first_kept: int) -> None:
+        ended = [pid for pid, round in self._stores.items() if round < first_kept]
+        for pid in ended:
+            del self._stores[pid]  # so that its end is not news
+        process_tree.send(ended, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            rank = self._ranks.pop(pid, None)
+            if rank is not None:
+                exit_code, number = (code, None) if code >= 0 else (None, -code)
+                self._send(Exited(rank.local_rank, pid, exit_code, number, time.time(), rank.mode))
+            elif pid in self._stores:
+                end = f"exit code {code}" if code >= 0 else f"signal {-code}"
+                self._send(StoreDied(self._stores.pop(pid), f"the store's process ended: {end}"))
+
+    def _stop_further(self, stopping: _Stopping) -> None:
+        """Kill when the ranks are gone or the grace is over; report when nobody is left."""
+        now = time.monotonic()
+        if not stopping.killing and self._ranks and now < stopping.deadline():
+            return
+        stopping.killing = True
+        keep = stopping.command.keep_stores_from
+        if keep is None:
+            keep = max(self._stores.values(), default=0) + 1
+        self._end_stores(keep)
+        left = process_tree.kill_descendants(self._pid, frozenset(self._stores))
+        self._reap()
+        if not set(process_tree.children(self._pid)) - set(self._stores):
+            self._send(AllStopped(time.monotonic() - stopping.begun))
+            self._stopping = None
+        elif not stopping.reported and now >= stopping.deadline():
+            stopping.reported = True
+            self._send(StopFailed(tuple(left), now - stopping.begun))
+
+    def _send(self, event: SpawnerEvent) -> None:
+        try:
+            self._link.send(encode(event))
+        except (BrokenPipeError, ConnectionError):
+            self._end()
+
+
+def program(module: str) -> str:
+    """Source for ``python -c`` that runs ``main`` of a module of this folder, wherever we are installed."""
+    return (
+        f"import sys; {PACKAGE_PARENT!r} in sys.path or sys.path.append({PACKAGE_PARENT!r}); "
+        f"sys.flags.safe_path or sys.path.remove(''); from resilio_hpc.launch.{module} import main; main()"
+    )
+
+
+def _fork() -> int:
+    """Fork with all signals blocked: the child's stay pending until it has its own handlers (see ``detach``)."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = os.fork()
+    if pid != 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    return pid
+
+
+def _signal_group(leader: int, number: int) -> None:
+    try:
+        os.killpg(leader, number)
+    except ProcessLookupError:
+        process_tree.send([leader], number)  # forked just now, and not yet a leader
+
+
+def _open_output(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _become_rank(command: RankCommand, stdout: int, stderr: int, program: list[str]) -> int | None:
+    try:
+        forked_child.take_place(command, stdout, stderr)
+    except OSError as error:
+        sys.exit(f"cannot start local rank {command.local_rank}: {error}")
+    if program:
+        try:
+            os.execv(program[0], program)
+        except OSError as error:
+            print(f"cannot execute {program[0]}: {error.strerror}", file=sys.stderr)
+            os._exit(126)
+    forked_child.refresh(command)
+    rank_main.run(command.kind, command.argv)
+    return None
+
+
+def main() -> None:
+    """Entry point; ``sys.argv[1]`` holds the options."""
+    begun = time.monotonic()
+    options = msgspec.json.decode(sys.argv[1], type=Options)
+    process_tree.die_with_parent(options.agent, signal.SIGKILL)  # nobody to clean up after, and an import may hang
+    process_tree.become_subreaper()
+    process_tree.set_name("resilio-spawner")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.set_inheritable(options.fd, False)
+    if not options.why_not_fork:
+        options = _preload(options)
+    process_tree.die_with_parent(options.agent, signal.SIGTERM)
+    link = socket.socket(fileno=options.fd)
+    link.send(encode(Ready(os.getpid(), time.monotonic() - begun, 1, options.why_not_fork)))
+    zygote = Zygote(link, options.why_not_fork)
+    task = zygote.serve()
+    del zygote, link
+    process_tree.set_name("python")
+    sys.exit(task())
+
+
+def _preload(options: Options) -> Options:
+    """Import what ranks need; where that leaves a process that must not fork, start again without it."""
+    from resilio_hpc.launch import preload
+
+    environment = dict(os.environ)
+    why = preload.import_all(options.preload) or preload.why_not_fork()
+    if why:
+        os.set_inheritable(options.fd, True)
+        again = msgspec.json.encode(Options(options.fd, options.agent, (), why)).decode()
+        os.execve(sys.executable, [*sys.orig_argv[:-1], again], environment)
+    del environment
+    gc.collect()
+    gc.freeze()
+    return options
