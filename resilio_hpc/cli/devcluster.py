@@ -1,0 +1,196 @@
+"""``resilio devcluster …``: a real Slurm cluster on this machine, and the failures to rehearse on it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import msgspec
+
+from resilio_hpc.core.errors import CommandError, ResilioError, UsageError
+from resilio_hpc.slurm.devcluster import DevCluster, names, remove
+from resilio_hpc.slurm.devcluster.spec import CONTROLLER, SLURM_SERIES
+
+_MACHINE_VERBS: dict[str, tuple[Callable[[DevCluster, str], None], str]] = {
+    "crash": (DevCluster.crash, "power cut: kill everything on a machine, silently"),
+    "boot": (DevCluster.boot, "power a crashed machine on again"),
+    "partition": (DevCluster.partition, "pull a machine's network cable"),
+    "heal": (DevCluster.heal, "plug a machine's network cable in again"),
+    "kill-slurmd": (DevCluster.kill_slurmd, "SIGKILL a node's slurmd"),
+    "start-slurmd": (DevCluster.start_slurmd, "start a node's slurmd again"),
+}
+_CLUSTER_VERBS: dict[str, tuple[Callable[[DevCluster], None], str]] = {
+    "kill-slurmctld": (DevCluster.kill_slurmctld, "SIGKILL the controller daemon"),
+    "start-slurmctld": (DevCluster.start_slurmctld, "start the controller daemon again"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]  # one line, as every mistake of a user
+        raise UsageError(f"{message} (see: {self.prog} --help)")
+
+
+def main(argv: list[str]) -> int:
+    """Run ``resilio devcluster ARGV``; returns the exit code (2 for a usage mistake, 1 for a failure)."""
+    try:
+        arguments = _parser().parse_args(argv)
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, _interrupt)
+        result: int = arguments.call(arguments)
+        return result
+    except UsageError as error:
+        print(f"resilio devcluster: {error}", file=sys.stderr)
+        return 2
+    except ResilioError as error:
+        print(f"resilio devcluster: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("resilio devcluster: interrupted", file=sys.stderr)
+        return 130
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="resilio devcluster", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, call: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=text, description=text)
+        sub.set_defaults(call=call)
+        if name != "list":
+            sub.add_argument("--name", default="dev", help="which cluster (default: dev)")
+        return sub
+
+    _add_up_options(verb("up", _up, "start a cluster"))
+    verb("down", _down, "end a cluster and remove everything of it, also what a killed start left")
+    verb("status", _status, "machines, nodes and versions").add_argument("--json", action="store_true")
+    verb("list", _list, "all clusters on this host").add_argument("--json", action="store_true")
+    shell = verb("shell", _shell, "an interactive shell on a machine (ctl is the login node)")
+    shell.add_argument("machine", nargs="?", default=CONTROLLER)
+    shell.add_argument("--user", default="root", help="root or user")
+    runner = verb("run", _run, "run a command on a machine: run [--name N] MACHINE COMMAND …")
+    runner.add_argument("--timeout", type=float, default=600.0, metavar="S")
+    runner.add_argument("--user", default="root", help="root or user")
+    runner.add_argument("machine")
+    runner.add_argument("command", nargs=argparse.REMAINDER)
+    for name, (_, text) in _MACHINE_VERBS.items():
+        verb(name, _machine_verb, text).add_argument("machine", help="ctl, n1, n2, …")
+    for name, (_, text) in _CLUSTER_VERBS.items():
+        verb(name, _cluster_verb, text)
+    return parser
+
+
+def _add_up_options(up: argparse.ArgumentParser) -> None:
+    up.add_argument("--nodes", type=int, default=4)
+    up.add_argument("--cpus", type=int, default=8, help="CPUs that each node claims (default 8)")
+    up.add_argument("--gpus", type=int, default=0, help="fake GPUs per node")
+    up.add_argument("--slurm", default="22.05", choices=list(SLURM_SERIES), help="Slurm series")
+    up.add_argument("--accounting", action="store_true", help="with MariaDB and slurmdbd")
+    up.add_argument("--bind", action="append", default=[], metavar="PATH", help="show a host path on every machine")
+    up.add_argument("--slurmd-timeout", type=int, default=5, metavar="S", help="SlurmdTimeout (default 5)")
+    up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="slurm.conf line (repeatable)")
+    up.add_argument("--timeout", type=float, default=60.0, metavar="S", help="give up when not idle by then")
+    up.add_argument("--rootless", action="store_true", help="no root, no namespaces: several slurmd on this host")
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    cluster = DevCluster.start(
+        arguments.name,
+        nodes=arguments.nodes,
+        cpus=arguments.cpus,
+        gpus=arguments.gpus,
+        slurm=arguments.slurm,
+        accounting=arguments.accounting,
+        binds=arguments.bind,
+        slurmd_timeout_s=arguments.slurmd_timeout,
+        conf=arguments.conf,
+        timeout_s=arguments.timeout,
+    )
+    print(
+        f"{cluster.name}: Slurm {cluster.slurm_version}, {len(cluster.nodes)} nodes idle; /shared is {cluster.shared}"
+    )
+    return 0
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    if remove(arguments.name):
+        print(f"{arguments.name}: ended, nothing left")
+    else:
+        print(f"{arguments.name}: there was nothing")
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    status = DevCluster.find(arguments.name).status()
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(status)).decode())
+        return 0
+    print(f"{status.name}: Slurm {status.slurm_version} ({status.slurm}), /shared is {status.shared}")
+    if status.problem:
+        print(f"  slurmctld: {status.problem}")
+    for machine in status.machines:
+        link = "" if machine.link_up else " (network cut)" if machine.state == "up" else ""
+        print(
+            f"  {machine.name:<5} {machine.address:<15} {machine.state:<8} {machine.slurm_state}{link}{machine.detail}"
+        )
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    known = {name: _is_up(name) for name in names()}
+    if arguments.json:
+        print(msgspec.json.encode(known).decode())
+    else:
+        for name, up in known.items():
+            print(f"{name:<32} {'up' if up else 'dead (remove with: resilio devcluster down --name ' + name + ')'}")
+    return 0
+
+
+def _is_up(name: str) -> bool:
+    try:
+        DevCluster.find(name)
+    except ResilioError:
+        return False
+    return True
+
+
+def _shell(arguments: argparse.Namespace) -> int:
+    cluster = DevCluster.find(arguments.name)
+    command = cluster.command(arguments.machine, ["bash", "-i"], user=arguments.user)
+    prompt = {"PS1": f"[{cluster.name}] \\u@\\h:\\w\\$ ", "TERM": os.environ.get("TERM", "dumb")}
+    os.execvpe(command[0], command, cluster.environment(prompt, arguments.user))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        raise UsageError("run: give a command after the machine's name")
+    cluster = DevCluster.find(arguments.name)
+    try:
+        done = cluster.run(arguments.machine, command, arguments.timeout, user=arguments.user, check=False)
+    except CommandError as error:
+        sys.stdout.write(error.stdout)
+        sys.stderr.write(error.stderr)
+        raise
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+def _machine_verb(arguments: argparse.Namespace) -> int:
+    call, _ = _MACHINE_VERBS[arguments.verb]
+    call(DevCluster.find(arguments.name), arguments.machine)
+    return 0
+
+
+def _cluster_verb(arguments: argparse.Namespace) -> int:
+    call, _ = _CLUSTER_VERBS[arguments.verb]
+    call(DevCluster.find(arguments.name))
+    return 0

@@ -1,0 +1,50 @@
+"""What the commands and the rack say to each other over the control socket."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One thing to do; ``machine`` is empty for ``status`` and ``stop``."""
+
+    action: Literal["status", "stop", "boot", "crash", "partition", "heal"]
+    machine: str = ""
+
+
+class MachineState(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine as the rack sees it: ``state`` is off, booting, up or failed (``detail`` says why)."""
+
+    name: str
+    state: str
+    detail: str
+    boots: int
+    link_up: bool
+    address: str
+    pid_namespace: int
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The machines after the request, or why it was refused."""
+
+    error: str = ""
+    machines: list[MachineState] = []
+
+
+class MachineStatus(MachineState, frozen=True, kw_only=True):
+    """A machine with what slurmctld says about it (empty for ``ctl`` and when slurmctld does not answer)."""
+
+    slurm_state: str
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``resilio devcluster status --json`` prints."""
+
+    name: str
+    slurm: str
+    slurm_version: str
+    shared: str
+    problem: str
+    machines: list[MachineStatus]

@@ -1,0 +1,192 @@
+"""The first process (PID 1) of one machine of a dev cluster: builds its file system, starts its services, reaps.
+
+It is forked from the rack (rack.py) into namespaces of its own. Killing it is a power cut: the kernel then kills
+everything on that machine. What is in memory (/, /tmp, /dev/shm, /run) is gone with it; /nvme, /var/log/slurm, the
+daemons' state and /shared stay.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from resilio_hpc.slurm.devcluster import namespaces, services
+from resilio_hpc.slurm.devcluster.spec import CONTROLLER, USER, USER_ID, ClusterSpec, Layout
+
+_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+_PSEUDO = {
+    *("proc", "sysfs", "devtmpfs", "devpts", "tmpfs", "ramfs", "cgroup", "cgroup2", "mqueue", "hugetlbfs", "debugfs"),
+    *("tracefs", "securityfs", "pstore", "bpf", "fusectl", "configfs", "autofs", "binfmt_misc", "rpc_pipefs", "nsfs"),
+}
+_CONTROLLER_WAIT_S = 2.0
+
+
+def build_root(spec: ClusterSpec, layout: Layout, machine: str, mountinfo: str) -> Path:
+    """Mount the machine's whole file system below its state directory and return its root directory."""
+    home = layout.machine(machine)
+    layers, root = home / "layers", home / "root"
+    namespaces.mount("tmpfs", layers)
+    (layers / "upper").mkdir()
+    (layers / "work").mkdir()
+    options = f"lowerdir={spec.root},upperdir={layers / 'upper'},workdir={layers / 'work'}"
+    namespaces.mount("overlay", root, options)
+    if spec.root == "/":
+        for path in disk_mounts(mountinfo):
+            namespaces.bind(Path(path), root / path.lstrip("/"))
+    namespaces.mount("proc", root / "proc")
+    namespaces.mount("sysfs", root / "sys")
+    namespaces.mount("tmpfs", root / "sys/fs/cgroup", "mode=755")  # no cgroups: nothing of them can be left behind
+    namespaces.mount("tmpfs", root / "tmp", "mode=1777")
+    namespaces.mount("tmpfs", root / "run", "mode=755")
+    _make_dev(root / "dev", spec)
+    for source, target in (
+        (layout.shared, "shared"),
+        (layout.nvme(machine), "nvme"),
+        (layout.log(machine), "var/log/slurm"),
+        (layout.spool(machine), "var/spool/slurmd"),
+        (layout.machine(machine) / "state", "var/lib/slurm"),
+        (layout.etc, "etc/slurm"),
+    ):
+        namespaces.bind(source, root / target)
+    for path in spec.binds:
+        namespaces.bind(Path(path), root / path.lstrip("/"))
+    return root
+
+
+def disk_mounts(mountinfo: str) -> list[str]:
+    """Mount points of real file systems below / (a separate /usr or /home), outermost first, from proc(5) mountinfo."""
+    found: list[str] = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        path = before.split()[4].encode().decode("unicode_escape")
+        if (
+            path == "/"
+            or after.split()[0] in _PSEUDO
+            or path.startswith(("/proc/", "/sys/", "/dev/", "/run/", "/tmp/"))
+        ):
+            continue
+        if not any(path == other or path.startswith(other + "/") for other in found):
+            found.append(path)
+    return found
+
+
+def _make_dev(dev: Path, spec: ClusterSpec) -> None:
+    namespaces.mount("tmpfs", dev, "mode=755,size=1m")
+    devices = {name: (number, 0o666) for name, number in _DEVICES.items()}
+    # character devices are what gres/gpu wants; they act like /dev/null, so nothing can be broken through them
+    devices |= {Path(spec.gpu_path(i)).name: ((1, 3), 0o666) for i in range(spec.gpus)}
+    for name, ((major, minor), mode) in devices.items():
+        os.mknod(dev / name, stat.S_IFCHR | mode, os.makedev(major, minor))
+        (dev / name).chmod(mode)
+    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        (dev / name).symlink_to(target)
+    namespaces.mount("devpts", dev / "pts", "newinstance,ptmxmode=0666,mode=620")
+    (dev / "ptmx").symlink_to("pts/ptmx")
+    namespaces.mount("tmpfs", dev / "shm", "mode=1777")
+
+
+def _make_etc(spec: ClusterSpec, hosts: str, machine: str, munge_key: bytes) -> None:
+    """Files of the machine's own /etc (in the memory layer: the image below stays as it is)."""
+    _replace(Path("/etc/hosts"), hosts)
+    _replace(Path("/etc/hostname"), machine + "\n")
+    for path, line in (
+        ("/etc/passwd", f"{USER}:x:{USER_ID}:{USER_ID}:ordinary user:/shared/home/{USER}:/bin/bash\n"),
+        ("/etc/group", f"{USER}:x:{USER_ID}:\n"),
+    ):
+        with Path(path).open("a") as file:
+            file.write(line)
+    key = Path("/run/munge.key")
+    key.touch(0o400)
+    key.write_bytes(munge_key)
+    for directory in ("/run/munge", "/run/slurm"):
+        Path(directory).mkdir(mode=0o755)
+
+
+def _replace(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+
+
+def run_init(spec: ClusterSpec, layout: Layout, machine: str, reboot: bool, wired: int, report: int) -> None:
+    """Be the machine's init, for ever. ``report`` gets ``up`` or ``failed: …``; ``wired`` gives a byte for eth0."""
+    try:
+        hosts = (layout.etc / "hosts").read_text()
+        munge_key = layout.munge_key.read_bytes()
+        namespaces.make_root(build_root(spec, layout, machine, Path("/proc/self/mountinfo").read_text()))
+        namespaces.set_hostname(machine)
+        _make_etc(spec, hosts, machine, munge_key)
+        namespaces.set_link("lo", True)
+        if os.read(wired, 1) != b"w":
+            raise OSError("the network cable was not plugged in")
+        namespaces.set_address("eth0", spec.address(machine), "255.255.255.0")
+        namespaces.set_link("eth0", True)
+        _start_services(spec, machine, reboot)
+        os.write(report, b"up\n")
+    except Exception as error:  # noqa: BLE001  the message is all that leaves this process
+        os.write(report, f"failed: {error}\n".encode())
+        os._exit(1)
+    os.close(report)
+    _reap_for_ever()
+
+
+def _start_services(spec: ClusterSpec, machine: str, reboot: bool) -> None:
+    start_and_wait(services.MUNGED.argv)
+    if machine == CONTROLLER:
+        if spec.accounting:
+            start_accounting(spec)
+        start_and_wait(services.SLURMCTLD.argv)
+    else:
+        wait_for_port(spec.address(CONTROLLER), services.SLURMCTLD_PORT, _CONTROLLER_WAIT_S)
+        start_and_wait([*services.SLURMD.argv, "-N", machine, *(["-b"] if reboot else [])])
+
+
+def start_accounting(spec: ClusterSpec) -> None:
+    """Start the database and slurmdbd, and make the cluster known there."""
+    raise NotImplementedError(spec.name)
+
+
+def start_and_wait(argv: Sequence[str], env: Mapping[str, str] = services.ENVIRONMENT) -> None:
+    """Run a daemon's start command (which returns once it has daemonised); raises OSError if it fails."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            log = os.open("/var/log/slurm/console.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            null = os.open("/dev/null", os.O_RDONLY)
+            for fd, target in ((null, 0), (log, 1), (log, 2)):
+                os.dup2(fd, target)
+            os.execve(argv[0], list(argv), dict(env))
+        finally:
+            os._exit(127)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code != 0:
+        raise OSError(f"{argv[0]} did not start (exit code {code}): {services.last_complaint(argv[0])}")
+
+
+def wait_for_port(address: str, port: int, timeout_s: float) -> bool:
+    """Whether ``address:port`` accepts connections within ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            probe.settimeout(0.2)
+            if probe.connect_ex((address, port)) == 0:
+                return True
+        time.sleep(0.005)
+    return False
+
+
+def _reap_for_ever() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            pass
+        signal.sigwait({signal.SIGCHLD})

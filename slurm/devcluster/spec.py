@@ -1,0 +1,122 @@
+"""What a dev cluster consists of and where its files are: pure data, decided before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.core.errors import UsageError
+
+CONTROLLER = "ctl"
+SLURM_SERIES = {"22.05": "bookworm", "24.11": "trixie", "26.05": "forky"}
+"""Slurm series → the Debian suite whose packages provide it."""
+
+USER = "user"
+USER_ID = 20001
+"""The ordinary (non-root) account that every node has."""
+
+MAX_NODES = 200
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One dev cluster: ``nodes`` compute nodes n1…nN and the controller ``ctl``."""
+
+    name: str
+    nodes: int = 4
+    cpus: int = 8
+    memory_mb: int = 32000
+    gpus: int = 0
+    gpu_type: str = "fake"
+    series: str = "22.05"
+    root: str = "/"
+    slurm_version: str = ""
+    accounting: bool = False
+    rootless: bool = False
+    slurmd_timeout_s: int = 5
+    conf: tuple[str, ...] = ()
+    binds: tuple[str, ...] = ()
+    library_directory: str = ""
+
+    @property
+    def compute_nodes(self) -> tuple[str, ...]:
+        return tuple(f"n{i}" for i in range(1, self.nodes + 1))
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The controller and the compute nodes."""
+        return (CONTROLLER, *self.compute_nodes)
+
+    def address(self, machine: str) -> str:
+        """IPv4 address of a machine: a /24 that follows from the cluster's name."""
+        digest = hashlib.sha256(self.name.encode()).digest()
+        host = 10 if machine == CONTROLLER else 10 + int(machine[1:])
+        return f"10.{64 + digest[0] % 64}.{digest[1]}.{host}"
+
+    def gpu_path(self, index: int) -> str:
+        return f"/dev/fakegpu{index}"
+
+
+class Layout:
+    """Paths of one cluster's state on the host."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.lock = state / "lock"
+        self.spec = state / "spec.json"
+        self.control = state / "control"
+        self.etc = state / "etc"
+        self.munge_key = state / "munge.key"
+        self.shared = state / "shared"
+        self.rack_log = state / "rack.log"
+
+    def machine(self, name: str) -> Path:
+        return self.state / "machines" / name
+
+    def nvme(self, name: str) -> Path:
+        return self.machine(name) / "nvme"
+
+    def log(self, name: str) -> Path:
+        return self.machine(name) / "log"
+
+    def spool(self, name: str) -> Path:
+        return self.machine(name) / "spool"
+
+
+def base_directory() -> Path:
+    """Where the clusters' state lies: ``$RESILIO_DEVCLUSTER_DIR``, else /var/lib (root) or the user's own."""
+    given = os.environ.get("RESILIO_DEVCLUSTER_DIR")
+    if given:
+        return Path(given)
+    if os.geteuid() == 0:
+        return Path("/var/lib/resilio-devcluster")
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "resilio-devcluster"
+
+
+def layout(name: str) -> Layout:
+    """Layout of the cluster called ``name``."""
+    return Layout(base_directory() / name)
+
+
+def validate(spec: ClusterSpec) -> ClusterSpec:
+    """Return ``spec`` if it can be built; raises UsageError naming what is wrong otherwise."""
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", spec.name):
+        raise UsageError(f"cluster name {spec.name!r}: use up to 32 lower-case letters, digits and '-', letter first")
+    if not 1 <= spec.nodes <= MAX_NODES:
+        raise UsageError(f"{spec.nodes} nodes: a dev cluster has 1 to {MAX_NODES}")
+    if spec.cpus < 1 or spec.memory_mb < 1 or not 0 <= spec.gpus <= 64:
+        raise UsageError("CPUs and memory must be at least 1, GPUs 0 to 64")
+    if spec.slurmd_timeout_s < 1:
+        raise UsageError(f"--slurmd-timeout {spec.slurmd_timeout_s}: at least 1 s")
+    if spec.series not in SLURM_SERIES:
+        raise UsageError(f"Slurm {spec.series}: choose from {', '.join(SLURM_SERIES)}")
+    for line in spec.conf:
+        if "=" not in line or "\n" in line:
+            raise UsageError(f"--conf {line!r}: give KEY=VALUE")
+    for path in spec.binds:
+        if not Path(path).is_absolute() or not Path(path).exists():
+            raise UsageError(f"--bind {path}: not an existing absolute path")
+    return spec
