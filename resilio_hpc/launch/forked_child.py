@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import random
+import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from resilio_hpc.launch import process_tree
+from resilio_hpc.launch import process_title, process_tree, rank_main
 from resilio_hpc.launch.spawner_messages import RankCommand
+
+
+def fork() -> int:
+    """Fork with all signals blocked: the child's stay pending until it has its own handlers (see ``detach``)."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = os.fork()
+    if pid != 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    return pid
 
 
 def detach(parent: int, close: Sequence[int]) -> None:
@@ -75,3 +86,55 @@ def _set_blas_threads(wanted: int) -> None:
                 if function is not None:
                     function(wanted)
                     return
+
+
+def program(command: RankCommand, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What to execute for a rank that is not forked. Raises FileNotFoundError."""
+    if command.kind != "command":
+        return (sys.executable, "-u", rank_main.__file__, command.kind, *command.argv)
+    name = command.argv[0]
+    path = command.env.get("PATH", environment.get("PATH"))
+    found = shutil.which(str(Path(command.cwd, name)) if "/" in name else name, path=path)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "no such program, or not executable", name)
+    return (found, *command.argv[1:])
+
+
+def check_directory(path: str) -> None:
+    """Raises NotADirectoryError where a rank could not have it as its working directory."""
+    if not (Path(path).is_dir() and os.access(path, os.X_OK)):
+        raise NotADirectoryError(errno.ENOTDIR, "not a directory that can be entered", path)
+
+
+def open_outputs(command: RankCommand) -> tuple[int, int]:
+    """Descriptors of a rank's outputs, appended to by every round; twice the same one where the paths are equal."""
+    stdout = _open_output(command.stdout_path)
+    if command.stderr_path == command.stdout_path:
+        return stdout, stdout
+    try:
+        return stdout, _open_output(command.stderr_path)
+    except OSError:
+        os.close(stdout)
+        raise
+
+
+def _open_output(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def become_rank(command: RankCommand, stdout: int, stderr: int, executed: tuple[str, ...]) -> None:
+    """Run the rank: by executing ``executed``, or right here where that is empty."""
+    try:
+        take_place(command, stdout, stderr)
+    except OSError as error:
+        sys.exit(f"cannot start local rank {command.local_rank}: {error}")
+    if executed:
+        try:
+            os.execv(executed[0], executed)
+        except OSError as error:
+            print(f"cannot execute {executed[0]}: {error.strerror}", file=sys.stderr)
+            os._exit(126)
+    process_tree.set_name("python")
+    process_title.set_title([sys.executable, "-u", *(["-m"] if command.kind == "module" else []), *command.argv])
+    refresh(command)
+    rank_main.run(command.kind, command.argv)

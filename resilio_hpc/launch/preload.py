@@ -28,7 +28,8 @@ TORCH_MODULES = (
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
 )
-OPTIONAL_MODULES = (  # imported late by the modules above; names differ between versions of torch
+OPTIONAL_MODULES = (
+    "resilio_hpc.launch.error_file",  # imported late by the modules above; names differ between versions of torch
     "numpy",
     "numpy.random",
     "torch.profiler._cupti_monitor",

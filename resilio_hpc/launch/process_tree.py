@@ -98,6 +98,14 @@ def send(pids: Iterable[int], number: int) -> None:
             pass
 
 
+def signal_group(leader: int, number: int) -> None:
+    """Signal the process group that ``leader`` leads, or is about to lead."""
+    try:
+        os.killpg(leader, number)
+    except ProcessLookupError:
+        send([leader], number)  # forked just now, and not yet a leader
+
+
 def kill_descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int]:
     """SIGKILL everything below ``root`` except ``spare``, and return what was seen.
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import builtins
 import importlib.machinery
 import io
-import json
 import os
 import runpy
 import sys
-import time
 import traceback
 import types
 from collections.abc import Sequence
 from pathlib import Path
+
+PACKAGE_PARENT = str(Path(__file__).parents[2])
 
 
 def run(kind: str, argv: Sequence[str]) -> None:
@@ -65,7 +65,7 @@ def _is_zip(path: str) -> bool:
 
 
 def _run_file(path: str, main: types.ModuleType) -> None:
-    full = os.path.abspath(path)  # noqa: PTH100 - symbolic links stay, as with `python path`
+    full = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - kept as it was given, as `python path` does
     try:
         with io.open_code(full) as file:
             source = file.read()
@@ -110,17 +110,16 @@ def _user_frames(shown: types.TracebackType | None, main: types.ModuleType) -> t
 
 def _record(error: BaseException) -> None:
     """Write torchrun's error file, unless the script did so itself."""
-    path = Path(os.environ.get("TORCHELASTIC_ERROR_FILE") or os.devnull)
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or isinstance(error, KeyboardInterrupt):
+        return
+    if PACKAGE_PARENT not in sys.path:
+        sys.path.append(PACKAGE_PARENT)
     try:
-        if isinstance(error, KeyboardInterrupt) or path == Path(os.devnull) or (path.exists() and path.stat().st_size):
-            return
-        text = "".join(traceback.format_exception(error))
-        message = f"{type(error).__name__}: {error}"
-        extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
-        temporary.rename(path)
-    except Exception as failure:  # noqa: BLE001 - str(error) is the user's code; the traceback must still be shown
+        from resilio_hpc.launch.error_file import write_error
+
+        write_error(Path(path), error)
+    except Exception as failure:  # noqa: BLE001 - the script may have broken imports; its own error must be shown
         print(f"cannot write the error file {path}: {failure}", file=sys.stderr)
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.core.errors import LaunchError
-from resilio_hpc.launch import process_tree
+from resilio_hpc.launch import bootstrap, process_tree
 from resilio_hpc.launch.spawner_messages import (
     MAX_BYTES,
     AllStopped,
@@ -44,7 +44,7 @@ from resilio_hpc.launch.spawner_messages import (
     decode_event,
     encode,
 )
-from resilio_hpc.launch.zygote import Options, program
+from resilio_hpc.launch.zygote import Options
 
 __all__ = [
     "AllStopped",
@@ -111,7 +111,7 @@ class Spawner:
         self._directory.mkdir(parents=True, exist_ok=True)
         with theirs, (self._directory / "spawner.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", program("zygote"), options],
+                [sys.executable, "-u", "-c", bootstrap.source("zygote"), options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

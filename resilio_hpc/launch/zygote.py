@@ -7,11 +7,9 @@ the agent is gone (end of file, or the SIGTERM that the kernel sends on the agen
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -19,13 +17,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
-import resilio_hpc
-from resilio_hpc.launch import forked_child, load_time_variables, process_tree, rank_main, store_host
+from resilio_hpc.launch import bootstrap, forked_child, load_time_variables, process_tree, store_host
 from resilio_hpc.launch.spawner_messages import (
     MAX_BYTES,
     AllStopped,
@@ -45,8 +41,6 @@ from resilio_hpc.launch.spawner_messages import (
     encode,
 )
 
-RANK_MAIN = Path(rank_main.__file__)
-PACKAGE_PARENT = str(Path(resilio_hpc.__file__).parent.parent)
 Task = Callable[[], int | None]
 """What a forked child does once it has left the spawner's loop; its result is the exit code."""
 
@@ -141,8 +135,8 @@ class Zygote:
         self._stopping = _Stopping(command, self._stopping.begun if self._stopping else time.monotonic())
         if command.grace_s > 0:
             for pid in self._ranks:
-                _signal_group(pid, command.signal)
-                _signal_group(pid, signal.SIGCONT)  # a stopped rank cannot act on the first one
+                process_tree.signal_group(pid, command.signal)
+                process_tree.signal_group(pid, signal.SIGCONT)  # a stopped rank cannot act on the first one
 
     def _next_in_backlog(self) -> Task | None:
         while self._backlog:
@@ -156,21 +150,17 @@ class Zygote:
 
     def _spawn(self, command: RankCommand) -> Task | None:
         why = self._why_exec(command)
-        program: list[str] = []
         try:
-            if why:
-                program = self._program(command)
-            if not (Path(command.cwd).is_dir() and os.access(command.cwd, os.X_OK)):
-                raise NotADirectoryError(errno.ENOTDIR, "not a directory that can be entered", command.cwd)
-            stdout = _open_output(command.stdout_path)
-            stderr = stdout if command.stderr_path == command.stdout_path else _open_output(command.stderr_path)
+            program = forked_child.program(command, self._environment) if why else ()
+            forked_child.check_directory(command.cwd)
+            stdout, stderr = forked_child.open_outputs(command)
         except OSError as error:
             self._send(SpawnFailed(command.local_rank, f"{error.filename}: {error.strerror}"))
             return None
-        pid = _fork()
+        pid = forked_child.fork()
         if pid == 0:
             forked_child.detach(self._pid, (self._link.detach(), self._wake_read, self._wake_write))
-            return lambda: _become_rank(command, stdout, stderr, program)
+            return lambda: forked_child.become_rank(command, stdout, stderr, program)
         for fd in {stdout, stderr}:
             os.close(fd)
         mode: Mode = "exec" if why else "fork"
@@ -186,19 +176,9 @@ class Zygote:
         names = load_time_variables.differing(self._environment, command.env)
         return f"{', '.join(names)} can only be set for a new process" if names else ""
 
-    def _program(self, command: RankCommand) -> list[str]:
-        if command.kind != "command":
-            return [sys.executable, "-u", str(RANK_MAIN), command.kind, *command.argv]
-        path = command.env.get("PATH", self._environment.get("PATH"))
-        name = command.argv[0]
-        found = shutil.which(str(Path(command.cwd, name)) if "/" in name else name, path=path)
-        if found is None:
-            raise FileNotFoundError(errno.ENOENT, "no such program, or not executable", name)
-        return [found, *command.argv[1:]]
-
     def _open_store(self, command: OpenStore) -> Task | None:
         self._end_stores(command.round - 1)
-        pid = _fork()
+        pid = forked_child.fork()
         if pid == 0:
             return lambda: self._become_store(command)
         self._stores[pid] = command.round
@@ -213,7 +193,7 @@ class Zygote:
     def _execute_store(self, command: OpenStore) -> NoReturn:
         os.set_inheritable(self._link.fileno(), True)
         arguments = map(str, (self._link.fileno(), self._pid, command.round, command.host))
-        os.execv(sys.executable, [sys.executable, "-c", program("store_host"), *arguments])
+        os.execv(sys.executable, [sys.executable, "-c", bootstrap.source("store_host"), *arguments])
 
     # -- ending --------------------------------------------------------------------------------------------------
 
@@ -264,50 +244,6 @@ class Zygote:
             self._link.send(encode(event))
         except (BrokenPipeError, ConnectionError):
             self._end()
-
-
-def program(module: str) -> str:
-    """Source for ``python -c`` that runs ``main`` of a module of this folder, wherever we are installed."""
-    return (
-        f"import sys; {PACKAGE_PARENT!r} in sys.path or sys.path.append({PACKAGE_PARENT!r}); "
-        f"sys.flags.safe_path or sys.path.remove(''); from resilio_hpc.launch.{module} import main; main()"
-    )
-
-
-def _fork() -> int:
-    """Fork with all signals blocked: the child's stay pending until it has its own handlers (see ``detach``)."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    pid = os.fork()
-    if pid != 0:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    return pid
-
-
-def _signal_group(leader: int, number: int) -> None:
-    try:
-        os.killpg(leader, number)
-    except ProcessLookupError:
-        process_tree.send([leader], number)  # forked just now, and not yet a leader
-
-
-def _open_output(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-
-def _become_rank(command: RankCommand, stdout: int, stderr: int, program: list[str]) -> int | None:
-    try:
-        forked_child.take_place(command, stdout, stderr)
-    except OSError as error:
-        sys.exit(f"cannot start local rank {command.local_rank}: {error}")
-    if program:
-        try:
-            os.execv(program[0], program)
-        except OSError as error:
-            print(f"cannot execute {program[0]}: {error.strerror}", file=sys.stderr)
-            os._exit(126)
-    forked_child.refresh(command)
-    rank_main.run(command.kind, command.argv)
-    return None
 
 
 def main() -> None:
