@@ -83,7 +83,9 @@ def _time_of(data: dict[str, Any], written: float) -> float:
     except ValueError:
         whole = None
     # torch stores whole seconds, too coarse to tell which rank failed first; the file's own time is finer
-    return written if whole is None or abs(written - whole) <= 2 else float(min(whole, 1 << 40))
+    if whole is None or not 0 <= whole < 1 << 40 or abs(written - whole) <= 2:
+        return written
+    return float(whole)
 
 
 def _clean(text: str, limit: int) -> str:

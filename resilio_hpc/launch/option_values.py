@@ -164,7 +164,8 @@ def _nodes(raw: argparse.Namespace, environment: Mapping[str, str], local_nodes:
         return most, most
     least, most = parse_nnodes(raw.nnodes)
     if least > available:
-        raise UsageError(f"--nnodes {raw.nnodes}: {where} {available} node{'s' * (available != 1)}; ask Slurm for more")
+        ask = f"submit with sbatch --nodes {least + spares}"
+        raise UsageError(f"--nnodes {raw.nnodes}: {where} {available} node{'s' * (available != 1)}; {ask}")
     if least + spares > available:
         raise UsageError(f"--nnodes {raw.nnodes} --spares {spares} need {least + spares} nodes: {where} {available}")
     if (most // unit) * unit < least:

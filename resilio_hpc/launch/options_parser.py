@@ -122,6 +122,9 @@ def _from_environment(flag: Flag, text: str) -> Any:
 
 def parse(argv: Sequence[str], caller: Caller) -> Parsed:
     """Read a command line. Raises UsageError; SystemExit(0) after ``--help`` and ``--version``."""
+    for word in argv:
+        if not word.isprintable() and any("\ud800" <= c <= "\udfff" for c in word):
+            raise UsageError(f"argument {word!r} is not valid UTF-8")
     parser = build_parser(caller.environment)
     try:
         raw, unknown = parser.parse_known_args(list(argv))

@@ -1,0 +1,71 @@
+"""``resilio-launch``: understand the command, check it, and hand it to the supervisor.
+
+Nothing heavy (torch, numpy, zmq, msgspec) is imported before the checks are over: a mistake is answered at once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from resilio_hpc.core.errors import ResilioError, UsageError
+from resilio_hpc.launch import checks, devices
+from resilio_hpc.launch.option_values import Caller
+from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.options_parser import parse
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: the run's; 2 after a mistake of the user; 130 when interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # --help and --dry-run in a locale without UTF-8
+    try:
+        return _launch(sys.argv[1:] if argv is None else argv)
+    except ResilioError as error:
+        print(f"resilio-launch: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except BrokenPipeError:  # resilio-launch --dry-run | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as end:  # --help, --version
+        return end.code if isinstance(end.code, int) else 0
+
+
+def _launch(argv: Sequence[str]) -> int:
+    caller = _caller()
+    parsed = parse(argv, caller)
+    here = devices.read_devices(caller.environment)
+    notes = parsed.notes + checks.check(parsed.options, caller.environment, caller.cwd, here)
+    for note in notes:
+        print(f"resilio-launch: note: {note}", file=sys.stderr)
+    if parsed.options.dry_run:
+        return _dry_run(parsed.options, caller, here)
+    from resilio_hpc.launch import supervisor
+
+    return supervisor.run(parsed.options)
+
+
+def _caller() -> Caller:
+    try:
+        cwd = Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the current directory is gone ({error.strerror}): cd into one that exists") from None
+    return Caller(dict(os.environ), cwd, time.time(), os.getpid())
+
+
+def _dry_run(options: LaunchOptions, caller: Caller, here: devices.NodeDevices) -> int:
+    from resilio_hpc.launch import dry_run
+
+    plan = dry_run.plan(options, caller.environment, here, checks.runs_here(options, caller.environment))
+    print(dry_run.as_json(plan) if options.json else dry_run.as_text(plan), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Everything that can be known to be wrong before torch is imported or a rank is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.launch.devices import NodeDevices, local_world_size
+from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.program_check import check_command, check_module, check_script
+
+_RANK_BYTES = 32 * 1024 * 1024  # private memory of a rank forked with torch loaded, before it computes anything
+
+
+def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, devices: NodeDevices) -> tuple[str, ...]:
+    """Raises UsageError for the first mistake; returns lines that are worth telling though nothing is wrong.
+
+    ``devices`` are those of the machine that the command was given on: decisive where that machine will run ranks,
+    a hint where it will not (a login node), so there ``gpu`` is left to the agents.
+    """
+    check_program(options, environment, cwd)
+    check_directory("--run-dir", Path(options.run_dir))
+    if options.log_dir:
+        check_directory("--log-dir", Path(options.log_dir))
+    if options.json and not options.dry_run:
+        raise UsageError("--json belongs to --dry-run; a run's events are in RUN_DIR/ledger")
+    if options.view and options.tee != "0":
+        raise UsageError("--view and --tee both want the console: choose one")
+    return check_ranks(options, environment, devices) if runs_here(options, environment) else ()
+
+
+def runs_here(options: LaunchOptions, environment: Mapping[str, str]) -> bool:
+    """Whether ranks will run on this machine: outside of Slurm always, inside when it is a node of the allocation."""
+    in_slurm = environment.get("SLURM_JOB_ID") and not (options.standalone or options.local_nodes)
+    return not in_slurm or "SLURMD_NODENAME" in environment
+
+
+def check_program(options: LaunchOptions, environment: Mapping[str, str], cwd: Path) -> None:
+    """The script, module or command exists and can be run."""
+    if options.kind == "command":
+        check_command(options.script, environment, cwd)
+    elif options.kind == "module":
+        check_module(options.script, cwd)
+    else:
+        check_script(options.script, options.script_args, cwd)
+
+
+def check_directory(flag: str, directory: Path) -> None:
+    """``directory`` is one we may write into, or can be created."""
+    existing = directory
+    try:
+        while not existing.exists():
+            if existing.is_symlink():
+                raise UsageError(f"{flag} {directory}: {existing} is a link to nowhere")
+            existing = existing.parent
+        if not existing.is_dir():
+            raise UsageError(f"{flag} {directory}: {existing} is a file, not a directory")
+        read_only = bool(os.statvfs(existing).f_flag & os.ST_RDONLY)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{flag} {directory}: {getattr(error, 'strerror', error)}") from None
+    if read_only or not os.access(existing, os.W_OK | os.X_OK):
+        why = "is on a read-only file system" if read_only else "is not writable for this user"
+        raise UsageError(f"{flag} {directory}: {existing} {why}; choose another with {flag} DIR")
+
+
+def check_ranks(options: LaunchOptions, environment: Mapping[str, str], devices: NodeDevices) -> tuple[str, ...]:
+    """Ranks against what this node has."""
+    asked = options.nproc_per_node
+    ranks = local_world_size(asked, devices)
+    notes: list[str] = []
+    if asked == "auto" and not (devices.gpus or devices.xpus):
+        notes.append(f"--nproc-per-node auto: no GPU here, so one rank per usable CPU: {ranks}")
+    if 0 < devices.gpus < ranks and asked != "cpu":
+        if options.virtual_local_rank:
+            raise UsageError(f"--virtual-local-rank: {ranks} ranks per node, but only {devices.gpus} GPUs are visible")
+        notes.append(
+            f"{ranks} ranks per node, but {devices.gpus} visible GPUs: the last {ranks - devices.gpus} have none"
+        )
+    if options.virtual_local_rank and devices.gpus == 0:
+        raise UsageError("--virtual-local-rank gives each rank a GPU of its own, but no GPU is visible here")
+    beyond = [rank for rank in options.local_ranks_filter if rank >= ranks]
+    if beyond:
+        raise UsageError(f"--local-ranks-filter: there is no local rank {beyond[0]}, they are 0 to {ranks - 1}")
+    needed = ranks * (options.local_nodes or 1) * _RANK_BYTES
+    if devices.memory_bytes and needed > devices.memory_bytes:
+        raise UsageError(
+            f"--nproc-per-node {asked}: {ranks} ranks need at least {needed >> 30} GiB before they compute anything, "
+            f"but this node has {devices.memory_bytes >> 30} GiB free"
+        )
+    if options.cpu_bind == "ranks" and ranks > devices.cpus:
+        raise UsageError(f"--cpu-bind ranks: {ranks} ranks cannot share {devices.cpus} CPUs; leave it out")
+    return tuple(notes)

@@ -1,0 +1,87 @@
+"""What a launch would do, without doing it. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from resilio_hpc.launch.devices import NodeDevices, local_world_size
+from resilio_hpc.launch.option_values import available_nodes
+from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.rank_env import rank_argv
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The launch in figures; ``ranks_per_node`` 0: to be counted on the nodes."""
+
+    program: tuple[str, ...]
+    kind: str
+    where: str
+    nodes_available: int
+    nodes_training: tuple[int, int]
+    spares: int
+    ranks_per_node: int
+    world_size: tuple[int, int]
+    forked_ranks: bool
+    run_dir: str
+    logs: str
+    restarts_without_progress: int
+    chained_jobs: int
+    checkpoints_kept: int
+
+
+def plan(options: LaunchOptions, environment: Mapping[str, str], devices: NodeDevices, runs_here: bool) -> Plan:
+    """``devices`` are those of this machine, which count if ``runs_here``. Raises UsageError as the launch would."""
+    known = runs_here or options.nproc_per_node.isdecimal()
+    ranks = local_world_size(options.nproc_per_node, devices) if known else 0
+    job = environment.get("SLURM_JOB_ID")
+    in_job = job and not options.standalone and not options.local_nodes
+    return Plan(
+        program=rank_argv(options, 0),
+        kind=options.kind,
+        where=f"Slurm job {job}" if in_job else "this machine",
+        nodes_available=available_nodes(environment, options.local_nodes, options.standalone),
+        nodes_training=(options.min_nodes, options.max_nodes),
+        spares=options.spares,
+        ranks_per_node=ranks,
+        world_size=(options.min_nodes * ranks, options.max_nodes * ranks),
+        forked_ranks=options.zygote and options.kind != "command",
+        run_dir=options.run_dir,
+        logs=str(options.logs_directory),
+        restarts_without_progress=options.max_restarts,
+        chained_jobs=options.chain_max if options.chain else 0,
+        checkpoints_kept=options.keep_checkpoints,
+    )
+
+
+def as_json(plan: Plan) -> str:
+    """One JSON object."""
+    return json.dumps(asdict(plan), indent=2)
+
+
+def as_text(plan: Plan) -> str:
+    """A line per fact."""
+    ranks = str(plan.ranks_per_node) if plan.ranks_per_node else "counted on each node"
+    world = _range(plan.world_size) if plan.ranks_per_node else "counted on the nodes"
+    start = "forked with torch loaded" if plan.forked_ranks else "new processes"
+    chain = f"on in a new job at the time limit, {plan.chained_jobs} jobs at most" if plan.chained_jobs else "off"
+    rows = (
+        ("program", f"{plan.kind} {shlex.join(plan.program)}"),
+        ("where", f"{plan.where}, {plan.nodes_available} node{'s' * (plan.nodes_available != 1)}"),
+        ("training", f"{_range(plan.nodes_training)} node{'s' * (plan.nodes_training[1] != 1)}, {plan.spares} spare"),
+        ("ranks per node", f"{ranks}, {start}"),
+        ("world size", world),
+        ("restarts", f"{plan.restarts_without_progress} without progress, then stop with a verdict"),
+        ("chain", chain),
+        ("checkpoints", f"the newest {plan.checkpoints_kept} kept"),
+        ("run directory", plan.run_dir),
+        ("logs", plan.logs),
+    )
+    return "\n".join(f"{name:<15} {value}" for name, value in rows)
+
+
+def _range(pair: tuple[int, int]) -> str:
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]} to {pair[1]}"

@@ -1,0 +1,184 @@
+"""Is the program that the ranks shall run there, and is it sound? Answered without importing or running it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.machinery
+import io
+import os
+import re
+import shutil
+import sys
+import tokenize
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from resilio_hpc.core.errors import UsageError
+
+_LOADERS = re.compile(r"python[\d.]*|torchrun|srun|mpirun|mpiexec")
+_MAX_SOURCE_BYTES = 8 * 1024 * 1024
+
+
+def check_script(script: str, arguments: Sequence[str], cwd: Path) -> None:
+    """A readable Python script (or a directory or archive with a ``__main__``) without syntax errors."""
+    path = cwd / script
+    try:
+        if path.is_dir():
+            if not (path / "__main__.py").is_file():
+                raise UsageError(f"{script} is a directory (without __main__.py): name the script in it")
+            return
+        if not path.exists():
+            raise UsageError(f"script {script!r} does not exist{_hint(script, arguments, cwd)}")
+        if not path.is_file():
+            raise UsageError(f"{script} is not a file that Python could run")
+        with open(path, "rb") as file:
+            source = file.read(_MAX_SOURCE_BYTES)
+    except PermissionError:
+        raise UsageError(f"{script} cannot be read: permission denied for this user") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise UsageError(f"{script!r} cannot be read: {getattr(error, 'strerror', error)}") from None
+    if source.startswith(b"PK\x03\x04") or script.endswith(".pyc"):
+        return
+    if source.startswith(b"\x7fELF") or re.match(rb"#!(?!.*python)", source):
+        raise UsageError(f"{script} is not a Python script: add --no-python to run it as a command")
+    check_syntax(source, script)
+
+
+def check_syntax(source: bytes, name: str) -> None:
+    """Raises UsageError, two lines long, for the first syntax error of a Python source."""
+    if len(source) >= _MAX_SOURCE_BYTES:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            compile(source, name, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            raise UsageError(_syntax_words(error, source, name)) from None
+        except ValueError as error:
+            raise UsageError(f"{name} is not Python source: {error}") from None
+        except (RecursionError, MemoryError):
+            return  # too deep for the compiler here is not proof that it is wrong
+
+
+def _syntax_words(error: SyntaxError, source: bytes, name: str) -> str:
+    line = (error.text or "").strip()
+    if not line and error.lineno:
+        try:
+            encoding = tokenize.detect_encoding(io.BytesIO(source).readline)[0]
+            line = source.decode(encoding, "replace").splitlines()[error.lineno - 1].strip()
+        except (SyntaxError, IndexError, LookupError):
+            line = ""
+    where = f"{name}, line {error.lineno}" if error.lineno else name
+    return f"{where}: {error.msg}" + (f"\n    {line[:100]}" if line else "")
+
+
+def _hint(script: str, arguments: Sequence[str], cwd: Path) -> str:
+    """What the user may have meant."""
+    name = Path(script).name
+    if script != script.strip():
+        return ": its name ends or begins with white space (a Windows line end, or a space after a backslash?)"
+    if script == "=" or script.startswith("="):
+        return ": write --flag=value or --flag value, without spaces around ="
+    if _LOADERS.fullmatch(name):
+        rest = next((word for word in arguments if not word.startswith("-")), "train.py")
+        return f": leave {name!r} out (resilio-launch {rest}), the ranks are Python processes already"
+    if "$" in script or "~" in script:
+        return ": the shell did not expand it (quotes?)"
+    if (
+        "." in script
+        and "/" not in script
+        and not script.endswith(".py")
+        and (cwd / (script.replace(".", "/") + ".py")).exists()
+    ):
+        return f": to run a module, write -m {script}"
+    if near := _nearest(name, (cwd / script).parent):
+        return f": did you mean {Path(script).with_name(near)}?"
+    for folder in (cwd, cwd.parent, *_folders(cwd)):
+        if (folder / name).is_file():
+            return f": did you mean {os.path.relpath(folder / name, cwd)}?"
+    if not Path(script).is_absolute():
+        return f" in {cwd}"
+    return ""
+
+
+def _nearest(name: str, folder: Path) -> str:
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
+    except OSError:
+        return ""
+    scripts = [n for n in names if n.endswith((".py", Path(name).suffix or ".py"))]
+    return next(iter(difflib.get_close_matches(name, scripts, 1, 0.6)), "")
+
+
+def _folders(cwd: Path) -> Iterable[Path]:
+    try:
+        return [Path(entry.path) for entry in os.scandir(cwd) if entry.is_dir() and not entry.name.startswith(".")][
+            :200
+        ]
+    except OSError:
+        return []
+
+
+def check_command(command: str, environment: Mapping[str, str], cwd: Path) -> None:
+    """An executable, by path or on PATH."""
+    if shutil.which(command if "/" not in command else str(cwd / command), path=environment.get("PATH")):
+        return
+    path = cwd / command
+    if path.is_dir():
+        raise UsageError(f"command {command!r} is a directory")
+    if path.is_file():
+        if "/" not in command:
+            raise UsageError(f"command {command!r} is not on PATH; the file in this directory is ./{command}")
+        raise UsageError(f"command {command!r} is not executable: chmod +x {command}")
+    raise UsageError(f"command {command!r} was not found{'' if '/' in command else ' on PATH'}")
+
+
+def check_module(module: str, cwd: Path, search: Sequence[str] | None = None) -> None:
+    """A module that ``python -m`` would find in ``cwd`` or on ``sys.path``; its packages are not imported."""
+    if module.endswith(".py") or "/" in module:
+        stem = module.removesuffix(".py").replace("/", ".").strip(".")
+        raise UsageError(f"-m {module}: a module is named like {stem}; to run the file leave -m out")
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UsageError(f"-m {module!r} is not the name of a module")
+    places: Sequence[str] | None = [str(cwd), *(sys.path if search is None else search)]
+    spec: importlib.machinery.ModuleSpec | None = None
+    found = ""
+    for part in module.split("."):
+        name = f"{found}.{part}" if found else part
+        if places is None:
+            raise UsageError(f"-m {module}: {found} is a module, not a package, so it holds no {part!r}")
+        spec = _find(name, places, top=not found)
+        if spec is None:
+            near = difflib.get_close_matches(part, _modules(places if found else [str(cwd)]), 1, 0.6)
+            inside = f" in package {found}" if found else ""
+            hint = f": did you mean {f'{found}.' * bool(found)}{near[0]}?" if near else f"{inside} (looked from {cwd})"
+            raise UsageError(f"-m {module}: no module named {name!r}{hint}")
+        found, places = name, spec.submodule_search_locations
+    if places is not None:
+        spec = _find(f"{module}.__main__", places, top=False)
+        if spec is None:
+            raise UsageError(f"-m {module}: a package without __main__ cannot be run; name a module in it")
+    if spec is not None and spec.origin and spec.origin.endswith(".py") and spec.has_location:
+        check_syntax(Path(spec.origin).read_bytes(), os.path.relpath(spec.origin, cwd))
+
+
+def _find(name: str, places: Sequence[str], top: bool) -> importlib.machinery.ModuleSpec | None:
+    spec = importlib.machinery.PathFinder.find_spec(name, places)
+    if spec is None and top:
+        for finder in sys.meta_path:  # built-in and frozen modules, editable installs
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, None) if find else None
+            if spec is not None:
+                break
+    return spec
+
+
+def _modules(places: Sequence[str]) -> list[str]:
+    names: list[str] = []
+    for place in places:
+        try:
+            names += [entry.name.removesuffix(".py") for entry in os.scandir(place) if entry.name[:1] not in "._"]
+        except OSError:
+            continue
+    return names
