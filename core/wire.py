@@ -1,0 +1,159 @@
+"""Authenticated, encrypted messages between the nodes of a run: ZeroMQ with CURVE, keys derived from the run's secret.
+
+Whoever knows the secret can talk; nobody else gets an answer, not even an error. A message is a msgpack-encoded
+``msgspec`` struct behind a one-byte protocol version; it is data, never code, and bounded in size. What cannot be
+decoded is counted and dropped by the caller (``Counters``), so a hostile peer costs a log line and no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from resilio_hpc.core.errors import WireError
+
+VERSION = 1
+MAX_BYTES = 4 * 1024 * 1024
+MAX_PER_READ = 256
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+Message = TypeVar("Message")
+
+
+def new_secret() -> bytes:
+    """A fresh secret for a run: 32 random bytes as hexadecimal text, to be kept in a file of mode 0600."""
+    return secrets.token_hex(32).encode()
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The two CURVE key pairs of a run (Z85 text), derived from its secret, so that no key is ever exchanged."""
+
+    listener_public: bytes
+    listener_secret: bytes
+    caller_public: bytes
+    caller_secret: bytes
+
+    @classmethod
+    def derive(cls, secret: bytes) -> Keys:
+        """Derive both pairs with HMAC-SHA256 over a label each. Raises WireError for a secret that is too short."""
+        if len(secret.strip()) < 32:
+            raise WireError("the run's secret is shorter than 32 characters: remove the run directory's 'secret' file")
+
+        def pair(label: bytes) -> tuple[bytes, bytes]:
+            private = z85.encode(hmac.new(secret.strip(), label, hashlib.sha256).digest())
+            return zmq.curve_public(private), private
+
+        return cls(*pair(b"resilio listener"), *pair(b"resilio caller"))
+
+
+@dataclass
+class Counters:
+    """What was refused: connections without the secret, and messages that could not be decoded."""
+
+    refused: int = 0
+    dropped: int = 0
+
+
+class Codec(Generic[Message]):
+    """Encodes and decodes one union of message structs."""
+
+    def __init__(self, union: Any) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
+
+    def encode(self, message: Message) -> bytes:
+        """One frame. Raises WireError if it would exceed the size bound."""
+        frame = bytes([VERSION]) + self._encoder.encode(message)
+        if len(frame) > MAX_BYTES:
+            raise WireError(f"message of {len(frame)} bytes exceeds the bound of {MAX_BYTES}")
+        return frame
+
+    def decode(self, frame: bytes) -> Message:
+        """The message of a frame. Raises WireError for another version, garbage, or unknown types and fields."""
+        if not frame or frame[0] != VERSION or len(frame) > MAX_BYTES:
+            raise WireError("not a message of this protocol version")
+        try:
+            return self._decoder.decode(frame[1:])
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise WireError(f"not a valid message: {error}") from error
+
+
+class Gatekeeper:
+    """Answers ZeroMQ's authentication requests (ZAP, RFC 27): only callers with the run's own key come in."""
+
+    def __init__(self, context: zmq.Context[Any], keys: Keys, counters: Counters) -> None:
+        self._allowed = z85.decode(keys.caller_public)
+        self._counters = counters
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(ZAP_ADDRESS)
+
+    def serve(self) -> None:
+        """Answer every request that is waiting; never blocks."""
+        while self.socket.poll(0):
+            frames = self.socket.recv_multipart()
+            version, request = (frames[0], frames[1]) if len(frames) > 1 else (b"1.0", b"")
+            genuine = len(frames) == 7 and frames[5] == b"CURVE" and hmac.compare_digest(frames[6], self._allowed)
+            if not genuine:
+                self._counters.refused += 1
+            code, text = (b"200", b"OK") if genuine else (b"400", b"refused")
+            self.socket.send_multipart([version, request, code, text, b"member" if genuine else b"", b""])
+
+
+def listen(context: zmq.Context[Any], keys: Keys, host: str) -> tuple[zmq.Socket[bytes], int]:
+    """A ROUTER socket on a free port of ``host``; returns (socket, port)."""
+    socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    _bound(socket)
+    socket.curve_server = True
+    socket.curve_secretkey = keys.listener_secret
+    socket.curve_publickey = keys.listener_public
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a returning caller takes over its old name at once
+    return socket, socket.bind_to_random_port(f"tcp://{host}")
+
+
+def call(context: zmq.Context[Any], keys: Keys, endpoint: str, name: bytes) -> zmq.Socket[bytes]:
+    """A DEALER socket connected to ``endpoint`` ("host:port"), known there as ``name``."""
+    socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    _bound(socket)
+    socket.setsockopt(zmq.IDENTITY, name)
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+    socket.curve_serverkey = keys.listener_public
+    socket.curve_secretkey = keys.caller_secret
+    socket.curve_publickey = keys.caller_public
+    socket.connect(f"tcp://{endpoint}")
+    return socket
+
+
+def _bound(socket: zmq.Socket[bytes]) -> None:
+    socket.linger = 0
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
+    socket.setsockopt(zmq.SNDHWM, 1000)
+    socket.setsockopt(zmq.RCVHWM, 10000)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+
+
+def receive_all(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
+    """Messages waiting on a socket, at most MAX_PER_READ, so that a flood cannot starve the reader's loop."""
+    for _ in range(MAX_PER_READ):
+        try:
+            yield socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+
+def send(socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:
+    """Send without blocking; False when the peer is gone or its queue is full (the sender tries again later)."""
+    try:
+        socket.send_multipart(frames, zmq.NOBLOCK)
+    except (zmq.Again, zmq.ZMQError):
+        return False
+    return True

@@ -1,0 +1,297 @@
+"""The agent process: one per node, owns everything local. ``python -m resilio_hpc.launch.agent SETTINGS``.
+
+A single thread polls its sockets and children and lets the pure ``AgentCore`` decide. It outlives its ranks; ranks do
+not outlive it; snapshots in shared memory outlive both.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from resilio_hpc.core import rank_link, wire
+from resilio_hpc.core.errors import ResilioError, WireError
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch import process_tree, run_directory
+from resilio_hpc.launch.agent_core import AgentCore
+from resilio_hpc.launch.agent_settings import AgentSettings
+from resilio_hpc.launch.controller_host import ControllerHost
+from resilio_hpc.launch.devices import local_world_size, read_devices
+from resilio_hpc.launch.local_ranks import LocalRanks
+from resilio_hpc.launch.local_round import LocalRound
+from resilio_hpc.launch.local_snapshots import LocalSnapshots
+from resilio_hpc.launch.storage import Storage
+from resilio_hpc.launch.succession import EpochRecord, Succession
+
+SIGNALS = {signal.SIGUSR2: "USR2", signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGHUP: "TERM"}
+ORPHAN_LIMIT_S = 60.0  # told to end but without a controller for so long: end anyway
+
+
+class Agent:
+    """Implements ``agent_core.Ports`` with real sockets and processes."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self.settings = settings
+        self.run = run_directory.read_run(Path(settings.options.run_dir))
+        self.local_dir, self.arena_dir = run_directory.node_directories(self.run.run_id, settings.node)
+        for directory in (self.local_dir, self.arena_dir):
+            run_directory.make_private(directory)
+        token = f"{self.run.run_id}:{settings.node}"
+        process_tree.become_subreaper()
+        process_tree.sweep(token)  # ranks of a predecessor that was killed
+        self.exit_code: int | None = None
+        self.counters = wire.Counters()
+        self.keys = wire.Keys.derive(self.run.secret)
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.gatekeeper = wire.Gatekeeper(self.context, self.keys, self.counters)
+        spool = self.local_dir / "spool"
+        self.ledger = Ledger(spool / "ledger", f"{settings.job}-{settings.node}")
+        self.storage = Storage(self.run.path, spool, settings.job)
+        bind = settings.address
+        self.host = ControllerHost(
+            self.context, self.keys, bind, self.ledger, self.storage, self.counters, self.say
+        )  # fmt: skip
+        incarnation = secrets.token_hex(4)
+        now = time.monotonic()
+        order = settings.expected
+        self.snapshots = LocalSnapshots(self)
+        slots = local_world_size(settings.options.nproc_per_node, read_devices(os.environ))
+        hello = m.Hello(
+            settings.node, incarnation, f"{bind}:{self.host.port}", settings.address, slots, -1,
+            topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
+        )  # fmt: skip
+        succession = Succession(settings.node, settings.job, order, settings.options.heartbeat_timeout_s, now)
+        self.core = AgentCore(hello, succession, self, settings.options.heartbeat_timeout_s)
+        self.ranks = LocalRanks(self, token, spool)
+        self.caller: zmq.Socket[bytes] | None = None
+        self.monitor: zmq.Socket[bytes] | None = None
+        self._told_to_end_at: float | None = None
+        self._signals = self._catch_signals()
+        self.ledger.append("agent", node=settings.node, incarnation=incarnation, pid=os.getpid(), slots=slots)
+
+    def _catch_signals(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        for number in SIGNALS:
+            signal.signal(number, lambda _number, _frame: None)  # the wake-up descriptor tells which
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        self._signal_writer = theirs
+        return ours
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def run_forever(self) -> int:
+        """Until End. Returns the exit code."""
+        self.ranks.start()
+        while self.exit_code is None:
+            self._poll()
+            self.host.tick()
+            self.core.tick()
+            self.ranks.tick()
+            self._give_up_alone()
+        return self._close()
+
+    def _poll(self) -> None:
+        poller = zmq.Poller()
+        for watched in (self.host.socket, self.gatekeeper.socket, self.caller, self.monitor):
+            if watched is not None:
+                poller.register(watched, zmq.POLLIN)
+        saver = self.snapshots.saver.fileno()
+        descriptors = {self._signals.fileno(), self.storage.fileno(), *self.ranks.filenos()}
+        for descriptor in descriptors | ({saver} if saver is not None else set()):
+            poller.register(descriptor, zmq.POLLIN)
+        ready = dict(poller.poll(self.core.next_wakeup_s * 1000))
+        if self.gatekeeper.socket in ready:
+            self.gatekeeper.serve()
+        if self._signals.fileno() in ready:
+            self._on_signals()
+        if self.storage.fileno() in ready:
+            self.storage.serve()
+        if saver is not None and saver in ready:
+            self.snapshots.serve()
+        self.ranks.serve({fd for fd in ready if isinstance(fd, int)})
+        if self.host.socket in ready:
+            self.host.serve()
+        if self.monitor is not None and self.monitor in ready:
+            self._on_monitor()
+        if self.caller is not None and self.caller in ready:
+            self._on_controller()
+
+    def _on_signals(self) -> None:
+        for number in self._signals.recv(4096):
+            name = SIGNALS.get(signal.Signals(number))
+            if name:
+                self.ledger.append("signal", signal=name, node=self.settings.node)
+                self.core.warned(name)
+                if name != "USR2" and self._told_to_end_at is None:
+                    self._told_to_end_at = time.monotonic()
+
+    def _give_up_alone(self) -> None:
+        told = self._told_to_end_at
+        if told is not None and self.core.ending is None and time.monotonic() - told > ORPHAN_LIMIT_S:
+            self.core.controller_said(m.End(1 << 60, "terminated", 143))
+
+    def _on_controller(self) -> None:
+        assert self.caller is not None
+        for frames in wire.receive_all(self.caller):
+            try:
+                message = m.to_agent.decode(frames[-1])
+            except WireError:
+                self.counters.dropped += 1
+                continue
+            self.core.controller_said(message)
+            if self.caller is None:
+                return
+
+    def _on_monitor(self) -> None:
+        assert self.monitor is not None
+        for frames in wire.receive_all(self.monitor):
+            event = int.from_bytes(frames[0][:2], "little")
+            if event == zmq.EVENT_DISCONNECTED:
+                self.core.connection_lost()
+
+    def _close(self) -> int:
+        """Everything of this node goes, the ledger is drained."""
+        self.ranks.close()
+        self.snapshots.close()
+        self._hang_up()
+        if not self.storage.close(10.0):
+            self.say(f"not all logs of {self.settings.node} reached {self.run.path}; the rest is in {self.local_dir}")
+        else:
+            remove_tree(self.local_dir)
+        remove_tree(self.arena_dir)
+        self.context.destroy(linger=200)
+        return self.exit_code or 0
+
+    def say(self, line: str) -> None:
+        """One line for the user."""
+        print(f"[resilio] {line}", file=sys.stderr, flush=True)
+
+    # -- ports -------------------------------------------------------------------------------------------------
+
+    def monotonic(self) -> float:
+        """Seconds of a clock that does not jump."""
+        return time.monotonic()
+
+    def to_controller(self, message: m.ToController) -> None:
+        """Queue a message to the controller that we follow."""
+        if self.caller is not None:
+            wire.send(self.caller, [m.to_controller.encode(message)])
+
+    def follow(self, record: EpochRecord) -> None:
+        """Connect to a controller."""
+        self._hang_up()
+        self.caller = wire.call(self.context, self.keys, record.endpoint, self.settings.node.encode())
+        self.monitor = self.caller.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+    def _hang_up(self) -> None:
+        if self.caller is not None:
+            self.caller.disable_monitor()
+            self.caller.close(0)
+            self.caller = self.monitor = None
+
+    def become_controller(self, epoch: int) -> None:
+        """Our claim won."""
+        self.host.begin(self.settings.controller_config(), epoch, self.settings.node)
+
+    def scan_epochs(self) -> None:
+        """Ask for the newest epoch record."""
+        self.storage.request("scan", self._scanned)
+
+    def _scanned(self, reply: dict[str, Any] | None) -> None:
+        if reply is None:
+            self.core.storage_failed()
+        else:
+            self.core.scanned(EpochRecord(**reply["record"]) if reply["record"] else None)
+
+    def claim_epoch(self, epoch: int) -> None:
+        """Try to create the epoch's record."""
+        endpoint = f"{self.settings.address}:{self.host.port}"
+        record = EpochRecord(epoch, self.settings.node, endpoint, self.settings.job)
+
+        def answer(reply: dict[str, Any] | None) -> None:
+            if reply is None:
+                self.core.storage_failed()
+            else:
+                self.core.claimed(epoch, reply["won"], record)
+
+        self.storage.request("claim", answer, record={f: getattr(record, f) for f in record.__dataclass_fields__})
+
+    def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
+        """End all ranks and their descendants."""
+        self.ranks.stop(signal.SIGTERM if signal_first else signal.SIGKILL, grace_s, keep_stores_from)
+
+    def terminate_ranks(self) -> None:
+        """SIGTERM to ranks that do not know us; they end by themselves."""
+        self.ranks.terminate()
+
+    def open_store(self, round_number: int) -> None:
+        """Open the rendezvous store of a round."""
+        self.ranks.open_store(round_number)
+
+    def spawn(self, local: LocalRound, start: m.Start) -> None:
+        """Start the local ranks of a round."""
+        self.ranks.spawn(local, start)
+
+    def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
+        """Send to an attached rank."""
+        if self.core.local is not None:
+            self.ranks.server.tell(self.core.local.number, local_rank, message)
+
+    def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
+        """Write this node's file of a step."""
+        self.snapshots.persist(message, member, world_size)
+
+    def commit(self, message: m.Commit) -> None:
+        """Write the manifest of a step."""
+        self.snapshots.commit(message)
+
+    def held(self) -> tuple[m.Held, ...]:
+        """Whole snapshots in this node's memory."""
+        return self.snapshots.held()
+
+    def forget_snapshots_after(self, step: int) -> None:
+        """Drop snapshots of steps that will be computed anew."""
+        self.snapshots.forget_after(step)
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Write to the ledger."""
+        self.ledger.append(kind, node=self.settings.node, **{k: v for k, v in fields.items() if k != "node"})
+
+    def leave(self, verdict: str, exit_code: int) -> None:
+        """End this process."""
+        self.ledger.append("agent_ends", node=self.settings.node, verdict=verdict)
+        self.exit_code = exit_code
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory of ours; what cannot be removed stays and is no error."""
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def main(argv: list[str]) -> int:
+    """Run an agent."""
+    settings = AgentSettings.from_json(argv[0])
+    if settings.supervisor_pid:
+        process_tree.die_with_parent(settings.supervisor_pid)
+    try:
+        return Agent(settings).run_forever()
+    except ResilioError as error:
+        print(f"resilio-launch: error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,190 @@
+"""What gives the pure controller a body: the listening socket, the ledger, the verdict and the status file.
+
+Every agent has one of these; the controller inside it exists only while the agent holds the newest epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import zmq
+
+from resilio_hpc.core import wire
+from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.controller import Action, Clock, Controller, ControllerConfig, Finish, Record, Send
+from resilio_hpc.launch.storage import Storage
+
+STATUS_INTERVAL_S = 0.5
+VERDICT_TIMEOUT_S = 10.0
+
+
+class ControllerHost:
+    """The controller's I/O. ``serve`` reads the socket, ``tick`` lets time pass; neither blocks."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        keys: wire.Keys,
+        bind_host: str,
+        ledger: Ledger,
+        storage: Storage,
+        counters: wire.Counters,
+        say: Callable[[str], None],
+    ) -> None:
+        self.socket, self.port = wire.listen(context, keys, bind_host)
+        self.controller: Controller | None = None
+        self._identities: dict[str, bytes] = {}
+        self._ledger = ledger
+        self._storage = storage
+        self._counters = counters
+        self._say = say
+        self._next_status = 0.0
+        self._ending: m.End | None = None
+        self._verdict_due = 0.0
+
+    def begin(self, config: ControllerConfig, epoch: int, node: str) -> None:
+        """Become controller of ``epoch``."""
+        self._identities.clear()
+        self._ending = None
+        self.controller = Controller(config, epoch, node, Clock(time.monotonic, time.time))
+        self._storage.request("steps", self._learn_steps)
+
+    def _learn_steps(self, reply: dict[str, Any] | None) -> None:
+        if reply is not None and self.controller is not None:
+            self.controller.commits.known |= set(reply["steps"])
+            self.controller.record("checkpoints_found", steps=reply["steps"])
+
+    def serve(self) -> None:
+        """Take the messages that have arrived."""
+        for frames in wire.receive_all(self.socket):
+            try:
+                message = m.to_controller.decode(frames[1]) if len(frames) == 2 else None
+                if message is None:
+                    raise WireError("not two frames")
+            except WireError:
+                self._counters.dropped += 1
+                continue
+            if self.controller is None:
+                continue
+            if getattr(message, "epoch", 0) > self.controller.epoch:
+                self._step_down(message)
+                return
+            self._identities[message.node] = frames[0]
+            self._carry_out(self.controller.handle(message))
+
+    def _step_down(self, message: m.ToController) -> None:
+        self._ledger.append("stepped_down", newer=getattr(message, "epoch", 0), seen_from=message.node)
+        self.controller = None
+
+    def tick(self) -> None:
+        """Let time pass."""
+        if self.controller is None:
+            return
+        now = time.monotonic()
+        self._carry_out(self.controller.tick())
+        if self._ending is not None and now > self._verdict_due:
+            self._send_end()
+        if now >= self._next_status:
+            self._next_status = now + STATUS_INTERVAL_S
+            self._storage.request("status", status=self._status())
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self._send(action.node, action.message)
+            elif isinstance(action, Record):
+                self._ledger.append(action.kind, **action.fields)
+                self._announce(action)
+            else:
+                self._finish(action)
+
+    def _send(self, node: str, message: m.ToAgent) -> None:
+        identity = self._identities.get(node)
+        if identity is not None:
+            wire.send(self.socket, [identity, m.to_agent.encode(message)])
+
+    def _finish(self, finish: Finish) -> None:
+        assert self.controller is not None
+        self._ledger.append("verdict", verdict=finish.verdict, reason=finish.reason, **finish.fields)
+        self._ending = m.End(self.controller.epoch, finish.verdict, finish.exit_code)
+        self._verdict_due = time.monotonic() + VERDICT_TIMEOUT_S
+        verdict = {"verdict": finish.verdict, "exit_code": finish.exit_code, "reason": finish.reason, **finish.fields}
+        self._storage.request("verdict", lambda _: self._send_end(), verdict=verdict)
+
+    def _send_end(self) -> None:
+        """The verdict is durable (or its file system hangs): let everybody go, our own agent last."""
+        if self._ending is None or self.controller is None:
+            return
+        ending, self._ending = self._ending, None
+        others = [node for node in self._identities if node != self.controller.node]
+        for node in [*others, self.controller.node]:
+            self._send(node, ending)
+
+    def _announce(self, record: Record) -> None:
+        line = announcement(record.kind, record.fields)
+        if line:
+            self._say(line)
+
+    def _status(self) -> dict[str, Any]:
+        controller = self.controller
+        assert controller is not None
+        return {
+            "v": 1,
+            "time": time.time(),
+            "epoch": controller.epoch,
+            "controller": controller.node,
+            "phase": controller.phase,
+            "round": controller.round,
+            "restarts": controller.restarts,
+            "without_progress": controller.without_progress,
+            "committed": controller.commits.committed,
+            "members": [asdict_member(member) for member in controller.members],
+            "agents": {
+                node: {
+                    "silent_s": round(time.monotonic() - agent.heard, 2),
+                    "step": agent.step,
+                    "step_s": agent.step_time,
+                    "held": sorted({held.step for held in agent.held}),
+                }
+                for node, agent in controller.agents.items()
+            },
+            "lost": sorted(controller.lost),
+            "refused": asdict(self._counters),
+        }
+
+
+def asdict_member(member: m.Member) -> dict[str, Any]:
+    """A member as JSON."""
+    return {field: getattr(member, field) for field in member.__struct_fields__}
+
+
+def announcement(kind: str, f: dict[str, Any]) -> str:
+    """One line for the user about a ledger entry; "" for entries that only the ledger needs."""
+    if kind == "round":
+        return f"round {f['round']}: {f['world_size']} ranks on {', '.join(f['members'])}"
+    if kind == "start" and f["restore"]:
+        source, _, step = f["restore"].partition(":")
+        return f"round {f['round']}: ranks start, restoring step {step} from {source}"
+    if kind == "rank_failed":
+        how = f"signal {f['signal']}" if f["signal"] is not None else f"exit code {f['exit_code']}"
+        text = f.get("message", "").splitlines()[:1] or [""]
+        return f"rank {f['rank']} on {f['node']} failed ({how}){': ' if text[0] else ''}{text[0][:200]}"
+    if kind == "node_lost":
+        return f"node {f['node']} lost: silent for {f['silent_s']:.1f} s"
+    if kind == "decision":
+        return f"decision: {f['rung'].replace('_', ' ')} ({f['reason']})"
+    if kind == "recovered":
+        lost = "" if f["lost_steps"] is None else f", {f['lost_steps']} steps to do again"
+        return f"recovered from {f['kind'].replace('_', ' ')} in {f['recovery_s']:.2f} s{lost}"
+    if kind == "stopping":
+        return f"stopping at the next step boundary: {f['reason'].replace('_', ' ')}"
+    if kind == "persist_failed":
+        return f"checkpoint of step {f['step']} could not be written on {f['node']}: {f['error']}"
+    if kind == "slow_start":
+        return f"round {f['round']} did not come up within {f['waited_s']:.0f} s: trying again"
+    return ""

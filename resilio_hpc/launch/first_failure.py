@@ -1,0 +1,38 @@
+"""Which of several failures came first and caused the others (RES-3, DLR-4). Pure.
+
+Errors spread: when one rank dies, its peers' collectives break within milliseconds, and clocks of different nodes
+differ by about as much. So a failure that cannot be a consequence of another rank's end (a signal, a lost node) beats
+one that can (a broken connection), and only then does time decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from resilio_hpc.launch.messages import RankFailure
+
+# Texts of errors that a rank raises because a *peer* went away. Sources: torch 2.13 gloo and c10d, NCCL 2.2x.
+CONSEQUENCES = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "socket timeout",
+    "timed out waiting",
+    "remote process exited or there was a network error",
+    "ncclremoteerror",
+    "watchdog caught collective operation timeout",
+    "nccl communicator was aborted",
+    "store might have been closed",
+)
+
+
+def is_consequence(failure: RankFailure) -> bool:
+    """Whether this failure reads like the echo of another rank's end."""
+    text = failure.message.lower()
+    return failure.kind == "exit" and any(pattern in text for pattern in CONSEQUENCES)
+
+
+def origin(failures: Sequence[RankFailure]) -> RankFailure | None:
+    """The failure to blame: the earliest that is not an echo, else the earliest."""
+    return min(failures, key=lambda failure: (is_consequence(failure), failure.time), default=None)

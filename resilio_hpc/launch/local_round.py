@@ -1,0 +1,167 @@
+"""What one agent knows of its own ranks in the present round. Pure.
+
+Takes what ranks say over their link and how they end, and answers with what the controller has to know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from resilio_hpc.core import rank_link
+from resilio_hpc.launch import messages as m
+
+
+@dataclass
+class LocalRank:
+    """One rank of this node."""
+
+    rank: int
+    local_rank: int
+    pid: int = -1
+    attached: bool = False
+    step: int = -1
+    step_time: float = 0.0
+    first_step_at: float | None = None
+    restored: tuple[int, str] = (-1, "")
+    may_exit: bool = False  # it said Finished or Stopped
+    stopped: bool = False
+    done: bool = False
+    restore_failure: str = ""
+    snapshots: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+
+class LocalRound:
+    """Local ranks of round ``number`` on ``node``."""
+
+    def __init__(self, node: str, state: m.RoundState, member: m.Member, restore: m.RestorePoint | None) -> None:
+        self.node = node
+        self.epoch = state.epoch
+        self.number = state.round
+        self.member = member
+        self.restore = restore
+        self.failed = False
+        self.terminating = False
+        self.ranks = {
+            local: LocalRank(member.first_rank + local, local) for local in range(member.local_world_size)
+        }  # fmt: skip
+        self._first_step_said = False
+        self._target = -1
+        self._answers: dict[int, rank_link.StopAck] = {}
+
+    @property
+    def step(self) -> int:
+        """Fewest steps completed by an attached rank, -1 when unknown."""
+        return min((rank.step for rank in self.ranks.values() if rank.attached), default=-1)
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of the slowest rank's last step."""
+        return max((rank.step_time for rank in self.ranks.values()), default=0.0)
+
+    @property
+    def attached(self) -> list[int]:
+        """Local ranks whose script uses resilio_hpc.train and which still run."""
+        return [local for local, rank in self.ranks.items() if rank.attached and not rank.done]
+
+    def said(self, local: int, message: rank_link.RankMessage, now: float) -> list[m.ToController]:
+        """A rank said something."""
+        rank = self.ranks[local]
+        if isinstance(message, rank_link.Attach):
+            rank.attached = True
+        elif isinstance(message, rank_link.StepDone):
+            return self._step_done(rank, message)
+        elif isinstance(message, rank_link.SnapshotTaken):
+            return self._snapshot(rank, message)
+        elif isinstance(message, rank_link.Restored):
+            rank.restored = (message.step, message.source)
+        elif isinstance(message, rank_link.RestoreFailed):
+            rank.restore_failure = f"{message.source} {message.step}: {message.error}"
+        elif isinstance(message, rank_link.StopAck):
+            return self._stop_answer(local, message)
+        else:  # Stopped, Finished
+            rank.may_exit = True
+            rank.stopped = isinstance(message, rank_link.Stopped)
+            rank.step = max(rank.step, message.step)
+        return []
+
+    def exited(
+        self, local: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
+    ) -> list[m.ToController]:
+        """A rank ended. ``error``: message and traceback from its error file, or empty texts."""
+        rank = self.ranks[local]
+        rank.done = True
+        if exit_code == 0 and not (rank.attached and not rank.may_exit):
+            return self._maybe_done()
+        if self.terminating and not rank.attached:
+            return self._maybe_done()  # it was told to end; how it does so is its own affair
+        kind = "signal" if signal is not None else "exit"
+        message, traceback = error
+        if rank.restore_failure:
+            kind, message = "restore_failed", rank.restore_failure
+        elif exit_code == 0:
+            kind = "early_exit"
+            message = f"exited with 0 after {max(rank.step, 0)} steps, before training was finished"
+        self.failed = True
+        failure = m.RankFailure(
+            self.node, rank.rank, local, kind, at, exit_code, signal, message[:4000], traceback[-16000:]
+        )  # fmt: skip
+        return [m.RankFailed(self.node, self.epoch, self.number, failure)]
+
+    def propose_stop(self, target: int) -> list[m.ToController]:
+        """A stop is proposed: answer at once if no rank is attached, else when all attached ranks have answered."""
+        self._target = target
+        self._answers = {}
+        return self._maybe_answer()
+
+    def _step_done(self, rank: LocalRank, message: rank_link.StepDone) -> list[m.ToController]:
+        if rank.step >= 0 and message.step > rank.step and rank.first_step_at is not None:
+            rank.step_time = max(0.0, message.time - rank.first_step_at) / max(1, message.step - rank.step)
+        rank.step = message.step
+        if rank.first_step_at is None:
+            rank.first_step_at = message.time
+            return self._maybe_first_step()
+        rank.first_step_at = min(rank.first_step_at, message.time)
+        return []
+
+    def _maybe_first_step(self) -> list[m.ToController]:
+        times = [rank.first_step_at for rank in self.ranks.values()]
+        if self._first_step_said or None in times:
+            return []
+        self._first_step_said = True
+        step, source = next(iter(self.ranks.values())).restored
+        last = max(time for time in times if time is not None)
+        return [m.FirstStep(self.node, self.epoch, self.number, self.step, last, step, source)]
+
+    def _snapshot(self, rank: LocalRank, message: rank_link.SnapshotTaken) -> list[m.ToController]:
+        rank.snapshots[message.step] = (message.size_bytes, message.blocked_s)
+        if not all(message.step in other.snapshots for other in self.ranks.values()):
+            return []
+        taken = [other.snapshots[message.step] for other in self.ranks.values()]
+        for other in self.ranks.values():
+            other.snapshots = {step: value for step, value in other.snapshots.items() if step > message.step}
+        size = sum(size for size, _ in taken)
+        return [m.SnapshotWhole(self.node, self.epoch, self.number, message.step, size, max(b for _, b in taken))]
+
+    def _stop_answer(self, local: int, message: rank_link.StopAck) -> list[m.ToController]:
+        if message.target != self._target:
+            return []
+        self._answers[local] = message
+        return self._maybe_answer()
+
+    def _maybe_answer(self) -> list[m.ToController]:
+        waiting = [local for local in self.attached if local not in self._answers and not self.ranks[local].may_exit]
+        if waiting or self._target < 0:
+            return []
+        answers = list(self._answers.values())
+        accepted = all(answer.accepted for answer in answers)
+        step = max((answer.step for answer in answers), default=-1)
+        return [
+            m.StopAnswer(self.node, self.epoch, self.number, self._target, accepted, step, len(self.attached)),
+        ]
+
+    def _maybe_done(self) -> list[m.ToController]:
+        if self.failed or not all(rank.done for rank in self.ranks.values()):
+            return self._maybe_answer()
+        stopped = any(rank.stopped for rank in self.ranks.values()) or self.terminating
+        step = max(rank.step for rank in self.ranks.values())
+        return [m.RanksDone(self.node, self.epoch, self.number, stopped, step)]

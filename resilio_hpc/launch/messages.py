@@ -1,0 +1,357 @@
+"""What agents and the controller say to each other. Plain data; every message carries the epoch it belongs to.
+
+Words: a **round** is one life of all ranks (one rendezvous); an **epoch** is one controller's term. An **incarnation**
+tells an agent process from its predecessor on the same node.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from resilio_hpc.core.wire import Codec
+
+
+class Struct(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of what travels: immutable, tagged by its name, and strict."""
+
+
+class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node's place in a round. Its ranks are ``first_rank … first_rank + local_world_size - 1``."""
+
+    node: str
+    node_rank: int
+    address: str
+    local_world_size: int
+    first_rank: int
+
+
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole snapshot in a node's memory."""
+
+    rank: int
+    step: int
+    world_size: int
+
+
+class RestorePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which copy all ranks of a round restore: ``source`` is "memory" or "committed"."""
+
+    source: str
+    step: int
+
+
+class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a rank ended wrongly. ``kind``: exit, signal, early_exit, restore_failed, spawn. ``time``: Unix seconds."""
+
+    node: str
+    rank: int
+    local_rank: int
+    kind: str
+    time: float
+    exit_code: int | None = None
+    signal: int | None = None
+    message: str = ""
+    traceback: str = ""
+
+
+class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Soft state that agents keep for the controller and give back to the next one."""
+
+    epoch: int
+    round: int
+    members: tuple[Member, ...]
+    restarts: int
+    without_progress: int
+    committed: tuple[int, ...]
+    lost: tuple[str, ...] = ()
+    bad_copies: tuple[RestorePoint, ...] = ()
+
+
+# agent → controller ---------------------------------------------------------------------------------------------
+
+
+class Hello(Struct):
+    """An agent presents itself, or again after losing its controller."""
+
+    node: str
+    incarnation: str
+    endpoint: str
+    address: str
+    local_world_size: int
+    running: int  # the round whose ranks are alive here, or -1
+    committed: tuple[int, ...] = ()  # committed steps that this agent knows
+    topology: str = ""  # SLURM_TOPOLOGY_ADDR where Slurm gives it
+    held: tuple[Held, ...] = ()
+    last: RoundState | None = None
+
+
+class Heartbeat(Struct):
+    """Proof of life. ``sent`` is the agent's own clock and comes back in Beat, which renews its lease."""
+
+    node: str
+    incarnation: str
+    epoch: int
+    sent: float
+    round: int
+    step: int = -1  # fewest steps completed by a local rank, -1 when unknown
+    step_time: float = 0.0
+
+
+class RanksStopped(Struct):
+    """Every rank of earlier rounds and all their descendants are gone here; answer to Prepare."""
+
+    node: str
+    epoch: int
+    round: int
+    held: tuple[Held, ...]
+
+
+class StoreReady(Struct):
+    """The rendezvous store of a round listens at this port of the sender."""
+
+    node: str
+    epoch: int
+    round: int
+    port: int
+
+
+class RanksStarted(Struct):
+    """All local ranks of the round run."""
+
+    node: str
+    epoch: int
+    round: int
+    seconds: float
+    mode: str
+
+
+class RankFailed(Struct):
+    """A local rank ended wrongly."""
+
+    node: str
+    epoch: int
+    round: int
+    failure: RankFailure
+
+
+class FirstStep(Struct):
+    """Every local rank completed its first step of this round; ``time`` in Unix seconds, of the last of them."""
+
+    node: str
+    epoch: int
+    round: int
+    step: int
+    time: float
+    restored: int = -1
+    source: str = ""
+
+
+class RanksDone(Struct):
+    """Every local rank exited as it should. ``stopped``: at an agreed stop, so training is not complete."""
+
+    node: str
+    epoch: int
+    round: int
+    stopped: bool
+    step: int = -1
+
+
+class SnapshotWhole(Struct):
+    """Every local rank holds this step in memory."""
+
+    node: str
+    epoch: int
+    round: int
+    step: int
+    size_bytes: int
+    blocked_s: float
+
+
+class Persisted(Struct):
+    """The node's file of this step is durable. ``record`` is the checkpoint engine's own description of it."""
+
+    node: str
+    epoch: int
+    round: int
+    step: int
+    record: dict[str, Any]
+
+
+class PersistFailed(Struct):
+    """The node's file of this step, or its manifest, could not be written."""
+
+    node: str
+    epoch: int
+    round: int
+    step: int
+    error: str
+
+
+class Committed(Struct):
+    """The manifest of this step is durable."""
+
+    node: str
+    epoch: int
+    step: int
+    seconds: float
+
+
+class StopAnswer(Struct):
+    """Answer to ProposeStop from all local ranks; ``attached`` 0 when the script does not use resilio_hpc.train."""
+
+    node: str
+    epoch: int
+    round: int
+    target: int
+    accepted: bool
+    step: int
+    attached: int
+
+
+class Warned(Struct):
+    """The node got a warning: "USR2" (time limit near), "TERM" (end now) or "INT" (the user's Ctrl-C)."""
+
+    node: str
+    epoch: int
+    signal: str
+
+
+class Goodbye(Struct):
+    """The agent leaves for good."""
+
+    node: str
+    epoch: int
+    reason: str
+
+
+# controller → agent ---------------------------------------------------------------------------------------------
+
+
+class Beat(Struct):
+    """Answer to Heartbeat. ``peers``: every agent's (node, endpoint), in the order in which they take over."""
+
+    epoch: int
+    sent: float
+    peers: tuple[tuple[str, str], ...] = ()
+
+
+class Welcome(Struct):
+    """Answer to Hello."""
+
+    epoch: int
+    controller: str
+    peers: tuple[tuple[str, str], ...] = ()
+
+
+class Prepare(Struct):
+    """Stop every rank of earlier rounds; with ``open_store``, open the store of this round as well."""
+
+    epoch: int
+    round: int
+    open_store: bool
+
+
+class Start(Struct):
+    """Start the ranks of a round. An agent that is not among the members waits as a spare."""
+
+    epoch: int
+    state: RoundState
+    master_address: str
+    master_port: int
+    restore: RestorePoint | None = None
+
+
+class Persist(Struct):
+    """Write the node's file of this step."""
+
+    epoch: int
+    round: int
+    step: int
+
+
+class Commit(Struct):
+    """Write the manifest of this step from all nodes' records."""
+
+    epoch: int
+    round: int
+    step: int
+    world_size: int
+    records: tuple[dict[str, Any], ...]
+
+
+class StageReached(Struct):
+    """A checkpoint reached "committed", or "failed"."""
+
+    epoch: int
+    step: int
+    stage: str
+    error: str = ""
+
+
+class ProposeStop(Struct):
+    """Ask all ranks to stop after ``target`` steps; ``signal_plain``: ranks that are not attached get SIGTERM."""
+
+    epoch: int
+    round: int
+    target: int
+
+
+class ConfirmStop(Struct):
+    """Every rank accepted ``target``."""
+
+    epoch: int
+    round: int
+    target: int
+
+
+class TerminateRanks(Struct):
+    """Send SIGTERM to ranks that do not use resilio_hpc.train; they get ``grace_s`` to end by themselves."""
+
+    epoch: int
+    round: int
+    grace_s: float
+
+
+class End(Struct):
+    """The run (or this job's part of it) is over; stop everything and exit with ``exit_code``."""
+
+    epoch: int
+    verdict: str
+    exit_code: int
+
+
+ToController = (
+    Hello
+    | Heartbeat
+    | RanksStopped
+    | StoreReady
+    | RanksStarted
+    | RankFailed
+    | FirstStep
+    | RanksDone
+    | SnapshotWhole
+    | Persisted
+    | PersistFailed
+    | Committed
+    | StopAnswer
+    | Warned
+    | Goodbye
+)
+ToAgent = (
+    Beat
+    | Welcome
+    | Prepare
+    | Start
+    | Persist
+    | Commit
+    | StageReached
+    | ProposeStop
+    | ConfirmStop
+    | TerminateRanks
+    | End
+)
+
+to_controller: Codec[ToController] = Codec(ToController)
+to_agent: Codec[ToAgent] = Codec(ToAgent)

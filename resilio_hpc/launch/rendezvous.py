@@ -1,0 +1,62 @@
+"""Who takes part in a round, and as which node rank (DLR-2). Pure.
+
+No waiting windows: a round is possible as soon as the nodes that it needs are in. Node ranks are stable: a survivor
+keeps its rank, a replacement takes the rank of the node it replaces, so rank 0 does not wander.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from resilio_hpc.launch.messages import Member
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A node that could take part. ``order``: its position in the allocation; ``topology``: Slurm's, or empty."""
+
+    node: str
+    order: int
+    address: str
+    local_world_size: int
+    topology: str = ""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many nodes a round takes: ``minimum`` to ``maximum``, a multiple of ``unit``."""
+
+    minimum: int
+    maximum: int
+    unit: int = 1
+
+    def trim(self, nodes: int) -> int:
+        """The largest node count allowed with ``nodes`` at hand; 0 when there are too few."""
+        count = min(nodes, self.maximum) // self.unit * self.unit
+        return count if count >= self.minimum else 0
+
+
+def choose(candidates: Collection[Candidate], previous: Sequence[str], shape: Shape, coming: int) -> list[Member]:
+    """The members of the next round in node-rank order; empty while it is better to wait.
+
+    ``previous`` holds the former members in node-rank order, ``coming`` counts nodes that may still appear: a round
+    waits for them only when it would then be larger.
+    """
+    count = shape.trim(len(candidates))
+    if count == 0 or count < shape.trim(len(candidates) + coming):
+        return []
+    by_name = {candidate.node: candidate for candidate in candidates}
+    newcomers = [c.node for c in sorted(candidates, key=lambda c: (c.topology, c.order)) if c.node not in previous]
+    if count == len(previous):
+        replacements = iter(newcomers)
+        names = [node if node in by_name else next(replacements) for node in previous]
+    else:
+        names = ([node for node in previous if node in by_name] + newcomers)[:count]
+    members: list[Member] = []
+    first_rank = 0
+    for node_rank, name in enumerate(names):
+        chosen = by_name[name]
+        members.append(Member(name, node_rank, chosen.address, chosen.local_world_size, first_rank))
+        first_rank += chosen.local_world_size
+    return members

@@ -1,0 +1,124 @@
+"""How a job's part of a run ends before training does: time limit, SIGTERM, Ctrl-C (CARD-5, NVX-5). Pure.
+
+The wall-time limit is an ordinary event. The stop begins as late as the measured saving time allows, all ranks agree
+on one step, save there, and exit; the next job of the chain resumes from it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.stopping import StopAgreement
+
+if TYPE_CHECKING:
+    from resilio_hpc.launch.controller import Controller
+
+REASONS = {"USR2": "time_limit", "TERM": "terminated", "INT": "interrupted"}
+EXIT_CODES = {"time_limit": 75, "terminated": 143, "interrupted": 130}
+
+
+class StopPhase:
+    """The controller's part for stopping. All times in Unix seconds unless said otherwise."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.reason = ""
+        self.terminating = False
+        self.save_s = 0.0
+        self._controller = controller
+        self._agreement = StopAgreement()
+        self._begin_at: float | None = None
+        self._deadline: float | None = None
+        self._proposed_round = -1
+        self._snapshots: dict[int, float] = {}  # step → monotonic time of its first snapshot
+
+    def warned(self, signal: str, node: str) -> None:
+        """A warning arrived. Repeated warnings may only hasten the end."""
+        reason = REASONS.get(signal, "terminated")
+        if self.reason and (self.terminating or reason == "time_limit"):
+            return
+        self.reason = reason
+        config = self._controller.config
+        urgent = reason != "time_limit" or config.end_time is None
+        self._begin_at = 0.0 if urgent else self._latest_begin(config.end_time or 0.0)
+        self._controller.record("warned", signal=signal, node=node, reason=reason, begin_at=self._begin_at)
+
+    def _latest_begin(self, end_time: float) -> float:
+        """When to begin so that saving, as measured so far, still fits before the end with a margin."""
+        step_s = max((agent.step_time for agent in self._controller.agents.values()), default=0.0)
+        return end_time - self._controller.config.save_margin_s - 2 * self.save_s - 4 * step_s
+
+    def tick(self, monotonic: float, unix: float) -> None:
+        """Begin when it is time; end by force when the deadline has passed."""
+        config = self._controller.config
+        if not self.reason and config.end_time is not None and unix >= self._latest_begin(config.end_time):
+            self.reason = "time_limit"
+            self._begin_at = 0.0
+            self._controller.record("time_limit_near", end_time=config.end_time, save_s=round(self.save_s, 3))
+        if self.reason and not self.terminating and self._begin_at is not None and unix >= self._begin_at:
+            self._begin(unix)
+        if self.terminating:
+            self._proceed(unix)
+
+    def _begin(self, unix: float) -> None:
+        config = self._controller.config
+        self.terminating = True
+        self._deadline = unix + config.stop_grace_s
+        if self.reason == "time_limit" and config.end_time is not None:
+            self._deadline = max(self._deadline, config.end_time)
+        self._controller.record("stopping", reason=self.reason, step=self._controller.max_step)
+        if self._controller.phase in ("gathering", "preparing"):
+            self.ended()
+
+    def _proceed(self, unix: float) -> None:
+        controller = self._controller
+        if self._deadline is not None and unix >= self._deadline:
+            controller.record("stop_overdue", reason=self.reason)
+            self.ended()
+        elif controller.phase in ("starting", "running") and self._proposed_round != controller.round:
+            self._proposed_round = controller.round
+            self._agreement = StopAgreement()
+            self._agreement.propose([member.node for member in controller.members], controller.max_step)
+            self._propose()
+
+    def _propose(self) -> None:
+        controller = self._controller
+        for member in controller.members:
+            controller.send(member.node, m.ProposeStop(controller.epoch, controller.round, self._agreement.target))
+
+    def answer(self, message: m.StopAnswer) -> None:
+        """A member answered a proposal."""
+        controller = self._controller
+        outcome = self._agreement.answer(
+            message.node, message.target, message.accepted, message.step, message.attached
+        )  # fmt: skip
+        if outcome == "repropose":
+            self._propose()
+        elif outcome == "confirm":
+            controller.record("stop_agreed", step=self._agreement.target)
+            for member in controller.members:
+                controller.send(member.node, m.ConfirmStop(controller.epoch, controller.round, self._agreement.target))
+        elif outcome == "plain":
+            for member in controller.members:
+                grace = controller.config.stop_grace_s
+                controller.send(member.node, m.TerminateRanks(controller.epoch, controller.round, grace))
+
+    def saw_snapshot(self, step: int, monotonic: float) -> None:
+        """The first node holds ``step`` in memory: the save of it has begun."""
+        self._snapshots.setdefault(step, monotonic)
+
+    def saw_commit(self, step: int, monotonic: float) -> None:
+        """``step`` is durable: measures how long a save takes."""
+        began = self._snapshots.get(step)
+        if began is not None:
+            self.save_s = max(self.save_s * 0.8, monotonic - began)
+        self._snapshots = {s: t for s, t in self._snapshots.items() if s > step}
+
+    def ended(self) -> None:
+        """All ranks are gone, or will be: close this job's part of the run."""
+        words = {
+            "time_limit": "the job's time limit is near",
+            "terminated": "SIGTERM (scancel, preemption or the time limit)",
+            "interrupted": "Ctrl-C",
+        }
+        self._controller.finish(self.reason, EXIT_CODES[self.reason], words[self.reason])

@@ -1,0 +1,53 @@
+"""How all ranks stop at the same step (time limit, SIGTERM). Pure; part of the controller.
+
+Ranks run in lockstep but hear of a stop at different moments. So a target step is proposed; a rank that has begun a
+step beyond it declines; then a later target is proposed; when every member accepted, the target is confirmed. Ranks
+wait at the target for the confirmation, so nobody can be more than a step beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+MARGIN_STEPS = 2
+
+
+@dataclass
+class StopAgreement:
+    """One negotiation. ``target`` is the step proposed last, ``confirmed`` once everybody accepted it."""
+
+    nodes: frozenset[str] = frozenset()
+    target: int = -1
+    confirmed: bool = False
+    attached: int = 0
+    _accepted: set[str] = field(default_factory=set)
+    _answered: set[str] = field(default_factory=set)
+
+    def propose(self, nodes: Collection[str], step: int) -> int:
+        """Start negotiating with ``nodes``, the furthest of which is known to have completed ``step``."""
+        self.nodes = frozenset(nodes)
+        self.attached = 0
+        return self._set_target(step)
+
+    def answer(self, node: str, target: int, accepted: bool, step: int, attached: int) -> str:
+        """Take a node's answer; returns "" (wait), "repropose", "confirm", or "plain" (no rank uses our API)."""
+        if node not in self.nodes or target != self.target or self.confirmed:
+            return ""
+        self._answered.add(node)
+        self.attached += attached
+        if not accepted:
+            self._set_target(max(step, self.target))
+            return "repropose"
+        self._accepted.add(node)
+        if self._answered != self.nodes:
+            return ""
+        self.confirmed = True
+        return "confirm" if self.attached else "plain"
+
+    def _set_target(self, step: int) -> int:
+        self.target = step + MARGIN_STEPS
+        self.attached = 0
+        self._accepted.clear()
+        self._answered.clear()
+        return self.target

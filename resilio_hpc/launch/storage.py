@@ -1,0 +1,189 @@
+"""The agent's killable child for everything on the shared file system, so that a hung one never stops training.
+
+The child drains the node's spool (ledger and logs, which are written locally first) into the run directory, and
+answers requests: scan and claim epochs, write verdicts and status, list committed steps. Requests and answers are JSON
+lines on its standard input and output. ``Storage`` is the agent's side; ``main`` is the child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.ckpt import catalogue
+from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.launch import run_directory
+from resilio_hpc.launch.process_tree import die_with_parent
+from resilio_hpc.launch.succession import EpochRecord
+
+DRAIN_INTERVAL_S = 0.2
+Answer = Callable[[dict[str, Any] | None], None]  # None: the file system failed or the child was killed
+
+
+class Storage:
+    """Requests to the child, answers by callback. Nothing here blocks."""
+
+    def __init__(self, run_path: Path, spool: Path, job: str) -> None:
+        self._argv = [sys.executable, "-m", "resilio_hpc.launch.storage", str(run_path), str(spool), job, str(os.getpid())]
+        self._pending: dict[int, Answer] = {}
+        self._next = 0
+        self._buffer = b""
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )  # fmt: skip
+        assert process.stdin and process.stdout
+        os.set_blocking(process.stdout.fileno(), False)
+        os.set_blocking(process.stdin.fileno(), False)
+        return process
+
+    def fileno(self) -> int:
+        """For poll."""
+        assert self._process.stdout
+        return self._process.stdout.fileno()
+
+    def request(self, operation: str, answer: Answer | None = None, **arguments: Any) -> None:
+        """Ask the child; ``answer`` is called from ``serve``."""
+        self._next += 1
+        if answer is not None:
+            self._pending[self._next] = answer
+        line = json.dumps({"id": self._next, "op": operation, **arguments}).encode() + b"\n"
+        try:
+            assert self._process.stdin
+            os.write(self._process.stdin.fileno(), line)
+        except (BlockingIOError, BrokenPipeError):  # it hangs, or is gone: the request fails, training goes on
+            self._pending.pop(self._next, None)
+            if answer is not None:
+                answer(None)
+
+    def serve(self) -> None:
+        """Take the answers that have arrived; restart a child that died."""
+        try:
+            data = os.read(self.fileno(), 1 << 20)
+        except BlockingIOError:
+            return
+        if not data:
+            self._restart()
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            reply = json.loads(line)
+            answer = self._pending.pop(reply["id"], None)
+            if answer is not None:
+                answer(None if "error" in reply else reply)
+
+    def _restart(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        pending, self._pending, self._buffer = self._pending, {}, b""
+        self._process = self._start()
+        for answer in pending.values():
+            answer(None)
+
+    def close(self, timeout_s: float) -> bool:
+        """Let the child drain what is left and end; kill it if it does not. False when something was left behind."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        try:
+            return self._process.wait(timeout_s) == 0
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return False
+
+
+# -- the child -------------------------------------------------------------------------------------------------------
+
+
+class Drain:
+    """Copies what was appended to files under ``spool/{ledger,logs}`` to the same names in the run directory."""
+
+    def __init__(self, spool: Path, target: Path) -> None:
+        self._spool = spool
+        self._target = target
+        self._copied: dict[Path, int] = {}
+
+    def run(self) -> None:
+        """One pass over the spool."""
+        for source in self._spool.glob("*/**/*"):
+            if source.is_file():
+                self._copy(source)
+
+    def _copy(self, source: Path) -> None:
+        done = self._copied.get(source)
+        target = self._target / source.relative_to(self._spool)
+        if done is None:  # an earlier child, or an earlier agent of this node, may have copied a part
+            done = target.stat().st_size if target.exists() else 0
+            target.parent.mkdir(parents=True, exist_ok=True)
+        if source.stat().st_size > done:
+            with source.open("rb") as read, target.open("ab") as write:
+                read.seek(done)
+                while chunk := read.read(1 << 20):
+                    write.write(chunk)
+                    done += len(chunk)
+        self._copied[source] = done
+
+
+def main() -> int:
+    """Child: serve requests and drain until standard input ends."""
+    run_path, spool, job, parent = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    die_with_parent(parent)
+    drain = Drain(spool, run_path)
+    buffer = b""
+    next_drain = 0.0
+    while True:
+        ready, _, _ = select.select([0], [], [], DRAIN_INTERVAL_S)
+        data = os.read(0, 1 << 16) if ready else None
+        if data == b"":
+            _drain(drain)
+            return 0
+        *lines, buffer = (buffer + (data or b"")).split(b"\n")
+        for line in lines:
+            reply = _serve(json.loads(line), run_path, job)
+            sys.stdout.write(json.dumps(reply) + "\n")
+            sys.stdout.flush()
+        if time.monotonic() >= next_drain:
+            _drain(drain)
+            next_drain = time.monotonic() + DRAIN_INTERVAL_S
+
+
+def _drain(drain: Drain) -> None:
+    try:
+        drain.run()
+    except OSError as error:  # a full or failing file system: what is left stays in the spool for the next pass
+        print(f"resilio-launch: cannot copy logs to the run directory yet: {error}", file=sys.stderr)
+
+
+def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
+    reply: dict[str, Any] = {"id": request["id"]}
+    try:
+        operation = request["op"]
+        if operation == "scan":
+            record = run_directory.newest_epoch(run_path)
+            reply["record"] = asdict(record) if record else None
+        elif operation == "claim":
+            reply["won"] = run_directory.claim_epoch(run_path, EpochRecord(**request["record"]))
+        elif operation == "verdict":
+            run_directory.write_verdict(run_path, job, request["verdict"])
+        elif operation == "status":
+            write_atomic(run_path / "status.json", json.dumps(request["status"]).encode())
+        elif operation == "steps":
+            reply["steps"] = catalogue.committed_steps(run_path / "checkpoints")
+        else:
+            reply["error"] = f"unknown request {operation}"
+    except (OSError, ValueError, KeyError) as error:
+        reply["error"] = str(error)
+    return reply
+
+
+if __name__ == "__main__":
+    sys.exit(main())
