@@ -1,0 +1,81 @@
+"""The rank's side of an agreed stop: all ranks leave training at the same step boundary.
+
+The controller proposes a boundary (StopAt). A rank that has begun a step beyond it declines, the others accept and
+wait when they reach it, until it is confirmed (StopConfirmed) or a later one is proposed. The listener thread answers
+at once, so a rank deep inside a long step does not hold the agreement up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from resilio_hpc.core.rank_link import StopAck, StopAt, StopConfirmed
+
+# Longer than any healthy round of proposals, shorter than a collective's timeout: a controller that has gone away
+# must not hold training up for ever.
+PATIENCE_S = 60.0
+
+
+class AgreedStop:
+    """Shared by the training thread (``at_boundary``) and the link's listener thread (``on_...``)."""
+
+    def __init__(self, reply: Callable[[StopAck], None], patience_s: float = PATIENCE_S) -> None:
+        self._reply = reply
+        self._patience_s = patience_s
+        self._changed = threading.Condition()
+        self._begun: int | None = None  # steps begun, of which all but perhaps the last are complete; None: no loop yet
+        self._target: int | None = None
+        self._confirmed: int | None = None
+        self._lost = False
+
+    def on_stop_at(self, message: StopAt) -> None:
+        """Answer a proposal; one that comes before the training loop is answered when the loop begins."""
+        with self._changed:
+            self._target = message.target
+            self._confirmed = None
+            if self._begun is not None:
+                self._answer(self._begun)
+            self._changed.notify_all()
+
+    def on_stop_confirmed(self, message: StopConfirmed) -> None:
+        """Every rank accepted the boundary."""
+        with self._changed:
+            self._confirmed = message.target
+            self._changed.notify_all()
+
+    def on_lost(self) -> None:
+        """The agent is gone: nobody is left who could confirm."""
+        with self._changed:
+            self._lost = True
+            self._changed.notify_all()
+
+    def at_boundary(self, completed: int) -> bool:
+        """``completed`` steps are done: may the next one begin (False), or do all ranks stop here (True)?
+
+        Waits at a boundary that this rank accepted, at most ``patience_s`` seconds; then training goes on.
+        """
+        with self._changed:
+            unanswered = self._begun is None and self._target is not None
+            self._begun = completed
+            if unanswered:
+                self._answer(completed)
+            if self._target is not None and self._target <= completed:
+                self._changed.wait_for(lambda: self._settled(completed), self._patience_s)
+                if self._confirmed == completed and self._target == completed:
+                    return True
+                if self._target is not None and self._target <= completed:
+                    self._target = None
+            self._begun = completed + 1
+            return False
+
+    def _settled(self, completed: int) -> bool:
+        raised = self._target is None or self._target > completed
+        return raised or self._confirmed == completed or self._lost
+
+    def _answer(self, begun: int) -> None:
+        assert self._target is not None
+        accepted = begun <= self._target
+        self._reply(StopAck(target=self._target, accepted=accepted, step=begun))
+        if not accepted:
+            self._target = None

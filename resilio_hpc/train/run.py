@@ -1,0 +1,127 @@
+"""The training loop as the launcher sees it: steps done, saves, the agreed stop, the end.
+
+Everything here is optional, and without our launcher it is a plain loop that saves.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from resilio_hpc.ckpt import agent_link
+from resilio_hpc.core.rank_link import Finished, StepDone, StopAt, StopConfirmed, Stopped
+from resilio_hpc.train.agreed_stop import AgreedStop
+
+
+class SaveHandle(Protocol):
+    """What a save gives back, if anything: something that can be waited for."""
+
+    def wait(self, stage: str) -> object:
+        """Return when the checkpoint has reached ``stage``."""
+
+
+Save = Callable[[int], SaveHandle | None]
+
+
+@dataclass(eq=False)
+class Run:
+    """This process's place in the run; ``attach()`` makes it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    round: int  # grows with every restart of the ranks, over the whole run
+    restart_count: int  # restarts within this job, as torchrun counts them
+    run_dir: Path | None  # shared by all nodes; None without our launcher
+    checkpoint_dir: Path
+    launched: bool  # by resilio-launch
+    _link: agent_link.AgentLink | None = field(default=None, repr=False)
+    _stop: AgreedStop | None = field(default=None, repr=False)
+    _stopping: bool = field(default=False, repr=False)
+
+    def steps(self, start: int, total: int, save: Save | None = None, every: int = 0) -> Iterator[int]:
+        """Yield the step indices ``start`` … ``total - 1``; between two of them, do what resilience needs.
+
+        When a body is done, the step is reported, and ``save(completed_steps)`` is called where that number is a
+        multiple of ``every`` (0: never), and at the end. When all ranks agreed to stop (time limit, SIGTERM), the
+        iterator saves, waits until the checkpoint is committed and raises ``SystemExit(0)``: ``finally`` blocks and
+        exit handlers run, and the next job goes on from there. After the last step it saves, waits and tells the
+        launcher that training is complete. A loop that is left early (``break``) has to call ``finish`` itself.
+        """
+        saved_at, handle = -1, None
+        stop = start < total and self._stop_here(start)
+        while start < total and not stop:
+            yield start
+            start += 1
+            self._report(start)
+            stop = start < total and self._stop_here(start)
+            if save is not None and every and start % every == 0 and not stop:
+                saved_at, handle = start, save(start)
+        if save is not None and saved_at != start:
+            handle = save(start)
+        if handle is not None:
+            handle.wait("committed")
+        self.finish(start)
+        if stop:
+            raise SystemExit(0)
+
+    def step_done(self, completed: int) -> bool:
+        """For loops of your own: ``completed`` steps are done; True if all ranks stop here.
+
+        Then save, wait until the save is committed, call ``finish(completed)`` and exit with 0. The call may wait, at
+        a boundary where a stop is being agreed; it must be made after every step, since ranks are promised to stop.
+        """
+        self._report(completed)
+        return self._stop_here(completed)
+
+    def finish(self, completed: int) -> None:
+        """This rank leaves training on purpose after ``completed`` steps: exiting with 0 is right from here on."""
+        if self._link is not None:
+            self._link.send(Stopped(completed) if self._stopping else Finished(completed))
+
+    def _report(self, completed: int) -> None:
+        if self._link is not None:
+            self._link.send(StepDone(completed, time.time()))
+
+    def _stop_here(self, completed: int) -> bool:
+        if self._stop is not None:
+            self._stopping = self._stop.at_boundary(completed)
+        return self._stopping
+
+
+_attached: list[Run] = []
+
+
+def attach() -> Run:
+    """Connect to the launcher that started this rank. Harmless, and all there is to it, without one.
+
+    Reads torchrun's environment (a lone process is rank 0 of 1). Further calls return the same Run.
+    """
+    if not _attached:
+        _attached.append(_attach(os.environ))
+    return _attached[0]
+
+
+def _attach(environment: Mapping[str, str]) -> Run:
+    link = agent_link.current()
+    run_dir = environment.get("RESILIO_RUN_DIR")
+    run = Run(
+        rank=int(environment.get("RANK", "0")),
+        world_size=int(environment.get("WORLD_SIZE", "1")),
+        local_rank=int(environment.get("LOCAL_RANK", "0")),
+        round=int(environment.get("RESILIO_ROUND", "0")),
+        restart_count=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        run_dir=Path(run_dir) if run_dir else None,
+        checkpoint_dir=Path(environment.get("RESILIO_CHECKPOINT_DIR", "checkpoints")),
+        launched=link is not None,
+    )
+    if link is not None:
+        run._link = link
+        run._stop = AgreedStop(link.send)
+        link.subscribe(StopAt, run._stop.on_stop_at)
+        link.subscribe(StopConfirmed, run._stop.on_stop_confirmed)
+    return run
