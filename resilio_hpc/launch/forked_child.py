@@ -61,6 +61,8 @@ def refresh(command: RankCommand) -> None:
         process.current_process().authkey = os.urandom(32)
     wanted = _threads_wanted(command)
     torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()  # the CPU's is drawn at random when torch is imported; the others' are fixed
     if wanted and torch is not None and torch.get_num_threads() != wanted:
         torch.set_num_threads(wanted)
         _set_blas_threads(wanted)

@@ -35,7 +35,10 @@ class LocalRanks:
         environment = rank_environment(dict(os.environ), agent.core.slots, token)
         self._base = environment
         self._spawner = Spawner(
-            environment, self._options.preload, self._options.zygote and self._options.kind != "command", agent.local_dir
+            environment,
+            self._options.preload,
+            self._options.zygote and self._options.kind != "command",
+            agent.local_dir,
         )
         self._logs = Path(self._options.log_dir) if self._options.log_dir else spool / "logs"
         self._console = Console(self._options)

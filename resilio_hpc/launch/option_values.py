@@ -188,6 +188,9 @@ def _nproc(text: str) -> str:
 
 
 def _run_dir(given: str | None, caller: Caller) -> Path:
+    continued = _continued_run(caller)
+    if continued is not None:
+        return continued
     if given is not None:
         if not given.strip():
             raise UsageError("--run-dir is empty: is the shell variable that should hold it set?")
@@ -195,6 +198,17 @@ def _run_dir(given: str | None, caller: Caller) -> Path:
     job = caller.environment.get("SLURM_JOB_ID")
     name = job or f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(caller.time))}-{caller.pid}"
     return caller.cwd / "resilio-runs" / name
+
+
+def _continued_run(caller: Caller) -> Path | None:
+    """The run directory that the chain hands to its next job, whatever the batch script says about a new one."""
+    directory = caller.environment.get("RESILIO_RUN_DIR")
+    if not directory or "RESILIO_PREDECESSOR" not in caller.environment:
+        return None
+    from resilio_hpc.slurm import chain
+
+    jobs = [link.job for link in chain.read_links(Path(directory))]
+    return Path(directory) if caller.environment.get("SLURM_JOB_ID") in jobs else None
 
 
 def _stop_grace(raw: argparse.Namespace, environment: Mapping[str, str]) -> float:

@@ -130,6 +130,8 @@ def parse(argv: Sequence[str], caller: Caller) -> Parsed:
         raw, unknown = parser.parse_known_args(list(argv))
     except _NothingToRun:
         unknown = [word for word in argv if word.startswith("-") and word != "--" and not _is_known(word)]
+        if not unknown and len(argv) > 1 and argv[-1].endswith(".py") and argv[-2].startswith("-"):
+            raise UsageError(f"no script given: {argv[-1]} was taken as the value of {argv[-2]}") from None
         if not unknown:
             raise
     if unknown:
@@ -157,7 +159,8 @@ def _unknown_flag(word: str) -> str:
     wanted = "--" + name.lstrip("-")
     if "_" not in wanted:
         names = [spelling for spelling in names if "_" not in spelling]
-    near = difflib.get_close_matches(wanted, names, 1, 0.7)
+    names = [spelling for spelling in names if spelling.startswith("--")]
+    near = difflib.get_close_matches(wanted, names, 1, 0.64)
     if near:
         return f"unknown flag {name}: did you mean {near[0]}?"
     return f"unknown flag {name} (flags of the script go after the script; see resilio-launch --help)"

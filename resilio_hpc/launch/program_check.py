@@ -28,6 +28,8 @@ def check_script(script: str, arguments: Sequence[str], cwd: Path) -> None:
             if not (path / "__main__.py").is_file():
                 raise UsageError(f"{script} is a directory (without __main__.py): name the script in it")
             return
+        if path.is_symlink() and not path.exists():
+            raise UsageError(f"{script} is a link to nowhere ({path.readlink()})")
         if not path.exists():
             raise UsageError(f"script {script!r} does not exist{_hint(script, arguments, cwd)}")
         if not path.is_file():
@@ -103,19 +105,19 @@ def _hint(script: str, arguments: Sequence[str], cwd: Path) -> str:
 
 
 def _nearest(name: str, folder: Path) -> str:
-    try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_file()]
-    except OSError:
-        return ""
-    scripts = [n for n in names if n.endswith((".py", Path(name).suffix or ".py"))]
+    suffixes = (".py", Path(name).suffix or ".py")
+    scripts = [entry for entry in _names(folder) if entry.endswith(suffixes)]
     return next(iter(difflib.get_close_matches(name, scripts, 1, 0.6)), "")
 
 
 def _folders(cwd: Path) -> Iterable[Path]:
+    visible = [cwd / entry for entry in _names(cwd)[:1000] if not entry.startswith(".")]
+    return [path for path in visible if path.is_dir()]
+
+
+def _names(folder: Path) -> list[str]:
     try:
-        return [Path(entry.path) for entry in os.scandir(cwd) if entry.is_dir() and not entry.name.startswith(".")][
-            :200
-        ]
+        return sorted(entry.name for entry in folder.iterdir())
     except OSError:
         return []
 
@@ -175,10 +177,5 @@ def _find(name: str, places: Sequence[str], top: bool) -> importlib.machinery.Mo
 
 
 def _modules(places: Sequence[str]) -> list[str]:
-    names: list[str] = []
-    for place in places:
-        try:
-            names += [entry.name.removesuffix(".py") for entry in os.scandir(place) if entry.name[:1] not in "._"]
-        except OSError:
-            continue
-    return names
+    names = [name for place in places for name in _names(Path(place))]
+    return [name.removesuffix(".py") for name in names if name[:1] not in "._"]

@@ -36,7 +36,7 @@ def run(kind: str, argv: Sequence[str]) -> None:
             _set_first_path(str(Path.cwd()))
             runpy._run_module_as_main(argv[0])  # type: ignore[attr-defined]  # what `python -m` itself calls
         elif _is_package(argv[0]):
-            _set_first_path(argv[0], always=True)
+            _set_first_path(_full(argv[0]), always=True)
             runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # a directory or a zip file
         else:
             _set_first_path(str(Path(argv[0]).resolve().parent))
@@ -64,8 +64,12 @@ def _is_zip(path: str) -> bool:
         return False
 
 
+def _full(path: str) -> str:
+    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - not normalised, as with `python path`
+
+
 def _run_file(path: str, main: types.ModuleType) -> None:
-    full = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - kept as it was given, as `python path` does
+    full = _full(path)
     try:
         with io.open_code(full) as file:
             source = file.read()

@@ -51,14 +51,18 @@ def open_run(path: Path, wait_s: float = 10.0) -> Run:
         identity = {"version": VERSION, "run_id": secrets.token_hex(6), "created": time.time()}
         create_exclusive(path / "run.json", json.dumps(identity).encode(), 0o644)
     except OSError as error:
-        raise UsageError(f"cannot use the run directory {path}: {error.strerror}; choose another with --run-dir") from None
+        raise UsageError(
+            f"cannot use the run directory {path}: {error.strerror}; choose another with --run-dir"
+        ) from None
     deadline = time.monotonic() + wait_s
     while True:
         try:
             return read_run(path)
         except FileNotFoundError:  # a caching file system may show it late
             if time.monotonic() > deadline:
-                raise UsageError(f"{path}/run.json does not appear: is {path} the same directory on every node?") from None
+                raise UsageError(
+                    f"{path}/run.json does not appear: is {path} the same directory on every node?"
+                ) from None
             time.sleep(0.1)
 
 

@@ -39,13 +39,13 @@ class SaverLink:
             self.start()
         assert self._process is not None and self._process.stdin
         try:
-            self._process.stdin.write(saver_messages.encode(message))
+            self._process.stdin.write(saver_messages.encode_line(message))
             self._process.stdin.flush()
         except OSError:
             return False
         return True
 
-    def receive(self) -> list[saver_messages.SaverReply] | None:
+    def receive(self) -> list[saver_messages.Answer] | None:
         """Answers that have arrived; None when the saver died."""
         assert self._process is not None
         descriptor = self.fileno()
@@ -60,7 +60,7 @@ class SaverLink:
             self._process = None
             return None
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [saver_messages.decode_reply(line) for line in lines if line]
+        return [saver_messages.decode_answer(line) for line in lines if line]
 
     def close(self) -> None:
         """End it: standard input closes, then it is killed if it lingers."""

@@ -18,7 +18,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.ckpt import catalogue
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.launch import run_directory
 from resilio_hpc.launch.process_tree import die_with_parent
@@ -32,7 +31,15 @@ class Storage:
     """Requests to the child, answers by callback. Nothing here blocks."""
 
     def __init__(self, run_path: Path, spool: Path, job: str) -> None:
-        self._argv = [sys.executable, "-m", "resilio_hpc.launch.storage", str(run_path), str(spool), job, str(os.getpid())]
+        self._argv = [
+            sys.executable,
+            "-m",
+            "resilio_hpc.launch.storage",
+            str(run_path),
+            str(spool),
+            job,
+            str(os.getpid()),
+        ]
         self._pending: dict[int, Answer] = {}
         self._next = 0
         self._buffer = b""
@@ -177,6 +184,8 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
         elif operation == "status":
             write_atomic(run_path / "status.json", json.dumps(request["status"]).encode())
         elif operation == "steps":
+            from resilio_hpc.ckpt import catalogue  # here, so that the child is up at once
+
             reply["steps"] = catalogue.committed_steps(run_path / "checkpoints")
         else:
             reply["error"] = f"unknown request {operation}"

@@ -1,0 +1,206 @@
+"""The supervisor: what ``resilio-launch`` becomes after its checks. It keeps agents running and closes the run.
+
+In a batch script it starts one srun step per node (so the death of one srun or node touches no other); as a task of
+an srun step, or outside of Slurm, it keeps the agent of its own node. It decides nothing about the run: it restarts
+agents until the controller's verdict appears in the run directory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch import placements as p
+from resilio_hpc.launch import process_tree, run_directory
+from resilio_hpc.launch.chaining import Chain
+from resilio_hpc.launch.closing import report_verdict
+from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.slurm import commands
+from resilio_hpc.slurm.allocation import detect
+
+POLL_S = 0.05
+VERDICT_POLL_S = 0.3
+FAREWELL_S = 20.0  # how long agents may take to end after the verdict
+
+
+class Supervisor:
+    """Keeps the agents of one job (or of one node) running until there is a verdict."""
+
+    def __init__(self, options: LaunchOptions) -> None:
+        self.options = options
+        self.allocation = detect(os.environ)
+        self.site = p.site_of(options, self.allocation)
+        self.run = run_directory.open_run(Path(options.run_dir))
+        self.ledger = Ledger(self.run.path / "ledger", f"{self.site.job}-supervisor-{self._own_name()}")
+        self.chain = Chain(options, self.site, self.run.path, self.ledger)
+        self.placements: list[p.Placement] = []
+        self._received: list[int] = []
+        self._forwarded = 0
+
+    def _own_name(self) -> str:
+        return self.allocation.node if self.allocation is not None and self.site.mode == "step" else "main"
+
+    def run_to_verdict(self) -> int:
+        """The whole life of a launch. Returns the exit code."""
+        over = self.chain.judge_predecessor() if self.site.leads else None
+        if over is not None:
+            say(over)
+            return 0
+        end_time = commands.job_end_time(self.site.job) if self.site.mode != "local" else None
+        self.chain.begin()
+        self.placements = p.placements(self.options, self.site, self.allocation, self.chain.active, end_time)
+        self.ledger.append(
+            "launch", mode=self.site.mode, job=self.site.job, nodes=self.site.nodes, link=self.chain.number,
+            end_time=end_time, argv=sys.argv, slurm=commands.version() if self.site.mode != "local" else "",
+        )  # fmt: skip
+        if self.site.leads:
+            self._greet()
+        self._catch_signals()
+        try:
+            verdict = self._supervise()
+        finally:
+            for placement in self.placements:
+                placement.kill()
+        return self._close(verdict)
+
+    def _greet(self) -> None:
+        where = {"local": "on this machine", "batch": f"in job {self.site.job}", "step": f"in job {self.site.job}"}
+        link = f", link {self.chain.number}" if self.chain.number > 1 or self.chain.active else ""
+        say(f"run {self.run.run_id} {where[self.site.mode]}{link}; everything is kept in {self.run.path}")
+        if self.site.mode == "step":
+            command = p.our_srun(os.environ)
+            missing = p.missing_survival_flags(command) if command else []
+            if missing:
+                say(f"warning: this srun lacks {' '.join(missing)}: the loss of one node or task will end them all")
+            say("note: the death of this srun ends all agents; plain resilio-launch in the batch script survives it")
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def _catch_signals(self) -> None:
+        names = {signal.SIGUSR2, *(signal.Signals[name] for name in self.options.signals_to_handle)}
+        for number in names:
+            signal.signal(number, lambda received, _frame: self._received.append(received))
+
+    def _supervise(self) -> dict[str, Any] | None:
+        next_look = 0.0
+        farewell: float | None = None
+        verdict: dict[str, Any] | None = None
+        while True:
+            now = time.monotonic()
+            self._forward_signals()
+            alive = self._tend_agents(now, verdict is not None)
+            if verdict is None and (now >= next_look or not alive):
+                next_look = now + VERDICT_POLL_S
+                verdict = run_directory.read_verdict(self.run.path, self.site.job)
+                if verdict is not None:
+                    farewell = now + FAREWELL_S
+                    self.chain.close(verdict)
+            if not alive and (verdict is not None or all(placement.given_up for placement in self.placements)):
+                return verdict
+            if farewell is not None and (now > farewell or self._only_lost_nodes_left(verdict, now, farewell)):
+                return verdict
+            time.sleep(POLL_S)
+
+    def _tend_agents(self, now: float, over: bool) -> bool:
+        """Restart what ended too early; returns whether any agent runs or will."""
+        alive = False
+        for placement in self.placements:
+            code = placement.ended(now)
+            if code is not None and not over:
+                over = run_directory.read_verdict(self.run.path, self.site.job) is not None
+                if not over:
+                    self._agent_ended(placement, code)
+            if placement.process is None and not placement.given_up and not over and now >= placement.next_start:
+                placement.start(now)
+            alive = alive or placement.process is not None or not (placement.given_up or over)
+        return alive
+
+    def _agent_ended(self, placement: p.Placement, code: int) -> None:
+        self.ledger.append("agent_ended", node=placement.node, exit_code=code, starts=len(placement.starts))
+        if len(placement.starts) > 2 and self.site.mode == "batch":
+            nodes = commands.job_nodes(self.site.job)
+            if nodes is not None and placement.node not in nodes:
+                placement.given_up = True
+                self.ledger.append("node_left_job", node=placement.node)
+        if placement.given_up:
+            say(f"the agent on {placement.node} ends again and again (exit code {code}): not started any more")
+
+    def _only_lost_nodes_left(self, verdict: dict[str, Any] | None, now: float, farewell: float) -> bool:
+        """An srun to a node that is gone does not end by itself: do not wait for it once the others have left."""
+        waited = now - (farewell - FAREWELL_S)
+        running = [placement for placement in self.placements if placement.process is not None]
+        return bool(verdict) and waited > 5.0 and self.site.mode == "batch" and len(running) < len(self.placements)
+
+    def _forward_signals(self) -> None:
+        while self._received:
+            number = self._received.pop(0)
+            self._forwarded += 1
+            self.ledger.append("signal", signal=signal.Signals(number).name, to="agents")
+            if number == signal.SIGINT and self._forwarded > 1:
+                say("interrupted again: everything is killed at once")
+                raise KeyboardInterrupt
+            target = number if number in (signal.SIGUSR2, signal.SIGINT) else signal.SIGTERM
+            if self.site.mode == "batch":
+                self._signal_steps("USR2" if target == signal.SIGUSR2 else "TERM")
+            else:
+                for placement in self.placements:
+                    placement.signal(target)
+
+    def _signal_steps(self, name: str) -> None:
+        try:  # srun turns SIGTERM into a kill; scancel reaches the agents themselves
+            commands.cancel(self.site.job, name)
+        except SlurmError as error:
+            say(f"could not pass on SIG{name}: {error}")
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _close(self, verdict: dict[str, Any] | None) -> int:
+        for placement in self.placements:
+            if placement.settings.supervisor_pid:
+                process_tree.sweep(f"{self.run.run_id}:{placement.node}")
+                for directory in run_directory.node_directories(self.run.run_id, placement.node)[1:]:
+                    _remove(directory)
+        if verdict is None:
+            verdict = {
+                "verdict": "agents_lost", "exit_code": 1, "reason": "every agent ended without a verdict; see the lines "
+                f"above and {self.run.path}/ledger",
+            }  # fmt: skip
+            if self.site.leads:
+                run_directory.write_verdict(self.run.path, self.site.job, verdict)
+                self.chain.close(verdict)
+        code = self.chain.exit_code(verdict)
+        if self.site.leads:
+            report_verdict(self.run.path, verdict, self.chain.successor)
+        self.ledger.append("launch_ends", verdict=verdict["verdict"], exit_code=code)
+        return code
+
+
+def _remove(path: Path) -> None:
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def say(line: str) -> None:
+    """One line for the user."""
+    print(f"[resilio] {line}", file=sys.stderr, flush=True)
+
+
+def run(options: LaunchOptions) -> int:
+    """Run a launch to its verdict."""
+    supervisor = Supervisor(options)
+    allocation = supervisor.allocation
+    if supervisor.site.mode == "step" and allocation is not None and allocation.local_task > 0:
+        say(f"task {allocation.task} ends: one resilio-launch per node is enough (use srun --ntasks-per-node=1)")
+        return 0
+    if options.view and supervisor.site.leads:
+        from resilio_hpc.launch.live import with_view
+
+        return with_view(supervisor.run.path, supervisor.run_to_verdict)
+    return supervisor.run_to_verdict()
