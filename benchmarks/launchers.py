@@ -30,7 +30,7 @@ class Launcher:
 OUR_LAUNCHER = Launcher("resilio-launch", "defaults", OURS / "resilio-launch")
 STANDALONE = ("--standalone", "--max-restarts=3")
 FAULT_TOLERANCE = (*STANDALONE, "--ignore-missing-fault-tol-cfg")
-# dlrover-run 0.6.1 starts its master through a class of torch whose arguments have changed since, and fails; with a master
+# dlrover-run 0.6.1 starts its master through a class of torch whose arguments changed since, and fails; with a master
 # that already runs, as on a cluster, it works. Job name and address are how it is told about one.
 DLROVER_MASTER = (
     *(str(PEERS / "python"), "-m", "dlrover.python.master.main"),
