@@ -4,8 +4,9 @@ The same script runs under torchrun, NVIDIA's ft_launcher, dlrover-run and resil
 restores through resilio_hpc; under the others it does what a careful user of them would: each rank replaces a file of
 its own in shared memory.
 
-Each rank appends lines ``what unix_time round`` to ``$OUT/steps-rank<R>`` (or ``--out``), where what is "start" (first
-line of this script), "imported", "init" (process group is there), "built" (model, optimizer), "restored" or the number of steps completed.
+Each rank appends lines ``what unix_time round`` to ``$OUT/steps-rank<R>`` (or ``--out``), where what is the number of
+steps completed or a phase: "start" (first line of this script), "imported", "init" (process group is there), "built"
+(model and optimizer), "restored".
 """
 
 import time
