@@ -28,7 +28,7 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
         raise UsageError("--json belongs to --dry-run; a run's events are in RUN_DIR/ledger")
     if options.view and options.tee != "0":
         raise UsageError("--view and --tee both want the console: choose one")
-    return check_ranks(options, environment, devices) if runs_here(options, environment) else ()
+    return check_ranks(options, devices) if runs_here(options, environment) else ()
 
 
 def runs_here(options: LaunchOptions, environment: Mapping[str, str]) -> bool:
@@ -65,7 +65,7 @@ def check_directory(flag: str, directory: Path) -> None:
         raise UsageError(f"{flag} {directory}: {existing} {why}; choose another with {flag} DIR")
 
 
-def check_ranks(options: LaunchOptions, environment: Mapping[str, str], devices: NodeDevices) -> tuple[str, ...]:
+def check_ranks(options: LaunchOptions, devices: NodeDevices) -> tuple[str, ...]:
     """Ranks against what this node has."""
     asked = options.nproc_per_node
     ranks = local_world_size(asked, devices)

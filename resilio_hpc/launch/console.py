@@ -242,7 +242,9 @@ class Console:
             duplicates[Std.ERR] = open(directory / "filtered_stderr.log", "ab", buffering=0)  # noqa: SIM115
         tails = []
         for logs in ranks:
-            for stream, path in ((Std.OUT, logs.stdout), (Std.ERR, logs.stderr)):
+            merged = logs.stdout == logs.stderr  # one file for both: shown once, as standard output
+            streams = ((Std.OUT, logs.stdout),) if merged else ((Std.OUT, logs.stdout), (Std.ERR, logs.stderr))
+            for stream, path in streams:
                 how = shown(self._options, logs.local_rank, logs.rank, world_size, stream)
                 if how.on_console or how.words:
                     tails.append(_Tail(path, how, self._sinks[stream], duplicates.get(stream)))

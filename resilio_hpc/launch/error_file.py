@@ -41,20 +41,21 @@ def read_error(path: Path) -> tuple[RankError | None, str]:
         return None, ""
     except OSError as error:
         return None, f"error file {path} ignored: {error.strerror}"
-    with open(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return None, f"error file {path} ignored: not a regular file"
         if status.st_size > MAX_BYTES:
             return None, f"error file {path} ignored: {status.st_size} bytes are too many"
-        try:
-            content = file.read(MAX_BYTES)
-        except OSError as error:
-            return None, f"error file {path} ignored: {error.strerror}"
+        content = os.read(fd, MAX_BYTES)
+    except OSError as error:
+        return None, f"error file {path} ignored: {error.strerror}"
+    finally:
+        os.close(fd)
     if not content.strip():
         return None, ""
-    error_or_none = parse_error(content, status.st_mtime)
-    return error_or_none, "" if error_or_none else f"error file {path} ignored: not what a rank's error looks like"
+    recorded = parse_error(content, status.st_mtime)
+    return recorded, "" if recorded else f"error file {path} ignored: not what a rank's error looks like"
 
 
 def parse_error(content: bytes, written: float) -> RankError | None:

@@ -38,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
             raise _NothingToRun("no script given: resilio-launch [FLAGS] SCRIPT [ARGUMENTS]; see resilio-launch --help")
         found = re.match(r"argument (\S+): (.*)", message, re.DOTALL)
         if not found:
-            raise UsageError(re.sub(r", --\w+_\w+", "", message))
+            raise UsageError(_ambiguous(message))
         name = next((n for n in found[1].split("/") if n.startswith("--")), found[1])
         raise UsageError(f"{name}: {found[2].replace('expected one argument', 'needs a value')}")
 
@@ -157,10 +157,15 @@ def _unknown_flag(word: str) -> str:
     name = word.split("=", 1)[0]
     names = [spelling for flag in _FLAGS for spelling in _spellings(flag)] + ["--help", "--version"]
     wanted = "--" + name.lstrip("-")
-    if "_" not in wanted:
-        names = [spelling for spelling in names if "_" not in spelling]
-    names = [spelling for spelling in names if spelling.startswith("--")]
+    names = [spelling for spelling in names if spelling.startswith("--") and ("_" in wanted or "_" not in spelling)]
     near = difflib.get_close_matches(wanted, names, 1, 0.64)
-    if near:
-        return f"unknown flag {name}: did you mean {near[0]}?"
-    return f"unknown flag {name} (flags of the script go after the script; see resilio-launch --help)"
+    near = near or [spelling for spelling in names if spelling[:7] == wanted[:7]]  # --nprocs
+    suggestion = f": did you mean {near[0]}?" if near else ""
+    return f"unknown flag {name}{suggestion} (the script's own flags go after the script; see resilio-launch --help)"
+
+
+def _ambiguous(message: str) -> str:
+    """argparse counts the two spellings of one flag as two."""
+    short = re.sub(r", --\w+_\w+", "", message)
+    found = re.fullmatch(r"ambiguous option: (\S+) could match (--[\w-]+)", short)
+    return f"unknown flag {found[1]}: did you mean {found[2]}?" if found else short
