@@ -1,14 +1,14 @@
 """Every error that resilio_hpc raises on purpose.
 
-    ResilioError                 anything we raise; its text is one line for a user
-    ├── UsageError               the user asked for something impossible or misspelt (exit code 2)
-    ├── CommandError             an external command failed, timed out or is missing
-    ├── SlurmError               Slurm refused or could not be asked
-    ├── WireError                a peer sent something that is not a valid message
-    ├── LaunchError              ranks could not be launched
-    └── CheckpointError          a checkpoint could not be written or read
-        ├── CorruptCheckpoint    bytes do not match their checksum or description
-        └── LayoutMismatch       a checkpoint does not fit the state or the world it is loaded into
+ResilioError                 anything we raise; its text is one line for a user
+├── UsageError               the user asked for something impossible or misspelt (exit code 2)
+├── CommandError             an external command failed, timed out or is missing
+├── SlurmError               Slurm refused or could not be asked
+├── WireError                a peer sent something that is not a valid message
+├── LaunchError              ranks could not be launched
+└── CheckpointError          a checkpoint could not be written or read
+    ├── CorruptCheckpoint    bytes do not match their checksum or description
+    └── LayoutMismatch       a checkpoint does not fit the state or the world it is loaded into
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Ledger:
         self._clock = clock
         self._fd = os.open(directory / f"{writer}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
-    def append(self, kind: str, **fields: Any) -> None:
+    def append(self, kind: str, /, **fields: Any) -> None:
         """Record one event; ``fields`` must be JSON values."""
         line = {"v": VERSION, "time": round(self._clock(), 6), "writer": self._writer, "event": kind, **fields}
         os.write(self._fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
 from resilio_hpc.core import rank_link, wire
@@ -67,7 +68,7 @@ class Agent:
         slots = local_world_size(settings.options.nproc_per_node, read_devices(os.environ))
         hello = m.Hello(
             settings.node, incarnation, f"{bind}:{self.host.port}", settings.address, slots, -1,
-            topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
+            topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""), last=self._kept_state(),
         )  # fmt: skip
         succession = Succession(settings.node, settings.job, order, settings.options.heartbeat_timeout_s, now)
         self.core = AgentCore(hello, succession, self, settings.options.heartbeat_timeout_s)
@@ -267,6 +268,19 @@ class Agent:
     def record(self, kind: str, **fields: Any) -> None:
         """Write to the ledger."""
         self.ledger.append(kind, node=self.settings.node, **{k: v for k, v in fields.items() if k != "node"})
+
+    def keep(self, state: m.RoundState) -> None:
+        """Remember on this node, for a successor of this very process."""
+        temporary = self.local_dir / "state.part"
+        temporary.write_bytes(msgspec.json.encode({"job": self.settings.job, "state": state}))
+        temporary.rename(self.local_dir / "state.json")
+
+    def _kept_state(self) -> m.RoundState | None:
+        try:
+            kept = msgspec.json.decode((self.local_dir / "state.json").read_bytes())
+            return msgspec.convert(kept["state"], m.RoundState) if kept["job"] == self.settings.job else None
+        except (OSError, KeyError, TypeError, msgspec.MsgspecError):
+            return None
 
     def leave(self, verdict: str, exit_code: int) -> None:
         """End this process."""

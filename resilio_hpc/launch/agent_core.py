@@ -33,6 +33,7 @@ class Ports(Protocol):
     def held(self) -> tuple[m.Held, ...]: ...  # noqa: D102, E704
     def forget_snapshots_after(self, step: int) -> None: ...  # noqa: D102, E704
     def record(self, kind: str, **fields: Any) -> None: ...  # noqa: D102, E704
+    def keep(self, state: m.RoundState) -> None: ...  # noqa: D102, E704
     def leave(self, verdict: str, exit_code: int) -> None: ...  # noqa: D102, E704
 
 
@@ -43,7 +44,7 @@ class AgentCore:
         self.node = hello.node
         self.slots = hello.local_world_size
         self.epoch = 0
-        self.state: m.RoundState | None = None
+        self.state: m.RoundState | None = hello.last
         self.local: LocalRound | None = None
         self.committed: set[int] = set(hello.committed)
         self.ending: m.End | None = None
@@ -182,6 +183,7 @@ class AgentCore:
 
     def _start(self, message: m.Start) -> None:
         self.state = message.state
+        self._ports.keep(message.state)
         self.committed |= set(message.state.committed)
         member = next((x for x in message.state.members if x.node == self.node), None)
         if member is None or message.state.round < self._prepared or self._stopping:

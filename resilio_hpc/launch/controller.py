@@ -85,6 +85,7 @@ class Agent:
     held: tuple[m.Held, ...] = ()
     first_step: m.FirstStep | None = None
     done: m.RanksDone | None = None
+    started: bool = False
     step: int = -1
     step_time: float = 0.0
 
@@ -125,6 +126,7 @@ class Controller:
         self._began = clock.monotonic()
         self._phase_began = self._began
         self._store_port: int | None = None
+        self._informed = False
         self._steps_reported = False
         self._waiting_said = False
         self._out: list[Action] = []
@@ -157,6 +159,17 @@ class Controller:
             self.stop.tick(self._clock.monotonic(), self._clock.unix())
         return self._flush()
 
+    def inform(self, committed: list[int], last_round: int) -> list[Action]:
+        """What the run directory tells about the past: committed steps, and the last round's number."""
+        self.commits.known |= set(committed)
+        self._forget_bad_copies()
+        self.round = max(self.round, last_round) if self.phase == "gathering" else self.round
+        self._informed = True
+        self.record("informed", committed=sorted(committed), last_round=last_round)
+        if self.phase == "preparing":
+            self._try_start()
+        return self._flush()
+
     def warn(self, signal: str, node: str) -> list[Action]:
         """A warning that reached the controller's own side (the supervisor or Slurm's end time)."""
         self.stop.warned(signal, node)
@@ -172,8 +185,7 @@ class Controller:
                 self._store_port = message.port
                 self._try_start()
         elif isinstance(message, m.RanksStarted):
-            self.record("ranks_started", node=message.node, round=message.round, seconds=message.seconds,
-                        mode=message.mode)  # fmt: skip
+            self._on_started(agent, message)
         elif isinstance(message, m.RankFailed):
             self._on_rank_failed(message)
         elif isinstance(message, m.FirstStep):
@@ -219,8 +231,8 @@ class Controller:
             return
         self.round = last.round
         self.members = last.members
-        self.restarts = last.restarts
-        self.without_progress = last.without_progress
+        self.restarts = last.restarts + 1  # what follows is a restart of the ranks
+        self.without_progress = last.without_progress + 1
         self.lost |= set(last.lost)
         self.bad_copies |= set(last.bad_copies)
         self.commits.known |= set(last.committed)
@@ -256,8 +268,18 @@ class Controller:
         elif message.round == self.round and self.phase in ("starting", "running"):
             self._open_incident(failure=failure)
 
-    def _on_first_step(self, agent: Agent, message: m.FirstStep) -> None:
+    def _on_started(self, agent: Agent, message: m.RanksStarted) -> None:
         if message.round != self.round or self.phase != "starting":
+            return
+        agent.started = True
+        self.record("ranks_started", node=message.node, round=message.round, seconds=message.seconds, mode=message.mode)
+        members = [self.agents.get(member.node) for member in self.members]
+        if not self._steps_reported and all(member is not None and member.started for member in members):
+            self._set_phase("running")  # a script that reports no steps: that its ranks run is all we shall know
+            self._close_incident(self._clock.unix(), -1)
+
+    def _on_first_step(self, agent: Agent, message: m.FirstStep) -> None:
+        if message.round != self.round or self.phase not in ("starting", "running"):
             return
         agent.first_step = message
         self._steps_reported = True
@@ -446,6 +468,7 @@ class Controller:
         self.commits.begin([x.node for x in members])
         for agent in self.agents.values():
             agent.first_step = agent.done = None
+            agent.started = False
             agent.step = -1
         self.record("round", round=self.round, members=[x.node for x in members], world_size=self.world_size)
         for node in self.agents:
@@ -456,7 +479,7 @@ class Controller:
 
     def _try_start(self) -> None:
         """Start the ranks when every member has stopped its old ones and the store is open."""
-        if self._store_port is None:
+        if self._store_port is None or not self._informed:
             return
         for member in self.members:
             agent = self.agents.get(member.node)
@@ -545,7 +568,7 @@ class Controller:
         """Queue a message."""
         self._out.append(Send(node, message))
 
-    def record(self, kind: str, **fields: Any) -> None:
+    def record(self, kind: str, /, **fields: Any) -> None:
         """Queue a ledger entry."""
         self._out.append(Record(kind, fields))
 

@@ -44,6 +44,7 @@ class ControllerHost:
         self._counters = counters
         self._say = say
         self._next_status = 0.0
+        self._ask_past_at: float | None = None
         self._ending: m.End | None = None
         self._verdict_due = 0.0
 
@@ -52,12 +53,18 @@ class ControllerHost:
         self._identities.clear()
         self._ending = None
         self.controller = Controller(config, epoch, node, Clock(time.monotonic, time.time))
-        self._storage.request("steps", self._learn_steps)
+        self._ask_past()
 
-    def _learn_steps(self, reply: dict[str, Any] | None) -> None:
-        if reply is not None and self.controller is not None:
-            self.controller.commits.known |= set(reply["steps"])
-            self.controller.record("checkpoints_found", steps=reply["steps"])
+    def _ask_past(self) -> None:
+        self._storage.request("past", self._learn_past)
+
+    def _learn_past(self, reply: dict[str, Any] | None) -> None:
+        if self.controller is None:
+            return
+        if reply is None:  # the file system failed: without it nobody knows what to restore
+            self._ask_past_at = time.monotonic() + 1.0
+        else:
+            self._carry_out(self.controller.inform(reply["steps"], reply["last_round"]))
 
     def serve(self) -> None:
         """Take the messages that have arrived."""
@@ -87,6 +94,9 @@ class ControllerHost:
             return
         now = time.monotonic()
         self._carry_out(self.controller.tick())
+        if self._ask_past_at is not None and now > self._ask_past_at:
+            self._ask_past_at = None
+            self._ask_past()
         if self._ending is not None and now > self._verdict_due:
             self._send_end()
         if now >= self._next_status:

@@ -115,6 +115,11 @@ def claim_epoch(path: Path, record: EpochRecord) -> bool:
     return create_exclusive(path / f"epoch.{record.epoch}", json.dumps(asdict(record)).encode())
 
 
+def last_round(path: Path) -> int:
+    """The highest round that left logs, -1 when there is none."""
+    return max((int(name) for name in os.listdir(path / "logs") if name.isdigit()), default=-1)  # noqa: PTH208
+
+
 # -- verdicts --------------------------------------------------------------------------------------------------------
 
 

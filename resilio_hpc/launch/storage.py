@@ -183,10 +183,11 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
             run_directory.write_verdict(run_path, job, request["verdict"])
         elif operation == "status":
             write_atomic(run_path / "status.json", json.dumps(request["status"]).encode())
-        elif operation == "steps":
+        elif operation == "past":
             from resilio_hpc.ckpt import catalogue  # here, so that the child is up at once
 
             reply["steps"] = catalogue.committed_steps(run_path / "checkpoints")
+            reply["last_round"] = run_directory.last_round(run_path)
         else:
             reply["error"] = f"unknown request {operation}"
     except (OSError, ValueError, KeyError) as error:

@@ -10,9 +10,12 @@ import os
 import signal
 import socket
 import sys
+from datetime import timedelta
 
 from resilio_hpc.launch import process_tree
 from resilio_hpc.launch.spawner_messages import StoreDied, StoreReady, encode
+
+CONNECT_TIMEOUT = timedelta(seconds=30)  # to itself, under the name that the ranks will use
 
 
 def hold(link: socket.socket, round: int, host: str) -> int:
@@ -21,7 +24,8 @@ def hold(link: socket.socket, round: int, host: str) -> int:
     try:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        socket.getaddrinfo(host, None)  # torch would repeat a failing look-up until its own time-out
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
     except Exception as error:  # noqa: BLE001 - torch raises many types; the agent hears of each
         link.send(encode(StoreDied(round, f"{type(error).__name__}: {' '.join(str(error).split())}")))
         return 1

@@ -274,6 +274,7 @@ def _preload(options: Options) -> Options:
     environment = dict(os.environ)
     why = preload.import_all(options.preload) or preload.why_not_fork()
     if why:
+        process_tree.kill_descendants(os.getpid())  # what a preloaded module may have started
         os.set_inheritable(options.fd, True)
         again = msgspec.json.encode(Options(options.fd, options.agent, (), why)).decode()
         os.execve(sys.executable, [*sys.orig_argv[:-1], again], environment)
