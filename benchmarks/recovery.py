@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rich.console import Console
+
 import stamps
 from launched import Launched, launched
 from launchers import LAUNCHERS, OUR_LAUNCHER, Launcher
 from measure import NEVER, Series, print_table, shown, write_json
-from rich.console import Console
 
 RANKS = 4
 SCRIPT = Path(__file__).resolve().parent / "recovery_script.py"
