@@ -1,0 +1,237 @@
+"""A rank's side of its two arenas: choosing a slot, making it ready, filling it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilio_hpc.ckpt import arena
+from resilio_hpc.ckpt.arena import EMPTY, PAGE, STATE_AT, WHOLE, WRITING, Header
+from resilio_hpc.ckpt.records import Layout
+from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.native import populate
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose arenas these are: written into every header."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    round: int
+    layout: Layout
+    run_id: str
+
+
+class Slot:
+    """One arena file, open for its owner. All methods raise OSError (ENOSPC when there is no room)."""
+
+    def __init__(self, path: Path | None, spill: Path, on_disk: bool) -> None:
+        """``path`` None: a file without a name, which ends with the process. ``spill``: directory for files on disk."""
+        self.map: mmap.mmap | None = None
+        self._spill = spill
+        self.on_disk = on_disk
+        self._fd, self.path = self._open_nameless() if path is None else self._open_named(path)
+
+    def _open_named(self, path: Path) -> tuple[int, Path]:
+        if self.on_disk:
+            self._spill.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target = self._spill / path.name
+            if not path.is_symlink() or path.readlink() != target:
+                path.unlink(missing_ok=True)
+                path.symlink_to(target)
+        self.on_disk = path.is_symlink()  # left so by a former life of this rank
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), path
+
+    def _open_nameless(self) -> tuple[int, Path]:
+        if self.on_disk:
+            self._spill.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = self._spill if self.on_disk else _SHARED_MEMORY
+        fd = os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+        return fd, Path(f"/proc/self/fd/{fd}")
+
+    def move_to_disk(self) -> None:
+        """Shared memory has no room: from now on this slot is a file on disk (locked before and after)."""
+        named = not self.path.is_relative_to("/proc")
+        self.close()
+        self.on_disk = True
+        self._fd, self.path = self._open_named(self.path) if named else self._open_nameless()
+        self.lock()
+
+    @property
+    def header(self) -> Header | None:
+        """The header when a whole snapshot is here."""
+        return arena.header_of(self._fd)
+
+    def lock(self) -> bool:
+        """Take the right to write; False while somebody has pinned this slot."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Give the right to write back."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def clear(self) -> None:
+        """Forget the snapshot (locked)."""
+        if os.fstat(self._fd).st_size >= PAGE:
+            os.pwrite(self._fd, EMPTY, STATE_AT)
+
+    def make_room(self, size: int) -> memoryview:
+        """Writable memory of at least ``size`` bytes, every page of it present (locked; the snapshot is lost).
+
+        fallocate, so that full memory is an error here and not a SIGBUS later; pages are faulted in now because a
+        fault costs ten times the copy.
+        """
+        size = -(-size // PAGE) * PAGE
+        present = os.fstat(self._fd).st_size
+        if present < size or present > 2 * size + (64 << 20):
+            self.clear()
+            self._unmap()
+            if present > size:
+                os.ftruncate(self._fd, size)
+        if self.map is None:
+            os.posix_fallocate(self._fd, 0, size)  # also for an old file: a former life may have died half-way here
+            self.map = mmap.mmap(self._fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            populate(self.map)
+        return memoryview(self.map)
+
+    def begin(self) -> None:
+        """From here until ``finish`` the slot holds nothing (locked)."""
+        os.pwrite(self._fd, WRITING, STATE_AT)
+
+    def finish(self, header: Header) -> None:
+        """The content is complete: write the header, then, last, the word that makes it count."""
+        assert self.map is not None
+        fields = arena.pack(header)
+        self.map[: len(fields)] = fields
+        self.map[STATE_AT : STATE_AT + 8] = WHOLE
+
+    def close(self) -> None:
+        """Unmap and close; the file stays."""
+        self._unmap()
+        os.close(self._fd)
+
+    def _unmap(self) -> None:
+        if self.map is not None:
+            self.map.close()
+            self.map = None
+
+
+class ArenaPair:
+    """The two slots of a rank. One thread at a time may save; ``prefault`` may run beside the training loop."""
+
+    def __init__(self, directory: Path | None, owner: Owner, spill: Path, on_disk: bool = False) -> None:
+        """``directory`` exists; None: nameless files, which end with this process.
+
+        ``spill``: an absolute directory on disk, for files that do not fit into memory (``on_disk``: for all).
+        """
+        self.owner = owner
+        self._lock = threading.Lock()
+        self._slots = [
+            Slot(None if directory is None else arena.slot_path(directory, owner.rank, number), spill, on_disk)
+            for number in (0, 1)
+        ]
+
+    @property
+    def on_disk(self) -> bool:
+        """Did memory have no room for some slot?"""
+        return any(slot.on_disk for slot in self._slots)
+
+    def reserve(self, step: int, size: int) -> tuple[Slot, memoryview, int]:
+        """Lock the slot that ``step`` goes to: the slot, its memory (state ``writing``), and the new sequence number.
+
+        Raises OSError when there is no room, CheckpointError when both slots are pinned.
+        """
+        with self._lock:
+            headers = [slot.header for slot in self._slots]
+            sequence = 1 + max((header.sequence for header in headers if header is not None), default=0)
+            for number in sorted((0, 1), key=lambda number: _worth(headers[number], step)):
+                slot = self._slots[number]
+                if not slot.lock():
+                    continue
+                try:
+                    room = _make_room(slot, size)
+                    slot.begin()
+                except BaseException:
+                    slot.unlock()
+                    raise
+                return slot, room, sequence
+        raise CheckpointError("both arenas of this rank are still being written to disk")
+
+    def finish(self, slot: Slot, header: Header) -> None:
+        """Complete a reserved slot, and drop snapshots that this one makes wrong: the same step again, or a later one
+        of a life that was rolled back."""
+        slot.finish(header)
+        slot.unlock()
+        for other in self._slots:
+            if other is not slot:
+                held = other.header
+                if held is not None and held.step >= header.step:
+                    arena.mark_empty(other.path, held.step)
+
+    def abandon(self, slot: Slot) -> None:
+        """A reserved slot could not be filled; it is empty now."""
+        slot.clear()
+        slot.unlock()
+
+    def drop_after(self, step: int) -> None:
+        """Training goes on from ``step``: forget every later snapshot, of a life that is over."""
+        for slot in self._slots:
+            held = slot.header
+            if held is not None and held.step > step:
+                arena.mark_empty(slot.path, held.step)
+
+    def prefault(self, size: int) -> None:
+        """Make a slot that was never used ready for ``size`` bytes, in the background of training."""
+        with self._lock:
+            for slot in self._slots:
+                if slot.map is None and slot.header is None and slot.lock():
+                    try:
+                        slot.make_room(size)
+                    finally:
+                        slot.unlock()
+
+    def held(self, step: int) -> Path | None:
+        """The arena that holds ``step``, of this rank."""
+        found = [
+            (header.sequence, slot.path)
+            for slot in self._slots
+            if (header := slot.header) is not None and header.step == step
+        ]
+        return max(found)[1] if found else None
+
+    def close(self) -> None:
+        """Close both; the snapshots stay."""
+        with self._lock:
+            for slot in self._slots:
+                slot.close()
+
+
+def _make_room(slot: Slot, size: int) -> memoryview:
+    try:
+        return slot.make_room(size)
+    except OSError as error:
+        if slot.on_disk or error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+            raise
+        slot.move_to_disk()
+        return slot.make_room(size)
+
+
+def _worth(header: Header | None, step: int) -> int:
+    """How much a slot's content is worth when ``step`` is about to be saved: the least goes first."""
+    if header is None:
+        return -2
+    return -1 if header.step > step else header.step

@@ -1,0 +1,190 @@
+"""The directory of committed checkpoints: what is there, committing a step, and removing old ones.
+
+    checkpoints/
+      step-0000000100/          a committed step: appears whole, by one rename, and disappears the same way
+        node-0.h5 …             one shard file per node
+        manifest.json
+      latest                    number of the step committed last (text), for people and scripts
+      epoch-fence               the lowest epoch that may still commit (text); absent: any
+      .staging-step-…-e<epoch>-r<round>/   shards on their way
+
+Needs neither torch nor h5py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete
+from resilio_hpc.core.durable import sync_directory, write_atomic
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
+
+MANIFEST = "manifest.json"
+_MANIFEST_LIMIT = 1 << 30
+_STEP = re.compile(r"step-(\d{10,18})")
+_STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})")
+_GOING = re.compile(r"\.(removed|replaced)-.*")
+
+
+def step_directory(directory: Path, step: int) -> Path:
+    """Where a committed step lies."""
+    return directory / f"step-{step:010d}"
+
+
+def staging_directory(directory: Path, step: int, epoch: int, round_: int) -> Path:
+    """Where the shards of a step are written before its commit: never shared between rounds."""
+    return directory / f".staging-step-{step:010d}-e{epoch}-r{round_}"
+
+
+def committed_steps(directory: Path) -> list[int]:
+    """Every committed step whose manifest is right and whose files have their sizes, the one committed last, last."""
+    return [manifest.step for manifest in committed(directory)]
+
+
+def committed(directory: Path) -> list[Manifest]:
+    """The manifests of committed_steps, in its order (which is that of the commits, not of the numbers)."""
+    found = []
+    for step in _numbers(directory):
+        try:
+            manifest = manifest_of(directory, step)
+        except (CheckpointError, OSError):
+            continue
+        if all(_has_size(step_directory(directory, step) / s.file, s.size_bytes) for s in manifest.shards):
+            found.append(manifest)
+    return sorted(found, key=lambda manifest: (manifest.order, manifest.step))
+
+
+def manifest_of(directory: Path, step: int) -> Manifest:
+    """The manifest of one step. Raises CorruptCheckpoint, CheckpointError for a newer format, OSError."""
+    path = step_directory(directory, step) / MANIFEST
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(_MANIFEST_LIMIT + 1)
+    if len(data) > _MANIFEST_LIMIT:
+        raise CorruptCheckpoint(f"manifest of step {step} is larger than {_MANIFEST_LIMIT} bytes")
+    return read_manifest(data, step)
+
+
+def fence(directory: Path) -> int:
+    """The lowest epoch that may still commit."""
+    try:
+        return int((directory / "epoch-fence").read_text())
+    except FileNotFoundError:
+        return 0
+    except ValueError as error:
+        raise CheckpointError(f"{directory / 'epoch-fence'} is not a number; write the current epoch to it") from error
+
+
+def raise_fence(directory: Path, epoch: int) -> None:
+    """From now on refuse every commit of an epoch below ``epoch``."""
+    if epoch > fence(directory):
+        write_atomic(directory / "epoch-fence", f"{epoch}\n".encode())
+
+
+def commit(
+    directory: Path,
+    step: int,
+    epoch: int,
+    round_: int,
+    world_size: int,
+    layout: Layout,
+    shards: Sequence[ShardRecord],
+    keep_last: int,
+) -> None:
+    """Make ``step`` a committed checkpoint from its durable shards, then prune.
+
+    Raises CheckpointError when it must not be committed (another epoch's business, or incomplete), OSError when the
+    disk fails; older steps are untouched then.
+    """
+    staging, final = staging_directory(directory, step, epoch, round_), step_directory(directory, step)
+    _check_fence(directory, epoch)
+    existing = _existing(directory, step)
+    if existing is not None and existing.epoch > epoch:
+        raise CheckpointError(f"step {step} was committed in epoch {existing.epoch}, later than our {epoch}")
+    if existing is not None and (existing.epoch, existing.round) == (epoch, round_) and not staging.is_dir():
+        return  # asked twice
+    why = why_incomplete(shards, world_size) or "".join(
+        f"{shard.file} is missing or has another size. "
+        for shard in shards
+        if not _has_size(staging / shard.file, shard.size_bytes)
+    )
+    if why:
+        raise CheckpointError(f"step {step} cannot be committed: {why}")
+    order = 1 + max((manifest.order for manifest in committed(directory)), default=0)
+    manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards))
+    write_atomic(staging / MANIFEST, msgspec.json.encode(manifest))
+    _check_fence(directory, epoch)  # again: the shards took long
+    if final.exists():
+        _move_away(final, "replaced")
+    staging.rename(final)
+    sync_directory(directory)
+    write_atomic(directory / "latest", f"{step}\n".encode())
+    with contextlib.suppress(OSError):  # the step is committed, whatever becomes of the old ones
+        prune(directory, keep_last)
+        sweep(directory, step, epoch, round_)
+
+
+def prune(directory: Path, keep_last: int) -> list[int]:
+    """Remove all but the ``keep_last`` steps committed last; the steps removed."""
+    old = [manifest.step for manifest in committed(directory)][: -max(keep_last, 1)]
+    for step in old:
+        _move_away(step_directory(directory, step), "removed")
+    _empty_bin(directory)
+    return old
+
+
+def sweep(directory: Path, step: int, epoch: int, round_: int) -> None:
+    """Remove what earlier, failed saves left behind: shards older than this commit."""
+    for path in list(directory.iterdir()):
+        found = _STAGING.fullmatch(path.name)
+        if found and (int(found[2]), int(found[3]), int(found[1])) < (epoch, round_, step):
+            _move_away(path, "removed")
+    _empty_bin(directory)
+
+
+def _move_away(path: Path, why: str) -> None:
+    """Rename first: a step is there whole, or not at all."""
+    target = path.with_name(f".{why}-{path.name.lstrip('.')}-{os.getpid()}-{os.urandom(4).hex()}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(target)
+
+
+def _empty_bin(directory: Path) -> None:
+    for path in list(directory.iterdir()):
+        if _GOING.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_fence(directory: Path, epoch: int) -> None:
+    lowest = fence(directory)
+    if epoch < lowest:
+        raise CheckpointError(f"epoch {epoch} may not commit any more: epoch {lowest} has taken over")
+
+
+def _existing(directory: Path, step: int) -> Manifest | None:
+    try:
+        return manifest_of(directory, step)
+    except (CorruptCheckpoint, OSError):
+        return None  # nothing, or nothing of worth
+
+
+def _numbers(directory: Path) -> list[int]:
+    try:
+        names = [path.name for path in directory.iterdir()]
+    except OSError:
+        return []
+    return sorted(int(found[1]) for name in names if (found := _STEP.fullmatch(name)))
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.lstat().st_size == size
+    except OSError:
+        return False

@@ -1,0 +1,227 @@
+"""The Checkpointer: what a training script saves with and restores from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, snapshot, tree
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.coordinator import Coordinator, RestorePoint, checkpoint_directory
+from resilio_hpc.ckpt.handle import SaveHandle
+from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.records import Layout
+from resilio_hpc.ckpt.restore import restore
+from resilio_hpc.ckpt.sources import ArenaSource, CommittedSource
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
+
+REPLICATED: Literal["replicated"] = "replicated"
+"""Layout: every process has the same tensors (data parallel), so only those of rank 0 go to disk."""
+
+_MAX_THREADS = 4
+
+
+class Checkpointer:
+    """Saves and restores the state of this process, together with all processes of the run.
+
+    A state is any nesting of dict, list and tuple with torch tensors, numpy arrays, plain values, and objects that have
+    ``state_dict()`` and ``load_state_dict()``. All processes call ``save`` with the same steps.
+    """
+
+    def __init__(
+        self,
+        remote: str | os.PathLike[str] | None = None,
+        local: str | os.PathLike[str] | None = None,
+        memory: bool = True,
+        layout: Literal["replicated"] | None = None,
+        *,
+        keep_last: int = 3,
+    ) -> None:
+        """``remote``: directory for committed checkpoints, on the shared file system (default $RESILIO_CHECKPOINT_DIR).
+
+        ``local``: directory on this node's disk for snapshots that do not fit into memory (default: the temporary
+        directory). ``memory`` False: never keep snapshots in memory. ``layout``: None, every process's tensors are its
+        own; REPLICATED. ``keep_last``: committed steps to keep when there is no launcher (which has its own setting).
+        """
+        if layout not in (None, REPLICATED):
+            raise UsageError(f"layout is None or ckpt.REPLICATED, not {layout!r}")
+        self.directory = checkpoint_directory(remote, os.environ)
+        self._layout: Layout = layout or "own"
+        self._coordinator = coordinator.current() or _find_coordinator(self.directory, os.environ, keep_last)
+        self.place = self._coordinator.place
+        self._local = None if local is None else Path(local).absolute()
+        self._memory = memory
+        self._arenas: ArenaPair | None = None
+        self._prefaulted = False
+        self._warned: set[str] = set()
+        self._pool = ThreadPoolExecutor(_threads(self.place.local_world_size), "resilio-copy")
+        self._handles: dict[int, SaveHandle] = {}
+        self._handles_lock = threading.Lock()
+        self._coordinator.on_stage(self._on_stage)
+
+    # -- saving ----------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, state: Any) -> SaveHandle:
+        """Take a snapshot of ``state`` (complete on return) and see that it is committed in the background.
+
+        Never raises for memory or disks that are full or fail: then the handle's ``wait`` does. Raises UsageError for a
+        value that a checkpoint cannot hold.
+        """
+        if type(step) is not int or not 0 <= step < 1 << 53:
+            raise UsageError(f"step {step!r} is not a whole number from 0 on")
+        started = time.monotonic()
+        flattened = tree.flatten(state)
+        handle = SaveHandle(step)
+        try:
+            self._coordinator.before_save(step)
+            path, size = self._snapshot(step, flattened)
+        except (OSError, CheckpointError) as error:
+            self._warn(f"step {step} is not saved: {error}")
+            handle.fail(str(error))
+            return handle
+        with self._handles_lock:
+            self._handles[step] = handle
+        handle.reach("memory")
+        self._coordinator.snapshot_taken(step, path, size, time.monotonic() - started)
+        return handle
+
+    def _snapshot(self, step: int, flattened: tree.Flattened) -> tuple[Path, int]:
+        arenas = self._open_arenas()
+        path, size = snapshot.take(arenas, step, flattened, self._pool)
+        if arenas.on_disk and self._memory:
+            self._warn("no room for snapshots in shared memory; they go to disk from now on")
+        if not self._prefaulted:
+            self._prefaulted = True
+            threading.Thread(target=_prefault, args=(arenas, size), daemon=True).start()
+        return path, size
+
+    def _open_arenas(self) -> ArenaPair:
+        if self._arenas is None:
+            place, directory = self.place, self._coordinator.arena_directory
+            name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
+            spill = (self._local or Path(tempfile.gettempdir())) / f"resilio-arenas-{os.getuid()}-{name}"
+            owner = Owner(
+                place.rank,
+                place.local_rank,
+                place.world_size,
+                place.local_world_size,
+                place.round,
+                self._layout,
+                place.run_id,
+            )
+            self._arenas = ArenaPair(directory, owner, spill, on_disk=not self._memory)
+        return self._arenas
+
+    def _on_stage(self, step: int, stage: str, error: str) -> None:
+        with self._handles_lock:
+            if stage == "local" and step in self._handles:
+                self._handles[step].reach("local")
+            elif stage == "committed":
+                for older in [number for number in self._handles if number <= step]:
+                    handle = self._handles.pop(older)
+                    if older == step:
+                        handle.reach("committed")
+                    else:
+                        handle.fail(f"superseded by step {step}, which is committed")
+            elif stage == "failed":
+                for failed in list(self._handles) if step < 0 else [step]:
+                    if failed in self._handles:
+                        self._warn(f"step {failed} is not committed: {error}")
+                        self._handles.pop(failed).fail(error)
+
+    def _warn(self, text: str) -> None:
+        kind = text.partition(" is ")[2] or text  # the same trouble at every step is told once
+        if kind not in self._warned:
+            self._warned.add(kind)
+            print(f"resilio: rank {self.place.rank}: {text}", file=sys.stderr, flush=True)
+
+    # -- restoring -------------------------------------------------------------------------------------------------
+
+    def restore(self, state: Any = None, step: int | None = None) -> tuple[int, Any] | None:
+        """Bring back the newest good checkpoint, or the committed one of ``step``: (step, state), None if none exists.
+
+        With ``state``, its tensors are filled in place, plain values replaced, and objects get their load_state_dict();
+        without, everything comes back new (objects as their state_dict). Raises LayoutMismatch when the checkpoint does
+        not fit, CorruptCheckpoint when every copy is bad (tensors of ``state`` may be overwritten then).
+        """
+        started = time.monotonic()
+        if step is not None:
+            point = RestorePoint("committed", step)
+            return self._restored(point, self._read(point, state), started)
+        failure: CorruptCheckpoint | OSError | None = None
+        for point in self._coordinator.restore_points():
+            try:
+                return self._restored(point, self._read(point, state), started)
+            except (CorruptCheckpoint, OSError) as error:
+                failure = error
+                if point.source == "memory":
+                    self._forget(point.step)
+                self._coordinator.restore_failed(point, str(error))
+        if failure is not None:
+            raise CorruptCheckpoint(f"no checkpoint could be restored; the last one tried: {failure}") from failure
+        self._drop_after(-1)
+        self._coordinator.restored(-1, "", time.monotonic() - started)
+        return None
+
+    def _read(self, point: RestorePoint, state: Any) -> Any:
+        with self._source(point) as source:
+            return restore(source, state, self._pool)
+
+    def _source(self, point: RestorePoint) -> ArenaSource | CommittedSource:
+        place = self.place
+        if point.source == "committed":
+            try:
+                manifest = catalogue.manifest_of(self.directory, point.step)
+            except FileNotFoundError as error:
+                raise CorruptCheckpoint(f"step {point.step} is not in {self.directory}") from error
+            where = catalogue.step_directory(self.directory, point.step)
+            return CommittedSource(where, manifest, place.rank, place.world_size, self._layout)
+        path = self._open_arenas().held(point.step)
+        if path is None:
+            raise CorruptCheckpoint(f"this node holds no snapshot of step {point.step} of rank {place.rank}")
+        return ArenaSource(path)
+
+    def _restored(self, point: RestorePoint, state: Any, started: float) -> tuple[int, Any]:
+        self._drop_after(point.step)
+        self._coordinator.restored(point.step, point.source, time.monotonic() - started)
+        return point.step, state
+
+    def _forget(self, step: int) -> None:
+        if self._arenas is not None and (path := self._arenas.held(step)) is not None:
+            arena.mark_empty(path, step)
+
+    def _drop_after(self, step: int) -> None:
+        """Snapshots of a life that was rolled back must never be mixed with those of this one."""
+        if self._coordinator.arena_directory is not None or self._arenas is not None:
+            self._open_arenas().drop_after(step)
+
+    def steps(self) -> list[int]:
+        """Every committed step, the one committed last, last."""
+        return catalogue.committed_steps(self.directory)
+
+
+def _prefault(arenas: ArenaPair, size: int) -> None:
+    try:
+        arenas.prefault(size)
+    except OSError:
+        pass  # the save that needs it will say so
+
+
+def _find_coordinator(directory: Path, environment: Mapping[str, str], keep_last: int) -> Coordinator:
+    link = agent_link.current(environment)
+    if link is not None:
+        return agent_link.AgentCoordinator(link, environment)
+    return LocalCoordinator(directory, environment, keep_last)
+
+
+def _threads(local_world_size: int) -> int:
+    """A rank's share of the cores that it may use, and not more than memory bandwidth rewards."""
+    return max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) // max(local_world_size, 1)))

@@ -1,0 +1,112 @@
+"""Who decides about checkpoints: which copy to restore, when a snapshot goes to disk, what became of it.
+
+Under resilio-launch that is the controller (``agent_link.AgentCoordinator``); without it, this process and its peers
+do by themselves (``local_coordinator.LocalCoordinator``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from resilio_hpc.core.errors import UsageError
+
+RestoreSource = Literal["memory", "committed"]
+OnStage = Callable[[int, str, str], None]
+"""Called with (step, stage, error): stage "local", "committed" or "failed"; step -1: every step still waited for."""
+
+
+@dataclass(frozen=True)
+class RestorePoint:
+    """A copy to restore."""
+
+    source: RestoreSource
+    step: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the others of its run."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    round: int
+    run_id: str
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Place:
+        """From torchrun's variables, or those of srun or mpirun; alone where there are none."""
+
+        def number(names: Sequence[str], default: int) -> int:
+            for name in names:
+                if environment.get(name, "").isdigit():
+                    return int(environment[name])
+            return default
+
+        return cls(
+            number(("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"), 0),
+            number(("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"), 0),
+            number(("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"), 1),
+            number(("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"), 1),
+            number(("RESILIO_ROUND", "TORCHELASTIC_RESTART_COUNT"), 0),
+            environment.get("RESILIO_RUN_ID", ""),
+        )
+
+
+class Coordinator(Protocol):
+    """What a Checkpointer asks and tells. Nothing here blocks for long or raises for I/O, unless it says so."""
+
+    place: Place
+    arena_directory: Path | None
+    """Where this node's arenas lie; None: the Checkpointer keeps its own, which end with the process."""
+
+    def restore_points(self) -> Sequence[RestorePoint]:
+        """The copies to try, in this order; empty: begin from nothing."""
+        ...
+
+    def restored(self, step: int, source: str, seconds: float) -> None:
+        """State of ``step`` is in place (-1: there was nothing to restore)."""
+        ...
+
+    def restore_failed(self, point: RestorePoint, error: str) -> None:
+        """That copy is bad. Returns if the next point may be tried; may end the process instead."""
+        ...
+
+    def before_save(self, step: int) -> None:
+        """A save of ``step`` begins (may wait for an earlier one)."""
+        ...
+
+    def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
+        """The snapshot of ``step`` is whole in ``arena``: see that it becomes durable."""
+        ...
+
+    def on_stage(self, callback: OnStage) -> None:
+        """Call ``callback``, from any thread, whenever a step reaches a stage."""
+        ...
+
+
+_current: Coordinator | None = None
+
+
+def use(coordinator: Coordinator | None) -> None:
+    """Let every Checkpointer made from now on have this coordinator (None: find one by itself)."""
+    global _current
+    _current = coordinator
+
+
+def current() -> Coordinator | None:
+    """The coordinator given to ``use``."""
+    return _current
+
+
+def checkpoint_directory(remote: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> Path:
+    """``remote`` or $RESILIO_CHECKPOINT_DIR. Raises UsageError when there is neither."""
+    chosen = remote or environment.get("RESILIO_CHECKPOINT_DIR")
+    if not chosen:
+        raise UsageError("where should checkpoints go? give Checkpointer(remote=…) or set RESILIO_CHECKPOINT_DIR")
+    return Path(chosen).absolute()

@@ -1,0 +1,59 @@
+"""What ``Checkpointer.save`` gives back: how far that save has come."""
+
+from __future__ import annotations
+
+import threading
+from typing import Literal
+
+from resilio_hpc.core.errors import CheckpointError
+
+StageName = Literal["memory", "local", "committed"]
+_ORDER: dict[str, int] = {"memory": 1, "local": 2, "committed": 3}
+
+
+class SaveHandle:
+    """Progress of one save: ``memory``, then ``local``, then ``committed``; or failed."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._reached = 0
+        self._error = ""
+        self._changed = threading.Condition()
+
+    @property
+    def stage(self) -> str:
+        """The last stage reached: "none", "memory", "local" or "committed"."""
+        return ("none", "memory", "local", "committed")[self._reached]
+
+    @property
+    def error(self) -> str:
+        """Why this save will come no further; "" as long as it may."""
+        return self._error
+
+    def done(self, stage: StageName = "committed") -> bool:
+        """Has the save reached ``stage``?"""
+        return self._reached >= _ORDER[stage]
+
+    def wait(self, stage: StageName = "committed", timeout_s: float | None = None) -> None:
+        """Wait until the save has reached ``stage``.
+
+        Raises CheckpointError when it never will, TimeoutError when ``timeout_s`` seconds did not suffice.
+        """
+        wanted = _ORDER[stage]
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._reached >= wanted or self._error, timeout_s):
+                raise TimeoutError(f"step {self.step} is not {stage} after {timeout_s:g} s")
+            if self._reached < wanted:
+                raise CheckpointError(f"step {self.step} was not saved ({stage}): {self._error}")
+
+    def reach(self, stage: StageName) -> None:
+        """Note a stage (and those below it)."""
+        with self._changed:
+            self._reached = max(self._reached, _ORDER[stage])
+            self._changed.notify_all()
+
+    def fail(self, error: str) -> None:
+        """Note that the save will come no further."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()

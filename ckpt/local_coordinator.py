@@ -1,0 +1,177 @@
+"""Checkpoints without our launcher: each process writes its own shard file, rank 0 commits.
+
+The processes meet only in the checkpoint directory. Every save is written (a save waits for the one before it), so
+that all processes write the same steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.ckpt import catalogue, saver
+from resilio_hpc.ckpt.coordinator import OnStage, Place, RestorePoint
+from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.saver_messages import Commit, Persist, Persisted, SaverFailed
+from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
+
+_POLL_S = 0.02
+_PEERS_TIMEOUT_S = 600.0
+_SESSION_VARIABLES = (
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT",
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+)
+
+
+class _Shard(msgspec.Struct, frozen=True):
+    """A process's note to rank 0: my shard is durable. ``session`` tells this run from one that died here before."""
+
+    session: str
+    record: ShardRecord | None = None
+    error: str = ""
+
+
+class LocalCoordinator:
+    """Coordinator of one process; ``world_size`` of them share the checkpoint directory."""
+
+    arena_directory: Path | None = None
+
+    def __init__(self, directory: Path, environment: Mapping[str, str], keep_last: int) -> None:
+        self.place = Place.read(environment)
+        self._directory = directory
+        self._keep_last = keep_last
+        self._session = session(environment, self.place)
+        self._callbacks: list[OnStage] = []
+        self._busy: threading.Thread | None = None
+
+    def restore_points(self) -> Sequence[RestorePoint]:
+        """Every committed step, newest first."""
+        return [RestorePoint("committed", step) for step in reversed(catalogue.committed_steps(self._directory))]
+
+    def restored(self, step: int, source: str, seconds: float) -> None:
+        """Nobody to tell."""
+
+    def restore_failed(self, point: RestorePoint, error: str) -> None:
+        """Alone, the next older step may be tried. Among others it may not: they could have restored this one."""
+        if self.place.world_size > 1:
+            raise CorruptCheckpoint(
+                f"step {point.step}: {error}; to go on from an older step in all processes alike, "
+                f"remove {catalogue.step_directory(self._directory, point.step)}"
+            )
+        print(f"resilio: step {point.step} is damaged, trying an older one: {error}", file=sys.stderr)
+
+    def before_save(self, step: int) -> None:
+        """Wait for the save before; forget what a run that died here noted about this step."""
+        if self._busy is not None:
+            self._busy.join()
+        self._note_path(step, self.place.rank).unlink(missing_ok=True)
+
+    def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
+        """Write it in the background."""
+        self._busy = threading.Thread(target=self._write, args=(step, arena), name="resilio-saver")
+        self._busy.start()
+
+    def on_stage(self, callback: OnStage) -> None:
+        """See Coordinator."""
+        self._callbacks.append(callback)
+
+    def _write(self, step: int, arena: Path) -> None:
+        try:
+            self._persist(step, arena)
+            if self.place.rank == 0:
+                self._commit(step)
+            else:
+                self._await_commit(step)
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for this save must hear of it
+            self._note_failure(step, str(error))
+            self._tell(step, "failed", str(error) or type(error).__name__)
+        else:
+            self._tell(step, "committed", "")
+
+    def _tell(self, step: int, stage: str, error: str) -> None:
+        for callback in self._callbacks:
+            callback(step, stage, error)
+
+    def _persist(self, step: int, arena: Path) -> None:
+        rank, world = self.place.rank, self.place.world_size
+        request = Persist(step, 0, self.place.round, world, rank, [str(arena)], str(self._directory))
+        answer = saver.serve(request)
+        if isinstance(answer, SaverFailed):
+            raise CheckpointError(answer.error)
+        assert isinstance(answer, Persisted)
+        write_atomic(self._note_path(step, rank), msgspec.json.encode(_Shard(self._session, answer.record)))
+
+    def _note_failure(self, step: int, error: str) -> None:
+        """So that the peers need not wait for us until their time is over."""
+        path = self._note_path(step, self.place.rank)
+        if self.place.world_size > 1 and path.parent.is_dir():
+            with contextlib.suppress(OSError):
+                write_atomic(path, msgspec.json.encode(_Shard(self._session, error=error)))
+
+    def _commit(self, step: int) -> None:
+        shards: list[ShardRecord] = []
+        deadline = time.monotonic() + _PEERS_TIMEOUT_S
+        for rank in range(self.place.world_size):
+            while (note := self._read_note(step, rank)) is None:
+                if time.monotonic() > deadline:
+                    raise CheckpointError(f"rank {rank} has not written its part within {_PEERS_TIMEOUT_S:g} s")
+                time.sleep(_POLL_S)
+            if note.record is None:
+                raise CheckpointError(f"rank {rank}: {note.error}")
+            shards.append(note.record)
+        for rank in range(self.place.world_size):
+            self._note_path(step, rank).unlink(missing_ok=True)
+        world = self.place.world_size
+        request = Commit(step, 0, self.place.round, world, str(self._directory), shards, self._keep_last)
+        answer = saver.serve(request)
+        if isinstance(answer, SaverFailed):
+            raise CheckpointError(answer.error)
+
+    def _await_commit(self, step: int) -> None:
+        """Rank 0's commit renames the staging directory away; that is when the step is there."""
+        staging = self._note_path(step, 0).parent
+        deadline = time.monotonic() + _PEERS_TIMEOUT_S
+        while staging.is_dir():
+            if time.monotonic() > deadline:
+                raise CheckpointError(f"rank 0 has not committed within {_PEERS_TIMEOUT_S:g} s")
+            note = self._read_note(step, 0)
+            if note is not None and note.error:
+                raise CheckpointError(f"rank 0: {note.error}")
+            time.sleep(_POLL_S)
+        if not catalogue.step_directory(self._directory, step).is_dir():
+            raise CheckpointError("rank 0 did not commit it")
+
+    def _note_path(self, step: int, rank: int) -> Path:
+        staging = catalogue.staging_directory(self._directory, step, 0, self.place.round)
+        return staging / f".shard-{rank}.json"
+
+    def _read_note(self, step: int, rank: int) -> _Shard | None:
+        try:
+            note = msgspec.json.decode(self._note_path(step, rank).read_bytes(), type=_Shard)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return note if note.session == self._session else None
+
+
+def session(environment: Mapping[str, str], place: Place) -> str:
+    """A name that all processes of this start of the run share, and no other start has (as far as can be known)."""
+    parts = [environment.get(name, "") for name in _SESSION_VARIABLES]
+    if place.local_world_size == place.world_size:  # one node: all have the same parent, torchrun or mpirun
+        parts.append(str(os.getppid() if place.world_size > 1 else os.getpid()))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

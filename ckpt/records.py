@@ -1,0 +1,186 @@
+"""What a checkpoint says about itself: the table of one rank's tensors, and the manifest of a step.
+
+Structs on disk, so everything that is read is checked (``check_table``, ``check_manifest``): a checkpoint may come
+from a disk that lies, and its numbers are used as sizes, offsets and file names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+from resilio_hpc.ckpt.tensors import Kind
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
+
+FORMAT = "resilio-checkpoint"
+VERSION = 1
+BLOCK_BYTES = 16 << 20
+"""A tensor has one CRC32C for each so many of its bytes."""
+
+Layout = Literal["own", "replicated"]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Checksum = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
+class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor: its place in the state, its description, where its bytes are, and the CRC32C of each block.
+
+    ``offset`` counts from the beginning of the file (arena or HDF5); -1: the bytes are with rank 0 (replicated).
+    """
+
+    path: str
+    kind: Kind
+    dtype: str
+    shape: tuple[Count, ...]
+    offset: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
+    size_bytes: Count
+    checksums: tuple[Checksum, ...]
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """A range of bytes of a file, and its CRC32C."""
+
+    offset: Count
+    size_bytes: Count
+    crc32c: Checksum
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Everything about one rank's part: the tree of plain values (see ``tree``) and the tensors."""
+
+    tree: Extent
+    tensors: tuple[TensorRecord, ...]
+
+
+class RankRecord(msgspec.Struct, frozen=True):
+    """Where a rank's table lies in its shard file."""
+
+    rank: Count
+    table: Extent
+    table_sha256: str
+
+
+class ShardRecord(msgspec.Struct, frozen=True):
+    """One shard file, durable: what the manifest says about it. The controller passes it on unread."""
+
+    node_rank: Count
+    file: str
+    size_bytes: Count
+    layout: Layout
+    ranks: tuple[RankRecord, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A committed step. Its presence is the commit. ``order`` grows with every commit of a directory."""
+
+    step: Count
+    epoch: Count
+    round: Count
+    order: Count
+    world_size: Count
+    layout: Layout
+    shards: tuple[ShardRecord, ...]
+    format: str = FORMAT
+    version: int = VERSION
+    block_bytes: Count = BLOCK_BYTES
+
+    def shard_of(self, rank: int) -> tuple[ShardRecord, RankRecord]:
+        """The file and the record of a rank. Raises KeyError."""
+        for shard in self.shards:
+            for record in shard.ranks:
+                if record.rank == rank:
+                    return shard, record
+        raise KeyError(rank)
+
+
+class _Version(msgspec.Struct):
+    format: str
+    version: int
+
+
+_table_decoder = msgspec.json.Decoder(Table)
+_manifest_decoder = msgspec.json.Decoder(Manifest)
+_version_decoder = msgspec.json.Decoder(_Version)
+_SHARD_NAME = re.compile(r"node-(0|[1-9][0-9]{0,8})\.h5")
+
+
+def blocks(size_bytes: int) -> list[tuple[int, int]]:
+    """The (start, size) of each checksummed block of a tensor."""
+    return [(start, min(BLOCK_BYTES, size_bytes - start)) for start in range(0, size_bytes, BLOCK_BYTES)]
+
+
+def sha256(data: bytes) -> str:
+    """Hash of a table, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_table(data: bytes, file_size: int) -> Table:
+    """A rank's table, every number in it checked against the size of its file. Raises CorruptCheckpoint."""
+    try:
+        table = _table_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptCheckpoint(f"the table of tensors cannot be read: {error}") from error
+    check_extent(table.tree, file_size, "the tree")
+    for record in table.tensors:
+        if record.offset >= 0:
+            if record.offset + record.size_bytes > file_size:
+                raise CorruptCheckpoint(f"tensor {record.path} lies beyond the end of its file")
+            if len(record.checksums) != len(range(0, record.size_bytes, BLOCK_BYTES)):
+                raise CorruptCheckpoint(f"tensor {record.path} lacks checksums")
+    return table
+
+
+def check_extent(extent: Extent, file_size: int, what: str) -> None:
+    """Raises CorruptCheckpoint when an extent does not lie inside its file."""
+    if extent.offset + extent.size_bytes > file_size:
+        raise CorruptCheckpoint(f"{what} lies beyond the end of its file")
+
+
+def read_manifest(data: bytes, step: int) -> Manifest:
+    """The manifest of ``step``, checked. Raises CorruptCheckpoint, or CheckpointError for a newer version."""
+    try:
+        version = _version_decoder.decode(data)
+        if version.format == FORMAT and version.version > VERSION:
+            raise CheckpointError(
+                f"step {step} was written in version {version.version} of the format, this resilio_hpc reads up to "
+                f"{VERSION}; upgrade it"
+            )
+        manifest = _manifest_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptCheckpoint(f"manifest of step {step} cannot be read: {error}") from error
+    check_manifest(manifest, step)
+    return manifest
+
+
+def check_manifest(manifest: Manifest, step: int) -> None:
+    """Raises CorruptCheckpoint when a manifest contradicts itself or names files outside its directory."""
+    why = ""
+    if manifest.format != FORMAT or manifest.version < 1 or manifest.block_bytes != BLOCK_BYTES:
+        why = f"format {manifest.format!r} version {manifest.version} block {manifest.block_bytes}"
+    elif manifest.step != step:
+        why = f"it is of step {manifest.step}"
+    else:
+        why = why_incomplete(manifest.shards, manifest.world_size)
+    if why:
+        raise CorruptCheckpoint(f"manifest of step {step} is wrong: {why}")
+
+
+def why_incomplete(shards: Sequence[ShardRecord], world_size: int) -> str:
+    """Why these shards are not one whole checkpoint of ``world_size`` ranks; "" when they are."""
+    names = [shard.file for shard in shards]
+    for shard in shards:
+        if not _SHARD_NAME.fullmatch(shard.file):
+            return f"{shard.file!r} is not the name of a shard file"
+        for record in shard.ranks:
+            if record.table.offset + record.table.size_bytes > shard.size_bytes:
+                return f"the table of rank {record.rank} lies beyond the end of {shard.file}"
+    if len(set(names)) != len(names):
+        return "two shards have the same file"
+    ranks = sorted(record.rank for shard in shards for record in shard.ranks)
+    if world_size < 1 or len(ranks) != world_size or ranks != list(range(world_size)):
+        return f"it holds ranks {ranks[:8]}{'…' if len(ranks) > 8 else ''} of a world of {world_size}"
+    return ""

@@ -1,0 +1,212 @@
+"""Bringing a saved state back: into the tensors of a given state, in place, or as new tensors.
+
+First the whole state is matched against the description, so that a mismatch is found before anything is changed; then
+the bytes are read and verified; then objects get their load_state_dict().
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from resilio_hpc.ckpt import tensors
+from resilio_hpc.ckpt.records import TensorRecord
+from resilio_hpc.ckpt.sources import Source, read_tensor
+from resilio_hpc.ckpt.tree import TensorRef, decode, has_state, place
+from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
+
+Path = tuple[Any, ...]
+Build = Callable[[], Any]
+_NOTHING = object()
+
+
+def restore(source: Source, state: Any, pool: ThreadPoolExecutor) -> Any:
+    """The state that ``source`` holds, in ``state``'s own tensors and containers where it has them.
+
+    ``state`` None: everything new. Raises LayoutMismatch naming the place (nothing is changed yet), CorruptCheckpoint
+    or OSError (tensors may already be changed).
+    """
+    for record in source.tensors:
+        tensors.check_description(record.kind, record.dtype, record.shape, record.size_bytes)
+    matching = _Matching(source.tensors)
+    build = matching.match(_NOTHING if state is None else state, decode(source.tree), ())
+    matching.read(source, pool)
+    return build()
+
+
+class _Matching:
+    """Collects which saved tensor goes into which live ones; ``match`` returns how to build the result afterwards."""
+
+    def __init__(self, records: Any) -> None:
+        self._records: list[TensorRecord] = list(records)
+        self._targets: dict[int, list[Any]] = {}
+        self._fresh: dict[int, Any] = {}
+
+    # -- matching --------------------------------------------------------------------------------------------------
+
+    def match(self, live: Any, saved: Any, path: Path) -> Build:
+        """How to make ``saved`` out of ``live`` once the bytes are read."""
+        if isinstance(saved, TensorRef):
+            return self._tensor(live, saved, path)
+        if live is not _NOTHING and tensors.is_tensor(live):
+            raise LayoutMismatch(f"{place(path)}: the state has a tensor, the checkpoint a {type(saved).__name__}")
+        if live is not _NOTHING and has_state(live):
+            return self._object(live, saved, path)
+        if isinstance(saved, dict):
+            return self._dict(live, saved, path)
+        if isinstance(saved, list | tuple):
+            return self._sequence(live, saved, path)
+        _refuse_to_lose(live, saved, path)
+        return lambda: saved
+
+    def _tensor(self, live: Any, saved: TensorRef, path: Path) -> Build:
+        if saved.index >= len(self._records):
+            raise CorruptCheckpoint(f"{place(path)}: the checkpoint has no tensor number {saved.index}")
+        targets = self._targets.setdefault(saved.index, [])
+        if live is _NOTHING or not tensors.is_tensor(live):
+            _refuse_to_lose(live, saved, path)
+            return lambda: self._fresh[saved.index] if saved.index in self._fresh else self._copy_of(saved.index)
+        record = self._records[saved.index]
+        try:
+            tensors.check_fits(live, record.kind, record.dtype, record.shape)
+        except (LayoutMismatch, UsageError) as error:
+            raise type(error)(f"{place(path)}: {error}") from error
+        targets.append(live)
+        return lambda: live
+
+    def _copy_of(self, index: int) -> Any:
+        record = self._records[index]
+        self._fresh[index] = tensors.empty(record.kind, record.dtype, record.shape)
+        tensors.copy_into(self._fresh[index], self._targets[index][0])
+        return self._fresh[index]
+
+    def _dict(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
+        if not isinstance(live, dict):
+            _refuse_to_lose(live, saved, path)
+            fresh = {key: self.match(_NOTHING, value, (*path, key)) for key, value in saved.items()}
+            return lambda: _same_kind(saved, {key: build() for key, build in fresh.items()})
+        for key in live:
+            if key not in saved:
+                raise LayoutMismatch(f"{place((*path, key))}: the state has it, the checkpoint does not")
+        builds = {key: self.match(live.get(key, _NOTHING), value, (*path, key)) for key, value in saved.items()}
+
+        def build() -> Any:
+            for key, make in builds.items():
+                live[key] = make()
+            return live
+
+        return build
+
+    def _sequence(self, live: Any, saved: Any, path: Path) -> Build:
+        if not isinstance(live, list | tuple) or len(live) != len(saved):
+            _refuse_to_lose(live, saved, path)
+            live = [_NOTHING] * len(saved)
+        same = isinstance(live, list) and isinstance(saved, list) and _NOTHING not in live[:1]
+        builds = [
+            self.match(mine, theirs, (*path, position))
+            for position, (mine, theirs) in enumerate(zip(live, saved, strict=True))
+        ]
+
+        def build() -> Any:
+            values = [make() for make in builds]
+            if same:
+                live[:] = values
+                return live
+            return type(saved)(values)
+
+        return build
+
+    def _object(self, live: Any, saved: Any, path: Path) -> Build:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(live, torch.nn.Module) and isinstance(saved, dict):
+            return self._module(live, saved, path)
+        build = self.match(_NOTHING, saved, path)
+
+        def load() -> Any:
+            try:
+                live.load_state_dict(build())
+            except (ValueError, KeyError, RuntimeError) as error:
+                raise LayoutMismatch(f"{place(path)}: {type(live).__name__} refused its state: {error}") from error
+            return live
+
+        return load
+
+    def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
+        """A module's state_dict() shows its live tensors, so the bytes go straight into them."""
+        state = live.state_dict()
+        missing, unexpected = [k for k in state if k not in saved], [k for k in saved if k not in state]
+        if missing or unexpected:
+            raise LayoutMismatch(
+                f"{place(path)}: {type(live).__name__} and checkpoint differ; only in the module: {missing[:5]}, "
+                f"only in the checkpoint: {unexpected[:5]}"
+            )
+        build = self._dict(state, saved, path)
+        if isinstance(saved, OrderedDict) and hasattr(saved, "_metadata"):
+            state._metadata = saved._metadata
+
+        def load() -> Any:
+            try:
+                live.load_state_dict(build())
+            except RuntimeError as error:
+                raise LayoutMismatch(f"{place(path)}: {type(live).__name__} refused its state: {error}") from error
+            return live
+
+        return load
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self, source: Source, pool: ThreadPoolExecutor) -> None:
+        """Read every tensor that was matched; several places that share one get copies."""
+        pending: list[Future[None]] = []
+        bounced: list[tuple[Any, Any]] = []
+        failure: BaseException | None = None
+        for index, targets in self._targets.items():
+            record = self._records[index]
+            direct = next((target for target in targets if tensors.bytes_of(target) is not None), None)
+            into = direct
+            if into is None:
+                into = tensors.empty(record.kind, record.dtype, record.shape)
+                if not targets:
+                    self._fresh[index] = into
+            bounced += [(target, into) for target in targets if target is not direct]
+            memory = tensors.bytes_of(into)
+            assert memory is not None
+            try:
+                pending += read_tensor(source, record, memory, pool)
+            except (CorruptCheckpoint, OSError) as error:
+                failure = error
+                break
+        for future in pending:  # all of them, also after a failure: none may write later on
+            failure = failure or future.exception()
+        if failure is not None:
+            raise failure
+        for target, value in bounced:
+            tensors.copy_into(target, value)
+
+
+def _same_kind(saved: dict[Any, Any], values: dict[Any, Any]) -> Any:
+    if type(saved) is dict:
+        return values
+    made: Any = type(saved)(values)  # OrderedDict or Counter, the only others that a tree can hold
+    if hasattr(saved, "_metadata"):
+        made._metadata = saved._metadata
+    return made
+
+
+def _refuse_to_lose(live: Any, saved: Any, path: Path) -> None:
+    """A plain value may replace any plain value, but live tensors and objects must not be dropped silently."""
+    if live is not _NOTHING and _holds_live_parts(live):
+        what = "a tensor" if isinstance(saved, TensorRef) else f"a {type(saved).__name__}"
+        size = f" of {len(saved)}" if isinstance(saved, list | tuple) else ""
+        raise LayoutMismatch(f"{place(path)}: the checkpoint holds {what}{size}, the state a {type(live).__name__}")
+
+
+def _holds_live_parts(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_live_parts, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_live_parts, value))
+    return tensors.is_tensor(value) or has_state(value)

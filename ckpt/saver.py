@@ -1,0 +1,110 @@
+"""The saver: a process of its own, at low priority, that writes snapshots from shared memory to disk.
+
+``python -m resilio_hpc.ckpt.saver`` reads requests (see ``saver_messages``) as JSON lines from standard input, answers
+each on standard output, in order, and ends with its input or its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt.records import Layout
+from resilio_hpc.ckpt.saver_messages import (
+    Answer,
+    Commit,
+    Committed,
+    Persist,
+    Persisted,
+    Request,
+    SaverFailed,
+    decode_request,
+    encode_line,
+)
+from resilio_hpc.ckpt.sources import ArenaSource
+from resilio_hpc.core.durable import sync_directory
+from resilio_hpc.core.errors import CheckpointError, WireError
+
+_PR_SET_PDEATHSIG = 1
+_NICE = 10
+
+
+def serve(request: Request) -> Answer:
+    """Carry out one request. Never raises for what disks and arenas do: that is an answer."""
+    try:
+        return persist(request) if isinstance(request, Persist) else commit(request)
+    except (OSError, CheckpointError, MemoryError) as error:
+        return SaverFailed(request.step, f"{type(error).__name__}: {error}")
+
+
+def persist(request: Persist) -> Persisted:
+    """Write this node's shard file into the staging directory of that step and round."""
+    from resilio_hpc.ckpt.shard_file import write_shard
+
+    if not request.arenas:
+        raise CheckpointError(f"step {request.step}: no arena was named")
+    directory = Path(request.directory)
+    staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round)
+    with ExitStack() as stack:
+        arenas = [stack.enter_context(ArenaSource(Path(path))) for path in request.arenas]
+        for arena in arenas:
+            if arena.step != request.step or arena.header.world_size != request.world_size:
+                raise CheckpointError(
+                    f"the arena of rank {arena.header.rank} holds step {arena.step} of a world of "
+                    f"{arena.header.world_size}, not step {request.step} of {request.world_size}"
+                )
+        if len({arena.header.layout for arena in arenas}) != 1:
+            raise CheckpointError(f"step {request.step}: the ranks of this node do not have the same layout")
+        if not staging.is_dir():
+            staging.mkdir(parents=True, exist_ok=True)
+            sync_directory(directory)
+        return Persisted(request.step, request.round, write_shard(arenas, staging, request.node_rank))
+
+
+def commit(request: Commit) -> Committed:
+    """Write the manifest and make the step appear."""
+    started = time.monotonic()
+    layouts: set[Layout] = {shard.layout for shard in request.shards}
+    if len(layouts) != 1:
+        raise CheckpointError(f"step {request.step}: the shards have the layouts {sorted(layouts)}, not one")
+    catalogue.commit(
+        Path(request.directory),
+        request.step,
+        request.epoch,
+        request.round,
+        request.world_size,
+        layouts.pop(),
+        request.shards,
+        request.keep_last,
+    )
+    return Committed(request.step, time.monotonic() - started)
+
+
+def main() -> int:
+    """Serve until the input ends."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return 0  # the parent died before the request to die with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the agent decides when we end
+    os.nice(_NICE)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # a stray print of some library must not become an answer
+    for line in sys.stdin.buffer:
+        try:
+            request = decode_request(line)
+        except WireError as error:
+            answers.write(encode_line(SaverFailed(-1, str(error))))
+            continue
+        answers.write(encode_line(serve(request)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

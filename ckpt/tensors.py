@@ -1,0 +1,182 @@
+"""The few things that a checkpoint needs from torch tensors and numpy arrays, which it sees as bytes.
+
+Neither library is imported unless a value of it is there: MPI codes run without torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
+
+Kind = Literal["torch", "numpy"]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of a state: where it is in the state, what it is, and the live tensor itself.
+
+    ``identity`` is equal for two views of exactly the same elements (None for empty tensors).
+    """
+
+    path: str
+    kind: Kind
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    value: Any
+    identity: tuple[Any, ...] | None
+
+
+def is_tensor(value: Any) -> bool:
+    """Is ``value`` a torch tensor or a numpy array?"""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    return (torch is not None and isinstance(value, torch.Tensor)) or (
+        numpy is not None and isinstance(value, numpy.ndarray)
+    )
+
+
+def describe(value: Any, path: str) -> Leaf:
+    """What ``value`` is. Raises UsageError for a tensor that is not plain bytes in this process."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _describe_numpy(value, path)
+    return _describe_torch(value, path)
+
+
+def _describe_numpy(value: Any, path: str) -> Leaf:
+    numpy = sys.modules["numpy"]
+    if type(value) not in (numpy.ndarray, numpy.memmap):
+        raise UsageError(f"a {type(value).__name__} cannot be saved; convert it to a plain numpy array")
+    if value.dtype.kind in "OV":
+        raise UsageError(f"an array of dtype {value.dtype} cannot be saved; use arrays of numbers or strings")
+    size = int(value.nbytes)
+    identity = ("numpy", value.ctypes.data, value.shape, value.strides, value.dtype.str) if size else None
+    return Leaf(path, "numpy", value.dtype.str, tuple(value.shape), size, value, identity)
+
+
+def _describe_torch(value: Any, path: str) -> Leaf:
+    import torch
+
+    plain = value.detach()
+    if hasattr(plain, "device_mesh") and hasattr(plain, "placements"):
+        raise UsageError(
+            "a DTensor cannot be saved yet; save its to_local() (each process its own part) or its full_tensor()"
+        )
+    if type(plain) is not torch.Tensor:
+        raise UsageError(f"a {type(value).__name__} cannot be saved; convert it to a plain tensor")
+    if plain.layout is not torch.strided or plain.is_quantized or plain.device.type == "meta":
+        what = plain.device.type if plain.device.type == "meta" else plain.layout
+        raise UsageError(f"a tensor of kind {what} cannot be saved; convert it to a dense tensor")
+    size = plain.numel() * plain.element_size()
+    identity = (
+        (str(plain.device), plain.data_ptr(), tuple(plain.shape), plain.stride(), plain.dtype, plain.is_conj())
+        if size
+        else None
+    )
+    name = str(plain.dtype).removeprefix("torch.")
+    return Leaf(path, "torch", name, tuple(plain.shape), size, plain, identity)
+
+
+def bytes_of(value: Any) -> memoryview | None:
+    """The tensor's own memory, flat and writable where the tensor is; None unless it is contiguous and on the CPU."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if not value.flags.c_contiguous:
+            return None
+        return memoryview(value.reshape(-1).view(numpy.uint8)) if value.nbytes else memoryview(b"")
+    import torch
+
+    plain = value.detach()
+    if plain.device.type != "cpu" or not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
+        return None
+    if plain.numel() == 0:
+        return memoryview(b"")
+    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+
+
+def copy_out(value: Any, target: memoryview) -> None:
+    """Copy a tensor that is strided or on a device into ``target``, in row-major order."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        numpy.copyto(numpy.frombuffer(target, dtype=value.dtype).reshape(value.shape), value)
+        return
+    import torch
+
+    plain = value.detach()
+    torch.frombuffer(target, dtype=torch.uint8).view(plain.dtype).reshape(plain.shape).copy_(plain)
+
+
+def copy_into(target: Any, source: Any) -> None:
+    """Assign ``source`` to the elements of ``target``, in place."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(target, numpy.ndarray):
+        numpy.copyto(target, source)
+        return
+    target.detach().copy_(source)
+
+
+def check_fits(target: Any, kind: Kind, dtype: str, shape: tuple[int, ...]) -> None:
+    """Can a saved tensor go into ``target`` as it is? Raises LayoutMismatch, or UsageError if that is read-only."""
+    leaf = describe(target, "")
+    if leaf.kind != kind:
+        raise LayoutMismatch(f"the checkpoint holds a {kind} tensor, the state a {leaf.kind} tensor")
+    if leaf.shape != shape:
+        raise LayoutMismatch(f"the checkpoint holds shape {list(shape)}, the state {list(leaf.shape)}")
+    if leaf.dtype != dtype:
+        raise LayoutMismatch(f"the checkpoint holds dtype {dtype}, the state {leaf.dtype}")
+    if kind == "numpy" and not target.flags.writeable:
+        raise UsageError("the array in the state is read-only, nothing can be restored into it")
+
+
+def check_description(kind: Kind, dtype: str, shape: tuple[int, ...], size_bytes: int) -> None:
+    """Does a tensor of this dtype and shape have that size? Raises CorruptCheckpoint before anything is allocated."""
+    try:
+        item = torch_dtype(dtype).itemsize if kind == "torch" else numpy_dtype(dtype).itemsize
+    except (ValueError, TypeError) as error:
+        raise CorruptCheckpoint(str(error)) from error
+    if len(shape) > 64 or any(length < 0 or length >= 1 << 56 for length in shape):
+        raise CorruptCheckpoint(f"impossible shape {list(shape)[:64]}")
+    if math.prod(shape) * item != size_bytes:
+        raise CorruptCheckpoint(f"a {dtype} tensor of shape {list(shape)} does not have {size_bytes} bytes")
+
+
+def empty(kind: Kind, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A new tensor on the CPU, its content not set. Raises CorruptCheckpoint for a shape that cannot be."""
+    try:
+        if kind == "numpy":
+            import numpy
+
+            return numpy.empty(shape, dtype=numpy_dtype(dtype))
+        import torch
+
+        return torch.empty(shape, dtype=torch_dtype(dtype))
+    except (ValueError, RuntimeError) as error:
+        raise CorruptCheckpoint(f"cannot make a {dtype} tensor of shape {list(shape)}: {error}") from error
+
+
+def torch_dtype(name: str) -> Any:
+    """The torch dtype of that name. Raises ValueError for anything else that torch has under the name."""
+    import torch
+
+    found = getattr(torch, name, None) if re.fullmatch(r"[a-z][a-z0-9_]*", name) else None
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"this torch has no dtype {name!r}")
+    return found
+
+
+def numpy_dtype(name: str) -> Any:
+    """The numpy dtype of that array-protocol string. Raises ValueError for objects and records."""
+    import numpy
+
+    try:
+        found = numpy.dtype(name) if re.fullmatch(r"[<>|=][a-zA-Z]\d+(\[\d*\w+\])?", name) else None
+    except TypeError:
+        found = None
+    if found is None or found.kind in "OV":
+        raise ValueError(f"{name!r} is not a dtype of numbers or strings")
+    return found
