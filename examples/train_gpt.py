@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from resilio_hpc import train
-from resilio_hpc.ckpt import REPLICATED, Checkpointer
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, rng_state, set_rng_state
 
 
 class Block(nn.Module):
@@ -138,11 +138,17 @@ def main() -> None:
         tokens, target = (part.to(device) for part in batch_of(text, step, args, run))
         return functional.cross_entropy(model(tokens).flatten(0, 1), target.flatten())
 
-    checkpoint = Checkpointer({"model": gpt, "optimizer": optimizer, "schedule": schedule}, layout=REPLICATED)  # <-
-    start = checkpoint.restore() or 0  # <-
+    def state() -> dict[str, object]:
+        return {"model": gpt, "optimizer": optimizer, "schedule": schedule, "random": rng_state()}
+
+    checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)  # <-
+    start = 0
+    if restored := checkpoint.restore(state()):  # <-
+        start = restored[0]
+        set_rng_state(restored[1]["random"])
     train.warm_up_ddp(model, lambda: loss_of(start).backward())  # <- the same gradient buckets in every life
 
-    for step in run.steps(start, args.steps, save=checkpoint.save, every=args.every):  # <-
+    for step in run.steps(start, args.steps, save=lambda step: checkpoint.save(step, state()), every=args.every):  # <-
         began = time.monotonic()
         loss = loss_of(step)
         optimizer.zero_grad()

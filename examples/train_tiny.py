@@ -125,9 +125,10 @@ def main() -> None:
         from resilio_hpc import train
         from resilio_hpc.ckpt import Checkpointer
 
-        checkpoint = Checkpointer({**modules, "optimizer": optimizer}, layout="own")
-        start = checkpoint.restore() or 0
-        steps = train.attach().steps(start, args.steps, save=checkpoint.save, every=args.every)
+        run, checkpoint, state = train.attach(), Checkpointer(), {**modules, "optimizer": optimizer}
+        restored = checkpoint.restore(state)
+        start = restored[0] if restored else 0
+        steps = run.steps(start, args.steps, save=lambda step: checkpoint.save(step, state), every=args.every)
     else:
         files = SharedMemoryFiles(args.shm, rank, modules, optimizer)
         start = files.restore()

@@ -94,6 +94,16 @@ def batch_script(job: str, target: Path) -> None:
         raise SlurmError(str(error)) from error
 
 
+def config_value(name: str) -> str:
+    """A value of Slurm's configuration; "" when it is not set or Slurm does not answer."""
+    try:
+        text = run(["scontrol", "show", "config"], TIMEOUT_S).stdout
+    except CommandError:
+        return ""
+    match = re.search(rf"^{re.escape(name)}\s*=\s*(.*)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else ""
+
+
 def version() -> str:
     """Slurm's exact version, "" when there is none."""
     try:

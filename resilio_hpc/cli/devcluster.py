@@ -101,6 +101,8 @@ def _add_up_options(up: argparse.ArgumentParser) -> None:
 
 
 def _up(arguments: argparse.Namespace) -> int:
+    if arguments.rootless:
+        raise UsageError("--rootless is not there yet")
     cluster = DevCluster.start(
         arguments.name,
         nodes=arguments.nodes,
@@ -136,10 +138,9 @@ def _status(arguments: argparse.Namespace) -> int:
     if status.problem:
         print(f"  slurmctld: {status.problem}")
     for machine in status.machines:
-        link = "" if machine.link_up else " (network cut)" if machine.state == "up" else ""
-        print(
-            f"  {machine.name:<5} {machine.address:<15} {machine.state:<8} {machine.slurm_state}{link}{machine.detail}"
-        )
+        remark = "network cut" if machine.state == "up" and not machine.link_up else machine.detail
+        columns = f"  {machine.name:<5} {machine.address:<15} {machine.state:<8} {machine.slurm_state:<12} {remark}"
+        print(columns.rstrip())
     return 0
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.allocation import Allocation
 
 # Without these flags srun ends the whole step when one node or task dies (Slurm's manual, srun(1)).
@@ -105,6 +106,7 @@ def placements(
     """The agents that this supervisor starts."""
     here = allocation.node if allocation is not None and site.mode == "step" else None
     made = []
+    binds = site.mode == "batch" and "task/none" not in commands.config_value("TaskPlugin")
     for index, node in enumerate(site.nodes):
         if here is not None and node != here:
             continue
@@ -120,17 +122,17 @@ def placements(
         )
         command = (sys.executable, "-m", "resilio_hpc.launch.agent", settings.to_json())
         if site.mode == "batch" and allocation is not None:
-            command = (*srun_argv(node, allocation, index), *command)
+            command = (*srun_argv(node, allocation, index, binds), *command)
         made.append(Placement(settings, command))
     return made
 
 
-def srun_argv(node: str, allocation: Allocation, index: int) -> tuple[str, ...]:
-    """One step of one task that sees the whole of its node. Pure."""
+def srun_argv(node: str, allocation: Allocation, index: int, binds: bool) -> tuple[str, ...]:
+    """One step of one task that sees the whole of its node. ``binds``: this Slurm binds tasks to CPUs. Pure."""
     cpus = allocation.cpus_per_node[index] if index < len(allocation.cpus_per_node) else 0
     return (
         "srun", *SURVIVAL_FLAGS, "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}",
-        *((f"--cpus-per-task={cpus}",) if cpus else ()), "--cpu-bind=none", "--mpi=none", "--unbuffered",
+        *((f"--cpus-per-task={cpus}",) if cpus else ()), *(("--cpu-bind=none",) if binds else ()), "--mpi=none", "--unbuffered",
         "--job-name=resilio-agent",
     )  # fmt: skip
 

@@ -123,7 +123,7 @@ class Supervisor:
 
     def _agent_ended(self, placement: p.Placement, code: int) -> None:
         self.ledger.append("agent_ended", node=placement.node, exit_code=code, starts=len(placement.starts))
-        if len(placement.starts) > 2 and self.site.mode == "batch":
+        if self.site.mode == "batch":  # srun ends with 0 or 1 when its node dies: ask whether we still have the node
             nodes = commands.job_nodes(self.site.job)
             if nodes is not None and placement.node not in nodes:
                 placement.given_up = True

@@ -46,7 +46,9 @@ def warm_up_ddp(model: torch.nn.Module, forward_backward: Callable[[], object]) 
         for passes in range(1, _MOST_ITERATIONS + 1):
             forward_backward()
             # DDP itself makes this call at the start of the next forward pass; it is False until an order is known.
-            if model.reducer._rebuild_buckets() or _has_rebuilt_buckets(model):
+            if model.reducer._rebuild_buckets():
+                model._has_rebuilt_buckets = True  # as DDP notes it after its own call
+            if _has_rebuilt_buckets(model):
                 return passes
     raise UsageError(
         f"warm_up_ddp: DDP did not rebuild its gradient buckets after {_MOST_ITERATIONS} passes, so this run cannot "

@@ -6,25 +6,25 @@ Everything here is optional, and without our launcher it is a plain loop that sa
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from resilio_hpc.ckpt import agent_link
-from resilio_hpc.core.rank_link import Finished, StepDone, StopAt, StopConfirmed, Stopped
+from resilio_hpc.ckpt.coordinator import Place
+from resilio_hpc.core.rank_link import Finished, StopAt, StopConfirmed, Stopped
 from resilio_hpc.train.agreed_stop import AgreedStop
 
 
-class SaveHandle(Protocol):
-    """What a save gives back, if anything: something that can be waited for."""
+class Waitable(Protocol):
+    """What a save gives back, if anything; ``ckpt.SaveHandle`` is one."""
 
-    def wait(self, stage: str) -> object:
-        """Return when the checkpoint has reached ``stage``."""
+    def wait(self, stage: Literal["committed"]) -> object:
+        """Return when the checkpoint is committed; raise when it never will be."""
 
 
-Save = Callable[[int], SaveHandle | None]
+Save = Callable[[int], Waitable | None]
 
 
 @dataclass(eq=False)
@@ -85,7 +85,7 @@ class Run:
 
     def _report(self, completed: int) -> None:
         if self._link is not None:
-            self._link.send(StepDone(completed, time.time()))
+            self._link.step_done(completed)
 
     def _stop_here(self, completed: int) -> bool:
         if self._stop is not None:
@@ -107,21 +107,23 @@ def attach() -> Run:
 
 
 def _attach(environment: Mapping[str, str]) -> Run:
-    link = agent_link.current()
+    link = agent_link.current(environment)
+    place = Place.read(environment)
     run_dir = environment.get("RESILIO_RUN_DIR")
     run = Run(
-        rank=int(environment.get("RANK", "0")),
-        world_size=int(environment.get("WORLD_SIZE", "1")),
-        local_rank=int(environment.get("LOCAL_RANK", "0")),
-        round=int(environment.get("RESILIO_ROUND", "0")),
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.local_rank,
+        round=place.round,
         restart_count=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
         run_dir=Path(run_dir) if run_dir else None,
         checkpoint_dir=Path(environment.get("RESILIO_CHECKPOINT_DIR", "checkpoints")),
         launched=link is not None,
     )
     if link is not None:
-        run._link = link
-        run._stop = AgreedStop(link.send)
-        link.subscribe(StopAt, run._stop.on_stop_at)
-        link.subscribe(StopConfirmed, run._stop.on_stop_confirmed)
+        stop = AgreedStop(link.send)
+        link.subscribe(StopAt, stop.on_stop_at)
+        link.subscribe(StopConfirmed, stop.on_stop_confirmed)
+        link.on_close(stop.on_lost)
+        run._link, run._stop = link, stop
     return run

@@ -14,7 +14,7 @@ import msgspec
 
 from resilio_hpc.core.errors import CommandError, ResilioError, SlurmError, UsageError
 from resilio_hpc.core.process import Completed, run
-from resilio_hpc.slurm.devcluster import control, requirements, slurm_conf
+from resilio_hpc.slurm.devcluster import control, image, requirements, slurm_conf
 from resilio_hpc.slurm.devcluster.control import NodeProcess
 from resilio_hpc.slurm.devcluster.interpreter import host_python
 from resilio_hpc.slurm.devcluster.messages import ClusterStatus, MachineState, MachineStatus
@@ -69,6 +69,7 @@ class DevCluster:
                 cpus=cpus,
                 gpus=gpus,
                 series=slurm,
+                root=str(image.root_of(slurm)),
                 accounting=accounting,
                 binds=tuple(os.path.realpath(path) for path in binds),
                 slurmd_timeout_s=slurmd_timeout_s,
@@ -81,6 +82,7 @@ class DevCluster:
     def _start(cls, spec: ClusterSpec, timeout_s: float) -> DevCluster:
         where = layout(spec.name)
         requirements.check(spec)
+        image.ensure(spec.series)
         with control.claimed(where) as lock:
             control.sweep(where)
             spec = _complete(spec)
@@ -150,8 +152,7 @@ class DevCluster:
     def environment(self, extra: Mapping[str, str] | None = None, user: str = "root") -> dict[str, str]:
         """Environment of a command on a machine: a login's, and nothing of the host's."""
         home = {} if user == "root" else {"HOME": f"/shared/home/{user}", "USER": user}
-        libraries = {"LD_LIBRARY_PATH": self.spec.library_directory} if self.spec.library_directory else {}
-        return {**ENVIRONMENT, **home, **libraries, **(extra or {})}
+        return {**ENVIRONMENT, **home, **(extra or {})}
 
     def run(
         self,
@@ -409,7 +410,7 @@ def _complete(spec: ClusterSpec) -> ClusterSpec:
     """Add what depends on this host: the Slurm installation, its exact version, the Python to show."""
     version = run(["chroot", spec.root, "/usr/sbin/slurmctld", "-V"], 10.0).stdout.split()[-1]
     python = host_python(spec.root)
-    binds = tuple(dict.fromkeys([*python.paths, *spec.binds]))
+    binds = tuple(dict.fromkeys([*python.paths, *python.libraries, *spec.binds]))
     return msgspec.structs.replace(spec, slurm_version=version, binds=binds)
 
 

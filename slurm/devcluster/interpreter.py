@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import sysconfig
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import resilio_hpc
+from resilio_hpc.core.process import run
+
+_RESOLVED = re.compile(r"^\s*(\S+) => (/\S+)", re.MULTILINE)
+_WITHOUT = ("_tkinter",)  # drags in all of X11, which no rank needs
 
 
 @dataclass(frozen=True)
 class HostPython:
-    """Host paths to show at the same place."""
+    """Host paths to show at the same place: directories, and the shared libraries that the image lacks."""
 
     paths: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
 
 
 def host_python(root: str) -> HostPython:
-    """The running interpreter's paths for a machine whose image is ``root``."""
+    """The running interpreter's paths for a machine whose image is ``root`` ("/" is the host's own)."""
+    base = Path(sys.base_prefix).resolve()
     project = Path(resilio_hpc.__file__).parent.parent
-    wanted = [Path(sys.base_prefix).resolve(), Path(sys.prefix), project]
-    if Path(sys.base_prefix).resolve() == Path("/usr"):  # never hide the image's own /usr: only what belongs to Python
+    if root == "/":
+        return HostPython(_outermost([base, Path(sys.prefix), project]))
+    interpreter = Path(sys.executable).resolve()
+    wanted = [base, Path(sys.prefix), project]
+    if base == Path("/usr"):  # the image's own /usr must not be hidden: show only what is Python's
         stdlib = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-        wanted = [Path(sys.executable).resolve(), *stdlib, Path(sys.prefix), project] if root != "/" else [project]
+        wanted = [interpreter, *stdlib, Path(sys.prefix), project]
+    extensions = [path for path in _extensions() if not path.name.startswith(_WITHOUT)]
+    return HostPython(_outermost(wanted), missing_libraries(_needed([interpreter, *extensions]), Path(root)))
+
+
+def _outermost(paths: Iterable[Path]) -> tuple[str, ...]:
     kept: list[Path] = []
-    for path in sorted(dict.fromkeys(p for p in wanted if p != Path("/usr")), key=lambda p: len(p.parts)):
+    for path in sorted(set(paths) - {Path("/usr")}, key=lambda path: len(path.parts)):
         if not any(path.is_relative_to(other) for other in kept):
             kept.append(path)
-    return HostPython(tuple(str(path) for path in kept))
+    return tuple(str(path) for path in kept)
+
+
+def _extensions() -> list[Path]:
+    directory = sysconfig.get_config_var("DESTSHARED")
+    return sorted(Path(directory).glob("*.so")) if directory else []
+
+
+def _needed(files: Iterable[Path]) -> dict[str, str]:
+    """Shared libraries (name → path on the host) that these programs and extensions load."""
+    listed = run(["ldd", *map(str, files)], 60.0, check=False).stdout
+    return dict(_RESOLVED.findall(listed))
+
+
+def missing_libraries(needed: Mapping[str, str], root: Path) -> tuple[str, ...]:
+    """Host paths of the libraries that the image has not got under that name; those that it has are newer, and do."""
+    system = ("/lib/", "/usr/lib/")  # anything else belongs to the interpreter and is shown with it
+    return tuple(
+        path
+        for path in sorted(set(needed.values()))
+        if path.startswith(system) and not (root / path.lstrip("/")).exists()
+    )

@@ -39,7 +39,6 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     slurmd_timeout_s: int = 5
     conf: tuple[str, ...] = ()
     binds: tuple[str, ...] = ()
-    library_directory: str = ""
 
     @property
     def compute_nodes(self) -> tuple[str, ...]:
