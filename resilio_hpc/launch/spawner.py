@@ -180,7 +180,7 @@ class Spawner:
         below = process_tree.descendants(self._process.pid)
         process_tree.send([self._process.pid, *below], signal.SIGKILL)
         try:
-            code: int | None = self._process.wait(timeout=self._kill_timeout_s)
+            code: int | None = self._process.wait(timeout=max(1.0, self._kill_timeout_s))
         except subprocess.TimeoutExpired:
             code = None  # uninterruptible: it cannot run any more, the kernel ends it when it can
         when = time.time()

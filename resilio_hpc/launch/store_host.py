@@ -27,7 +27,9 @@ def hold(link: socket.socket, round: int, host: str) -> int:
         socket.getaddrinfo(host, None)  # torch would repeat a failing look-up until its own time-out
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
     except Exception as error:  # noqa: BLE001 - torch raises many types; the agent hears of each
-        link.send(encode(StoreDied(round, f"{type(error).__name__}: {' '.join(str(error).split())}")))
+        link.send(
+            encode(StoreDied(round, f"no store on {host}: {type(error).__name__}: {' '.join(str(error).split())}"))
+        )
         return 1
     link.send(encode(StoreReady(round, store.port)))
     link.close()  # or the agent would not see the spawner's end of file

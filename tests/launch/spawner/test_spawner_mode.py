@@ -1,0 +1,158 @@
+"""When ranks are forked and when they are executed, what is said about it, and the store beside them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+import pytest
+
+from resilio_hpc.launch import load_time_variables, process_tree
+from resilio_hpc.launch.spawner import Exited, SpawnFailed, Started, StoreDied, StoreReady
+
+
+def test_a_zygote_has_one_thread_although_numpy_starts_some(make_bench, spawner_environment) -> None:
+    bench = make_bench(environment=spawner_environment(OMP_NUM_THREADS="2", OPENBLAS_NUM_THREADS="2"))
+    ready = bench.start()
+    assert (ready.threads, ready.why_not_fork) == (1, "")
+    assert bench.run("import numpy; a = numpy.ones((500, 500)); print((a @ a)[0, 0])").mode == "fork"
+    assert bench.out() == "500.0\n"
+
+
+def test_a_preloaded_module_is_there_before_the_script(make_bench, spawner_environment, tmp_path) -> None:
+    (tmp_path / "big.py").write_text("import os; loader = os.getpid()")
+    bench = make_bench(environment=spawner_environment(PYTHONPATH=str(tmp_path)), preload=["big"])
+    assert bench.start().why_not_fork == ""
+    assert bench.run("import big, os; print(big.loader == os.getppid())").exit_code == 0
+    assert bench.out() == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()", "threads"),
+        ("raise ValueError('no\\nlicence')", "preloading bad failed: ValueError: no licence"),
+        ("import subprocess; child = subprocess.Popen(['sleep', '1000'])", "started processes"),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "CUDA"),
+    ],
+)
+def test_a_preload_that_forbids_forking_is_said_and_ranks_are_executed(
+    make_bench, spawner_environment, tmp_path, source, why
+) -> None:
+    (tmp_path / "bad.py").write_text(source)
+    bench = make_bench(environment=spawner_environment(PYTHONPATH=str(tmp_path)), preload=["bad"])
+    ready = bench.start()
+    assert why in ready.why_not_fork and "\n" not in ready.why_not_fork
+    assert bench.run("print('runs all the same')").exit_code == 0, bench.err()
+    started = bench.wait(Started)
+    assert (started.mode, started.why) == ("exec", ready.why_not_fork)
+    assert process_tree.children(bench.spawner.pid) == []
+
+
+def test_an_environment_that_only_a_new_process_can_honour_means_exec(bench) -> None:
+    exited = bench.run("import sys; print(sys.flags.hash_randomization)", env={"PYTHONHASHSEED": "0", "RANK": "3"})
+    started = bench.wait(Started)
+    assert (exited.mode, exited.exit_code, bench.out()) == ("exec", 0, "0\n")
+    assert started.why == "PYTHONHASHSEED can only be set for a new process"
+
+
+@pytest.mark.parametrize(
+    ("spawner", "rank", "names"),
+    [
+        ({}, {"RANK": "0", "MASTER_ADDR": "n1", "CUDA_VISIBLE_DEVICES": "1", "NCCL_DEBUG": "INFO"}, []),
+        ({}, {"OMP_NUM_THREADS": "4"}, []),
+        ({}, {"OMP_PROC_BIND": "close", "LD_PRELOAD": "a.so"}, ["LD_PRELOAD", "OMP_PROC_BIND"]),
+        ({"LD_PRELOAD": "a.so"}, {"LD_PRELOAD": "a.so"}, []),
+        ({"MALLOC_ARENA_MAX": "1"}, {"MALLOC_ARENA_MAX": "2"}, ["MALLOC_ARENA_MAX"]),
+    ],
+)
+def test_which_variables_need_a_new_process(spawner, rank, names) -> None:
+    assert load_time_variables.differing(spawner, rank) == names
+
+
+def test_a_command_is_executed_with_its_environment_directory_and_affinity(either) -> None:
+    either.command("command", "sh", "-c", 'echo "$MINE $PWD"; exit 3', env={"MINE": "x"})
+    assert either.wait_exit().exit_code == 3
+    assert either.out() == f"x {either.directory}\n"
+    assert either.wait(Started).why == "not a Python script"
+
+
+@pytest.mark.parametrize(
+    ("kind", "argv", "fields", "error"),
+    [
+        ("command", "no-such-program", {}, "no-such-program: no such program"),
+        ("command", "./data", {}, "./data: no such program, or not executable"),
+        ("script", "s.py", {"cwd": "/absent"}, "/absent: not a directory"),
+        ("script", "s.py", {"stdout_path": "/absent/out"}, "/absent/out: No such file"),
+        ("script", "s.py", {"stderr_path": "/absent/err"}, "/absent/err: No such file"),
+    ],
+)
+def test_a_rank_that_cannot_start_is_said(bench, kind, argv, fields, error) -> None:
+    (bench.directory / "data").write_text("")
+    bench.command(kind, argv, **fields)
+    assert bench.wait(SpawnFailed).error.startswith(error)
+
+
+def test_an_affinity_that_this_machine_has_not_is_said_on_stderr(bench) -> None:
+    path = bench.script("print('not reached')")
+    bench.command("script", str(path), cpus=(4000,))
+    assert bench.wait_exit().exit_code == 1
+    assert bench.err().startswith("cannot start local rank 0: ")
+    assert bench.out() == ""
+
+
+def test_four_gloo_ranks_meet_through_the_store_and_meet_again_in_the_next_round(bench) -> None:
+    source = """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        value = torch.tensor([1.0 + dist.get_rank()])
+        dist.all_reduce(value)
+        print(value.item())
+        dist.destroy_process_group()
+    """
+    for round in range(2):
+        port = bench.store_port(round)
+        for rank in range(4):
+            env = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+            env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(round)}
+            bench.spawn(source, rank=rank, env=env)
+        bench.wait_exit(4 * (round + 1))
+        assert [bench.out(rank) for rank in range(4)] == ["10.0\n" * (round + 1)] * 4, bench.err()
+        bench.stop(grace_s=1)
+
+
+def listening(port: int) -> bool:
+    try:
+        socket.create_connection(("localhost", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_next_rounds_store_may_be_open_before_the_stop_and_outlive_it(either) -> None:
+    first, second = either.store_port(5), either.store_port(6)
+    either.stop(keep_stores_from=6)
+    assert (listening(first), listening(second)) == (False, True)
+    third = either.store_port(8)  # rounds before the one before end
+    either.stop(keep_stores_from=8)
+    assert (listening(second), listening(third)) == (False, True)
+    either.stop()
+    assert not listening(third)
+    assert not [event for event in either.seen if isinstance(event, StoreDied)]
+
+
+def test_a_store_that_cannot_open_or_is_killed_is_said(bench) -> None:
+    bench.spawner.open_store(0, "no-such-host.invalid")
+    assert "no-such-host" in bench.wait(StoreDied, where=lambda event: event.round == 0).error
+    bench.store_port(1)
+    store = max(process_tree.children(bench.spawner.pid))
+    process_tree.send([store], signal.SIGKILL)
+    assert bench.wait(StoreDied, where=lambda event: event.round == 1).error.endswith("signal 9")
+    assert [event.round for event in bench.seen if isinstance(event, StoreReady)] == [1]
+
+
+def test_the_store_never_delays_ranks(bench) -> None:
+    """A store host holds no descriptor of its spawner and none of its ranks': all end by themselves."""
+    bench.store_port(0)
+    assert bench.run("pass").exit_code == 0
+    assert bench.wait(Exited).mode == "fork"
