@@ -48,11 +48,14 @@ class Launched:
 
     def kill_a_rank(self, choice: random.Random) -> float:
         """SIGKILL one rank; the time just before it."""
-        pid = self.stamps()[choice.randrange(self.ranks)][-1].pid
-        if not is_marked(pid, str(self.directory)):
-            raise RuntimeError(f"process {pid} is not a rank of this trial")
+        rank = choice.randrange(self.ranks)
+        file = stamps.path_of(self.directory, rank)
+        pids = [pid for pid in marked(str(self.directory)) if has_open(pid, file)]
+        if not pids:
+            raise RuntimeError(f"no process of this trial is rank {rank}")
         killed_at_s = time.time()
-        os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
         return killed_at_s
 
     def last_output(self) -> str:
@@ -69,17 +72,27 @@ def is_marked(pid: int, mark: str) -> bool:
     return f"{MARKER}={mark}".encode() in environment
 
 
-def running() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+def has_open(pid: int, file: Path) -> bool:
+    """Whether the process writes to the file: so a rank is known by its stamps, under any launcher."""
+    try:
+        return any(entry.readlink() == file for entry in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def marked(mark: str) -> list[int]:
+    """Every living process of the trial."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if is_marked(pid, mark)]
 
 
 def kill_marked(mark: str) -> None:
     """SIGKILL every process of the trial, until a look around finds none: one may have started another meanwhile."""
     deadline = time.monotonic() + 10
-    while marked := [pid for pid in running() if is_marked(pid, mark)]:
+    while pids := marked(mark):
         if time.monotonic() > deadline:
-            raise RuntimeError(f"processes {marked} of a trial do not die")
-        for pid in marked:
+            raise RuntimeError(f"processes {pids} of a trial do not die")
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -112,7 +125,9 @@ def start(argv: Sequence[str], directory: Path, environment: Mapping[str, str], 
 def launched(launcher: Launcher, ranks: int, script: Path, arguments: Sequence[str]) -> Iterator[Launched]:
     """Run a launcher in a directory of its own (its ranks find it as $OUT); nothing of it is left afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="recovery-"))
+    memory = Path(tempfile.mkdtemp(prefix="recovery-", dir="/dev/shm"))
     (directory / "tmp").mkdir()
+    arguments = [*arguments, f"--shm={memory}"]
     port = str(free_port())
     environment = {name: value.replace("{port}", port) for name, value in launcher.environment.items()}
     companion = [word.replace("{port}", port) for word in launcher.companion]
@@ -127,3 +142,4 @@ def launched(launcher: Launcher, ranks: int, script: Path, arguments: Sequence[s
         for process in processes:
             process.wait()
         shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(memory, ignore_errors=True)

@@ -19,9 +19,9 @@ from launchers import LAUNCHERS, OUR_LAUNCHER, Launcher
 from measure import NEVER, Series, print_table, shown, write_json
 
 RANKS = 4
-SCRIPT = Path(__file__).resolve().parent / "recovery_script.py"
+SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "train_tiny.py"
 START_LIMIT_S = 120
-TINY_WARM_STEPS, LARGE_WARM_STEPS = 20, 6
+WARM_STEPS = 20
 
 
 def recover_once(run: Launched, choice: random.Random, limit_s: float, series: Series) -> bool:
@@ -39,9 +39,8 @@ def recover_once(run: Launched, choice: random.Random, limit_s: float, series: S
 
 def trial(launcher: Launcher, options: argparse.Namespace, choice: random.Random, series: Series) -> str:
     """One launcher run with one kill. What to tell about it, in a line."""
-    warm_steps = LARGE_WARM_STEPS if options.state_mb else TINY_WARM_STEPS
     with launched(launcher, RANKS, SCRIPT, script_arguments(options)) as run:
-        if not run.wait_for_steps(warm_steps, START_LIMIT_S):
+        if not run.wait_for_steps(WARM_STEPS, START_LIMIT_S):
             return f"did not start:\n{run.last_output()}"
         if recover_once(run, choice, options.limit_s, series):
             return f"{shown(series.values_s[-1])} s"
@@ -49,8 +48,7 @@ def trial(launcher: Launcher, options: argparse.Namespace, choice: random.Random
 
 
 def script_arguments(options: argparse.Namespace) -> tuple[str, ...]:
-    every = LARGE_WARM_STEPS // 2 if options.state_mb else 10
-    return (f"--state-mb={options.state_mb}", f"--every={every}")
+    return (f"--state-mb={options.state_mb}", "--steps=1000000")
 
 
 def compare(options: argparse.Namespace, console: Console) -> list[Series]:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from launched import is_marked, launched, running
+from launched import Launched, launched, marked
 from launchers import Launcher
 
 # A launcher whose ranks are in sessions of their own, so that no process group holds them.
 SCATTERING = """
-import os, subprocess, sys, time
-rank = "import os, time; open('steps-rank%d', 'w').write(f'1.0 step 1 {os.getpid()}\\n'); time.sleep(60)"
+import subprocess, sys, time
+rank = "import time; stamps = open('steps-rank%d', 'w'); print('1 1.0 0', file=stamps, flush=True); time.sleep(60)"
 for index in range(2):
     subprocess.Popen([sys.executable, "-c", rank % index], start_new_session=True)
 time.sleep(60)
@@ -27,25 +27,31 @@ def scattering(tmp_path: Path) -> Launcher:
     return Launcher("scattering", "", program)
 
 
+def wait_for_ranks(run: Launched) -> None:
+    assert run.wait_for(lambda: all(run.stamps()), limit_s=30), run.last_output()
+
+
 def test_nothing_of_a_trial_is_left(scattering: Launcher, tmp_path: Path) -> None:
     with launched(scattering, 2, tmp_path / "script", ()) as run:
-        assert run.wait_for(lambda: all(run.stamps()), limit_s=30)
-        mark = str(run.directory)
-        assert sum(is_marked(pid, mark) for pid in running()) == 3
-    assert not any(is_marked(pid, mark) for pid in running())
+        wait_for_ranks(run)
+        assert len(marked(str(run.directory))) == 3
+    assert marked(str(run.directory)) == []
     assert not run.directory.exists()
 
 
-def test_a_rank_is_killed_and_nobody_else(scattering: Launcher, tmp_path: Path) -> None:
+def test_one_rank_is_killed_and_nobody_else(scattering: Launcher, tmp_path: Path) -> None:
     with launched(scattering, 2, tmp_path / "script", ()) as run:
-        assert run.wait_for(lambda: all(run.stamps()), limit_s=30)
+        wait_for_ranks(run)
         run.kill_a_rank(random.Random(0))
-        assert run.wait_for(lambda: sum(is_marked(pid, str(run.directory)) for pid in running()) == 2, limit_s=10)
+        assert run.wait_for(lambda: len(marked(str(run.directory))) == 2, limit_s=10)
 
 
-def test_a_process_of_somebody_else_is_not_touched(scattering: Launcher, tmp_path: Path) -> None:
-    with launched(scattering, 1, tmp_path / "script", ()) as run:
-        assert run.wait_for(lambda: all(run.stamps()), limit_s=30)
-        (run.directory / "steps-rank0").write_text("1.0 step 1 1\n")
-        with pytest.raises(RuntimeError, match="process 1 is not a rank"):
+def test_a_process_outside_the_trial_is_not_taken_for_a_rank(scattering: Launcher, tmp_path: Path) -> None:
+    with launched(scattering, 2, tmp_path / "script", ()) as run:
+        wait_for_ranks(run)
+        for rank in range(2):
+            (run.directory / f"steps-rank{rank}").rename(run.directory / f"old{rank}")
+            (run.directory / f"steps-rank{rank}").touch()
+        own = (run.directory / "steps-rank0").open()
+        with own, pytest.raises(RuntimeError, match="no process of this trial is rank"):
             run.kill_a_rank(random.Random(0))
