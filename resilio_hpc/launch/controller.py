@@ -166,7 +166,9 @@ class Controller:
         self.round = max(self.round, last_round) if self.phase == "gathering" else self.round
         self._informed = True
         self.record("informed", committed=sorted(committed), last_round=last_round)
-        if self.phase == "preparing":
+        if self.phase == "gathering":
+            self._try_round()
+        elif self.phase == "preparing":
             self._try_start()
         return self._flush()
 
@@ -231,6 +233,7 @@ class Controller:
             return
         self.round = last.round
         self.members = last.members
+        self._informed = True
         self.restarts = last.restarts + 1  # what follows is a restart of the ranks
         self.without_progress = last.without_progress + 1
         self.lost |= set(last.lost)
@@ -413,6 +416,8 @@ class Controller:
         """Start preparing the next round if the nodes that it needs are in."""
         if self.stop.terminating:
             self.stop.ended()
+            return
+        if not self._informed:
             return
         usable = [node for node in self.agents if node not in self.lost]
         now = self._clock.monotonic()

@@ -20,6 +20,7 @@ class LocalRank:
     pid: int = -1
     attached: bool = False
     step: int = -1
+    step_at: float = 0.0
     step_time: float = 0.0
     first_step_at: float | None = None
     restored: tuple[int, str] = (-1, "")
@@ -114,13 +115,12 @@ class LocalRound:
         return self._maybe_answer()
 
     def _step_done(self, rank: LocalRank, message: rank_link.StepDone) -> list[m.ToController]:
-        if rank.step >= 0 and message.step > rank.step and rank.first_step_at is not None:
-            rank.step_time = max(0.0, message.time - rank.first_step_at) / max(1, message.step - rank.step)
-        rank.step = message.step
+        if rank.first_step_at is not None and message.step > rank.step:
+            rank.step_time = max(0.0, message.time - rank.step_at) / (message.step - rank.step)
+        rank.step, rank.step_at = message.step, message.time
         if rank.first_step_at is None:
             rank.first_step_at = message.time
             return self._maybe_first_step()
-        rank.first_step_at = min(rank.first_step_at, message.time)
         return []
 
     def _maybe_first_step(self) -> list[m.ToController]:
