@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ import stamps
 from launchers import Launcher
 
 POLL_S = 0.01
+SHARED_MEMORY = Path("/dev/shm")
 MARKER = "RESILIO_BENCHMARK_TRIAL"
 
 
@@ -86,6 +88,24 @@ def marked(mark: str) -> list[int]:
     return [pid for pid in pids if is_marked(pid, mark)]
 
 
+def shared_memory(pids: Sequence[int]) -> set[Path]:
+    """Entries of /dev/shm that these processes have mapped; a launcher that is killed leaves them behind."""
+    found = set()
+    for pid in pids:
+        try:
+            found |= set(re.findall(r" /dev/shm/([^/\n]+)", Path(f"/proc/{pid}/maps").read_text()))
+        except OSError:
+            continue  # gone meanwhile
+    return {SHARED_MEMORY / name.removesuffix(" (deleted)") for name in found}
+
+
+def remove(entry: Path) -> None:
+    if entry.is_dir():
+        shutil.rmtree(entry, ignore_errors=True)
+    else:
+        entry.unlink(missing_ok=True)
+
+
 def kill_marked(mark: str) -> None:
     """SIGKILL every process of the trial, until a look around finds none: one may have started another meanwhile."""
     deadline = time.monotonic() + 10
@@ -108,7 +128,8 @@ def free_port() -> int:
 
 def start(argv: Sequence[str], directory: Path, environment: Mapping[str, str], log: str) -> subprocess.Popen[bytes]:
     """A process in a session of its own, marked as one of this trial, as everything that it starts will be."""
-    own = {"OUT": str(directory), "TMPDIR": str(directory / "tmp"), MARKER: str(directory), "OMP_NUM_THREADS": "1"}
+    own = {"OUT": str(directory), MARKER: str(directory), "OMP_NUM_THREADS": "1"}
+    own |= dict.fromkeys(("TMPDIR", "RESILIO_LOCAL_DIR"), str(directory / "tmp"))
     with (directory / log).open("wb") as output:
         return subprocess.Popen(
             argv,
@@ -125,7 +146,7 @@ def start(argv: Sequence[str], directory: Path, environment: Mapping[str, str], 
 def launched(launcher: Launcher, ranks: int, script: Path, arguments: Sequence[str]) -> Iterator[Launched]:
     """Run a launcher in a directory of its own (its ranks find it as $OUT); nothing of it is left afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="recovery-"))
-    memory = Path(tempfile.mkdtemp(prefix="recovery-", dir="/dev/shm"))
+    memory = Path(tempfile.mkdtemp(prefix="recovery-", dir=SHARED_MEMORY))
     (directory / "tmp").mkdir()
     arguments = [*arguments, f"--shm={memory}"]
     port = str(free_port())
@@ -138,8 +159,9 @@ def launched(launcher: Launcher, ranks: int, script: Path, arguments: Sequence[s
         processes.append(start(launcher.argv(ranks, script, arguments), directory, environment, "output"))
         yield Launched(processes[-1], directory, ranks)
     finally:
+        leftovers = {directory, memory, *shared_memory(marked(str(directory)))}
         kill_marked(str(directory))
         for process in processes:
             process.wait()
-        shutil.rmtree(directory, ignore_errors=True)
-        shutil.rmtree(memory, ignore_errors=True)
+        for entry in leftovers:
+            remove(entry)

@@ -1,12 +1,15 @@
 """A trial leaves no process and no file behind, whatever its launcher started."""
 
+import mmap
+import os
 import random
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from launched import Launched, launched, marked
+from launched import Launched, launched, marked, shared_memory
 from launchers import Launcher
 
 # A launcher whose ranks are in sessions of their own, so that no process group holds them.
@@ -55,3 +58,11 @@ def test_a_process_outside_the_trial_is_not_taken_for_a_rank(scattering: Launche
         own = (run.directory / "steps-rank0").open()
         with own, pytest.raises(RuntimeError, match="no process of this trial is rank"):
             run.kill_a_rank(random.Random(0))
+
+
+def test_shared_memory_that_a_trial_left_is_found() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory, (Path(directory) / "slot").open("w+b") as slot:
+        slot.truncate(4096)
+        with mmap.mmap(slot.fileno(), 4096):
+            assert Path(directory) in shared_memory([os.getpid()])
+        assert Path(directory) not in shared_memory([os.getpid()])
