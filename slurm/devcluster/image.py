@@ -111,7 +111,7 @@ def debian_mirror(index_targets: str) -> str:
 
 
 def _take_over_apt_settings(root: Path) -> None:
-    """Proxies, certificates and checks that this machine's apt needs to reach its mirror, and no starting of services."""
+    """Proxies, certificates and checks with which this machine's apt reaches its mirror; no services are started."""
     for source in sorted(Path("/etc/apt/apt.conf.d").glob("*")):
         if source.is_file() and re.search(r"^\s*Acquire\b", source.read_text(errors="replace"), re.MULTILINE):
             shutil.copy(source, root / "etc/apt/apt.conf.d" / source.name)

@@ -12,10 +12,10 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from resilio_hpc.slurm.devcluster import namespaces, services
+from resilio_hpc.slurm.devcluster import accounting, namespaces, services
 from resilio_hpc.slurm.devcluster.spec import CONTROLLER, USER, USER_ID, ClusterSpec, Layout
 
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
@@ -23,7 +23,8 @@ _PSEUDO = {
     *("proc", "sysfs", "devtmpfs", "devpts", "tmpfs", "ramfs", "cgroup", "cgroup2", "mqueue", "hugetlbfs", "debugfs"),
     *("tracefs", "securityfs", "pstore", "bpf", "fusectl", "configfs", "autofs", "binfmt_misc", "rpc_pipefs", "nsfs"),
 }
-_CONTROLLER_WAIT_S = 2.0
+_FIRST_WAIT_S = 60.0
+_REBOOT_WAIT_S = 1.0
 
 
 def build_root(spec: ClusterSpec, layout: Layout, machine: str, mountinfo: str) -> Path:
@@ -138,20 +139,25 @@ def _start_services(spec: ClusterSpec, machine: str, reboot: bool) -> None:
     start_and_wait(services.MUNGED.argv)
     if machine == CONTROLLER:
         if spec.accounting:
-            start_accounting(spec)
+            accounting.start(spec.name, start_and_wait, start_in_background)
         start_and_wait(services.SLURMCTLD.argv)
     else:
-        wait_for_port(spec.address(CONTROLLER), services.SLURMCTLD_PORT, _CONTROLLER_WAIT_S)
+        # a slurmd that cannot register at once tries again only after seconds; a rebooted node must not count on ctl
+        patience_s = _REBOOT_WAIT_S if reboot else _FIRST_WAIT_S
+        wait_for_port(spec.address(CONTROLLER), services.SLURMCTLD_PORT, patience_s)
         start_and_wait([*services.SLURMD.argv, "-N", machine, *(["-b"] if reboot else [])])
 
 
-def start_accounting(spec: ClusterSpec) -> None:
-    """Start the database and slurmdbd, and make the cluster known there."""
-    raise NotImplementedError(spec.name)
-
-
-def start_and_wait(argv: Sequence[str], env: Mapping[str, str] = services.ENVIRONMENT) -> None:
+def start_and_wait(argv: Sequence[str]) -> None:
     """Run a daemon's start command (which returns once it has daemonised); raises OSError if it fails."""
+    _, status = os.waitpid(start_in_background(argv), 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code != 0:
+        raise OSError(f"{argv[0]} did not start (exit code {code}): {services.last_complaint(argv[0])}")
+
+
+def start_in_background(argv: Sequence[str]) -> int:
+    """Start a program whose output goes to the machine's console log; returns its pid."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -160,13 +166,10 @@ def start_and_wait(argv: Sequence[str], env: Mapping[str, str] = services.ENVIRO
             null = os.open("/dev/null", os.O_RDONLY)
             for fd, target in ((null, 0), (log, 1), (log, 2)):
                 os.dup2(fd, target)
-            os.execve(argv[0], list(argv), dict(env))
+            os.execve(argv[0], list(argv), services.ENVIRONMENT)
         finally:
             os._exit(127)
-    _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code != 0:
-        raise OSError(f"{argv[0]} did not start (exit code {code}): {services.last_complaint(argv[0])}")
+    return pid
 
 
 def wait_for_port(address: str, port: int, timeout_s: float) -> bool:
