@@ -395,7 +395,7 @@ class Controller:
         lost = max(0, incident.at_step - max(restored, 0)) if incident.at_step >= 0 else None
         self.record(
             "recovered", kind=kind, node=node, round=self.round, recovery_s=round(recovered_at - incident.began, 4),
-            lost_steps=lost, plan=incident.plan.rung.value if incident.plan else "", restored=restored,
+            lost_steps=lost, at=recovered_at, plan=incident.plan.rung.value if incident.plan else "", restored=restored,
             rank=first.rank if first else None,
         )  # fmt: skip
 

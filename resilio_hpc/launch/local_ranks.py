@@ -176,6 +176,9 @@ class LocalRanks:
             if self._options.zygote and self._options.kind != "command":
                 self._agent.say(f"ranks on {self._agent.settings.node} are executed, not forked: {event.why}")
         if not self._starting:
+            local = self._agent.core.local
+            pids = {local.ranks[number].rank: pid for number, pid in self._pids.items()} if local else {}
+            self._agent.record("ranks", round=self._round, mode=event.mode, pids=pids)
             self._agent.core.ranks_started(self._round, round(time.monotonic() - self._start_began, 4), event.mode)
 
     def _on_exited(self, event: sm.Exited) -> None:

@@ -1,0 +1,109 @@
+"""``resilio demo``: watch a real training job survive, on a Slurm cluster of its own or on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.ledger import Event
+from resilio_hpc.demo.play import Play, Result
+from resilio_hpc.demo.scenario import QUICK, Scenario
+from resilio_hpc.demo.stage import LocalStage, SlurmStage, Stage, why_no_slurm
+
+EXAMPLES = """examples:
+  resilio demo                        five nodes, one of them a spare; faults; a chain of jobs
+  resilio demo --quick                smaller and shorter
+  resilio demo --local                without Slurm
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 when every fault was overcome and the final parameters are the same bits."""
+    parser = argparse.ArgumentParser(
+        prog="resilio demo", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="where summary.json and the logs go")
+    parser.add_argument("--quick", action="store_true", help="smaller and shorter")
+    parser.add_argument("--local", action="store_true", help="on this machine, without Slurm")
+    parser.add_argument("--slurm", default="22.05", choices=("22.05", "24.11", "26.05"), help="Slurm series")
+    options = parser.parse_args(argv)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        return _demo(options, console)
+    except ResilioError as error:
+        print(f"resilio demo: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _demo(options: argparse.Namespace, console: Console) -> int:
+    scenario = QUICK if options.quick else Scenario()
+    options.out.mkdir(parents=True, exist_ok=True)
+    reason = "asked for" if options.local else why_no_slurm()
+    if reason:
+        console.print(f"No Slurm here ({reason}): the same job runs on localhost, which plays {scenario.nodes} nodes.")
+    scratch = Path(tempfile.mkdtemp(prefix="resilio-demo-"))
+    stage: Stage = LocalStage(scenario, scratch) if reason else SlurmStage(scenario, options.slurm, f"demo{os.getpid()}")
+    if stage.slurm_version:
+        console.print(f"A Slurm {stage.slurm_version} cluster of {scenario.nodes} nodes is up on this machine.")
+    try:
+        result = Play(stage, scenario, console.print).perform(goodput_of)
+    finally:
+        _keep(stage, options.out)
+        stage.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+    (options.out / "summary.json").write_text(result.as_json() + "\n")
+    console.print(table(result))
+    console.print(
+        f"jobs in the chain: {result.links}   goodput: "
+        + (f"{result.goodput:.1%}" if result.goodput is not None else "unknown")
+        + f"   final parameters identical to the undisturbed run: [bold]{'yes' if result.identical else 'NO'}[/bold]"
+    )
+    console.print(f"the facts: {options.out}/summary.json   the runs: {options.out}/disturbed, {options.out}/undisturbed")
+    return 0 if result.success else 1
+
+
+def goodput_of(events: list[Event]) -> float | None:
+    """Share of the time in which steps were made that count."""
+    try:
+        from resilio_hpc.report.goodput import goodput
+    except ImportError:
+        return None
+    return goodput(events).share
+
+
+def table(result: Result) -> Table:
+    """Faults with their recovery times."""
+    made = Table(title="What happened, and how long it took")
+    for name in ("fault", "node", "recovered", "recovery", "steps done again"):
+        made.add_column(name, justify="right" if name in ("recovery", "steps done again") else "left")
+    for fault in result.faults:
+        made.add_row(
+            fault.kind.replace("_", " "),
+            fault.node or "all",
+            "yes" if fault.recovered else "NO",
+            f"{fault.recovery_s:.2f} s" if fault.recovery_s is not None else "",
+            "" if fault.lost_steps is None else str(fault.lost_steps),
+        )
+    return made
+
+
+def _keep(stage: Stage, out: Path) -> None:
+    """Copy what the runs left (without checkpoints) to the output directory."""
+    for name in ("undisturbed", "disturbed"):
+        source = stage.directory / name
+        if source.is_dir():
+            shutil.rmtree(out / name, ignore_errors=True)
+            shutil.copytree(source, out / name, ignore=shutil.ignore_patterns("checkpoints", "secret"))
+        console_output = stage.directory / f"{name}.txt"
+        if console_output.exists():
+            shutil.copy(console_output, out / f"{name}.txt")
