@@ -38,6 +38,7 @@ class Slot:
     def __init__(self, path: Path | None, spill: Path, on_disk: bool) -> None:
         """``path`` None: a file without a name, which ends with the process. ``spill``: directory for files on disk."""
         self.map: mmap.mmap | None = None
+        self._fd = -1
         self._spill = spill
         self.on_disk = on_disk
         self._fd, self.path = self._open_nameless() if path is None else self._open_named(path)
@@ -123,6 +124,11 @@ class Slot:
         """Unmap and close; the file stays."""
         self._unmap()
         os.close(self._fd)
+        self._fd = -1
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            self.close()
 
     def _unmap(self) -> None:
         if self.map is not None:

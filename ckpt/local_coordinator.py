@@ -80,7 +80,8 @@ class LocalCoordinator:
         """Wait for the save before; forget what a run that died here noted about this step."""
         if self._busy is not None:
             self._busy.join()
-        self._note_path(step, self.place.rank).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._note_path(step, self.place.rank).unlink()
 
     def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
         """Write it in the background."""

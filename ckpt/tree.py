@@ -25,6 +25,7 @@ from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
 MAX_DEPTH = 200
 _EXACT_IN_JSON = 1 << 53
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON would join two of them to one character
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,10 @@ def has_state(value: Any) -> bool:
 def component(key: Any) -> str:
     """One step of a path, unique among the keys of one dict; a legal name of an HDF5 link."""
     if type(key) is str:
-        if re.fullmatch(r"-?[0-9]+", key) or key in ("", ".", ".."):  # the int 0 and the string "0" must differ
-            return "%" + (f"{ord(key[0]):02X}" if key else "00") + quote(key[1:], safe=".")
+        if key == "":
+            return "$empty"
+        if re.fullmatch(r"-?[0-9]+|\.\.?", key):  # the int 0 and the string "0" must differ; . is no name in HDF5
+            return f"%{ord(key[0]):02X}" + key[1:]
         return quote(key, safe=" .:,;+=@()[]{}<>!#&'*-_~^|", errors="surrogatepass")
     if type(key) is int:
         return str(key)
@@ -108,7 +111,7 @@ class _Encoder:
 
     def _mapping(self, value: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
         self._check_depth(path)
-        if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in value):
+        if type(value) is dict and all(_is_json_key(key) for key in value):
             return {key: self.encode(item, (*path, key)) for key, item in value.items()}
         items = [[_encode_key(key, path), self.encode(item, (*path, key))] for key, item in value.items()]
         if type(value) is OrderedDict:
@@ -135,6 +138,10 @@ class _Encoder:
             raise UsageError(f"{place(path[:4])}…: nested more than {MAX_DEPTH} deep; does the state contain itself?")
 
 
+def _is_json_key(key: Any) -> bool:
+    return type(key) is str and not key.startswith("$") and (key.isascii() or not _SURROGATE.search(key))
+
+
 def _encode_key(key: Any, path: tuple[Any, ...]) -> Any:
     if type(key) is tuple:
         return {"$tuple": [_encode_key(item, path) for item in key]}
@@ -143,8 +150,10 @@ def _encode_key(key: Any, path: tuple[Any, ...]) -> Any:
 
 def _encode_plain(value: Any, path: tuple[Any, ...]) -> Any:
     kind = type(value)
-    if value is None or kind is bool or kind is str:
+    if value is None or kind is bool:
         return value
+    if kind is str:
+        return {"$str": value.encode("utf-8", "surrogatepass").hex()} if _SURROGATE.search(value) else value
     if kind is int:
         return value if -_EXACT_IN_JSON < value < _EXACT_IN_JSON else {"$int": hex(value)}
     if kind is float:
@@ -232,7 +241,7 @@ def _scalar(item: list[str]) -> Any:
     import numpy
 
     dtype, data = tensors.numpy_dtype(item[0]), _base64(item[1])
-    return numpy.frombuffer(data, dtype=dtype)[0] if data else numpy.zeros(1, dtype=dtype)[0]
+    return numpy.frombuffer(data, dtype=dtype)[0] if dtype.itemsize else dtype.type()
 
 
 def _base64(text: str) -> bytes:
@@ -244,6 +253,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "$tuple": lambda items: tuple(_decode(item) for item in items),
     "$dict": lambda items: dict(_pairs(items)),
     "$counter": lambda items: Counter(dict(_pairs(items))),
+    "$str": lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
     "$int": lambda text: int(text, 16),
     "$float": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
     "$complex": lambda text: complex(*struct.unpack(">dd", bytes.fromhex(text))),

@@ -1,0 +1,267 @@
+"""Arenas hold the old snapshot or the new one, whole; what is pinned stays; what is bad is not believed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilio_hpc.ckpt import arena, snapshot
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.restore import restore
+from resilio_hpc.ckpt.sources import ArenaSource
+from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
+from resilio_hpc.core.process import run
+
+POOL = ThreadPoolExecutor(2)
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        yield Path(name)
+
+
+def pair(directory: Path, rank: int = 0, world: int = 1, round_: int = 0) -> ArenaPair:
+    return ArenaPair(directory, Owner(rank, rank, world, world, round_, "own", "a run"), directory / "spill")
+
+
+def save(arenas: ArenaPair, step: int, size: int = 1000) -> Path:
+    return snapshot.take(arenas, step, flatten({"x": np.full(size, step), "step": step}), POOL)[0]
+
+
+def value(path: Path) -> int:
+    with ArenaSource(path) as source:
+        state = restore(source, None, POOL)
+    assert (state["x"] == state["step"]).all()
+    return int(state["step"])
+
+
+def held_steps(directory: Path) -> list[int]:
+    return [held.step for held in arena.scan(directory)]
+
+
+def test_a_rank_killed_at_any_instant_leaves_a_whole_and_right_step(shm: Path) -> None:
+    script = Path(__file__).with_name("kill_loop.py")
+    done = run([sys.executable, str(script), str(shm), "8"], 60, check=False)
+    assert done.returncode == 0, done.stderr
+    rounds, steps = map(int, done.stdout.split())
+    assert rounds >= 40
+    assert steps > rounds / 4  # it did save in between
+
+
+def test_the_two_newest_steps_are_kept(shm: Path) -> None:
+    arenas = pair(shm)
+    for step in (1, 2, 3):
+        save(arenas, step)
+    assert held_steps(shm) == [2, 3]
+    assert [value(held.path) for held in arena.scan(shm)] == [2, 3]
+    assert {path.stat().st_mode & 0o777 for path in shm.iterdir()} == {0o600}
+
+
+def test_a_pinned_step_is_not_overwritten_until_it_is_unpinned(shm: Path) -> None:
+    arenas = pair(shm)
+    save(arenas, 1)
+    assert arena.pin(shm, 1) == [shm / "rank0.slot0"]
+    for step in (2, 3, 4):
+        save(arenas, step)
+    assert held_steps(shm) == [1, 4]
+    arena.unpin(shm)
+    save(arenas, 5)
+    assert held_steps(shm) == [4, 5]
+
+
+def test_when_both_slots_are_pinned_the_save_fails_and_both_stay(shm: Path) -> None:
+    arenas = pair(shm)
+    save(arenas, 1)
+    save(arenas, 2)
+    arena.pin(shm, 1)
+    arena.pin(shm, 2)
+    with pytest.raises(CheckpointError, match="still being written"):
+        save(arenas, 3)
+    assert held_steps(shm) == [1, 2]
+    arena.unpin(shm)
+
+
+def test_a_step_is_pinned_only_if_every_rank_of_the_node_has_it(shm: Path) -> None:
+    first, second = pair(shm, 0, 2), pair(shm, 1, 2)
+    save(first, 7)
+    assert arena.pin(shm, 7) is None
+    save(second, 7)
+    assert arena.pin(shm, 7) == [shm / "rank0.slot0", shm / "rank1.slot0"]
+    arena.unpin(shm)
+
+
+def test_snapshots_of_different_rounds_are_not_mixed(shm: Path) -> None:
+    save(pair(shm, 0, 2, round_=0), 7)
+    save(pair(shm, 1, 2, round_=1), 7)
+    assert arena.pin(shm, 7) is None
+
+
+def test_pins_end_with_the_process_that_holds_them(shm: Path) -> None:
+    arenas = pair(shm)
+    save(arenas, 1)
+    code = f"from pathlib import Path; from resilio_hpc.ckpt import arena; print(arena.pin(Path({str(shm)!r}), 1))"
+    assert "rank0.slot0" in run([sys.executable, "-c", code], 30).stdout
+    save(arenas, 2)
+    save(arenas, 3)
+    assert held_steps(shm) == [2, 3]
+
+
+def test_an_invalidated_step_is_gone(shm: Path) -> None:
+    arenas = pair(shm)
+    save(arenas, 1)
+    save(arenas, 2)
+    arena.invalidate(shm, 2)
+    assert held_steps(shm) == [1]
+    save(arenas, 3)
+    assert held_steps(shm) == [1, 3]
+
+
+def test_after_a_roll_back_the_later_steps_of_the_former_life_are_forgotten(shm: Path) -> None:
+    arenas = pair(shm)
+    save(arenas, 10)
+    save(arenas, 20)
+    arenas.drop_after(10)
+    assert held_steps(shm) == [10]
+    save(arenas, 20)
+    later = pair(shm, round_=1)
+    save(later, 15)  # 20 belongs to a life that is over: it goes first, and 10 stays
+    assert held_steps(shm) == [10, 15]
+
+
+def test_saving_a_step_again_keeps_one_of_it(shm: Path) -> None:
+    arenas = pair(shm)
+    for step in (1, 2, 2):
+        save(arenas, step)
+    assert held_steps(shm) == [2]
+
+
+def test_a_new_life_adopts_the_arenas_of_the_former(shm: Path) -> None:
+    save(pair(shm), 1)
+    arenas = pair(shm, round_=1)
+    assert arenas.held(1) == shm / "rank0.slot0"
+    save(arenas, 2)
+    assert held_steps(shm) == [1, 2]
+
+
+@pytest.mark.parametrize("where", ["data", "table", "tree", "header", "truncated"])
+def test_a_damaged_arena_is_detected(where: str, shm: Path) -> None:
+    path = save(pair(shm), 5, size=100_000)
+    with ArenaSource(path) as source:
+        header, table = source.header, source.table
+    if where == "truncated":
+        os.truncate(path, header.size_bytes - 1)
+    else:
+        at = {
+            "data": table.tensors[0].offset + 700_000,
+            "table": header.table_offset + 30,
+            "tree": table.tree.offset + 2,
+            "header": 24,
+        }[where]
+        flip(path, at)
+    with pytest.raises(CorruptCheckpoint):
+        value(path)
+    assert held_steps(shm) == ([] if where in ("header", "truncated") else [5])
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 4]))
+
+
+@given(st.binary(min_size=0, max_size=200), st.integers(0, 300))
+def test_garbage_in_a_header_is_never_a_snapshot(garbage: bytes, at: int) -> None:
+    header = arena.Header(5, 1, 0, 0, 1, 1, 0, "own", "run", 4096, 10, 0, 8192)
+    page = bytearray(arena.pack(header).ljust(arena.PAGE, b"\0"))
+    page[arena.STATE_AT : arena.STATE_AT + 8] = arena.WHOLE
+    assert arena.unpack(bytes(page)) == header
+    before = bytes(page)
+    page[at : at + len(garbage)] = garbage
+    found = arena.unpack(bytes(page[: arena.PAGE]))
+    assert found is None or found == header or bytes(page) == before
+
+
+def test_strangers_in_the_directory_are_left_alone(shm: Path) -> None:
+    (shm / "rank0.slot7").write_bytes(b"x")
+    (shm / "rank1.slot0").mkdir()
+    (shm / "rank2.slot0").write_bytes(b"short")
+    assert arena.scan(shm) == []
+    assert arena.scan(shm / "missing") == []
+    (shm / "rank1.slot0").rmdir()
+    arena.remove(shm)
+    assert [path.name for path in shm.iterdir()] == ["rank0.slot7"]
+
+
+def test_removing_takes_the_directory_and_files_on_disk_too(tmp_path: Path) -> None:
+    directory, spill = tmp_path / "arenas", tmp_path / "disk"
+    directory.mkdir()
+    arenas = ArenaPair(directory, Owner(0, 0, 1, 1, 0, "own", "run"), spill, on_disk=True)
+    path = save(arenas, 1)
+    assert path.is_symlink()
+    assert value(path) == 1
+    arenas.close()
+    arena.remove(directory)
+    assert not directory.exists()
+    assert not spill.exists()
+
+
+def test_agents_import_neither_torch_nor_h5py_nor_numpy() -> None:
+    code = (
+        "import sys, resilio_hpc.ckpt.arena, resilio_hpc.ckpt.catalogue, resilio_hpc.ckpt.saver_messages\n"
+        "print([name for name in ('torch', 'h5py', 'numpy') if name in sys.modules])"
+    )
+    assert run([sys.executable, "-c", code], 30).stdout.strip() == "[]"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(directory)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("may not mount a small file system")
+    yield directory
+    subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+def test_full_shared_memory_moves_the_new_snapshot_to_disk_and_keeps_the_old(small_disk: Path, tmp_path: Path) -> None:
+    arenas = ArenaPair(small_disk, Owner(0, 0, 1, 1, 0, "own", "run"), tmp_path / "disk")
+    save(arenas, 1, size=100_000)
+    save(arenas, 2, size=100_000)
+    save(arenas, 3, size=2_000_000)
+    assert arenas.on_disk
+    assert held_steps(small_disk) == [2, 3]
+    assert [value(held.path) for held in arena.scan(small_disk)] == [2, 3]
+    paths = arena.pin(small_disk, 3)
+    assert paths is not None
+    arena.unpin(small_disk)
+    again = ArenaPair(small_disk, Owner(0, 0, 1, 1, 1, "own", "run"), tmp_path / "disk")  # the next life finds both
+    assert again.held(3) is not None
+    save(again, 4, size=2_000_000)
+    assert held_steps(small_disk) == [3, 4]
+
+
+def test_no_room_anywhere_is_an_error_and_the_old_snapshot_stays(small_disk: Path) -> None:
+    arenas = ArenaPair(small_disk, Owner(0, 0, 1, 1, 0, "own", "run"), small_disk / "disk")
+    save(arenas, 1)
+    with pytest.raises(OSError, match="No space"):
+        save(arenas, 2, size=4_000_000)
+    assert held_steps(small_disk) == [1]
+    save(arenas, 3)
+    assert held_steps(small_disk) == [1, 3]

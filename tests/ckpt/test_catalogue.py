@@ -1,0 +1,294 @@
+"""What is committed is whole; what is damaged, torn or hostile is never followed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from resilio_hpc import ckpt
+from resilio_hpc.ckpt import catalogue
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, ResilioError
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Steps 10 and 20, committed."""
+    for name in ("RANK", "WORLD_SIZE", "RESILIO_AGENT_SOCKET"):
+        monkeypatch.delenv(name, raising=False)
+    saver = ckpt.Checkpointer(tmp_path / "checkpoints")
+    for step in (10, 20):
+        saver.save(step, {"x": torch.full((1000,), step), "step": step}).wait(timeout_s=30)
+    return tmp_path / "checkpoints"
+
+
+def restored(directory: Path) -> int:
+    """The step that a new process restores, its content verified."""
+    found = ckpt.Checkpointer(directory).restore()
+    assert found is not None
+    step, state = found
+    assert torch.equal(state["x"], torch.full((1000,), step))
+    assert state["step"] == step
+    return step
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def shard(directory: Path, step: int = 20) -> Path:
+    return directory / f"step-{step:010d}" / "node-0.h5"
+
+
+def manifest(directory: Path, step: int = 20) -> Path:
+    return directory / f"step-{step:010d}" / "manifest.json"
+
+
+def tensor_offset(path: Path) -> int:
+    import h5py
+
+    with h5py.File(path) as file:
+        return int(file["rank0/x"].id.get_offset())
+
+
+def in_the_data(path: Path) -> None:
+    flip(path, tensor_offset(path) + 4000)
+
+
+def in_the_tree(path: Path) -> None:
+    flip(path, path.read_bytes().index(b'"step":20') + 8)
+
+
+def in_the_table(path: Path) -> None:
+    flip(path, path.read_bytes().index(b'"tensors"') + 3)
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("damage", [in_the_data, in_the_tree, in_the_table, cut_off, Path.unlink])
+def test_a_damaged_shard_falls_to_the_older_step(damage: Callable[[Path], None], directory: Path) -> None:
+    assert restored(directory) == 20
+    damage(shard(directory))
+    assert restored(directory) == 10
+
+
+def test_when_every_step_is_damaged_that_is_an_error_and_not_a_fresh_start(directory: Path) -> None:
+    for step in (10, 20):
+        in_the_data(shard(directory, step))
+    with pytest.raises(CorruptCheckpoint, match="no checkpoint could be restored"):
+        ckpt.Checkpointer(directory).restore()
+
+
+def test_a_step_that_was_asked_for_by_number_is_never_replaced_by_another(directory: Path) -> None:
+    in_the_data(shard(directory))
+    with pytest.raises(CorruptCheckpoint, match="tensor x does not match"):
+        ckpt.Checkpointer(directory).restore(step=20)
+
+
+def changed(path: tuple[Any, ...], value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(content: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            content = content[key]
+        content[path[-1]] = value
+
+    change.__name__ = f"{path[-1]}={str(value)[:20]}"
+    return change
+
+
+RANK = ("shards", 0, "ranks", 0)
+HOSTILE = [
+    changed(("shards", 0, "file"), "../step-0000000010/node-0.h5"),
+    changed(("shards", 0, "file"), "/etc/passwd"),
+    changed(("shards", 0, "file"), "node-0.h5\0"),
+    changed(("shards", 0, "file"), 7),
+    changed(("shards", 0, "size_bytes"), 1 << 61),
+    changed(("shards", 0, "size_bytes"), -1),
+    changed(("shards", 0, "size_bytes"), 1 << 70),
+    changed(("shards",), []),
+    changed(("shards",), None),
+    changed(("world_size",), 0),
+    changed(("world_size",), 1 << 50),
+    changed(("world_size",), 2),
+    changed((*RANK, "rank"), 1),
+    changed((*RANK, "table", "offset"), 1 << 60),
+    changed((*RANK, "table", "size_bytes"), 1 << 60),
+    changed((*RANK, "table", "offset"), "0"),
+    changed((*RANK, "table", "crc32c"), 1 << 40),
+    changed(("step",), 10),
+    changed(("step",), 20.5),
+    changed(("format",), "zip"),
+    changed(("version",), 0),
+    changed(("block_bytes",), 1),
+    changed(("layout",), "mine"),
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=lambda change: change.__name__)
+def test_a_hostile_manifest_is_corrupt_and_never_followed(
+    change: Callable[[dict[str, Any]], None], directory: Path
+) -> None:
+    path = manifest(directory)
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(CorruptCheckpoint):
+        ckpt.Checkpointer(directory).restore(step=20)
+    assert restored(directory) == 10
+
+
+@pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b"null", b"\xff\xff", b"[" * 100_000, b'{"format": 1}'])
+def test_garbage_instead_of_a_manifest_is_corrupt(garbage: bytes, directory: Path) -> None:
+    manifest(directory).write_bytes(garbage)
+    with pytest.raises(CorruptCheckpoint):
+        catalogue.manifest_of(directory, 20)
+    assert catalogue.committed_steps(directory) == [10]
+    assert restored(directory) == 10
+
+
+def test_a_shard_that_is_a_link_elsewhere_is_not_followed(directory: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere.h5"
+    shard(directory).rename(elsewhere)
+    shard(directory).symlink_to(elsewhere)
+    with pytest.raises((ResilioError, OSError)):
+        ckpt.Checkpointer(directory).restore(step=20)
+    assert restored(directory) == 10
+
+
+def test_a_newer_format_says_so(directory: Path) -> None:
+    path = manifest(directory)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "version": 99, "shards": "something new"}))
+    with pytest.raises(CheckpointError, match="upgrade") as caught:
+        catalogue.manifest_of(directory, 20)
+    assert not isinstance(caught.value, CorruptCheckpoint)
+
+
+def test_a_hostile_table_is_refused_before_anything_is_allocated(directory: Path) -> None:
+    """Even one whose checksums are right."""
+    from resilio_hpc.ckpt.records import sha256
+    from resilio_hpc.native import crc32c
+
+    content = json.loads(manifest(directory).read_text())
+    record = content["shards"][0]["ranks"][0]
+    at, size = record["table"]["offset"], record["table"]["size_bytes"]
+    data = shard(directory).read_bytes()
+    table = json.loads(data[at : at + size])
+    for entry in (
+        ["x", "torch", "int64", [1 << 50], 4096, 1 << 53, [0]],
+        ["x", "torch", "int64", [1 << 61, 1 << 61, 0], 4096, 0, []],
+        ["x", "torch", "int64", [1000], 1 << 61, 8000, [0]],
+        ["x", "torch", "load", [1000], 4096, 8000, [0]],
+        ["x", "torch", "int64", [1000], 4096, 8000, []],
+        ["x", "numpy", "|O8", [1000], 4096, 8000, [0]],
+        ["x", "torch", "int64", [-1000], 4096, 8000, [0]],
+    ):
+        table["tensors"] = [entry]
+        new = json.dumps(table).encode()
+        shard(directory).write_bytes(data + new)
+        content["shards"][0]["size_bytes"] = len(data) + len(new)
+        record["table"] = {"offset": len(data), "size_bytes": len(new), "crc32c": crc32c(new)}
+        record["table_sha256"] = sha256(new)
+        manifest(directory).write_text(json.dumps(content))
+        with pytest.raises(CorruptCheckpoint):
+            ckpt.Checkpointer(directory).restore(step=20)
+
+
+def test_old_steps_are_pruned_and_nothing_else_remains(directory: Path) -> None:
+    saver = ckpt.Checkpointer(directory, keep_last=2)
+    for step in (30, 40):
+        saver.save(step, {"x": torch.full((1000,), step), "step": step}).wait(timeout_s=30)
+    assert saver.steps() == [30, 40]
+    assert sorted(path.name for path in directory.iterdir()) == ["latest", "step-0000000030", "step-0000000040"]
+    assert (directory / "latest").read_text() == "40\n"
+    assert sorted(path.name for path in shard(directory, 40).parent.iterdir()) == ["manifest.json", "node-0.h5"]
+
+
+def test_damaged_steps_do_not_count_when_old_ones_are_pruned(directory: Path) -> None:
+    manifest(directory, 20).write_text("garbage")
+    catalogue.prune(directory, keep_last=1)
+    assert catalogue.committed_steps(directory) == [10]
+
+
+def test_an_epoch_that_was_fenced_off_cannot_commit(directory: Path) -> None:
+    found = catalogue.manifest_of(directory, 20)
+    catalogue.raise_fence(directory, 5)
+    catalogue.raise_fence(directory, 3)
+    assert catalogue.fence(directory) == 5
+    stage(directory, 30, epoch=4)
+    with pytest.raises(CheckpointError, match="epoch 5 has taken over"):
+        catalogue.commit(directory, 30, 4, 0, 1, "own", found.shards, 3)
+    stage(directory, 30, epoch=5)
+    catalogue.commit(directory, 30, 5, 0, 1, "own", found.shards, 3)
+    assert catalogue.committed_steps(directory) == [10, 20, 30]
+
+
+def stage(directory: Path, step: int, epoch: int, round_: int = 0) -> Path:
+    """Shards of ``step`` on their way (those of step 20)."""
+    staging = catalogue.staging_directory(directory, step, epoch, round_)
+    staging.mkdir()
+    shutil.copy(shard(directory), staging)
+    return staging
+
+
+def test_a_step_of_a_later_epoch_is_not_replaced(directory: Path) -> None:
+    found = catalogue.manifest_of(directory, 20)
+    stage(directory, 30, epoch=7)
+    catalogue.commit(directory, 30, 7, 0, 1, "own", found.shards, 3)
+    stage(directory, 30, epoch=6)
+    with pytest.raises(CheckpointError, match="epoch 7, later than our 6"):
+        catalogue.commit(directory, 30, 6, 0, 1, "own", found.shards, 3)
+
+
+def test_a_step_saved_again_replaces_the_former_whole(directory: Path) -> None:
+    found = catalogue.manifest_of(directory, 20)
+    stage(directory, 20, epoch=0, round_=3)
+    catalogue.commit(directory, 20, 0, 3, 1, "own", found.shards, 3)
+    catalogue.commit(directory, 20, 0, 3, 1, "own", found.shards, 3)  # asked twice: nothing happens
+    assert catalogue.manifest_of(directory, 20).round == 3
+    assert restored(directory) == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda staging: (staging / "node-0.h5").unlink(), "missing"),
+        (lambda staging: (staging / "node-0.h5").write_bytes(b"short"), "another size"),
+        (shutil.rmtree, "missing"),
+    ],
+)
+def test_incomplete_shards_are_not_committed(change: Callable[[Path], None], why: str, directory: Path) -> None:
+    found = catalogue.manifest_of(directory, 20)
+    change(stage(directory, 30, epoch=0))
+    with pytest.raises(CheckpointError, match=why):
+        catalogue.commit(directory, 30, 0, 0, 1, "own", found.shards, 3)
+    assert catalogue.committed_steps(directory) == [10, 20]
+
+
+def test_a_commit_that_lacks_a_rank_is_refused(directory: Path) -> None:
+    found = catalogue.manifest_of(directory, 20)
+    stage(directory, 30, epoch=0)
+    with pytest.raises(CheckpointError, match="of a world of 2"):
+        catalogue.commit(directory, 30, 0, 0, 2, "own", found.shards, 3)
+
+
+def test_a_commit_sweeps_what_earlier_lives_left_and_nothing_newer(directory: Path) -> None:
+    found = catalogue.manifest_of(directory, 20)
+    old, newer = stage(directory, 15, epoch=0, round_=0), stage(directory, 40, epoch=0, round_=2)
+    stage(directory, 30, epoch=0, round_=1)
+    catalogue.commit(directory, 30, 0, 1, 1, "own", found.shards, 3)
+    assert not old.exists()
+    assert newer.exists()
+
+
+def test_a_directory_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    assert catalogue.committed_steps(tmp_path / "none") == []
+    assert catalogue.fence(tmp_path) == 0

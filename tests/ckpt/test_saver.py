@@ -1,0 +1,275 @@
+"""The saver as a process: it writes what is right, refuses what is not, and its death harms nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pytest
+
+from resilio_hpc import ckpt
+from resilio_hpc.ckpt import arena, catalogue, snapshot
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.records import Layout
+from resilio_hpc.ckpt.saver_messages import (
+    Answer,
+    Commit,
+    Committed,
+    Persist,
+    Persisted,
+    Request,
+    SaverFailed,
+    decode_answer,
+    encode_line,
+)
+from resilio_hpc.ckpt.sources import ArenaSource
+from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.core.errors import LayoutMismatch
+from resilio_hpc.core.process import run
+
+POOL = ThreadPoolExecutor(1)
+WORLD = 2
+
+
+class Saver:
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "resilio_hpc.ckpt.saver"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.input: IO[bytes] = self.process.stdin
+        self.output: IO[bytes] = self.process.stdout
+
+    def send(self, request: Request) -> None:
+        self.input.write(encode_line(request))
+        self.input.flush()
+
+    def ask(self, request: Request) -> Answer:
+        self.send(request)
+        return decode_answer(self.output.readline())
+
+    def close(self) -> int:
+        self.input.close()
+        code = self.process.wait(20)
+        self.output.close()
+        return code
+
+
+@pytest.fixture
+def saver() -> Iterator[Saver]:
+    process = Saver()
+    yield process
+    if process.process.poll() is None:
+        process.process.kill()
+    process.close()
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        yield Path(name)
+
+
+def take(directory: Path, step: int, size: int = 1000, layout: Layout = "own") -> list[str]:
+    """Snapshots of ``step`` of both ranks of this node; their arenas."""
+    paths = []
+    for rank in range(WORLD):
+        arenas = ArenaPair(directory, Owner(rank, rank, WORLD, WORLD, 0, layout, "run"), directory / "spill")
+        state = {"x": np.full(size, 100 * step + (rank if layout == "own" else 0)), "rank": rank}
+        paths.append(str(snapshot.take(arenas, step, flatten(state), POOL)[0]))
+        arenas.close()
+    return paths
+
+
+def persist(paths: list[str], step: int, directory: Path, epoch: int = 1) -> Persist:
+    return Persist(step, epoch, 0, WORLD, 0, paths, str(directory))
+
+
+def commit(answer: Answer, directory: Path, epoch: int = 1) -> Commit:
+    assert isinstance(answer, Persisted), answer
+    return Commit(answer.step, epoch, 0, WORLD, str(directory), [answer.record])
+
+
+def restored(directory: Path, rank: int, monkeypatch: pytest.MonkeyPatch, world: int = WORLD, **options: str) -> object:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    return ckpt.Checkpointer(directory, **options).restore()  # type: ignore[arg-type]
+
+
+def test_a_step_is_persisted_committed_and_restored_by_each_rank(
+    saver: Saver, shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    persisted = saver.ask(persist(take(shm, 3), 3, tmp_path))
+    assert catalogue.committed_steps(tmp_path) == []
+    assert isinstance(saver.ask(commit(persisted, tmp_path)), Committed)
+    assert catalogue.committed_steps(tmp_path) == [3]
+    assert catalogue.manifest_of(tmp_path, 3).epoch == 1
+    for rank in range(WORLD):
+        step, state = restored(tmp_path, rank, monkeypatch)  # type: ignore[misc]
+        assert (step, state["rank"], state["x"][0]) == (3, rank, 300 + rank)
+    assert saver.close() == 0
+
+
+def test_replicated_tensors_are_stored_once_and_fit_any_world(
+    saver: Saver, shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    persisted = saver.ask(persist(take(shm, 3, size=500_000, layout="replicated"), 3, tmp_path))
+    assert isinstance(persisted, Persisted)
+    assert 4_000_000 < persisted.record.size_bytes < 5_000_000
+    saver.ask(commit(persisted, tmp_path))
+    for world, rank in ((2, 0), (2, 1), (3, 2), (1, 0)):
+        _, state = restored(tmp_path, rank, monkeypatch, world, layout=ckpt.REPLICATED)  # type: ignore[misc]
+        assert state["rank"] == rank % 2
+        assert (state["x"] == 300).all()
+
+
+def test_a_world_of_another_size_cannot_take_tensors_that_are_each_ranks_own(
+    saver: Saver, shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver.ask(commit(saver.ask(persist(take(shm, 3), 3, tmp_path)), tmp_path))
+    with pytest.raises(LayoutMismatch, match="saved by 2 processes"):
+        restored(tmp_path, 0, monkeypatch, 3)
+
+
+def test_a_bad_arena_is_never_persisted(saver: Saver, shm: Path, tmp_path: Path) -> None:
+    paths = take(shm, 3)
+    with ArenaSource(Path(paths[1])) as source:
+        offset = source.tensors[0].offset
+    with open(paths[1], "r+b") as file:
+        file.seek(offset + 77)
+        file.write(b"\xff")
+    answer = saver.ask(persist(paths, 3, tmp_path))
+    assert isinstance(answer, SaverFailed)
+    assert "tensor x does not match its checksum" in answer.error
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_an_arena_that_went_on_is_refused(saver: Saver, shm: Path, tmp_path: Path) -> None:
+    paths = take(shm, 3)
+    answer = saver.ask(persist(paths, 4, tmp_path))
+    assert isinstance(answer, SaverFailed)
+    assert "holds step 3" in answer.error
+    arena.invalidate(shm, 3)
+    assert isinstance(saver.ask(persist(paths, 3, tmp_path)), SaverFailed)
+
+
+def test_an_old_epoch_gets_no_commit(saver: Saver, shm: Path, tmp_path: Path) -> None:
+    answer = saver.ask(persist(take(shm, 3), 3, tmp_path))
+    catalogue.raise_fence(tmp_path, 2)
+    refused = saver.ask(commit(answer, tmp_path))
+    assert isinstance(refused, SaverFailed)
+    assert "epoch 2 has taken over" in refused.error
+    assert catalogue.committed_steps(tmp_path) == []
+
+
+def test_nonsense_on_its_input_does_not_end_it(saver: Saver, shm: Path, tmp_path: Path) -> None:
+    saver.input.write(b'{"type": "Format", "disk": "/"}\nnonsense\n')
+    saver.input.flush()
+    assert isinstance(decode_answer(saver.output.readline()), SaverFailed)
+    assert isinstance(decode_answer(saver.output.readline()), SaverFailed)
+    assert isinstance(saver.ask(persist(take(shm, 1), 1, tmp_path)), Persisted)
+
+
+def test_a_saver_killed_while_it_writes_leaves_the_older_step(
+    shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Saver()
+    first.ask(commit(first.ask(persist(take(shm, 1), 1, tmp_path)), tmp_path))
+    first.close()
+    rng = random.Random(3)
+    paths = take(shm, 2, size=3_000_000)
+    (shm / "warm").mkdir()
+    warm = take(shm / "warm", 1)
+    for _ in range(4):
+        victim = Saver()
+        victim.send(persist(warm, 1, tmp_path / "warm"))  # its answer shows that it is at work
+        victim.output.readline()
+        victim.send(persist(paths, 2, tmp_path))
+        time.sleep(rng.random() * 0.08)
+        victim.process.send_signal(signal.SIGKILL)
+        victim.close()
+        assert catalogue.committed_steps(tmp_path) == [1]
+        assert restored(tmp_path, 1, monkeypatch)[0] == 1  # type: ignore[index]
+    last = Saver()
+    last.ask(commit(last.ask(persist(paths, 2, tmp_path)), tmp_path))
+    last.close()
+    assert restored(tmp_path, 1, monkeypatch)[0] == 2  # type: ignore[index]
+
+
+def test_the_saver_dies_with_its_agent(tmp_path: Path) -> None:
+    """Even when the pipe stays open in somebody else's hands."""
+    read, write = os.pipe()
+    code = (
+        "import subprocess, sys, time\n"
+        f"p = subprocess.Popen([sys.executable, '-m', 'resilio_hpc.ckpt.saver'], stdin={read}, stdout=subprocess.PIPE)\n"
+        "p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)"
+    )
+    os.write(write, b"nonsense\n")  # its answer shows that it runs
+    agent = subprocess.Popen([sys.executable, "-c", code], pass_fds=[read], stdout=subprocess.PIPE)
+    assert agent.stdout is not None
+    pid = int(agent.stdout.readline())
+    pidfd = os.pidfd_open(pid)
+    agent.kill()
+    agent.wait()
+    agent.stdout.close()
+    assert select.select([pidfd], [], [], 10)[0], "the saver outlived its agent"
+    for fd in (pidfd, read, write):
+        os.close(fd)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(directory)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("may not mount a small file system")
+    yield directory
+    subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+def test_a_full_disk_fails_the_save_and_harms_neither_saver_nor_older_steps(
+    saver: Saver, shm: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver.ask(commit(saver.ask(persist(take(shm, 1), 1, small_disk)), small_disk))
+    answer = saver.ask(persist(take(shm, 2, size=700_000), 2, small_disk))
+    assert isinstance(answer, SaverFailed)
+    assert "space" in answer.error
+    assert not [path for path in small_disk.rglob("*") if path.name.endswith(".tmp")]
+    assert restored(small_disk, 1, monkeypatch)[0] == 1  # type: ignore[index]
+    assert isinstance(saver.ask(commit(saver.ask(persist(take(shm, 3), 3, small_disk)), small_disk)), Committed)
+    assert catalogue.committed_steps(small_disk) == [1, 3]
+
+
+@pytest.mark.parametrize("free", [0, 4096, 12_288, 50_000])
+def test_space_that_vanishes_while_libhdf5_writes_is_only_a_failed_save(free: int, shm: Path, small_disk: Path) -> None:
+    paths = take(shm, 2, size=5000)
+    code = (
+        "import sys\n"
+        "from resilio_hpc.ckpt import saver, shard_file\n"
+        "from resilio_hpc.ckpt.saver_messages import decode_request\n"
+        "shard_file._check_space = lambda directory, size: None\n"
+        "for line in sys.stdin.buffer: print(type(saver.serve(decode_request(line))).__name__)\n"
+    )
+    staging = catalogue.staging_directory(small_disk, 2, 1, 0)
+    staging.mkdir()
+    room = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(b"x" * (room.f_bavail * room.f_frsize - free))
+    line = encode_line(persist(paths, 2, small_disk)).decode()
+    done = run([sys.executable, "-c", code], 60, stdin=line * 2)
+    assert done.stdout.split() == ["SaverFailed", "SaverFailed"]
+    assert list(staging.iterdir()) == []
