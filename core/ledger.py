@@ -1,20 +1,25 @@
 """The ledger: append-only JSON lines of what happened, one file per writer, so no locks are needed.
 
 A line is ``{"v": 1, "time": unix seconds, "writer": name, "event": kind, ...}``. Readers ignore fields they do not
-know and skip a torn last line (a writer may have been killed in the middle of it).
+know and skip what is no such line: a writer may have been killed in the middle of one.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.core.json_fields import Fields, parse_object
+
 VERSION = 1
+MAX_LINE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Ledger:
         self._fd = os.open(directory / f"{writer}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def append(self, kind: str, /, **fields: Any) -> None:
-        """Record one event; ``fields`` must be JSON values."""
+        """Record one event; ``fields`` must be JSON values. A field ``time`` replaces the time of writing."""
         line = {"v": VERSION, "time": round(self._clock(), 6), "writer": self._writer, "event": kind, **fields}
         os.write(self._fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
@@ -46,19 +51,60 @@ class Ledger:
         os.close(self._fd)
 
 
+class LedgerReader:
+    """Reads a ledger directory as it grows: each ``read_new`` gives the events since the one before, by time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._read: dict[Path, int] = {}  # bytes of whole lines
+
+    def read_new(self) -> list[Event]:
+        """New events of all writers. What cannot be read is skipped."""
+        try:
+            paths = sorted(path for path in self._directory.iterdir() if path.suffix == ".jsonl")
+        except OSError:
+            return []
+        events = [event for path in paths for line in self._new_lines(path) if (event := parse_event(line))]
+        return sorted(events, key=lambda event: event.time)
+
+    def _new_lines(self, path: Path) -> Iterator[bytes]:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe of that name must not hold us
+        except OSError:
+            return
+        with open(fd, "rb", buffering=0) as file:
+            status = os.fstat(fd)
+            done = self._read.get(path, 0)
+            if not stat.S_ISREG(status.st_mode) or status.st_size <= done:
+                return
+            file.seek(done)
+            rest, skipping = b"", False
+            while piece := file.read(_PIECE_BYTES):
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    done += len(line) + 1
+                    if not skipping:
+                        yield line
+                    skipping = False
+                if len(rest) > MAX_LINE_BYTES:  # no line of ours: forget it piece by piece
+                    done += len(rest)
+                    rest, skipping = b"", True
+                self._read[path] = done
+
+
+def parse_event(line: str | bytes) -> Event | None:
+    """Pure: the event that a line holds, or None."""
+    data = parse_object(line)
+    if data is None:
+        return None
+    fields = Fields(data)
+    at, writer, kind = fields.number("time"), fields.text("writer"), fields.text("event")
+    if at is None or not kind:
+        return None
+    rest = {name: value for name, value in data.items() if name not in ("time", "writer", "event")}
+    return Event(at, writer, kind, rest)
+
+
 def read_ledger(directory: Path) -> list[Event]:
     """All events of all writers in a ledger directory, by time."""
-    events: list[Event] = []
-    for path in sorted(directory.glob("*.jsonl")):
-        events.extend(_read_file(path))
-    return sorted(events, key=lambda event: event.time)
-
-
-def _read_file(path: Path) -> Iterator[Event]:
-    with path.open(errors="replace") as file:
-        for text in file:
-            try:
-                line = json.loads(text)
-                yield Event(line.pop("time"), line.pop("writer"), line.pop("event"), line)
-            except (ValueError, KeyError, AttributeError):
-                continue  # a torn line: its writer died while writing it
+    return LedgerReader(directory).read_new()

@@ -21,8 +21,8 @@ import zmq
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import ResilioError, WireError
 from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch import announce, process_tree, run_directory
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch import process_tree, run_directory
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.controller_host import ControllerHost
@@ -176,7 +176,7 @@ class Agent:
 
     def say(self, line: str) -> None:
         """One line for the user."""
-        print(f"[resilio] {line}", file=sys.stderr, flush=True)
+        announce.say(line)
 
     # -- ports -------------------------------------------------------------------------------------------------
 

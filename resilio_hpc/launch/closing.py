@@ -1,49 +1,148 @@
-"""The last words of a launch: the verdict, and the first failure in one place (DLR-4)."""
+"""The last words of a launch: how it ended, the first failure in one place (DLR-4), and what to do next."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from resilio_hpc.core.event_words import exit_words, plural, seconds
+from resilio_hpc.core.json_fields import Fields, printable
+from resilio_hpc.core.ledger import Event, read_ledger
 
 MAX_TRACEBACK_LINES = 40
 
 
-def verdict_lines(run_path: Path, verdict: dict[str, Any], successor: str | None) -> list[str]:
+@dataclass(frozen=True)
+class Ending:
+    """What is said of a verdict: ``title``, and ``advice`` for when no job carries on by itself."""
+
+    title: str
+    advice: str
+    resumable: bool = False  # a next job simply carries on
+
+
+# {resume}: how to start again. {logs}, {ledger}: where to look.
+ENDINGS = {
+    "completed": Ending("completed", ""),
+    "time_limit": Ending("stopped before the time limit", "{resume}", True),
+    "needs_new_job": Ending("this job cannot go on", "{resume}", True),
+    "terminated": Ending("terminated", "{resume}", True),
+    "interrupted": Ending("interrupted", "{resume}"),
+    "cancelled": Ending("cancelled", "{resume}"),
+    "no_progress": Ending("gave up", "put the failure below right, then {resume}"),
+    "not_enough_nodes": Ending(
+        "not enough nodes", "lower --nnodes MIN, add --spares, or ask for other nodes; then {resume}"
+    ),
+    "agents_lost": Ending(
+        "the agents were lost", "see the lines above for why they ended (killed? out of memory?); then {resume}"
+    ),
+}
+UNKNOWN = Ending("ended", "see {ledger}")
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What failures cost: ``time_s`` from each failure to the first step after it, and ``steps`` done again."""
+
+    restarts: int = 0
+    time_s: float = 0.0
+    steps: int = 0
+
+
+def losses(events: list[Event], job: str = "") -> Losses:
+    """The losses of a job (of all jobs: ""), from the ledger. Pure."""
+    found = [
+        Fields(e.fields) for e in events if e.kind == "recovered" and e.writer.startswith(f"{job}-" if job else "")
+    ]
+    return Losses(
+        len(found),
+        sum(fields.number("recovery_s") or 0.0 for fields in found),
+        sum(fields.whole("lost_steps") or 0 for fields in found),
+    )
+
+
+def verdict_lines(
+    run_path: Path, verdict: Mapping[str, Any], successor: str | None = None, lost: Losses | None = None
+) -> list[str]:
     """What the user reads at the end. Pure."""
-    name = str(verdict.get("verdict", "unknown")).replace("_", " ")
-    lines = [f"{name}: {verdict.get('reason', '')}"]
-    failure = verdict.get("first_failure")
-    if isinstance(failure, dict):
-        lines += failure_lines(failure)
-    restarts = verdict.get("restarts")
-    if restarts:
-        lines.append(f"{restarts} restart(s); last committed step {verdict.get('committed')}")
-    if verdict.get("verdict") in ("time_limit", "needs_new_job", "terminated"):
-        if successor:
-            lines.append(f"job {successor} carries on from step {verdict.get('committed')}")
-        else:
-            lines.append(f"to carry on: resubmit with --run-dir {run_path}")
-    elif verdict.get("exit_code"):
-        lines.append(f"logs of all ranks: {run_path}/logs; what happened: resilio ledger {run_path}")
+    f = Fields(verdict)
+    name = f.text("verdict")
+    ending = ENDINGS.get(name, UNKNOWN)
+    reason = printable(f.text("reason"), 500)
+    lines = [f"{ending.title}: {reason}" if reason else ending.title]
+    if f.inner("first_failure").data:
+        lines += failure_lines(f.inner("first_failure"))
+    lines += _cost(f, lost or Losses())
+    committed = f.whole("committed")
+    if successor and ending.resumable:
+        lines.append(f"next: job {successor} {_going_on(committed)}, by itself")
+    elif ending.advice:
+        places = {
+            "resume": f"start it again with --run-dir {run_path}: it {_going_on(committed)}",
+            "ledger": f"resilio ledger {run_path}",
+        }
+        lines.append(f"next: {ending.advice.format(**places)}")
+    if name != "completed":
+        lines.append(f"see: resilio ledger {run_path} for what happened, {run_path}/logs for the ranks' output")
     return lines
 
 
-def failure_lines(failure: dict[str, Any]) -> list[str]:
-    """The first failure: node, rank, exit, time, traceback. Pure."""
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(failure.get("time", 0))))
-    how = (
-        f"signal {failure['signal']}" if failure.get("signal") is not None else f"exit code {failure.get('exit_code')}"
+def _going_on(committed: int | None) -> str:
+    if committed is None:
+        return "carries on from the newest committed checkpoint"
+    if committed < 0:
+        return "begins anew, since no checkpoint is committed"
+    return f"carries on from step {committed}"
+
+
+def _cost(f: Fields, lost: Losses) -> list[str]:
+    restarts = f.whole("restarts") or lost.restarts
+    if not restarts:
+        return []
+    text = f"cost of failures: {plural(restarts, 'restart')}"
+    if lost.time_s:
+        text += f", {seconds(lost.time_s)} until training went on"
+    if lost.steps:
+        text += f", {plural(lost.steps, 'step')} done again"
+    return [text]
+
+
+def failure_lines(failure: Fields) -> list[str]:
+    """The first failure: rank, node, end, time, message, traceback. Pure."""
+    at = failure.number("time")
+    when = _clock(at) if at is not None else "an unknown time"
+    head = (
+        f"first failure: rank {failure.data.get('rank')} (local rank {failure.data.get('local_rank')}) on "
+        f"{failure.text('node', '?')} at {when}: {exit_words(failure)}"
     )
-    lines = [f"first failure: rank {failure.get('rank')} (local {failure.get('local_rank')}) on {failure.get('node')} "
-             f"at {at}, {how}: {failure.get('message', '')}"]  # fmt: skip
-    traceback = str(failure.get("traceback", "")).rstrip().splitlines()
-    return lines + [f"    {line}" for line in traceback[-MAX_TRACEBACK_LINES:]]
+    traceback = [printable(line, 500) for line in failure.text("traceback").rstrip().splitlines()]
+    message = [printable(line, 500) for line in failure.text("message").strip().splitlines()[:5]]
+    if traceback:  # its last line is the message
+        skipped = len(traceback) - MAX_TRACEBACK_LINES
+        told = [f"… {plural(skipped, 'line')} before"] if skipped > 0 else []
+        told += traceback[-MAX_TRACEBACK_LINES:]
+    else:
+        told = message
+    return [printable(head, 500), *(f"    {line}" for line in told)]
 
 
-def report_verdict(run_path: Path, verdict: dict[str, Any], successor: str | None) -> None:
+def _clock(unix: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
+    except (OverflowError, ValueError, OSError):
+        return "an unknown time"
+
+
+def last_words(run_path: Path, verdict: Mapping[str, Any], job: str, successor: str | None) -> list[str]:
+    """``verdict_lines`` with the job's losses from the ledger."""
+    return verdict_lines(run_path, verdict, successor, losses(read_ledger(run_path / "ledger"), job))
+
+
+def show(lines: list[str]) -> None:
     """Print the last words to standard error."""
-    for line in verdict_lines(run_path, verdict, successor):
-        print(f"[resilio] {line}", file=sys.stderr)
+    sys.stderr.write("".join(f"[resilio] {line}\n" for line in lines))
     sys.stderr.flush()

@@ -50,7 +50,8 @@ class Shown:
 def shown(options: LaunchOptions, local_rank: int, rank: int, world_size: int, stream: Std) -> Shown:
     """Pure. torchrun's rules: a teed stream is shown, a redirected one is not, the filter holds for both.
 
-    Without ``--tee`` everything that is not redirected is shown, and duplicated where a word is found.
+    Without ``--tee`` everything that is not redirected is shown, and duplicated where a word is found. Beside a live
+    view nothing is shown: the log files have it.
     """
     teed = bool(std_of(options.tee, local_rank) & stream)
     redirected = bool(std_of(options.redirects, local_rank) & stream)
@@ -58,7 +59,7 @@ def shown(options: LaunchOptions, local_rank: int, rank: int, world_size: int, s
     words = options.duplicate_stdout_filters if stream == Std.OUT else options.duplicate_stderr_filters
     duplicated = wanted and (teed or parse_std(options.tee) == Std.NONE)
     return Shown(
-        on_console=wanted and (teed or not redirected),
+        on_console=wanted and not options.view and (teed or not redirected),
         words=tuple(word.encode() for word in words) if duplicated else (),
         prefix=_prefix(options, local_rank, rank, world_size, teed).encode(errors="replace"),
     )

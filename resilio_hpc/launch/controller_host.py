@@ -16,6 +16,7 @@ from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.announce import announcement
 from resilio_hpc.launch.controller import Action, Clock, Controller, ControllerConfig, Finish, Record, Send
 from resilio_hpc.launch.storage import Storage
 
@@ -171,30 +172,3 @@ class ControllerHost:
 def asdict_member(member: m.Member) -> dict[str, Any]:
     """A member as JSON."""
     return {field: getattr(member, field) for field in member.__struct_fields__}
-
-
-def announcement(kind: str, f: dict[str, Any]) -> str:
-    """One line for the user about a ledger entry; "" for entries that only the ledger needs."""
-    if kind == "round":
-        return f"round {f['round']}: {f['world_size']} ranks on {', '.join(f['members'])}"
-    if kind == "start" and f["restore"]:
-        source, _, step = f["restore"].partition(":")
-        return f"round {f['round']}: ranks start, restoring step {step} from {source}"
-    if kind == "rank_failed":
-        how = f"signal {f['signal']}" if f["signal"] is not None else f"exit code {f['exit_code']}"
-        text = f.get("message", "").splitlines()[:1] or [""]
-        return f"rank {f['rank']} on {f['node']} failed ({how}){': ' if text[0] else ''}{text[0][:200]}"
-    if kind == "node_lost":
-        return f"node {f['node']} lost: silent for {f['silent_s']:.1f} s"
-    if kind == "decision":
-        return f"decision: {f['rung'].replace('_', ' ')} ({f['reason']})"
-    if kind == "recovered":
-        lost = "" if f["lost_steps"] is None else f", {f['lost_steps']} steps to do again"
-        return f"recovered from {f['kind'].replace('_', ' ')} in {f['recovery_s']:.2f} s{lost}"
-    if kind == "stopping":
-        return f"stopping at the next step boundary: {f['reason'].replace('_', ' ')}"
-    if kind == "persist_failed":
-        return f"checkpoint of step {f['step']} could not be written on {f['node']}: {f['error']}"
-    if kind == "slow_start":
-        return f"round {f['round']} did not come up within {f['waited_s']:.0f} s: trying again"
-    return ""

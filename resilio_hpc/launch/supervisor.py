@@ -16,10 +16,10 @@ from typing import Any
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch import closing, process_tree, run_directory
 from resilio_hpc.launch import placements as p
-from resilio_hpc.launch import process_tree, run_directory
+from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.chaining import Chain
-from resilio_hpc.launch.closing import report_verdict
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.allocation import detect
@@ -40,6 +40,7 @@ class Supervisor:
         self.ledger = Ledger(self.run.path / "ledger", f"{self.site.job}-supervisor-{self._own_name()}")
         self.chain = Chain(options, self.site, self.run.path, self.ledger)
         self.placements: list[p.Placement] = []
+        self.last_words: list[str] = []
         self._received: list[int] = []
         self._forwarded = 0
 
@@ -50,7 +51,7 @@ class Supervisor:
         """The whole life of a launch. Returns the exit code."""
         over = self.chain.judge_predecessor() if self.site.leads else None
         if over is not None:
-            say(over)
+            self.last_words = [over]
             return 0
         end_time = commands.job_end_time(self.site.job) if self.site.mode != "local" else None
         self.chain.begin()
@@ -167,16 +168,13 @@ class Supervisor:
                 for directory in run_directory.node_directories(self.run.run_id, placement.node)[1:]:
                     _remove(directory)
         if verdict is None:
-            verdict = {
-                "verdict": "agents_lost", "exit_code": 1, "reason": "every agent ended without a verdict; see the lines "
-                f"above and {self.run.path}/ledger",
-            }  # fmt: skip
+            verdict = {"verdict": "agents_lost", "exit_code": 1, "reason": "every agent ended without a verdict"}
             if self.site.leads:
                 run_directory.write_verdict(self.run.path, self.site.job, verdict)
                 self.chain.close(verdict)
         code = self.chain.exit_code(verdict)
         if self.site.leads:
-            report_verdict(self.run.path, verdict, self.chain.successor)
+            self.last_words = closing.last_words(self.run.path, verdict, self.site.job, self.chain.successor)
         self.ledger.append("launch_ends", verdict=verdict["verdict"], exit_code=code)
         return code
 
@@ -185,11 +183,6 @@ def _remove(path: Path) -> None:
     import shutil
 
     shutil.rmtree(path, ignore_errors=True)
-
-
-def say(line: str) -> None:
-    """One line for the user."""
-    print(f"[resilio] {line}", file=sys.stderr, flush=True)
 
 
 def run(options: LaunchOptions) -> int:
@@ -202,5 +195,8 @@ def run(options: LaunchOptions) -> int:
     if options.view and supervisor.site.leads:
         from resilio_hpc.launch.live import with_view
 
-        return with_view(supervisor.run.path, supervisor.run_to_verdict)
-    return supervisor.run_to_verdict()
+        code = with_view(supervisor.run.path, supervisor.run_to_verdict)
+    else:
+        code = supervisor.run_to_verdict()
+    closing.show(supervisor.last_words)
+    return code

@@ -1,0 +1,225 @@
+"""Ledger entries in words: one line for a person about each kind of event. Pure, and safe on any fields.
+
+One table for all who tell: the launcher's console, ``resilio ledger``, the live view.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from resilio_hpc.core.json_fields import Fields, printable
+
+MAX_NAMES = 4
+
+RUNGS = {
+    "restart_ranks": "restart the ranks where they were",
+    "replace_node": "let a spare node take over",
+    "shrink": "go on with fewer nodes",
+    "wait_for_node": "wait for a node",
+    "next_job": "leave the rest to the next job",
+    "stop": "give up",
+}
+FAULTS = {
+    "rank_killed": "a killed rank",
+    "rank_exception": "a failed rank",
+    "early_exit": "a rank that left early",
+    "restore_failed": "a copy that could not be restored",
+    "spawn": "a rank that could not be started",
+    "spawner_lost": "the loss of the process that forks ranks",
+    "node_lost": "the loss of a node",
+    "spare_lost": "the loss of a spare node",
+    "agent_lost": "the loss of an agent",
+    "controller_lost": "the loss of the controller",
+    "slow_start": "a start that took too long",
+}
+
+
+def words(kind: str, fields: Mapping[str, Any]) -> str:
+    """One line about an event. Kinds that are not in the table are told by their fields."""
+    f = Fields(fields)
+    tell = _TABLE.get(kind)
+    return printable(tell(f) if tell else _anything(f), 300)
+
+
+def signal_name(number: int | None) -> str:
+    """``SIGKILL`` for 9; ``signal 77`` for a number without a name."""
+    try:
+        return signals.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def exit_words(failure: Fields) -> str:
+    """How a rank ended: ``killed by SIGKILL``, ``exit code 1``."""
+    number, code = failure.whole("signal"), failure.whole("exit_code")
+    if number is not None:
+        return f"killed by {signal_name(number)}"
+    return f"exit code {code}" if code is not None else "unknown end"
+
+
+def names(all_names: Sequence[str]) -> str:
+    """``n1, n2``; of many the first few, and how many more."""
+    shown = ", ".join(all_names[:MAX_NAMES])
+    more = len(all_names) - MAX_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown or "no node"
+
+
+def plural(count: int | None, noun: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{'?' if count is None else count} {noun}{'' if count == 1 else 's'}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration with two or three digits that matter: ``0.07 s``, ``12.5 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    if value is None:
+        return "? s"
+    if value < 10:
+        return f"{value:.2f} s"
+    if value < 100:
+        return f"{value:.1f} s"
+    if value < 3600:
+        return f"{int(value) // 60} min {int(value) % 60:02d} s"
+    return f"{int(value) // 3600} h {int(value) % 3600 // 60:02d} min"
+
+
+def restored(source: str, step: int | None) -> str:
+    """Where ranks go on: ``step 40 from memory``, ``step 40 from the committed checkpoint``."""
+    place = {"memory": "memory", "committed": "the committed checkpoint"}.get(source, source)
+    return f"step {step} from {place}" if place else f"step {step}"
+
+
+def _anything(f: Fields) -> str:
+    shown = {name: value for name, value in f.data.items() if name != "v" and value not in (None, "")}
+    return ", ".join(f"{name} {value}" for name, value in shown.items())
+
+
+def _rank_failed(f: Fields) -> str:
+    who = f"rank {f.data.get('rank')} on {f.text('node', '?')}"
+    how, message = exit_words(f), (f.text("message").strip().splitlines() or [""])[0]
+    if how in message:  # a message of ours has it already: "failed (…), exit code 1"
+        return f"{who} {message}"
+    verb = "ended with exit code" if how.startswith("exit code") else how
+    said = how.replace("exit code", verb) if how.startswith("exit code") else how
+    if how == "unknown end":
+        said = FAULTS.get(f.text("kind"), "failed")
+    return f"{who} {said}{': ' if message else ''}{message}"
+
+
+def _start(f: Fields) -> str:
+    source, _, step = f.text("restore").partition(":")
+    going_on = f"restoring {restored(source, int(step))}" if step.isdigit() else "from the beginning"
+    return f"round {f.whole('round')}: ranks start, {going_on}"
+
+
+def _first_step(f: Fields) -> str:
+    step, before = f.whole("step"), f.whole("restored")
+    from_where = f", restored {restored(f.text('source'), before)}" if before is not None and before >= 0 else ""
+    return f"round {f.whole('round')}: every rank has done step {step}{from_where}"
+
+
+def _decision(f: Fields) -> str:
+    rung = f.text("rung")
+    return f"decision: {RUNGS.get(rung, rung.replace('_', ' '))} ({f.text('reason')})"
+
+
+def _recovered(f: Fields) -> str:
+    kind, lost = f.text("kind"), f.whole("lost_steps")
+    what = FAULTS.get(kind, kind.replace("_", " "))
+    again = "" if lost is None else f"; {plural(lost, 'step')} to do again"
+    return f"recovered from {what} in {seconds(f.number('recovery_s'))}{again}"
+
+
+def _verdict(f: Fields) -> str:
+    return f"{f.text('verdict', 'unknown').replace('_', ' ')}: {f.text('reason')}"
+
+
+def _warned(f: Fields) -> str:
+    return f"SIG{f.text('signal', '?')} reached {f.text('node', '?')}: {_reason(f)}"
+
+
+def _reason(f: Fields) -> str:
+    return f.text("reason").replace("_", " ")
+
+
+def _signal(f: Fields) -> str:
+    name = f.text("signal", "?").removeprefix("SIG")
+    return f"SIG{name} arrived{', passed on to the agents' if f.text('to') else ' on ' + f.text('node', '?')}"
+
+
+def _launch(f: Fields) -> str:
+    where = {"local": "on this machine", "batch": "in a batch job", "step": "in a job step"}.get(f.text("mode"), "")
+    return f"job {f.text('job', '?')} starts {where}, link {f.whole('link')}: {names(f.texts('nodes'))}"
+
+
+_TABLE: dict[str, Callable[[Fields], str]] = {
+    # the supervisor
+    "launch": _launch,
+    "launch_ends": lambda f: f"launch ends: {_reason_of(f, 'verdict')}, exit code {f.whole('exit_code')}",
+    "agent_ended": lambda f: f"agent of {f.text('node', '?')} ended with {_code(f)} after start {f.whole('starts')}",
+    "node_left_job": lambda f: f"node {f.text('node', '?')} has left the job",
+    "signal": _signal,
+    "predecessor": lambda f: f"job {f.text('job', '?')} before this one: {_predecessor(f)}",
+    "successor": lambda f: f"job {f.text('job', '?')} submitted as link {f.whole('link')}",
+    "successor_cancelled": lambda f: f"job {f.text('job', '?')} cancelled: nothing is left for it to do",
+    # agents
+    "agent": lambda f: f"agent starts on {f.text('node', '?')} with {plural(f.whole('slots'), 'slot')}",
+    "agent_ends": lambda f: f"agent on {f.text('node', '?')} ends: {_reason_of(f, 'verdict')}",
+    "controller": lambda f: f"{f.text('node', '?')} becomes controller of epoch {f.whole('epoch')}",
+    "stepped_down": lambda f: f"controller steps down: epoch {f.whole('newer')} exists, {f.text('seen_from')} says",
+    "lease_ended": lambda f: f"{f.text('node', '?')} has heard no controller for too long: its ranks are stopped",
+    "spawner_ready": lambda f: f"{f.text('node', '?')} is ready to fork ranks after {seconds(f.number('seconds'))}",
+    "spawner_died": lambda f: f"the process that forks ranks on {f.text('node', '?')} died: {exit_words(f)}",
+    "saver_died": lambda f: f"the saver on {f.text('node', '?')} died; a new one is started",
+    "store_died": lambda f: f"the rendezvous store on {f.text('node', '?')} died: {f.text('error')}",
+    "ranks_stopped": lambda f: f"ranks on {f.text('node', '?')} stopped in {seconds(f.number('seconds'))}",
+    "stop_failed": lambda f: f"processes on {f.text('node', '?')} outlived SIGKILL",
+    "error_file_ignored": lambda f: f"{f.text('node', '?')}: {f.text('reason')}",
+    # the controller
+    "informed": lambda f: f"found {plural(_length(f, 'committed'), 'committed checkpoint')} in the run directory",
+    "agent_joined": lambda f: f"agent of {f.text('node', '?')} joined",
+    "node_lost": lambda f: f"node {f.text('node', '?')} lost: silent for {seconds(f.number('silent_s'))}",
+    "round": lambda f: (
+        f"round {f.whole('round')}: {plural(f.whole('world_size'), 'rank')} on {names(f.texts('members'))}"
+    ),
+    "start": _start,
+    "ranks_started": lambda f: (
+        f"round {f.whole('round')}: ranks on {f.text('node', '?')} run after {seconds(f.number('seconds'))}"
+    ),
+    "first_step": _first_step,
+    "rank_failed": _rank_failed,
+    "decision": _decision,
+    "recovered": _recovered,
+    "slow_start": lambda f: (
+        f"round {f.whole('round')} did not come up within {seconds(f.number('waited_s'))}: once more"
+    ),
+    "committed": lambda f: f"checkpoint of step {f.whole('step')} is committed",
+    "persist_failed": lambda f: (
+        f"checkpoint of step {f.whole('step')} could not be written on {f.text('node', '?')}: {f.text('error')}"
+    ),
+    "warned": _warned,
+    "time_limit_near": lambda f: "the job's time limit is near",
+    "stopping": lambda f: f"stopping at the next step that all ranks agree on: {_reason(f)}",
+    "stop_agreed": lambda f: f"all ranks stop after step {f.whole('step')}",
+    "stop_overdue": lambda f: f"stopping took too long, ranks are killed: {_reason(f)}",
+    "verdict": _verdict,
+}  # fmt: skip
+
+
+def _reason_of(f: Fields, name: str) -> str:
+    return f.text(name, "unknown").replace("_", " ")
+
+
+def _code(f: Fields) -> str:
+    code = f.whole("exit_code")
+    return signal_name(-code) if code is not None and code < 0 else f"exit code {code}"
+
+
+def _predecessor(f: Fields) -> str:
+    return _reason_of(f, "verdict") if f.text("verdict") else f"no verdict, Slurm says {f.text('state') or 'nothing'}"
+
+
+def _length(f: Fields, name: str) -> int | None:
+    value = f.data.get(name)
+    return len(value) if isinstance(value, list) else None

@@ -1,0 +1,102 @@
+"""Reading JSON that may be torn, old, or written by somebody else: typed answers, never an exception."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """``text`` on one line and at most ``limit`` characters long, safe for a terminal."""
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "".join(one if one.isprintable() else " " if one.isspace() else "?" for one in cut)
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A JSON object's fields; what is missing or of the wrong type reads as the default."""
+
+    data: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, value: object) -> Fields:
+        """The fields of ``value``, none when it is no object."""
+        return cls(value if isinstance(value, dict) else {})
+
+    def number(self, name: str) -> float | None:
+        """A finite number."""
+        value = self.data.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        try:
+            return float(value) if math.isfinite(value) else None
+        except OverflowError:  # an integer beyond every float
+            return None
+
+    def whole(self, name: str) -> int | None:
+        """A whole number of at most 64 bits."""
+        value = self.data.get(name)
+        fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+        return value if fits else None
+
+    def text(self, name: str, default: str = "") -> str:
+        """A string, as it is: see ``printable``."""
+        value = self.data.get(name)
+        return value if isinstance(value, str) else default
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """The strings of a list."""
+        value = self.data.get(name)
+        return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list | tuple) else ()
+
+    def each(self, name: str) -> tuple[Fields, ...]:
+        """The objects of a list."""
+        value = self.data.get(name)
+        return tuple(Fields(item) for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
+
+    def inner(self, name: str) -> Fields:
+        """An object inside."""
+        return Fields.of(self.data.get(name))
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.data.get(name) is not None
+
+
+def parse_object(text: str | bytes) -> dict[str, Any] | None:
+    """The JSON object in ``text``; None for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, too deep, a number of thousands of digits
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_object(path: Path, limit_bytes: int = 4 << 20) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is none, it is too big, or it is no regular file."""
+    content = read_regular(path, limit_bytes)
+    return None if content is None else parse_object(content)
+
+
+def read_regular(path: Path, limit_bytes: int) -> bytes | None:
+    """A regular file's content; None when it cannot be read or has over ``limit_bytes``. Never blocks on a pipe."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit_bytes:
+            return None
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(limit_bytes)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)

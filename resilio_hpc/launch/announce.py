@@ -1,0 +1,33 @@
+"""What a launch says while it runs: plain lines, one per event that a person wants to know at once."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from resilio_hpc.core.event_words import words
+from resilio_hpc.core.json_fields import Fields
+
+ANNOUNCED = frozenset({
+    "round", "rank_failed", "node_lost", "decision", "recovered", "slow_start", "persist_failed", "stopping",
+    "stop_overdue",
+})  # fmt: skip
+
+
+def announcement(kind: str, fields: Mapping[str, Any]) -> str:
+    """One line about a ledger entry; "" for entries that only the ledger needs. Pure."""
+    restoring = kind == "start" and bool(Fields(fields).text("restore"))
+    return words(kind, fields) if restoring or kind in ANNOUNCED else ""
+
+
+def stamped(line: str, now: float | None = None) -> str:
+    """``[resilio] 14:03:22 line``: in local time."""
+    return f"[resilio] {time.strftime('%H:%M:%S', time.localtime(now))} {line}"
+
+
+def say(line: str) -> None:
+    """One line for the user, on standard error. In one write, since agents of several nodes share it."""
+    sys.stderr.write(stamped(line) + "\n")
+    sys.stderr.flush()
