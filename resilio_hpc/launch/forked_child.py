@@ -19,9 +19,12 @@ from resilio_hpc.launch.spawner_messages import RankCommand
 def fork() -> int:
     """Fork with all signals blocked: the child's stay pending until it has its own handlers (see ``detach``)."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    pid = os.fork()
-    if pid != 0:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid != 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
     return pid
 
 

@@ -157,12 +157,18 @@ class Zygote:
         except OSError as error:
             self._send(SpawnFailed(command.local_rank, f"{error.filename}: {error.strerror}"))
             return None
-        pid = forked_child.fork()
+        try:
+            pid = forked_child.fork()
+        except OSError as error:
+            pid = -1
+            self._send(SpawnFailed(command.local_rank, f"cannot fork: {error.strerror} (limits on processes, memory?)"))
         if pid == 0:
             forked_child.detach(self._pid, (self._link.detach(), self._wake_read, self._wake_write))
             return lambda: forked_child.become_rank(command, stdout, stderr, program)
         for fd in {stdout, stderr}:
             os.close(fd)
+        if pid < 0:
+            return None
         mode: Mode = "exec" if why else "fork"
         self._ranks[pid] = _Rank(command.local_rank, mode)
         self._send(Started(command.local_rank, pid, time.time(), mode, why))
@@ -178,7 +184,11 @@ class Zygote:
 
     def _open_store(self, command: OpenStore) -> Task | None:
         self._end_stores(command.round - 1)
-        pid = forked_child.fork()
+        try:
+            pid = forked_child.fork()
+        except OSError as error:
+            self._send(StoreDied(command.round, f"cannot fork: {error.strerror}"))
+            return None
         if pid == 0:
             return lambda: self._become_store(command)
         self._stores[pid] = command.round
