@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -88,6 +89,8 @@ class AgentLink:
                 packet = b""
             if not packet:
                 self._close()
+                with self._send_lock:
+                    self._link.close()
                 return
             try:
                 message = rank_link.decode_agent_message(packet)
@@ -103,6 +106,8 @@ class AgentLink:
         if self._closed:
             return
         self._closed = True
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)  # wakes the listening thread, which closes
         for callback in list(self._on_close):
             callback()
 

@@ -213,7 +213,8 @@ def test_the_saver_dies_with_its_agent(tmp_path: Path) -> None:
     read, write = os.pipe()
     code = (
         "import subprocess, sys, time\n"
-        f"p = subprocess.Popen([sys.executable, '-m', 'resilio_hpc.ckpt.saver'], stdin={read}, stdout=subprocess.PIPE)\n"
+        "argv = [sys.executable, '-m', 'resilio_hpc.ckpt.saver']\n"
+        f"p = subprocess.Popen(argv, stdin={read}, stdout=subprocess.PIPE)\n"
         "p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)"
     )
     os.write(write, b"nonsense\n")  # its answer shows that it runs
