@@ -8,11 +8,13 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import msgspec
 
 from resilio_hpc.core.errors import CommandError, ResilioError, UsageError
-from resilio_hpc.slurm.devcluster import DevCluster, names, remove
+from resilio_hpc.slurm.devcluster import DevCluster, RootlessCluster, find, image, names, remove
+from resilio_hpc.slurm.devcluster.commands import SlurmCommands
 from resilio_hpc.slurm.devcluster.spec import CONTROLLER, SLURM_SERIES
 
 _MACHINE_VERBS: dict[str, tuple[Callable[[DevCluster, str], None], str]] = {
@@ -23,9 +25,9 @@ _MACHINE_VERBS: dict[str, tuple[Callable[[DevCluster, str], None], str]] = {
     "kill-slurmd": (DevCluster.kill_slurmd, "SIGKILL a node's slurmd"),
     "start-slurmd": (DevCluster.start_slurmd, "start a node's slurmd again"),
 }
-_CLUSTER_VERBS: dict[str, tuple[Callable[[DevCluster], None], str]] = {
-    "kill-slurmctld": (DevCluster.kill_slurmctld, "SIGKILL the controller daemon"),
-    "start-slurmctld": (DevCluster.start_slurmctld, "start the controller daemon again"),
+_CLUSTER_VERBS: dict[str, tuple[Callable[[SlurmCommands], None], str]] = {
+    "kill-slurmctld": (lambda cluster: cluster.kill_slurmctld(), "SIGKILL the controller daemon"),
+    "start-slurmctld": (lambda cluster: cluster.start_slurmctld(), "start the controller daemon again"),
 }
 
 
@@ -101,20 +103,25 @@ def _add_up_options(up: argparse.ArgumentParser) -> None:
 
 
 def _up(arguments: argparse.Namespace) -> int:
+    size: Any = {
+        "nodes": arguments.nodes,
+        "cpus": arguments.cpus,
+        "gpus": arguments.gpus,
+        "slurmd_timeout_s": arguments.slurmd_timeout,
+        "conf": arguments.conf,
+        "timeout_s": arguments.timeout,
+    }
+    cluster: SlurmCommands
     if arguments.rootless:
-        raise UsageError("--rootless is not there yet")
-    cluster = DevCluster.start(
-        arguments.name,
-        nodes=arguments.nodes,
-        cpus=arguments.cpus,
-        gpus=arguments.gpus,
-        slurm=arguments.slurm,
-        accounting=arguments.accounting,
-        binds=arguments.bind,
-        slurmd_timeout_s=arguments.slurmd_timeout,
-        conf=arguments.conf,
-        timeout_s=arguments.timeout,
-    )
+        if arguments.slurm != image.HOST_SERIES or arguments.accounting or arguments.bind:
+            raise UsageError("--rootless runs this host's own Slurm: without --slurm, --accounting and --bind")
+        cluster = RootlessCluster.start(arguments.name, **size)
+    else:
+        if not image.is_built(arguments.slurm):
+            print(f"building a root with Slurm {arguments.slurm}: a minute or two, once", file=sys.stderr)
+        cluster = DevCluster.start(
+            arguments.name, slurm=arguments.slurm, accounting=arguments.accounting, binds=arguments.bind, **size
+        )
     print(
         f"{cluster.name}: Slurm {cluster.slurm_version}, {len(cluster.nodes)} nodes idle; /shared is {cluster.shared}"
     )
@@ -130,7 +137,7 @@ def _down(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    status = DevCluster.find(arguments.name).status()
+    status = find(arguments.name).status()
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(status)).decode())
         return 0
@@ -156,14 +163,14 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _is_up(name: str) -> bool:
     try:
-        DevCluster.find(name)
+        find(name)
     except ResilioError:
         return False
     return True
 
 
 def _shell(arguments: argparse.Namespace) -> int:
-    cluster = DevCluster.find(arguments.name)
+    cluster = find(arguments.name)
     command = cluster.command(arguments.machine, ["bash", "-i"], user=arguments.user)
     prompt = {"PS1": f"[{cluster.name}] \\u@\\h:\\w\\$ ", "TERM": os.environ.get("TERM", "dumb")}
     os.execvpe(command[0], command, cluster.environment(prompt, arguments.user))
@@ -173,7 +180,7 @@ def _run(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise UsageError("run: give a command after the machine's name")
-    cluster = DevCluster.find(arguments.name)
+    cluster = find(arguments.name)
     try:
         done = cluster.run(arguments.machine, command, arguments.timeout, user=arguments.user, check=False)
     except CommandError as error:
@@ -187,11 +194,18 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _machine_verb(arguments: argparse.Namespace) -> int:
     call, _ = _MACHINE_VERBS[arguments.verb]
-    call(DevCluster.find(arguments.name), arguments.machine)
+    call(_with_namespaces(arguments), arguments.machine)
     return 0
 
 
 def _cluster_verb(arguments: argparse.Namespace) -> int:
     call, _ = _CLUSTER_VERBS[arguments.verb]
-    call(DevCluster.find(arguments.name))
+    call(find(arguments.name))
     return 0
+
+
+def _with_namespaces(arguments: argparse.Namespace) -> DevCluster:
+    cluster = find(arguments.name)
+    if not isinstance(cluster, DevCluster):
+        raise UsageError(f"{arguments.verb} needs machines of their own, and {cluster.name} is --rootless")
+    return cluster

@@ -44,12 +44,17 @@ def start(cluster: str, run: Callable[[tuple[str, ...]], None], background: Call
     background(_SERVER)
     _wait_for(_SOCKET.exists, "mariadbd")
     run(services.SLURMDBD.argv)
-    run(("/usr/bin/timeout", str(_TIMEOUT_S), "/bin/sh", "-c", _REGISTER, "sh", cluster))
+    try:
+        run(
+            ("/usr/bin/timeout", str(_TIMEOUT_S), "/bin/sh", "-c", _REGISTER, "sh", cluster, services.SLURMDBD.pid_file)
+        )
+    except OSError:
+        raise OSError(f"slurmdbd does not answer: {services.last_complaint('slurmdbd')}") from None
 
 
 # sacctmgr fails until slurmdbd has made its tables; adding a cluster that is known already prints so and fails
 _REGISTER = """
-until sacctmgr --noheader list cluster >/dev/null 2>&1; do sleep 0.05; done
+until sacctmgr --noheader list cluster >/dev/null 2>&1; do kill -0 "$(cat "$2")" || exit 1; sleep 0.05; done
 sacctmgr --noheader list cluster format=cluster | grep -qw -- "$1" || sacctmgr --immediate add cluster "$1"
 """
 

@@ -4,42 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
-from resilio_hpc.core.errors import CommandError, ResilioError, SlurmError, UsageError
-from resilio_hpc.core.process import Completed, run
-from resilio_hpc.slurm.devcluster import control, image, requirements, slurm_conf
-from resilio_hpc.slurm.devcluster.control import NodeProcess
+from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.core.process import run
+from resilio_hpc.slurm.devcluster import control, files, image, requirements, slurm_conf
+from resilio_hpc.slurm.devcluster.commands import SlurmCommands
 from resilio_hpc.slurm.devcluster.interpreter import host_python
-from resilio_hpc.slurm.devcluster.messages import ClusterStatus, MachineState, MachineStatus
+from resilio_hpc.slurm.devcluster.messages import MachineState
+from resilio_hpc.slurm.devcluster.processes import NodeProcess, processes_of
 from resilio_hpc.slurm.devcluster.services import ENVIRONMENT
 from resilio_hpc.slurm.devcluster.spec import (
     CONTROLLER,
-    USER,
-    USER_ID,
     ClusterSpec,
-    Layout,
-    base_directory,
     layout,
     validate,
 )
 
 _POLL_S = 0.02
-_COMMAND_TIMEOUT_S = 20.0
 
 
-class DevCluster:
+class DevCluster(SlurmCommands):
     """A running dev cluster. ``with DevCluster.start(nodes=4) as cluster:`` ends it again at the end of the block."""
-
-    def __init__(self, spec: ClusterSpec, where: Layout) -> None:
-        self.spec = spec
-        self.layout = where
 
     @classmethod
     def start(
@@ -86,7 +76,7 @@ class DevCluster:
         with control.claimed(where) as lock:
             control.sweep(where)
             spec = _complete(spec)
-            _write_files(spec, where)
+            files.write_files(spec, where, slurm_conf.render_slurm_conf(spec))
             cluster = cls(spec, where)
             with control.start_rack(where, lock) as leash:
                 try:
@@ -108,30 +98,6 @@ class DevCluster:
     def __enter__(self) -> DevCluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.down()
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Names of the compute nodes, n1…nN."""
-        return self.spec.compute_nodes
-
-    @property
-    def shared(self) -> Path:
-        """Where the nodes' /shared (the parallel file system) lies on the host."""
-        return self.layout.shared
-
-    @property
-    def slurm_version(self) -> str:
-        """The exact Slurm version, such as 22.05.8."""
-        return self.spec.slurm_version
-
     def nvme(self, node: str) -> Path:
         """Where the node's /nvme lies on the host."""
         return self.layout.nvme(node)
@@ -142,83 +108,25 @@ class DevCluster:
 
     # ---- commands on machines
 
-    def command(self, machine: str, argv: Sequence[str], *, user: str = "root", cwd: str = "/shared") -> list[str]:
-        """The host command that runs ``argv`` on a machine."""
+    def command(self, machine: str, argv: Sequence[str], *, user: str = "root", cwd: str = "") -> list[str]:
+        """The host command that runs ``argv`` on a machine, in /shared unless ``cwd`` says otherwise."""
         namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root"]
-        enter = ["nsenter", "--target", str(self._init_pid(machine)), *namespaces, "--", "env", f"--chdir={cwd}"]
+        enter = [
+            "nsenter",
+            "--target",
+            str(self._init_pid(machine)),
+            *namespaces,
+            "--",
+            "env",
+            f"--chdir={cwd or '/shared'}",
+        ]
         become = [] if user == "root" else ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
-        return [*enter, *become, *argv]
+        return [*enter, "env", f"--chdir={cwd or '/shared'}", *become, *argv]
 
     def environment(self, extra: Mapping[str, str] | None = None, user: str = "root") -> dict[str, str]:
         """Environment of a command on a machine: a login's, and nothing of the host's."""
         home = {} if user == "root" else {"HOME": f"/shared/home/{user}", "USER": user}
         return {**ENVIRONMENT, **home, **(extra or {})}
-
-    def run(
-        self,
-        machine: str,
-        argv: Sequence[str],
-        timeout_s: float = _COMMAND_TIMEOUT_S,
-        *,
-        check: bool = True,
-        user: str = "root",
-        env: Mapping[str, str] | None = None,
-        cwd: str = "/shared",
-        stdin: str = "",
-    ) -> Completed:
-        """Run a command on a machine (``ctl`` is the login node); raises CommandError as core.process.run does."""
-        command = self.command(machine, argv, user=user, cwd=cwd)
-        try:
-            return run(command, timeout_s, check=check, env=self.environment(env, user), stdin=stdin)
-        except CommandError as error:
-            why = f"on {machine}: exit code {error.returncode}"
-            if error.returncode is None:
-                why = f"on {machine}: no answer within {timeout_s:g} s"
-            raise CommandError(argv, error.returncode, error.stdout, error.stderr, why=why) from None
-
-    def spawn(
-        self,
-        machine: str,
-        argv: Sequence[str],
-        *,
-        user: str = "root",
-        env: Mapping[str, str] | None = None,
-        cwd: str = "/shared",
-    ) -> subprocess.Popen[str]:
-        """Start a command on a machine in the background, its output in pipes; the caller waits for it or kills it."""
-        return subprocess.Popen(
-            self.command(machine, argv, user=user, cwd=cwd),
-            env=self.environment(env, user),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-
-    def submit(
-        self, script: str, options: Sequence[str] = (), *, user: str = "root", env: Mapping[str, str] | None = None
-    ) -> int:
-        """Submit a batch script's text from the login node, in /shared; returns the job id."""
-        argv = ["sbatch", "--parsable", *options]
-        done = self.run(CONTROLLER, argv, user=user, env=env, stdin=script)
-        return int(done.stdout.split(";")[0])
-
-    def job_state(self, job: int) -> str:
-        """The job's state as slurmctld knows it (RUNNING, TIMEOUT, …)."""
-        done = self.run(CONTROLLER, ["scontrol", "--oneliner", "show", "job", str(job)])
-        fields = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
-        return fields["JobState"]
-
-    def wait_for_job(self, job: int, states: Sequence[str], timeout_s: float) -> str:
-        """Wait until the job is in one of ``states`` and return it; raises SlurmError with the last state seen."""
-        deadline = time.monotonic() + timeout_s
-        while (state := self.job_state(job)) not in states:
-            if time.monotonic() > deadline:
-                raise SlurmError(f"job {job} is {state}, not {'/'.join(states)}, after {timeout_s:g} s")
-            time.sleep(0.05)
-        return state
 
     # ---- state
 
@@ -226,62 +134,9 @@ class DevCluster:
         """Power and network state of every machine."""
         return {machine.name: machine for machine in control.ask(self.layout, "status")}
 
-    def node_states(self) -> dict[str, str]:
-        """Slurm's state of every node, such as ``idle`` or ``down*``."""
-        done = self.run(CONTROLLER, ["sinfo", "--noheader", "--Node", "--format=%N %T"])
-        return dict(line.split() for line in done.stdout.splitlines())
-
-    def wait_for_node(self, node: str, states: Sequence[str], timeout_s: float) -> str:
-        """Wait until Slurm gives the node one of ``states`` and return it; raises SlurmError otherwise."""
-        deadline = time.monotonic() + timeout_s
-        while (state := self.node_states().get(node, "unknown")) not in states:
-            if time.monotonic() > deadline:
-                raise SlurmError(f"node {node} is {state}, not {'/'.join(states)}, after {timeout_s:g} s")
-            time.sleep(_POLL_S)
-        return state
-
-    def wait_for_idle(self, nodes: Sequence[str] = (), timeout_s: float = 30.0) -> None:
-        """Wait until these nodes (default: all) are idle; raises SlurmError otherwise."""
-        wanted = set(nodes or self.nodes)
-        deadline = time.monotonic() + timeout_s
-        states: dict[str, str] = {}
-        while True:
-            try:
-                states = self.node_states()
-            except CommandError as error:  # slurmctld may still be starting
-                states = {"slurmctld": str(error)}
-            busy = {node: states.get(node, "unknown") for node in wanted if states.get(node) != "idle"}
-            if not busy:
-                return
-            if time.monotonic() > deadline:
-                listed = ", ".join(f"{node} {state}" for node, state in sorted(busy.items()))
-                raise SlurmError(f"not idle after {timeout_s:g} s: {listed}; logs in {self.layout.state}/machines")
-            time.sleep(_POLL_S)
-
-    def status(self) -> ClusterStatus:
-        """Everything about the cluster in one struct; asks slurmctld, and says so when it does not answer."""
-        problem, slurm_states = "", {}
-        try:
-            slurm_states = self.node_states()
-        except ResilioError as error:
-            problem = str(error)
-        fields = msgspec.structs.asdict
-        machines = [
-            MachineStatus(**fields(machine), slurm_state=slurm_states.get(machine.name, ""))
-            for machine in self.machines().values()
-        ]
-        return ClusterStatus(
-            name=self.name,
-            slurm=self.spec.series,
-            slurm_version=self.slurm_version,
-            shared=str(self.shared),
-            problem=problem,
-            machines=machines,
-        )
-
     def pids(self, machine: str) -> list[NodeProcess]:
         """Every process on a machine."""
-        return control.processes_of(self._machine(machine).pid_namespace)
+        return processes_of(self._machine(machine).pid_namespace)
 
     # ---- failures
 
@@ -322,7 +177,7 @@ class DevCluster:
 
     def down(self, timeout_s: float = 20.0) -> None:
         """End the cluster and remove everything of it. Also sweeps what a killed start left."""
-        remove(self.name, timeout_s)
+        files.remove(self.name, timeout_s)
 
     # ---- inside
 
@@ -334,9 +189,7 @@ class DevCluster:
 
     def _init_pid(self, machine: str) -> int:
         state = self._machine(machine)
-        inits = (
-            [p.host_pid for p in control.processes_of(state.pid_namespace) if p.pid == 1] if state.pid_namespace else []
-        )
+        inits = [p.host_pid for p in processes_of(state.pid_namespace) if p.pid == 1]
         if not inits:
             raise SlurmError(f"{machine} is {state.state}; power it on with: resilio devcluster boot {machine}")
         return inits[0]
@@ -380,66 +233,9 @@ class DevCluster:
         self.run(machine, start, cwd="/")
 
 
-def names() -> list[str]:
-    """Names of all clusters that have state on this host, running or not."""
-    base = base_directory()
-    return sorted(entry.name for entry in base.iterdir() if (entry / "lock").exists()) if base.is_dir() else []
-
-
-def remove(name: str, timeout_s: float = 20.0) -> bool:
-    """End a cluster, running, half started or dead, and remove all its files; False if there was nothing."""
-    where = layout(name)
-    if not where.state.is_dir():
-        return False
-    try:
-        control.ask(where, "stop")
-    except SlurmError:
-        pass  # no rack: only files are left, or a start is under way, for which we wait below
-    with control.claimed(where, timeout_s):
-        control.sweep(where)
-        where.lock.unlink()
-        where.state.rmdir()
-    try:
-        where.state.parent.rmdir()
-    except OSError:
-        pass  # other clusters are there
-    return True
-
-
 def _complete(spec: ClusterSpec) -> ClusterSpec:
     """Add what depends on this host: the Slurm installation, its exact version, the Python to show."""
     version = run(["chroot", spec.root, "/usr/sbin/slurmctld", "-V"], 10.0).stdout.split()[-1]
     python = host_python(spec.root)
     binds = tuple(dict.fromkeys([*python.paths, *python.libraries, *spec.binds]))
     return msgspec.structs.replace(spec, slurm_version=version, binds=binds)
-
-
-def _write_files(spec: ClusterSpec, where: Layout) -> None:
-    for machine in spec.machines:
-        for directory in (
-            where.nvme(machine),
-            where.log(machine),
-            where.spool(machine),
-            where.machine(machine) / "state",
-        ):
-            directory.mkdir(parents=True)
-        where.nvme(machine).chmod(0o1777)
-    where.shared.mkdir()
-    where.shared.chmod(0o1777)
-    home = where.shared / "home" / USER
-    home.mkdir(parents=True)
-    if not spec.rootless:
-        os.chown(home, USER_ID, USER_ID)
-    where.etc.mkdir()
-    for name, text, mode in (
-        ("slurm.conf", slurm_conf.render_slurm_conf(spec), 0o644),
-        ("gres.conf", slurm_conf.render_gres_conf(spec), 0o644),
-        ("cgroup.conf", slurm_conf.render_cgroup_conf(spec), 0o644),
-        ("slurmdbd.conf", slurm_conf.render_slurmdbd_conf(), 0o600),
-        ("hosts", slurm_conf.render_hosts(spec), 0o644),
-    ):
-        (where.etc / name).write_text(text)
-        (where.etc / name).chmod(mode)
-    where.munge_key.touch(0o400)
-    where.munge_key.write_bytes(os.urandom(1024))
-    where.spec.write_bytes(msgspec.json.format(msgspec.json.encode(spec)))

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,19 +22,6 @@ from resilio_hpc.slurm.devcluster.spec import Layout
 
 _REQUEST_TIMEOUT_S = 15.0
 _POLL_S = 0.01
-
-
-@dataclass(frozen=True)
-class NodeProcess:
-    """A process on a machine: its pid there, its pid on the host (to signal it), its command line."""
-
-    pid: int
-    host_pid: int
-    argv: tuple[str, ...]
-
-    @property
-    def program(self) -> str:
-        return Path(self.argv[0]).name if self.argv else ""
 
 
 def ask(layout: Layout, action: str, machine: str = "") -> list[MachineState]:
@@ -61,25 +47,6 @@ def ask(layout: Layout, action: str, machine: str = "") -> list[MachineState]:
     if reply.error:
         raise SlurmError(reply.error)
     return reply.machines
-
-
-def processes_of(pid_namespace: int) -> list[NodeProcess]:
-    """Every process in a machine's PID namespace, by pid."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if (entry / "ns" / "pid").stat().st_ino != pid_namespace:
-                continue
-            status = (entry / "status").read_text()
-            argv = tuple(a.decode(errors="replace") for a in (entry / "cmdline").read_bytes().split(b"\0")[:-1])
-        except OSError:
-            continue  # it ended while we looked
-        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        if not fields["State"].startswith(("Z", "X")):
-            found.append(NodeProcess(int(fields["NSpid"].split()[-1]), int(entry.name), argv))
-    return sorted(found, key=lambda process: process.pid)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from resilio_hpc.slurm.devcluster.spec import CONTROLLER, ClusterSpec
+from resilio_hpc.slurm.devcluster.spec import CONTROLLER, ClusterSpec, Layout
 
 _SETTINGS = {
     "SlurmctldHost": CONTROLLER,
@@ -49,20 +49,50 @@ def render_slurm_conf(spec: ClusterSpec) -> str:
         settings.update(_BEFORE_23)
     if spec.accounting:
         settings.update(_ACCOUNTING)
-    settings, extra_lines = _overlay(settings, spec.conf)
-    gres = f" Gres=gpu:{spec.gpu_type}:{spec.gpus}" if spec.gpus else ""
     names = f"n[1-{spec.nodes}]" if spec.nodes > 1 else "n1"
-    lines = [f"{key}={value}" for key, value in settings.items()]
-    lines += [
-        f"NodeName={names} CPUs={spec.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={spec.cpus} ThreadsPerCore=1"
-        f" RealMemory={spec.memory_mb}{gres} State=UNKNOWN",
-        f"PartitionName=main Nodes={names} Default=YES DefaultTime=0:30:00 MaxTime=1-0 State=UP",
-        *extra_lines,
+    return _text(settings, [f"NodeName={names} {_hardware(spec)}"], spec)
+
+
+def render_rootless_conf(spec: ClusterSpec, where: Layout, account: str, host: str, ports: Sequence[int]) -> str:
+    """slurm.conf of a cluster without namespaces: its daemons share this host, each with a port of its own.
+
+    ``ports`` are slurmctld's and then one per node.
+    """
+    settings = {
+        **{"ClusterName": spec.name, **_SETTINGS, "SlurmdTimeout": str(spec.slurmd_timeout_s)},
+        "SlurmctldHost": f"{host}(127.0.0.1)",
+        "SlurmctldPort": str(ports[0]),
+        "SlurmUser": account,
+        "SlurmdUser": account,
+        "AuthInfo": f"socket={where.state}/munge.socket,cred_expire=10",
+        "StateSaveLocation": f"{where.machine(CONTROLLER)}/state",
+        "SlurmdSpoolDir": f"{where.state}/machines/%n/spool",
+        "SlurmctldPidFile": f"{where.state}/slurmctld.pid",
+        "SlurmdPidFile": f"{where.state}/slurmd.%n.pid",
+        "SlurmctldLogFile": f"{where.log(CONTROLLER)}/slurmctld.log",
+        "SlurmdLogFile": f"{where.state}/machines/%n/log/slurmd.log",
+        **_BEFORE_23,
+    }
+    nodes = [
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {_hardware(spec)}"
+        for node, port in zip(spec.compute_nodes, ports[1:], strict=True)
     ]
-    return "\n".join(lines) + "\n"
+    return _text(settings, nodes, spec)
 
 
-def _overlay(settings: dict[str, str], lines: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _hardware(spec: ClusterSpec) -> str:
+    gres = f" Gres=gpu:{spec.gpu_type}:{spec.gpus}" if spec.gpus else ""
+    shape = f"CPUs={spec.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={spec.cpus} ThreadsPerCore=1"
+    return f"{shape} RealMemory={spec.memory_mb}{gres} State=UNKNOWN"
+
+
+def _text(settings: Mapping[str, str], node_lines: Sequence[str], spec: ClusterSpec) -> str:
+    merged, extra_lines = _overlay(settings, spec.conf)
+    partition = "PartitionName=main Nodes=ALL Default=YES DefaultTime=0:30:00 MaxTime=1-0 State=UP"
+    return "\n".join([*(f"{key}={value}" for key, value in merged.items()), *node_lines, partition, *extra_lines, ""])
+
+
+def _overlay(settings: Mapping[str, str], lines: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Replace settings by ``KEY=VALUE`` lines; NodeName/PartitionName/… lines are added instead."""
     merged = dict(settings)
     by_lower = {key.lower(): key for key in merged}
@@ -82,7 +112,9 @@ def render_gres_conf(spec: ClusterSpec) -> str:
     if not spec.gpus:
         return ""
     last = f"[0-{spec.gpus - 1}]" if spec.gpus > 1 else "0"
-    return f"Name=gpu Type={spec.gpu_type} File=/dev/fakegpu{last}\n"
+    # gres/gpu wants character devices; without root only existing ones can serve, and the consoles are always there
+    device = "/dev/tty" if spec.rootless else "/dev/fakegpu"
+    return f"Name=gpu Type={spec.gpu_type} File={device}{last}\n"
 
 
 def render_cgroup_conf(spec: ClusterSpec) -> str:

@@ -112,6 +112,8 @@ def validate(spec: ClusterSpec) -> ClusterSpec:
         raise UsageError(f"--slurmd-timeout {spec.slurmd_timeout_s}: at least 1 s")
     if spec.series not in SLURM_SERIES:
         raise UsageError(f"Slurm {spec.series}: choose from {', '.join(SLURM_SERIES)}")
+    if spec.rootless and (spec.series != "22.05" or spec.accounting or spec.binds):
+        raise UsageError("a --rootless cluster runs this host's own Slurm, without accounting and without --bind")
     for line in spec.conf:
         if "=" not in line or "\n" in line:
             raise UsageError(f"--conf {line!r}: give KEY=VALUE")
