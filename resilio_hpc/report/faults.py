@@ -1,0 +1,167 @@
+"""The faults of a run, from its ledger. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from resilio_hpc.core.event_words import words
+from resilio_hpc.core.json_fields import Fields
+from resilio_hpc.core.ledger import Event
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: from its first sign until all ranks made a step again (or never did). Times in Unix seconds.
+
+    ``kind``: rank_killed, rank_exception, early_exit, restore_failed, spawn, spawner_lost, node_lost, spare_lost,
+    agent_lost, controller_lost or slow_start. ``rank`` is None where no single rank is to blame, ``node`` is "" where
+    no node is. ``recovery_s`` is the controller's measure: to the first step of all ranks (to their start where a
+    script reports no steps), from the failure of a rank or from the notice of a lost node. ``detection_s`` comes
+    before that: how long it took until somebody acted. None: not known. ``plan`` is a rung of the recovery ladder.
+    """
+
+    kind: str
+    node: str
+    rank: int | None
+    time: float
+    recovered: bool
+    recovery_s: float | None = None
+    detection_s: float | None = None
+    lost_steps: int | None = None
+    plan: str = ""
+    round: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class _Sign:
+    kind: str
+    node: str
+    rank: int | None
+    time: float
+    round: int | None
+    message: str
+    detection_s: float | None = None
+    weak: bool = False  # says little beside another sign
+
+
+@dataclass
+class _Incident:
+    signs: list[_Sign] = field(default_factory=list)
+    plan: str = ""
+    decided: float | None = None
+
+    def main(self) -> _Sign | None:
+        """The sign to tell of: a lost node explains failed ranks, a signal explains broken connections."""
+        order = {"node_lost": 0, "rank_killed": 1}
+        return min(self.signs, key=lambda sign: (sign.weak, order.get(sign.kind, 2), sign.time), default=None)
+
+
+def faults(events: Iterable[Event]) -> list[Fault]:
+    """All faults, by time. ``events`` by time, of all writers and jobs (``read_ledger``)."""
+    return _Reader().read(events)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._found: list[Fault] = []
+        self._incident = _Incident()
+        self._members: Sequence[str] = ()
+        self._stopping = False
+        self._job = ""
+
+    def read(self, events: Iterable[Event]) -> list[Fault]:
+        for event in events:
+            f = Fields(event.fields)
+            if event.kind == "round":
+                self._members = f.texts("members")
+            elif event.kind == "launch" and f.text("job") != self._job:  # the job before ended without a verdict
+                self._close(recovered=False)
+                self._job, self._members, self._stopping = f.text("job"), (), False
+            elif event.kind == "stopping":
+                self._stopping = True
+            elif event.kind == "decision":
+                self._incident.plan = f.text("rung")
+                self._incident.decided = self._incident.decided or event.time
+            elif event.kind == "recovered":
+                self._recovered(event.time, f)
+            elif event.kind == "verdict":
+                self._close(recovered=f.text("verdict") == "completed", first=f.inner("first_failure"))
+                self._members = ()
+            else:
+                self._sign(event, f)
+        self._close(recovered=False)
+        return sorted(self._found, key=lambda fault: fault.time)
+
+    def _sign(self, event: Event, f: Fields) -> None:
+        node, silent = f.text("node"), f.number("silent_s")
+        if event.kind == "node_lost" and self._members and node not in self._members:
+            lost_at = event.time - (silent or 0.0)
+            self._found.append(Fault("spare_lost", node, None, lost_at, True, detection_s=silent))
+            return
+        sign = _sign_of(event, f)
+        if sign is None or self._stopping or (sign.weak and node not in self._members):
+            return
+        self._incident.signs.append(sign)
+
+    def _recovered(self, at: float, f: Fields) -> None:
+        incident, self._incident = self._incident, _Incident()
+        recovery = f.number("recovery_s")
+        kind = f.text("kind", "unknown")
+        main = next((sign for sign in incident.signs if sign.kind == kind), incident.main())
+        began = min((sign.time for sign in incident.signs), default=at - (recovery or 0.0))
+        self._found.append(
+            Fault(
+                kind=kind,
+                node=f.text("node") or (main.node if main else ""),
+                rank=f.whole("rank"),
+                time=began,
+                recovered=True,
+                recovery_s=recovery,
+                detection_s=f.number("detection_s") if f.has("detection_s") else _detection(incident, main),
+                lost_steps=f.whole("lost_steps"),
+                plan=f.text("plan") or incident.plan,
+                round=main.round if main else None,
+                message=main.message if main else "",
+            )
+        )
+
+    def _close(self, recovered: bool, first: Fields | None = None) -> None:
+        incident, self._incident = self._incident, _Incident()
+        main = incident.main()
+        if main is None:
+            return
+        blamed = (first.text("node"), first.whole("rank")) if first is not None else None
+        main = next((sign for sign in incident.signs if (sign.node, sign.rank) == blamed), main)
+        began = min(sign.time for sign in incident.signs)
+        self._found.append(
+            Fault(
+                main.kind, main.node, main.rank, began, recovered, detection_s=_detection(incident, main),
+                plan=incident.plan, round=main.round, message=main.message,
+            )
+        )  # fmt: skip
+
+
+def _sign_of(event: Event, f: Fields) -> _Sign | None:
+    node, number = f.text("node"), f.whole("round")
+    text = words(event.kind, event.fields)
+    if event.kind == "rank_failed":
+        kind = {"signal": "rank_killed", "exit": "rank_exception"}.get(f.text("kind"), f.text("kind", "unknown"))
+        return _Sign(kind, node, f.whole("rank"), event.time, number, text)
+    if event.kind == "node_lost":
+        silent = f.number("silent_s")
+        return _Sign("node_lost", node, None, event.time - (silent or 0.0), number, text, silent)
+    if event.kind == "agent_ended":
+        return _Sign("agent_lost", node, None, event.time, number, text, weak=True)
+    if event.kind == "slow_start":
+        return _Sign("slow_start", "", None, event.time, number, text)
+    return None
+
+
+def _detection(incident: _Incident, main: _Sign | None) -> float | None:
+    if main is None:
+        return None
+    if main.detection_s is not None:
+        return main.detection_s
+    return max(0.0, incident.decided - main.time) if incident.decided is not None else None

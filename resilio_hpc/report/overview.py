@@ -1,0 +1,177 @@
+"""One run at one moment, put together from its files: how it stands, its faults, its goodput."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.json_fields import Fields, parse_object, printable, read_object, read_regular
+from resilio_hpc.core.ledger import Event, LedgerReader
+from resilio_hpc.report.faults import Fault, faults
+from resilio_hpc.report.goodput import Goodput, goodput
+from resilio_hpc.report.status import Status, parse_status
+
+STALE_S = 15.0
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the run's newest job ended."""
+
+    verdict: str
+    reason: str
+    exit_code: int | None
+    time: float
+    job: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The newest committed checkpoint; ``time`` is None when only its step is known."""
+
+    step: int
+    time: float | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """``state``: starting, running, stale (nothing heard for long) or ended; ``verdict`` only when ended."""
+
+    path: Path
+    run_id: str
+    created: float | None
+    now: float
+    state: str
+    silent_s: float | None
+    job: str
+    jobs: int
+    status: Status | None
+    verdict: Verdict | None
+    checkpoint: Checkpoint | None
+    faults: tuple[Fault, ...]
+    goodput: Goodput
+    events: tuple[Event, ...]
+
+
+class RunReader:
+    """Reads a run directory again and again; only what is new of the ledger is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_id, self.created = read_identity(path)
+        self._ledger = LedgerReader(path / "ledger")
+        self._events: list[Event] = []
+
+    def new_events(self) -> list[Event]:
+        """What the ledger has gained since the last call of this or of ``overview``."""
+        new = self._ledger.read_new()
+        if new:
+            self._events = sorted([*self._events, *new], key=lambda event: event.time)
+        return new
+
+    def overview(self, now: float, since: float = 0.0) -> Overview:
+        """The run now; verdicts and events before ``since`` are of an earlier job (Unix seconds)."""
+        self.new_events()
+        status = parse_status(read_object(self.path / "status.json"))
+        verdict = parse_verdict(read_object(self.path / "verdict.json"))
+        if verdict is not None and verdict.time < since:
+            verdict = None
+        if status is not None and status.time < since:
+            status = None
+        return build(self.path, (self.run_id, self.created), self._events, status, verdict, now)
+
+
+def read_identity(path: Path) -> tuple[str, float | None]:
+    """(run id, Unix time of creation). Raises UsageError where ``path`` is no run directory of ours."""
+    try:
+        found = path.is_dir()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{printable(str(path))}: {error}") from None
+    if not found:
+        what = "is not a directory" if path.exists() else "does not exist"
+        raise UsageError(f"{printable(str(path))} {what}; give the run directory that resilio-launch names")
+    content = read_regular(path / "run.json", 1 << 20)
+    if content is None:
+        why = "run.json cannot be read" if (path / "run.json").exists() else "no run.json"
+        raise UsageError(f"{printable(str(path))} is not a run directory of resilio ({why})")
+    f = Fields.of(parse_object(content))
+    version = f.whole("version")
+    if not f.text("run_id") or version is None:
+        raise UsageError(f"{printable(str(path))} is not a run directory of resilio (run.json is damaged)")
+    if version > FORMAT:
+        raise UsageError(f"{printable(str(path))} was made by a newer resilio (format {version}): update this one")
+    return printable(f.text("run_id"), 40), f.number("created")
+
+
+def parse_verdict(data: object) -> Verdict | None:
+    """The verdict in a JSON object, or None. Pure."""
+    f = Fields.of(data)
+    name = f.text("verdict")
+    if not name:
+        return None
+    return Verdict(
+        printable(name, 40), printable(f.text("reason"), 300), f.whole("exit_code"), f.number("time") or 0.0,
+        f.text("job"), dict(f.data),
+    )  # fmt: skip
+
+
+def build(
+    path: Path,
+    identity: tuple[str, float | None],
+    events: Sequence[Event],
+    status: Status | None,
+    verdict: Verdict | None,
+    now: float,
+) -> Overview:
+    """Put an overview together. Pure."""
+    launches = [event for event in events if event.kind == "launch"]
+    jobs = list(dict.fromkeys(Fields(event.fields).text("job") for event in launches))
+    launched = launches[-1].time if launches else None
+    job = jobs[-1] if jobs else (verdict.job if verdict else "")
+    if verdict is not None and launched is not None and verdict.job != job and verdict.time < launched:
+        verdict = None  # of an earlier job: the next one runs
+    if status is not None and launched is not None and status.time < launched - 1.0:
+        status = None
+    last = max([status.time if status else 0.0, events[-1].time if events else 0.0, identity[1] or 0.0])
+    silent = max(0.0, now - last) if last else None
+    if verdict is not None:
+        state = "ended"
+    elif silent is not None and silent > STALE_S:
+        state = "stale"
+    else:
+        state = "running" if status is not None and status.phase == "running" else "starting"
+    return Overview(
+        path=path,
+        run_id=identity[0],
+        created=identity[1],
+        now=now,
+        state=state,
+        silent_s=silent,
+        job=printable(job, 60),
+        jobs=max(len(jobs), 1),
+        status=status,
+        verdict=verdict,
+        checkpoint=_checkpoint(events, status, verdict),
+        faults=tuple(faults(events)),
+        goodput=goodput(events, status.time if status else None),
+        events=tuple(events),
+    )
+
+
+def _checkpoint(events: Sequence[Event], status: Status | None, verdict: Verdict | None) -> Checkpoint | None:
+    known = [
+        (step, event.time) for event in events
+        if event.kind == "committed" and (step := Fields(event.fields).whole("step")) is not None
+    ]  # fmt: skip
+    newest = known[-1] if known else None
+    told = status.committed if status and status.committed is not None else -1
+    if verdict is not None:
+        told = max(told, Fields(verdict.fields).whole("committed") or -1)
+    if newest is not None and newest[0] >= told:
+        return Checkpoint(*newest)
+    return Checkpoint(told, None) if told >= 0 else None
