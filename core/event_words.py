@@ -68,7 +68,8 @@ def names(all_names: Sequence[str]) -> str:
 
 def plural(count: int | None, noun: str) -> str:
     """``1 rank``, ``2 ranks``."""
-    return f"{'?' if count is None else count} {noun}{'' if count == 1 else 's'}"
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{'?' if count is None else count} {noun}{ending}"
 
 
 def seconds(value: float | None) -> str:
@@ -184,6 +185,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         f"round {f.whole('round')}: {plural(f.whole('world_size'), 'rank')} on {names(f.texts('members'))}"
     ),
     "start": _start,
+    "ranks": lambda f: f"round {f.whole('round')}: {plural(len(f.inner('pids').data), 'process')} on {f.text('node', '?')}",
     "ranks_started": lambda f: (
         f"round {f.whole('round')}: ranks on {f.text('node', '?')} run after {seconds(f.number('seconds'))}"
     ),
@@ -205,6 +207,9 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "stop_overdue": lambda f: f"stopping took too long, ranks are killed: {_reason(f)}",
     "verdict": _verdict,
 }  # fmt: skip
+
+
+KINDS = frozenset(_TABLE)
 
 
 def _reason_of(f: Fields, name: str) -> str:

@@ -83,7 +83,7 @@ class RunReader:
             verdict = None
         if status is not None and status.time < since:
             status = None
-        return build(self.path, (self.run_id, self.created), self._events, status, verdict, now)
+        return build(self.path, (self.run_id, self.created), self._events, status, verdict, now, since)
 
 
 def read_identity(path: Path) -> tuple[str, float | None]:
@@ -127,6 +127,7 @@ def build(
     status: Status | None,
     verdict: Verdict | None,
     now: float,
+    since: float = 0.0,
 ) -> Overview:
     """Put an overview together. Pure."""
     launches = [event for event in events if event.kind == "launch"]
@@ -137,7 +138,7 @@ def build(
         verdict = None  # of an earlier job: the next one runs
     if status is not None and launched is not None and status.time < launched - 1.0:
         status = None
-    last = max([status.time if status else 0.0, events[-1].time if events else 0.0, identity[1] or 0.0])
+    last = max(status.time if status else 0.0, events[-1].time if events else 0.0, identity[1] or 0.0, since)
     silent = max(0.0, now - last) if last else None
     if verdict is not None:
         state = "ended"
@@ -169,9 +170,8 @@ def _checkpoint(events: Sequence[Event], status: Status | None, verdict: Verdict
         if event.kind == "committed" and (step := Fields(event.fields).whole("step")) is not None
     ]  # fmt: skip
     newest = known[-1] if known else None
-    told = status.committed if status and status.committed is not None else -1
-    if verdict is not None:
-        told = max(told, Fields(verdict.fields).whole("committed") or -1)
+    others = (status.committed if status else None, Fields(verdict.fields).whole("committed") if verdict else None)
+    told = max((step for step in others if step is not None), default=-1)
     if newest is not None and newest[0] >= told:
         return Checkpoint(*newest)
     return Checkpoint(told, None) if told >= 0 else None

@@ -1,0 +1,84 @@
+"""``resilio ledger RUN_DIR``: what happened in a run, in order, one line per event."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.event_words import KINDS, words
+from resilio_hpc.core.json_fields import printable
+from resilio_hpc.core.ledger import Event
+from resilio_hpc.report.as_json import event_json
+from resilio_hpc.report.overview import RunReader
+
+POLL_S = 0.3
+STYLES = {
+    "rank_failed": "31", "node_lost": "31", "persist_failed": "31", "slow_start": "33", "decision": "33",
+    "stopping": "33", "recovered": "32", "verdict": "1", "committed": "2", "ranks_started": "2", "ranks_stopped": "2",
+}  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0; 2 where there is no run."""
+    parser = argparse.ArgumentParser(
+        prog="resilio ledger", description="The events of a run, of all nodes and jobs, by time (local time)."
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory that resilio-launch names")
+    parser.add_argument("--json", action="store_true", help="the ledger's own lines, with all fields")
+    parser.add_argument("--follow", action="store_true", help="go on as events come, until the job has a verdict")
+    parser.add_argument("--event", action="append", default=[], metavar="KIND", help="only this kind; may be repeated")
+    options = parser.parse_args(argv)
+    reader = RunReader(options.run_dir)
+    events = reader.new_events()
+    _check_kinds(options.event, {event.kind for event in events})
+    printer = _Printer(options.json, set(options.event))
+    printer.show(events)
+    while options.follow and reader.overview(time.time()).state != "ended":
+        time.sleep(POLL_S)
+        printer.show(reader.new_events())
+    return 0
+
+
+def _check_kinds(wanted: Sequence[str], present: set[str]) -> None:
+    for kind in wanted:
+        if kind not in KINDS | present:
+            near = difflib.get_close_matches(kind, sorted(KINDS | present), 1, 0.5)
+            hint = f"did you mean {near[0]}?" if near else f"the kinds are {', '.join(sorted(KINDS | present))}"
+            raise UsageError(f"--event: no event is named {printable(kind)!r}: {hint}")
+
+
+class _Printer:
+    def __init__(self, as_json: bool, kinds: set[str]) -> None:
+        self._as_json = as_json
+        self._kinds = kinds
+        self._colours = sys.stdout.isatty()
+        self._day = ""
+
+    def show(self, events: list[Event]) -> None:
+        for event in events:
+            if not self._kinds or event.kind in self._kinds:
+                print(event_json(event) if self._as_json else self._line(event))
+        sys.stdout.flush()
+
+    def _line(self, event: Event) -> str:
+        day, at = moment(event.time)
+        head = f"{day}\n" if day != self._day else ""
+        self._day = day
+        kind = printable(event.kind, 24)
+        text = f"{at}  {kind:<16}  {words(event.kind, event.fields)}"
+        style = STYLES.get(event.kind) if self._colours else None
+        return head + (f"\x1b[{style}m{text}\x1b[0m" if style else text)
+
+
+def moment(unix: float) -> tuple[str, str]:
+    """(``2026-01-31``, ``14:03:22.517``) in local time."""
+    try:
+        local = time.localtime(unix)
+    except (OverflowError, ValueError, OSError):
+        return "unknown day", "??:??:??.???"
+    return time.strftime("%Y-%m-%d", local), f"{time.strftime('%H:%M:%S', local)}.{int(unix * 1000) % 1000:03d}"

@@ -1,0 +1,41 @@
+"""``resilio status RUN_DIR``: how a run stands, from its files alone (any node that sees the directory will do)."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from resilio_hpc.report.overview import RunReader
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0 whatever the run's state; 2 where there is no run."""
+    parser = argparse.ArgumentParser(
+        prog="resilio status",
+        description="How a run stands: nodes, ranks, step, last committed checkpoint, faults, goodput, verdict. "
+        "Needs the run directory only, so it works from a login node and after the run.",
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory that resilio-launch names")
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    options = parser.parse_args(argv)
+    overview = RunReader(options.run_dir).overview(time.time())
+    if options.json:
+        from resilio_hpc.report.as_json import overview_json
+
+        print(overview_json(overview), flush=True)
+        return 0
+    from rich.console import Console
+
+    from resilio_hpc.report.screen import screen
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(screen(overview, height=10_000))
+        return 0
+    console = Console(highlight=False, width=200)  # a file or a pipe has no width: nothing is cut
+    with console.capture() as captured:
+        console.print(screen(overview, height=10_000))
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
+    return 0
