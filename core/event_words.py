@@ -185,7 +185,9 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         f"round {f.whole('round')}: {plural(f.whole('world_size'), 'rank')} on {names(f.texts('members'))}"
     ),
     "start": _start,
-    "ranks": lambda f: f"round {f.whole('round')}: {plural(len(f.inner('pids').data), 'process')} on {f.text('node', '?')}",
+    "ranks": lambda f: (
+        f"round {f.whole('round')}: {plural(len(f.inner('pids').data), 'process')} on {f.text('node', '?')}"
+    ),
     "ranks_started": lambda f: (
         f"round {f.whole('round')}: ranks on {f.text('node', '?')} run after {seconds(f.number('seconds'))}"
     ),

@@ -21,8 +21,10 @@ from resilio_hpc.report.screen import checkpoint_words, clock, screen, state_wor
 REFRESH_S = 0.5
 PLAIN_EVERY_S = 60.0
 # of no interest on the way: every round has several of each
-QUIET = {"committed", "agent", "agent_joined", "informed", "ranks", "ranks_started", "ranks_stopped", "spawner_ready", "start",
-         "agent_ends", "launch_ends"}  # fmt: skip
+QUIET = frozenset({
+    "committed", "agent", "agent_joined", "informed", "ranks", "ranks_started", "ranks_stopped", "spawner_ready",
+    "start", "agent_ends", "launch_ends",
+})  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:

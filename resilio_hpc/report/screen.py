@@ -65,7 +65,7 @@ def _rows(o: Overview) -> Iterator[tuple[str, Text]]:
         if o.state != "ended":
             yield "round", Text(f"{s.round}: {plural(s.world_size, 'rank')}, controller {printable(s.controller)} "
                                 f"(epoch {s.epoch})")  # fmt: skip
-        step = max((known for known in (s.step, o.checkpoint and o.checkpoint.step) if known is not None), default=None)
+        step = max(_known(s.step, o.checkpoint.step if o.checkpoint else None), default=None)
         if step is not None:
             rate = s.steps_per_s if o.state == "running" else None
             yield "step", Text(f"{step}{f', {rate:.3g} steps/s' if rate else ''}")
@@ -74,6 +74,10 @@ def _rows(o: Overview) -> Iterator[tuple[str, Text]]:
         since = f", {s.without_progress} since the last checkpoint" if s.without_progress else ""
         yield "restarts", Text(f"{s.restarts}{since}")
     yield "goodput", Text(goodput_words(o))
+
+
+def _known(*steps: int | None) -> list[int]:
+    return [step for step in steps if step is not None]
 
 
 def _went_wrong(o: Overview) -> bool:
