@@ -7,8 +7,10 @@ bytes with one more dimension, and named in the attribute ``dtype``.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,8 @@ class _Piece:
     data: memoryview | bytes
     what: str
     checksums: tuple[int, ...]
+    on_pages: bool = False
+    """Does ``data`` begin on a page of memory, as direct I/O wants?"""
 
 
 def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int) -> ShardRecord:
@@ -61,7 +65,7 @@ def _check_space(directory: Path, size: int) -> None:
     """libhdf5 does not take a full disk well: refuse before it begins."""
     found = os.statvfs(directory)
     if found.f_bavail * found.f_frsize < size + (1 << 20):
-        raise OSError(28, f"no space left for a checkpoint of {size} bytes", str(directory))
+        raise OSError(errno.ENOSPC, f"no space left for a checkpoint of {size} bytes", str(directory))
 
 
 def _make_metadata(path: Path, arenas: Sequence[ArenaSource]) -> tuple[list[_Piece], list[RankRecord]]:
@@ -77,7 +81,7 @@ def _make_metadata(path: Path, arenas: Sequence[ArenaSource]) -> tuple[list[_Pie
                 group = file.create_group(f"rank{arena.header.rank}")
                 ranks.append(_make_rank(group, arena, pieces))
     except (RuntimeError, ValueError) as error:  # how h5py reports what libhdf5 could not do
-        raise OSError(5, f"libhdf5: {error}", str(path)) from error
+        raise OSError(errno.EIO, f"libhdf5: {error}", str(path)) from error
     return pieces, ranks
 
 
@@ -98,9 +102,8 @@ def _make_rank(group: Any, arena: ArenaSource, pieces: list[_Piece]) -> RankReco
 def _make_tensor(group: Any, arena: ArenaSource, record: TensorRecord, pieces: list[_Piece]) -> TensorRecord:
     dtype, shape = _stored_as(record)
     offset = _make_dataset(group, record.path, dtype, shape, record.dtype if shape != record.shape else "")
-    pieces.append(
-        _Piece(offset, arena.slice(record.offset, record.size_bytes), f"tensor {record.path}", record.checksums)
-    )
+    data, on_pages = arena.slice(record.offset, record.size_bytes), record.offset % PAGE == 0
+    pieces.append(_Piece(offset, data, f"tensor {record.path}", record.checksums, on_pages))
     return TensorRecord(
         record.path, record.kind, record.dtype, record.shape, offset, record.size_bytes, record.checksums
     )
@@ -146,8 +149,12 @@ def _stored_as(record: TensorRecord) -> tuple[Any, tuple[int, ...]]:
 
 def _write_data(path: Path, pieces: Sequence[_Piece]) -> int:
     """Write every piece in its place, verified block by block, and make the file durable; its size."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with ExitStack() as stack:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        stack.callback(os.close, fd)
+        direct_fd = _open_direct(path)
+        if direct_fd is not None:
+            stack.callback(os.close, direct_fd)
         size = os.fstat(fd).st_size
         os.posix_fallocate(fd, 0, size)  # a full disk shows now
         for piece in sorted(pieces, key=lambda piece: piece.offset):
@@ -155,11 +162,33 @@ def _write_data(path: Path, pieces: Sequence[_Piece]) -> int:
                 block = memoryview(piece.data)[start : start + count]
                 if crc32c(block) != expected:
                     raise CorruptCheckpoint(f"{piece.what} does not match its checksum in the arena")
-                _pwrite(fd, block, piece.offset + start)
+                offset, whole = piece.offset + start, count - count % PAGE
+                if whole and piece.on_pages and offset % PAGE == 0 and _write_direct(direct_fd, block[:whole], offset):
+                    block, offset = block[whole:], offset + whole
+                _pwrite(fd, block, offset)
         os.fsync(fd)
         return size
-    finally:
-        os.close(fd)
+
+
+def _open_direct(path: Path) -> int | None:
+    """The page cache spreads a large write over seconds (dirty-page throttling): go past it where that is possible."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _write_direct(fd: int | None, data: memoryview, offset: int) -> bool:
+    """Write past the page cache; False where this file system does not take it so."""
+    if fd is None:
+        return False
+    try:
+        _pwrite(fd, data, offset)
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # a larger alignment than a page, or a rest after a short write
+            return False
+        raise
+    return True
 
 
 def _pwrite(fd: int, data: memoryview, offset: int) -> None:
