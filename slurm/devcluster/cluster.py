@@ -171,6 +171,17 @@ class DevCluster(SlurmCommands):
         """SIGKILL slurmctld; running jobs go on, commands fail."""
         self._kill_service(CONTROLLER, "slurmctld")
 
+    def wait_until_saved(self, job: int, timeout_s: float = 20.0) -> None:
+        """Wait until slurmctld has the job on disk: it saves up to 5 s late, and what it had not saved a kill forgets."""
+        saved = self.layout.machine(CONTROLLER) / "state" / "job_state"
+        asked = time.time()
+        self.run(CONTROLLER, ["scontrol", "update", f"JobId={job}", "AdminComment=saved"])
+        deadline = time.monotonic() + timeout_s
+        while not saved.exists() or saved.stat().st_mtime <= asked:
+            if time.monotonic() > deadline:
+                raise SlurmError(f"slurmctld has not saved job {job} within {timeout_s:g} s")
+            time.sleep(_POLL_S)
+
     def start_slurmctld(self) -> None:
         """Start slurmctld again on its saved state."""
         self._start_service(CONTROLLER, "slurmctld", [])

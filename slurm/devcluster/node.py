@@ -141,6 +141,7 @@ def _start_services(spec: ClusterSpec, machine: str, reboot: bool) -> None:
         if spec.accounting:
             accounting.start(spec.name, start_and_wait, start_in_background)
         start_and_wait(services.SLURMCTLD.argv)
+        wait_until_serving(services.SLURMCTLD, services.SLURMCTLD_PORT)
     else:
         # a slurmd that cannot register at once tries again only after seconds; a rebooted node must not count on ctl
         patience_s = _REBOOT_WAIT_S if reboot else _FIRST_WAIT_S
@@ -172,6 +173,25 @@ def start_in_background(argv: Sequence[str]) -> int:
     return pid
 
 
+def wait_until_serving(service: services.Service, port: int) -> None:
+    """Wait until a daemonised service listens; raises OSError with its complaint if it dies instead."""
+    while not wait_for_port("127.0.0.1", port, 0.05):
+        reap()
+        if service.name not in _running_programs():
+            raise OSError(f"{service.name} did not start: {services.last_complaint(service.name)}")
+
+
+def _running_programs() -> set[str]:
+    """Names of this machine's processes (not from pid files: some daemons write theirs late)."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            found.add(entry.read_text().strip())
+        except OSError:
+            continue  # it ended while we looked
+    return found
+
+
 def wait_for_port(address: str, port: int, timeout_s: float) -> bool:
     """Whether ``address:port`` accepts connections within ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
@@ -187,9 +207,14 @@ def wait_for_port(address: str, port: int, timeout_s: float) -> bool:
 def _reap_for_ever() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     while True:
-        try:
-            while os.waitpid(-1, os.WNOHANG) != (0, 0):
-                pass
-        except ChildProcessError:
-            pass
+        reap()
         signal.sigwait({signal.SIGCHLD})
+
+
+def reap() -> None:
+    """Collect every process that ended here and has no other parent."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        pass
