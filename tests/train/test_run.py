@@ -203,6 +203,22 @@ def test_the_confirmation_of_a_former_target_stops_nobody(attach: Attach) -> Non
     assert rank.peer.hear(Stopped) == Stopped(4)
 
 
+def test_a_target_proposed_again_has_to_be_confirmed_again(attach: Attach) -> None:
+    """As after a change of controller: the new one cannot know whom the old one's confirmation reached."""
+    rank = Rank(attach)
+    rank.begins(0)
+    for message in (StopAt(2), StopConfirmed(2), StopAt(2)):
+        rank.peer.tell(message)
+    assert rank.peer.hear(StopAck).target == rank.peer.hear(StopAck).target == 2
+    rank.finish(10)
+    while rank.peer.hear(StepDone).step < 2:
+        pass
+    rank.peer.tell(StopAt(3))
+    assert rank.peer.hear(StopAck) == StopAck(target=3, accepted=True, step=2)
+    rank.peer.tell(StopConfirmed(3))
+    assert rank.peer.hear(Stopped) == Stopped(3)
+
+
 def test_a_proposal_before_the_loop_is_answered_when_it_begins(attach: Attach) -> None:
     rank = Rank(attach, loop=False)
     heard = threading.Event()

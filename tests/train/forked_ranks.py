@@ -1,0 +1,56 @@
+"""Run scripts one after the other, each in two ranks with torchrun's environment, forked after importing torch: quick.
+
+python forked_ranks.py '[["script.py", "--option"], …]'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import socket
+import sys
+import traceback
+
+import torch._dynamo  # which the first optimizer of every rank would import
+
+RANKS = 2
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def rank_process(rank: int, port: int, argv: list[str]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    code = 1
+    try:
+        sys.argv = argv
+        runpy.run_path(argv[0], run_name="__main__")
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for argv in json.loads(sys.argv[1]):
+        port = free_port()
+        ranks = [rank_process(rank, port, argv) for rank in range(RANKS)]
+        statuses = [os.waitpid(pid, 0)[1] for pid in ranks]
+        if any(statuses):
+            raise SystemExit(f"a rank of {argv} failed")
+
+
+if __name__ == "__main__":
+    main()

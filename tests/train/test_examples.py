@@ -1,0 +1,105 @@
+"""The examples without our launcher: they run, repeat bit for bit, and go on where they were killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+GPT = [str(EXAMPLES / "train_gpt.py"), "--steps", "10", "--every", "3", "--log-every", "1"]
+GPT += ["--layers", "2", "--width", "32", "--batch", "4", "--sequence", "32"]
+
+
+def environment(directory: Path) -> dict[str, str]:
+    own = {key: value for key, value in os.environ.items() if not key.startswith("RESILIO_")}
+    return {**own, "OMP_NUM_THREADS": "1", "RESILIO_CHECKPOINT_DIR": str(directory / "checkpoints")}
+
+
+def printed(argv: list[str], directory: Path) -> list[str]:
+    """Run to the end; the lines printed."""
+    process = subprocess.Popen(
+        argv, cwd=directory, env=environment(directory), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        out, error = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # not killed: torchrun has to end its ranks
+        out, error = process.communicate()
+    assert process.returncode == 0, error[-3000:]
+    return out.splitlines()
+
+
+def run(argv: list[str], directory: Path) -> list[str]:
+    """One run under torchrun."""
+    return printed([*TORCHRUN, *argv], directory)
+
+
+def run_quickly(runs: list[list[str]], directory: Path) -> list[str]:
+    """Runs one after the other, all forked from one process."""
+    program = str(Path(__file__).with_name("forked_ranks.py"))
+    return printed([sys.executable, program, json.dumps(runs)], directory)
+
+
+def result(directory: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads((directory / "hash.json").read_text())
+    return content
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    lines = run([*GPT, "--hash-file", "hash.json"], directory)
+    assert [line.split()[1] for line in lines] == [str(step) for step in range(1, 11)]
+    return directory
+
+
+@pytest.mark.slow
+def test_the_gpt_repeats_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:
+    run([*GPT, "--hash-file", "hash.json"], tmp_path)
+    assert result(tmp_path) == result(undisturbed)
+    assert result(tmp_path)["step"] == 10
+
+
+def test_the_gpt_killed_and_restored_ends_with_the_same_bits(undisturbed: Path, tmp_path: Path) -> None:
+    first = subprocess.Popen(
+        [*TORCHRUN, *GPT, "--step-seconds", "0.2"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert first.stdout is not None
+    while not (line := first.stdout.readline()).startswith("step 7 "):
+        assert line, "it ended early"
+    first.terminate()  # torchrun ends its ranks
+    first.communicate(timeout=60)
+    lines = run([*GPT, "--hash-file", "hash.json"], tmp_path)
+    restored = int(lines[0].split()[1]) - 1
+    assert restored in (3, 6), "it goes on from a committed step"
+    assert result(tmp_path) == result(undisturbed)
+
+
+def test_the_plain_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    argv = [str(EXAMPLES / "train_plain.py"), "--checkpoint", str(tmp_path / "plain.pt"), "--every", "5"]
+    lines = run_quickly([[*argv, "--steps", "10"], [*argv, "--steps", "15"]], tmp_path)
+    assert [line for line in lines if "ranks" in line] == ["2 ranks, from step 0", "2 ranks, from step 10"]
+
+
+def test_the_recovery_script_stamps_every_step_and_goes_on(tmp_path: Path) -> None:
+    argv = [str(EXAMPLES / "train_tiny.py"), "--out", str(tmp_path), "--shm", str(tmp_path / "shm")]
+    argv += ["--step-seconds", "0", "--every", "4", "--state-mb", "1"]
+    run_quickly([[*argv, "--steps", "6"], [*argv, "--steps", "8"]], tmp_path)
+    phases = ["start", "imported", "init", "built", "restored"]
+    for rank in (0, 1):
+        stamps = [line.split() for line in (tmp_path / f"steps-rank{rank}").read_text().splitlines()]
+        assert [what for what, _, _ in stamps] == [*phases, *"123456", *phases, *"78"]
+        times = [float(when) for _, when, _ in stamps]
+        assert times == sorted(times)
+        assert {number for _, _, number in stamps} == {"0"}
