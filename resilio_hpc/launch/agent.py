@@ -59,15 +59,17 @@ class Agent:
         self.storage = Storage(self.run.path, spool, settings.job)
         bind = settings.address
         self.host = ControllerHost(
-            self.context, self.keys, bind, self.ledger, self.storage, self.counters, self.say
+            self.context, self.keys, bind, self.ledger, self.storage, self.counters, self.say,
+            lambda: self.core.connection_lost(),
         )  # fmt: skip
         incarnation = secrets.token_hex(4)
+        self._name = f"{settings.node}/{incarnation}".encode()  # of our end of a connection, never used twice
         now = time.monotonic()
         order = settings.expected
         self.snapshots = LocalSnapshots(self)
         slots = local_world_size(settings.options.nproc_per_node, read_devices(os.environ))
         hello = m.Hello(
-            settings.node, incarnation, f"{bind}:{self.host.port}", settings.address, slots, -1,
+            settings.node, incarnation, f"{bind}:{self.host.port}", settings.address, slots,
             topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""), last=self._kept_state(),
         )  # fmt: skip
         succession = Succession(settings.node, settings.job, order, settings.options.heartbeat_timeout_s, now)
@@ -184,6 +186,10 @@ class Agent:
         """Seconds of a clock that does not jump."""
         return time.monotonic()
 
+    def unix(self) -> float:
+        """Seconds since 1970, for what is written down."""
+        return time.time()
+
     def to_controller(self, message: m.ToController) -> None:
         """Queue a message to the controller that we follow."""
         if self.caller is not None:
@@ -192,7 +198,7 @@ class Agent:
     def follow(self, record: EpochRecord) -> None:
         """Connect to a controller."""
         self._hang_up()
-        self.caller = wire.call(self.context, self.keys, record.endpoint, self.settings.node.encode())
+        self.caller = wire.call(self.context, self.keys, record.endpoint, self._name)
         self.monitor = self.caller.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     def _hang_up(self) -> None:
@@ -213,7 +219,7 @@ class Agent:
         if reply is None:
             self.core.storage_failed()
         else:
-            self.core.scanned(EpochRecord(**reply["record"]) if reply["record"] else None)
+            self.core.scanned(EpochRecord(**reply["record"]) if reply["record"] else None, reply["pulse"])
 
     def claim_epoch(self, epoch: int) -> None:
         """Try to create the epoch's record."""

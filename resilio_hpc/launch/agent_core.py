@@ -1,40 +1,25 @@
 """The agent's decisions: whom to follow, what its ranks do in which round, when its lease ends. Pure.
 
 Everything that touches the world goes through ``Ports``, which the real agent implements with sockets and processes
-and a simulator with virtual ones.
+and a simulator with virtual ones. Orders may come twice (the controller repeats them when a connection broke), and so
+may answers: both sides take the second for what it is.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.agent_ports import Ports
 from resilio_hpc.launch.local_round import LocalRound
-from resilio_hpc.launch.succession import Claim, EpochRecord, Follow, Scan, Succession
+from resilio_hpc.launch.succession import Claim, EpochRecord, Follow, Succession
 
-
-class Ports(Protocol):
-    """What an agent can do to the world. None of it blocks; answers come back as events."""
-
-    def monotonic(self) -> float: ...  # noqa: D102, E704
-    def to_controller(self, message: m.ToController) -> None: ...  # noqa: D102, E704
-    def follow(self, record: EpochRecord) -> None: ...  # noqa: D102, E704
-    def become_controller(self, epoch: int) -> None: ...  # noqa: D102, E704
-    def scan_epochs(self) -> None: ...  # noqa: D102, E704
-    def claim_epoch(self, epoch: int) -> None: ...  # noqa: D102, E704
-    def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None: ...  # noqa: D102, E704
-    def terminate_ranks(self) -> None: ...  # noqa: D102, E704
-    def open_store(self, round_number: int) -> None: ...  # noqa: D102, E704
-    def spawn(self, local: LocalRound, start: m.Start) -> None: ...  # noqa: D102, E704
-    def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None: ...  # noqa: D102, E704
-    def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None: ...  # noqa: D102, E704
-    def commit(self, message: m.Commit) -> None: ...  # noqa: D102, E704
-    def held(self) -> tuple[m.Held, ...]: ...  # noqa: D102, E704
-    def forget_snapshots_after(self, step: int) -> None: ...  # noqa: D102, E704
-    def record(self, kind: str, **fields: Any) -> None: ...  # noqa: D102, E704
-    def keep(self, state: m.RoundState) -> None: ...  # noqa: D102, E704
-    def leave(self, verdict: str, exit_code: int) -> None: ...  # noqa: D102, E704
+LEASE_SHARE = 0.8  # of the time after which the controller takes us for lost: our ranks must be gone by then
+FACTS: dict[type, str] = {  # what the controller must not miss of a round; the newest of each name is repeated
+    m.RanksStarted: "started", m.FirstStep: "first step", m.RanksDone: "done", m.RankFailed: "failed",
+    m.SnapshotWhole: "snapshot", m.Persisted: "file", m.PersistFailed: "file", m.Committed: "manifest",
+}  # fmt: skip
 
 
 class AgentCore:
@@ -52,34 +37,37 @@ class AgentCore:
         self._hello = hello
         self._succession = succession
         self._ports = ports
-        self._timeout = heartbeat_timeout_s
+        self._lease_s = heartbeat_timeout_s * LEASE_SHARE
         self._beat_interval = min(1.0, heartbeat_timeout_s / 8)
         self._next_beat = 0.0
-        self._lease = ports.monotonic() + heartbeat_timeout_s
+        self._lease = ports.monotonic()
         self._welcomed = False
-        self._prepared = -1
+        self._prepared = -1  # the round of the last Prepare of this epoch
+        self._highest_round = hello.last.round if hello.last else -1
+        self._started_round = -1  # the last round whose ranks were started in this epoch
+        self._stopped_said = 0.0  # when RanksStopped was sent last
+        self._store: tuple[int, int] = (-1, 0)  # round and port of the store that was asked for here; port 0: not yet
         self._stopping = False
-        self._stopped_for = -1
-        self._waiting_start: m.Start | None = None
         self._ranks_alive = False
+        self._before: LocalRound | None = None  # the local ranks of the last round, once they are being stopped
+        self._facts: dict[tuple[str, int], m.ToController] = {}
+        self._ordered: tuple[int, int, int, str] = (-1, -1, -1, "")  # (epoch, round, step, order) given to the saver
 
     # -- time --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Heartbeats, lease, succession."""
         now = self._ports.monotonic()
-        scan = self._succession.tick(now)
-        if isinstance(scan, Scan):
+        if self._succession.tick(now) is not None:
             self._ports.scan_epochs()
         if now >= self._next_beat and self._succession.following is not None and self.ending is None:
             self._next_beat = now + self._beat_interval
-            if self._welcomed:
+            if self._welcomed and self._succession.in_contact:
                 self._beat(now)
             else:
-                self._say_hello()
-        if self._ranks_alive and now > self._lease and self.ending is None:
-            self._ports.record("lease_ended", round=self.state.round if self.state else -1)
-            self._stop_ranks()
+                self._say_hello(now)
+        if self._ranks_alive and now > self._lease and self.ending is None and not self._stopping:
+            self._end_lease()
 
     @property
     def next_wakeup_s(self) -> float:
@@ -94,62 +82,73 @@ class AgentCore:
             m.Heartbeat(self.node, self._hello.incarnation, self.epoch, now, number, step, step_time)
         )
 
-    def _say_hello(self) -> None:
-        running = self.local.number if self.local and self._ranks_alive else -1
+    def _say_hello(self, now: float) -> None:
         hello = {field: getattr(self._hello, field) for field in self._hello.__struct_fields__}
         hello |= {
-            "running": running, "committed": tuple(sorted(self.committed)), "held": self._ports.held(),
-            "last": self.state,
+            "committed": tuple(sorted(self.committed)), "last": self.state, "prepared": self._highest_round,
+            "silent_s": self._succession.silent_s(now),
         }  # fmt: skip
         self._ports.to_controller(m.Hello(**hello))
+
+    def _end_lease(self) -> None:
+        """Nobody may know any more that we train: stop, before another is put in our place."""
+        local = self.local
+        self._ports.record("lease_ended", round=local.number if local else -1)
+        if local is not None:
+            self._tell(self._failure("lease_ended", "no word from the controller", self._ports.unix()))
+        self._stop_ranks()
 
     # -- succession --------------------------------------------------------------------------------------------
 
     def connection_lost(self) -> None:
-        """The transport lost the controller."""
+        """The transport lost the controller: what was on its way may be lost, so we present ourselves again."""
         self._succession.connection_lost(self._ports.monotonic())
+        self._welcomed = False
+        self._next_beat = self._ports.monotonic()
 
-    def scanned(self, record: EpochRecord | None) -> None:
-        """Newest epoch record, or None when there is none."""
-        self._follow_or_claim(self._succession.scanned(record, self._ports.monotonic()))
+    def scanned(self, record: EpochRecord | None, pulse: int | None = None) -> None:
+        """Newest epoch record, or None when there is none, and its controller's pulse."""
+        self._follow_or_claim(self._succession.scanned(record, pulse, self._ports.monotonic()))
 
     def claimed(self, epoch: int, won: bool, record: EpochRecord | None) -> None:
         """Whether our claim of ``epoch`` was the first."""
-        follow = self._succession.claimed(epoch, won, record, self._ports.monotonic())
-        if follow is not None:
-            self._ports.record("controller", epoch=epoch, node=self.node)
-            self._ports.become_controller(epoch)
-        self._follow_or_claim(follow)
+        self._follow_or_claim(self._succession.claimed(epoch, won, record, self._ports.monotonic()))
 
     def storage_failed(self) -> None:
         """The run directory did not answer."""
         self._succession.storage_failed(self._ports.monotonic())
 
     def _follow_or_claim(self, step: Claim | Follow | None) -> None:
+        if self.ending is not None:
+            return
         if isinstance(step, Claim):
             self._ports.claim_epoch(step.epoch)
         elif isinstance(step, Follow):
+            if step.record.node == self.node:  # our claim won, even if its answer was lost
+                self._ports.record("controller", epoch=step.record.epoch, node=self.node)
+                self._ports.become_controller(step.record.epoch)
             self._welcomed = False
             self.epoch = step.record.epoch
+            self._prepared = self._started_round = -1
+            self._facts.clear()
             self._next_beat = self._ports.monotonic()
-            self._lease = max(self._lease, self._ports.monotonic() + self._timeout)
             self._ports.follow(step.record)
 
     # -- the controller's words --------------------------------------------------------------------------------
 
     def controller_said(self, message: m.ToAgent) -> None:
-        """Take a message; older epochs are refused."""
-        if message.epoch < self.epoch or self.ending is not None:
+        """Take a message of the controller that we follow; others' are refused."""
+        if self.ending is not None or (message.epoch != self.epoch and not isinstance(message, m.End)):
+            return
+        if message.epoch < self.epoch:
             return
         now = self._ports.monotonic()
-        peers = [node for node, _ in getattr(message, "peers", ())]
+        peers = [node for node, _ in message.peers] if isinstance(message, m.Beat | m.Welcome) else []
         self._succession.heard(message.epoch, peers, now)
         if isinstance(message, m.Beat):
-            self._lease = max(self._lease, message.sent + self._timeout)
+            self._lease = max(self._lease, message.sent + self._lease_s)
         elif isinstance(message, m.Welcome):
-            self._welcomed = True
-            for signal in self.warnings:
-                self._ports.to_controller(m.Warned(self.node, self.epoch, signal))
+            self._welcome()
         elif isinstance(message, m.Prepare):
             self._prepare(message)
         elif isinstance(message, m.Start):
@@ -159,40 +158,76 @@ class AgentCore:
         else:
             self._during_round(message)
 
+    def _welcome(self) -> None:
+        self._welcomed = True
+        for signal in self.warnings:
+            self._ports.to_controller(m.Warned(self.node, self.epoch, signal))
+        for fact in self._facts.values():
+            self._ports.to_controller(fact)
+
     def _prepare(self, message: m.Prepare) -> None:
-        if message.round <= self._prepared and message.round != self._prepared:
+        if message.round < self._prepared:
             return
+        if message.round > self._prepared:
+            self._facts.clear()
         self._prepared = message.round
-        self._waiting_start = None
+        self._highest_round = max(self._highest_round, message.round)
         if message.open_store:
-            self._ports.open_store(message.round)
+            self._open_store(message.round)
+        if self._started_round == message.round:
+            return  # repeated, and late: this round is running
         if self._ranks_alive or self._stopping:
             self._stop_ranks()
         else:
             self._say_stopped()
 
-    def _stop_ranks(self, grace_s: float = 0.0) -> None:
-        self.local = None
+    def _open_store(self, round_number: int) -> None:
+        number, port = self._store
+        if number != round_number:
+            self._store = (round_number, 0)
+            self._ports.open_store(round_number)
+        elif port:
+            self._ports.to_controller(m.StoreReady(self.node, self.epoch, round_number, port))
+
+    def _stop_ranks(self) -> None:
+        self._before, self.local = self.local or self._before, None
         if not self._stopping:
             self._stopping = True
-            self._ports.stop_ranks(grace_s > 0, grace_s, self._prepared)
+            self._ports.stop_ranks(False, 0.0, self._prepared)
 
     def _say_stopped(self) -> None:
-        if self._prepared >= 0:
-            self._ports.to_controller(m.RanksStopped(self.node, self.epoch, self._prepared, self._ports.held()))
+        if self._prepared < 0 or self._started_round == self._prepared:
+            return
+        self._stopped_said = self._ports.monotonic()
+        known = self.state.round if self.state else -1
+        completed = self._before.furthest if self._before and self._before.number == known else -1
+        self._ports.to_controller(
+            m.RanksStopped(self.node, self.epoch, self._prepared, self._ports.held(), known, completed)
+        )
 
     def _start(self, message: m.Start) -> None:
+        number = message.state.round
+        if number < self._prepared or number <= self._started_round:
+            return
         self.state = message.state
         self._ports.keep(message.state)
         self.committed |= set(message.state.committed)
+        self._highest_round = max(self._highest_round, number)
+        self._started_round = number
+        self._before = None
         member = next((x for x in message.state.members if x.node == self.node), None)
-        if member is None or message.state.round < self._prepared or self._stopping:
+        # Snapshots beyond the restore point belong to a life whose steps will be computed anew: never mix the two. A
+        # node that waits takes no part in the new life at all.
+        keep = message.restore.step if message.restore is not None and member is not None else -1
+        self._ports.forget_snapshots_after(keep)
+        if member is None:
             return
-        # Snapshots beyond the restore point belong to a life whose steps will be computed anew: never mix the two.
-        self._ports.forget_snapshots_after(message.restore.step if message.restore else -1)
         self.local = LocalRound(self.node, message.state, member, message.restore)
+        if self._stopping or self._prepared != number:
+            self._tell(self._failure("spawn", "this node was not prepared for the round", self._ports.unix()))
+            return
         self._ranks_alive = True
-        self._lease = max(self._lease, self._ports.monotonic() + self._timeout)
+        self._lease = max(self._lease, self._stopped_said + self._lease_s)  # the controller has heard that
         self._ports.spawn(self.local, message)
 
     def _during_round(self, message: m.ToAgent) -> None:
@@ -204,21 +239,30 @@ class AgentCore:
                 self._ports.tell_rank(rank, rank_link.Stage(message.step, message.stage, message.error))
         elif local is None or getattr(message, "round", -1) != local.number:
             return
-        elif isinstance(message, m.Persist):
-            world = sum(x.local_world_size for x in self.state.members) if self.state else 0
-            self._ports.persist(message, local.member, world)
-        elif isinstance(message, m.Commit):
-            self._ports.commit(message)
+        elif isinstance(message, m.Persist | m.Commit):
+            self._write(message, local)
         elif isinstance(message, m.ProposeStop):
             for rank in local.attached:
                 self._ports.tell_rank(rank, rank_link.StopAt(message.target))
             self._send_all(local.propose_stop(message.target))
         elif isinstance(message, m.ConfirmStop):
+            local.stop_confirmed = local.target == message.target
             for rank in local.attached:
                 self._ports.tell_rank(rank, rank_link.StopConfirmed(message.target))
-        elif isinstance(message, m.TerminateRanks):
+        elif isinstance(message, m.TerminateRanks) and not local.terminating:
             local.terminating = True
             self._ports.terminate_ranks()
+
+    def _write(self, message: m.Persist | m.Commit, local: LocalRound) -> None:
+        order = (message.epoch, message.round, message.step, type(message).__name__)
+        if order == self._ordered:
+            return  # repeated: its answer is on the way, or among the facts that are said again
+        self._ordered = order
+        if isinstance(message, m.Commit):
+            self._ports.commit(message)
+        else:
+            world = sum(member.local_world_size for member in self.state.members) if self.state else 0
+            self._ports.persist(message, local.member, world)
 
     def _end(self, message: m.End) -> None:
         self.ending = message
@@ -227,7 +271,12 @@ class AgentCore:
             self._stopping = True
             self._ports.stop_ranks(True, 1.0, 1 << 30)
         else:
-            self._ports.leave(message.verdict, message.exit_code)
+            self._leave()
+
+    def _leave(self) -> None:
+        assert self.ending is not None
+        self._ports.to_controller(m.Goodbye(self.node, self.epoch, self.ending.verdict))
+        self._ports.leave(self.ending.verdict, self.ending.exit_code)
 
     # -- the node's own events ---------------------------------------------------------------------------------
 
@@ -235,26 +284,27 @@ class AgentCore:
         """Every rank and descendant is gone."""
         self._stopping = False
         self._ranks_alive = False
-        self.local = None
+        self._before, self.local = self.local or self._before, None
         if self.ending is not None:
-            self._ports.leave(self.ending.verdict, self.ending.exit_code)
+            self._leave()
         else:
             self._say_stopped()
 
     def store_ready(self, round_number: int, port: int) -> None:
         """The store of a round is open."""
-        self._ports.to_controller(m.StoreReady(self.node, self.epoch, round_number, port))
+        if round_number == self._store[0]:
+            self._store = (round_number, port)
+            self._ports.to_controller(m.StoreReady(self.node, self.epoch, round_number, port))
 
     def ranks_started(self, round_number: int, seconds: float, mode: str) -> None:
         """All local ranks run."""
-        self._ports.to_controller(m.RanksStarted(self.node, self.epoch, round_number, seconds, mode))
+        self._tell(m.RanksStarted(self.node, self.epoch, round_number, seconds, mode))
 
     def store_died(self, round_number: int, error: str, at: float) -> None:
         """The rendezvous store of a round is gone: its ranks cannot meet, so the round is tried again."""
         if round_number == self._prepared:
-            rank = self.local.member.first_rank if self.local else 0
-            failure = m.RankFailure(self.node, rank, 0, "store_lost", at, None, None, f"rendezvous store: {error}")
-            self._ports.to_controller(m.RankFailed(self.node, self.epoch, round_number, failure))
+            self._store = (-1, 0)
+            self._tell(self._failure("store_lost", f"rendezvous store: {error}", at))
 
     def give_up(self, reason: str) -> None:
         """This node cannot run ranks: leave the run to the others."""
@@ -263,8 +313,13 @@ class AgentCore:
 
     def rank_said(self, round_number: int, local_rank: int, message: rank_link.RankMessage) -> None:
         """A rank of a round said something; other rounds' ranks are not heard."""
-        if self.local is not None and self.local.number == round_number and local_rank in self.local.ranks:
-            self._send_all(self.local.said(local_rank, message, self._ports.monotonic()))
+        local = self.local
+        if local is None or local.number != round_number or local_rank not in local.ranks:
+            return
+        self._send_all(local.said(local_rank, message, self._ports.monotonic()))
+        if isinstance(message, rank_link.Attach):
+            for word in local.pending_stop():
+                self._ports.tell_rank(local_rank, word)
 
     def rank_exited(
         self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
@@ -277,45 +332,53 @@ class AgentCore:
     def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
         """A rank could not be started."""
         if self.local is not None and not self._stopping:
-            rank = self.local.ranks[local_rank].rank
-            failure = m.RankFailure(self.node, rank, local_rank, "spawn", at, None, None, error)
-            self._ports.to_controller(m.RankFailed(self.node, self.epoch, self.local.number, failure))
+            self._tell(self._failure("spawn", error, at, local_rank))
 
     def spawner_died(self, at: float) -> None:
-        """The spawner is gone and its ranks with it; a new one is being started."""
-        local, was_alive = self.local, self._ranks_alive
-        self._stopping = self._ranks_alive = False
-        self.local = None
-        if self.ending is not None:
-            self._ports.leave(self.ending.verdict, self.ending.exit_code)
-        elif local is not None and was_alive:
-            rank = local.member.first_rank
-            failure = m.RankFailure(
-                self.node, rank, 0, "spawner_lost", at, None, None, "the process that forks ranks was killed"
-            )
-            self._ports.to_controller(m.RankFailed(self.node, self.epoch, local.number, failure))
-        else:
-            self._say_stopped()
+        """The spawner is gone and its ranks and stores with it; a new one is being started."""
+        was_needed = (self.local is not None and self._ranks_alive) or self._store[0] == self._prepared >= 0
+        if was_needed and self.ending is None:
+            self._tell(self._failure("spawner_lost", "the process that forks ranks was killed", at))
+        self._store = (-1, 0)
+        self.all_stopped()
 
     def persisted(self, round_number: int, step: int, record: dict[str, Any]) -> None:
         """The saver wrote this node's file."""
-        self._ports.to_controller(m.Persisted(self.node, self.epoch, round_number, step, record))
+        self._tell(m.Persisted(self.node, self.epoch, round_number, step, record))
 
     def persist_failed(self, round_number: int, step: int, error: str) -> None:
         """The saver could not write."""
-        self._ports.to_controller(m.PersistFailed(self.node, self.epoch, round_number, step, error))
+        self._tell(m.PersistFailed(self.node, self.epoch, round_number, step, error))
 
     def commit_done(self, step: int, seconds: float) -> None:
         """The saver wrote the manifest."""
         self.committed.add(step)
-        self._ports.to_controller(m.Committed(self.node, self.epoch, step, seconds))
+        self._tell(m.Committed(self.node, self.epoch, step, seconds))
 
     def warned(self, signal: str) -> None:
         """A signal reached this agent. Kept, so that the next controller hears of it too."""
-        self.warnings.append(signal)
+        if signal not in self.warnings:
+            self.warnings.append(signal)
         if self._welcomed:
             self._ports.to_controller(m.Warned(self.node, self.epoch, signal))
 
+    # -- saying it ---------------------------------------------------------------------------------------------
+
+    def _failure(self, kind: str, text: str, at: float, local_rank: int = 0) -> m.RankFailed:
+        """A failure that is not a rank's own, of the round that runs here or is being prepared."""
+        local = self.local
+        number = local.number if local else self._prepared
+        rank = local.ranks[local_rank].rank if local and local_rank in local.ranks else 0
+        failure = m.RankFailure(self.node, rank, local_rank, kind, at, None, None, text)
+        return m.RankFailed(self.node, self.epoch, number, failure)
+
+    def _tell(self, message: m.ToController) -> None:
+        """Tell the controller, and again if the connection breaks."""
+        name = FACTS.get(type(message))
+        if name is not None:
+            self._facts[name, message.failure.local_rank if isinstance(message, m.RankFailed) else 0] = message
+        self._ports.to_controller(message)
+
     def _send_all(self, messages: list[m.ToController]) -> None:
         for message in messages:
-            self._ports.to_controller(message)
+            self._tell(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from resilio_hpc.launch.controller import ControllerConfig
+from resilio_hpc.launch.controller_state import ControllerConfig
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.rendezvous import Shape
 

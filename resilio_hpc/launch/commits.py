@@ -44,7 +44,12 @@ class CommitTracker:
         if step != self.in_flight or node not in self.nodes:
             return ()
         self._records[node] = record
-        if self._records.keys() != self.nodes:
+        return self.records
+
+    @property
+    def records(self) -> tuple[dict[str, Any], ...]:
+        """All nodes' records of the step in flight, in node-name order; empty while one is missing."""
+        if self.in_flight < 0 or self._records.keys() != self.nodes:
             return ()
         return tuple(self._records[name] for name in sorted(self._records))
 

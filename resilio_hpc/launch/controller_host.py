@@ -17,11 +17,22 @@ from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.announce import announcement
-from resilio_hpc.launch.controller import Action, Clock, Controller, ControllerConfig, Finish, Record, Send
+from resilio_hpc.launch.controller import Controller
+from resilio_hpc.launch.controller_state import (
+    Action,
+    AskPast,
+    Clock,
+    ControllerConfig,
+    Finish,
+    Past,
+    Record,
+    Send,
+)  # fmt: skip
 from resilio_hpc.launch.storage import Storage
 
 STATUS_INTERVAL_S = 0.5
 VERDICT_TIMEOUT_S = 10.0
+VERDICT_RETRY_S = 1.0
 
 
 class ControllerHost:
@@ -36,6 +47,7 @@ class ControllerHost:
         storage: Storage,
         counters: wire.Counters,
         say: Callable[[str], None],
+        on_step_down: Callable[[], None],
     ) -> None:
         self.socket, self.port = wire.listen(context, keys, bind_host)
         self.controller: Controller | None = None
@@ -44,15 +56,17 @@ class ControllerHost:
         self._storage = storage
         self._counters = counters
         self._say = say
+        self._on_step_down = on_step_down
+        self._pulse = 0
         self._next_status = 0.0
         self._ask_past_at: float | None = None
-        self._ending: m.End | None = None
-        self._verdict_due = 0.0
+        self._verdict: dict[str, Any] | None = None  # not durable yet
+        self._verdict_due = self._next_verdict = 0.0
 
     def begin(self, config: ControllerConfig, epoch: int, node: str) -> None:
         """Become controller of ``epoch``."""
         self._identities.clear()
-        self._ending = None
+        self._verdict = self._ask_past_at = None
         self.controller = Controller(config, epoch, node, Clock(time.monotonic, time.time))
         self._ask_past()
 
@@ -64,8 +78,12 @@ class ControllerHost:
             return
         if reply is None:  # the file system failed: without it nobody knows what to restore
             self._ask_past_at = time.monotonic() + 1.0
-        else:
-            self._carry_out(self.controller.inform(reply["steps"], reply["last_round"]))
+        elif not self._superseded(reply["epoch"]):
+            verdict = reply["verdict"]
+            past = Past(
+                tuple(reply["steps"]), reply["last_round"], (verdict[0], verdict[1]) if verdict is not None else None
+            )  # fmt: skip
+            self._carry_out(self.controller.inform(past))
 
     def serve(self) -> None:
         """Take the messages that have arrived."""
@@ -79,15 +97,19 @@ class ControllerHost:
                 continue
             if self.controller is None:
                 continue
-            if getattr(message, "epoch", 0) > self.controller.epoch:
-                self._step_down(message)
+            if self._superseded(getattr(message, "epoch", 0)):
                 return
             self._identities[message.node] = frames[0]
             self._carry_out(self.controller.handle(message))
 
-    def _step_down(self, message: m.ToController) -> None:
-        self._ledger.append("stepped_down", newer=getattr(message, "epoch", 0), seen_from=message.node)
+    def _superseded(self, newest: int) -> bool:
+        """Whether somebody else holds a newer epoch; then we are no controller any more."""
+        if self.controller is None or newest <= self.controller.epoch:
+            return False
+        self._ledger.append("stepped_down", epoch=self.controller.epoch, newer=newest)
         self.controller = None
+        self._on_step_down()
+        return True
 
     def tick(self) -> None:
         """Let time pass."""
@@ -98,11 +120,15 @@ class ControllerHost:
         if self._ask_past_at is not None and now > self._ask_past_at:
             self._ask_past_at = None
             self._ask_past()
-        if self._ending is not None and now > self._verdict_due:
-            self._send_end()
+        if self._verdict is not None and now >= self._next_verdict:
+            self._write_verdict(now)
         if now >= self._next_status:
             self._next_status = now + STATUS_INTERVAL_S
-            self._storage.request("status", status=self._status())
+            self._storage.request("status", self._learn_newest, status=self._status())
+
+    def _learn_newest(self, reply: dict[str, Any] | None) -> None:
+        if reply is not None:
+            self._superseded(reply["epoch"])
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
@@ -111,6 +137,8 @@ class ControllerHost:
             elif isinstance(action, Record):
                 self._ledger.append(action.kind, **action.fields)
                 self._announce(action)
+            elif isinstance(action, AskPast):
+                self._ask_past()
             else:
                 self._finish(action)
 
@@ -120,21 +148,29 @@ class ControllerHost:
             wire.send(self.socket, [identity, m.to_agent.encode(message)])
 
     def _finish(self, finish: Finish) -> None:
-        assert self.controller is not None
         self._ledger.append("verdict", verdict=finish.verdict, reason=finish.reason, **finish.fields)
-        self._ending = m.End(self.controller.epoch, finish.verdict, finish.exit_code)
+        self._verdict = {
+            "verdict": finish.verdict, "exit_code": finish.exit_code, "reason": finish.reason, **finish.fields,
+        }  # fmt: skip
         self._verdict_due = time.monotonic() + VERDICT_TIMEOUT_S
-        verdict = {"verdict": finish.verdict, "exit_code": finish.exit_code, "reason": finish.reason, **finish.fields}
-        self._storage.request("verdict", lambda _: self._send_end(), verdict=verdict)
+        self._write_verdict(time.monotonic())
 
-    def _send_end(self) -> None:
-        """The verdict is durable (or its file system hangs): let everybody go, our own agent last."""
-        if self._ending is None or self.controller is None:
-            return
-        ending, self._ending = self._ending, None
-        others = [node for node in self._identities if node != self.controller.node]
-        for node in [*others, self.controller.node]:
-            self._send(node, ending)
+    def _write_verdict(self, now: float) -> None:
+        """Until it is durable; everybody is let go only then, or when the file system has hung for too long."""
+        self._next_verdict = now + VERDICT_RETRY_S
+        if now > self._verdict_due:
+            self._verdict_written()
+        else:
+            self._storage.request("verdict", self._learn_verdict, verdict=self._verdict)
+
+    def _learn_verdict(self, reply: dict[str, Any] | None) -> None:
+        if reply is not None and self._verdict is not None and not self._superseded(reply["epoch"]):
+            self._verdict_written()
+
+    def _verdict_written(self) -> None:
+        self._verdict = None
+        if self.controller is not None:
+            self._carry_out(self.controller.verdict_written())
 
     def _announce(self, record: Record) -> None:
         line = announcement(record.kind, record.fields)
@@ -144,8 +180,11 @@ class ControllerHost:
     def _status(self) -> dict[str, Any]:
         controller = self.controller
         assert controller is not None
+        if controller.leads():
+            self._pulse += 1
         return {
             "v": 1,
+            "pulse": self._pulse,
             "time": time.time(),
             "epoch": controller.epoch,
             "controller": controller.node,
@@ -153,7 +192,7 @@ class ControllerHost:
             "round": controller.round,
             "restarts": controller.restarts,
             "without_progress": controller.without_progress,
-            "committed": controller.commits.committed,
+            "committed": controller.checkpoints.committed,
             "members": [asdict_member(member) for member in controller.members],
             "agents": {
                 node: {

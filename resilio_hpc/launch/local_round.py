@@ -27,7 +27,7 @@ class LocalRank:
     may_exit: bool = False  # it said Finished or Stopped
     stopped: bool = False
     done: bool = False
-    restore_failure: str = ""
+    bad_copy: tuple[m.RestorePoint, str] | None = None  # what could not be restored, and why
     snapshots: dict[int, tuple[int, float]] = field(default_factory=dict)
 
 
@@ -42,17 +42,23 @@ class LocalRound:
         self.restore = restore
         self.failed = False
         self.terminating = False
+        self.target = -1  # the stop that was proposed last
+        self.stop_confirmed = False
         self.ranks = {
             local: LocalRank(member.first_rank + local, local) for local in range(member.local_world_size)
         }  # fmt: skip
         self._first_step_said = False
-        self._target = -1
         self._answers: dict[int, rank_link.StopAck] = {}
 
     @property
     def step(self) -> int:
         """Fewest steps completed by an attached rank, -1 when unknown."""
         return min((rank.step for rank in self.ranks.values() if rank.attached), default=-1)
+
+    @property
+    def furthest(self) -> int:
+        """Most steps completed by a rank, -1 when unknown."""
+        return max((rank.step for rank in self.ranks.values()), default=-1)
 
     @property
     def step_time(self) -> float:
@@ -76,7 +82,7 @@ class LocalRound:
         elif isinstance(message, rank_link.Restored):
             rank.restored = (message.step, message.source)
         elif isinstance(message, rank_link.RestoreFailed):
-            rank.restore_failure = f"{message.source} {message.step}: {message.error}"
+            rank.bad_copy = (m.RestorePoint(message.source, message.step), message.error)
         elif isinstance(message, rank_link.StopAck):
             return self._stop_answer(local, message)
         else:  # Stopped, Finished
@@ -97,22 +103,30 @@ class LocalRound:
             return self._maybe_done()  # it was told to end; how it does so is its own affair
         kind = "signal" if signal is not None else "exit"
         message, traceback = error
-        if rank.restore_failure:
-            kind, message = "restore_failed", rank.restore_failure
+        bad_copy = None
+        if rank.bad_copy is not None:
+            bad_copy, why = rank.bad_copy
+            kind, message = "restore_failed", f"{bad_copy.source} {bad_copy.step}: {why}"
         elif exit_code == 0:
             kind = "early_exit"
             message = f"exited with 0 after {max(rank.step, 0)} steps, before training was finished"
         self.failed = True
         failure = m.RankFailure(
-            self.node, rank.rank, local, kind, at, exit_code, signal, message[:4000], traceback[-16000:]
+            self.node, rank.rank, local, kind, at, exit_code, signal, message[:4000], traceback[-16000:], bad_copy
         )  # fmt: skip
         return [m.RankFailed(self.node, self.epoch, self.number, failure)]
 
     def propose_stop(self, target: int) -> list[m.ToController]:
         """A stop is proposed: answer at once if no rank is attached, else when all attached ranks have answered."""
-        self._target = target
-        self._answers = {}
+        if target != self.target:
+            self.target = target
+            self._answers = {}
         return self._maybe_answer()
+
+    def pending_stop(self) -> list[rank_link.AgentMessage]:
+        """What a rank that attaches only now must hear of a stop."""
+        proposal: list[rank_link.AgentMessage] = [rank_link.StopAt(self.target)] if self.target >= 0 else []
+        return [*proposal, rank_link.StopConfirmed(self.target)] if self.stop_confirmed else proposal
 
     def _step_done(self, rank: LocalRank, message: rank_link.StepDone) -> list[m.ToController]:
         if rank.first_step_at is not None and message.step > rank.step:
@@ -143,25 +157,24 @@ class LocalRound:
         return [m.SnapshotWhole(self.node, self.epoch, self.number, message.step, size, max(b for _, b in taken))]
 
     def _stop_answer(self, local: int, message: rank_link.StopAck) -> list[m.ToController]:
-        if message.target != self._target:
+        if message.target != self.target:
             return []
         self._answers[local] = message
         return self._maybe_answer()
 
     def _maybe_answer(self) -> list[m.ToController]:
         waiting = [local for local in self.attached if local not in self._answers and not self.ranks[local].may_exit]
-        if waiting or self._target < 0:
+        if waiting or self.target < 0:
             return []
         answers = list(self._answers.values())
         accepted = all(answer.accepted for answer in answers)
         step = max((answer.step for answer in answers), default=-1)
         return [
-            m.StopAnswer(self.node, self.epoch, self.number, self._target, accepted, step, len(self.attached)),
+            m.StopAnswer(self.node, self.epoch, self.number, self.target, accepted, step, len(self.attached)),
         ]
 
     def _maybe_done(self) -> list[m.ToController]:
         if self.failed or not all(rank.done for rank in self.ranks.values()):
             return self._maybe_answer()
         stopped = any(rank.stopped for rank in self.ranks.values()) or self.terminating
-        step = max(rank.step for rank in self.ranks.values())
-        return [m.RanksDone(self.node, self.epoch, self.number, stopped, step)]
+        return [m.RanksDone(self.node, self.epoch, self.number, stopped, self.furthest)]

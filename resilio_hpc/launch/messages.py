@@ -43,7 +43,11 @@ class RestorePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a rank ended wrongly. ``kind``: exit, signal, early_exit, restore_failed, spawn. ``time``: Unix seconds."""
+    """How a rank ended wrongly. ``time``: Unix seconds; ``bad_copy``: with kind restore_failed, what not to restore.
+
+    ``kind``: exit, signal, early_exit, restore_failed; or, not the rank's own doing: spawn, spawner_lost, store_lost,
+    lease_ended.
+    """
 
     node: str
     rank: int
@@ -54,6 +58,7 @@ class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signal: int | None = None
     message: str = ""
     traceback: str = ""
+    bad_copy: RestorePoint | None = None
 
 
 class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,27 +72,29 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     committed: tuple[int, ...]
     lost: tuple[str, ...] = ()
     bad_copies: tuple[RestorePoint, ...] = ()
+    left: tuple[str, ...] = ()
+    steps_reported: bool = False
 
 
 # agent → controller ---------------------------------------------------------------------------------------------
 
 
-class Hello(Struct):
-    """An agent presents itself, or again after losing its controller."""
+class Hello(Struct, frozen=True):
+    """An agent presents itself, or again after losing its controller. ``silent_s``: how long it heard none."""
 
     node: str
     incarnation: str
     endpoint: str
     address: str
     local_world_size: int
-    running: int  # the round whose ranks are alive here, or -1
     committed: tuple[int, ...] = ()  # committed steps that this agent knows
     topology: str = ""  # SLURM_TOPOLOGY_ADDR where Slurm gives it
-    held: tuple[Held, ...] = ()
     last: RoundState | None = None
+    prepared: int = -1  # the highest round number that this agent ever heard of
+    silent_s: float = 0.0
 
 
-class Heartbeat(Struct):
+class Heartbeat(Struct, frozen=True):
     """Proof of life. ``sent`` is the agent's own clock and comes back in Beat, which renews its lease."""
 
     node: str
@@ -99,16 +106,22 @@ class Heartbeat(Struct):
     step_time: float = 0.0
 
 
-class RanksStopped(Struct):
-    """Every rank of earlier rounds and all their descendants are gone here; answer to Prepare."""
+class RanksStopped(Struct, frozen=True):
+    """Every rank of earlier rounds and all their descendants are gone here; answer to Prepare.
+
+    ``known``: the last round of whose start this agent knows, so that ``held`` belongs to that round's life or to one
+    that led to it. ``completed``: the most steps that a rank of that round completed here.
+    """
 
     node: str
     epoch: int
     round: int
     held: tuple[Held, ...]
+    known: int = -1
+    completed: int = -1
 
 
-class StoreReady(Struct):
+class StoreReady(Struct, frozen=True):
     """The rendezvous store of a round listens at this port of the sender."""
 
     node: str
@@ -117,7 +130,7 @@ class StoreReady(Struct):
     port: int
 
 
-class RanksStarted(Struct):
+class RanksStarted(Struct, frozen=True):
     """All local ranks of the round run."""
 
     node: str
@@ -127,7 +140,7 @@ class RanksStarted(Struct):
     mode: str
 
 
-class RankFailed(Struct):
+class RankFailed(Struct, frozen=True):
     """A local rank ended wrongly."""
 
     node: str
@@ -136,7 +149,7 @@ class RankFailed(Struct):
     failure: RankFailure
 
 
-class FirstStep(Struct):
+class FirstStep(Struct, frozen=True):
     """Every local rank completed its first step of this round; ``time`` in Unix seconds, of the last of them."""
 
     node: str
@@ -148,7 +161,7 @@ class FirstStep(Struct):
     source: str = ""
 
 
-class RanksDone(Struct):
+class RanksDone(Struct, frozen=True):
     """Every local rank exited as it should. ``stopped``: at an agreed stop, so training is not complete."""
 
     node: str
@@ -158,7 +171,7 @@ class RanksDone(Struct):
     step: int = -1
 
 
-class SnapshotWhole(Struct):
+class SnapshotWhole(Struct, frozen=True):
     """Every local rank holds this step in memory."""
 
     node: str
@@ -169,7 +182,7 @@ class SnapshotWhole(Struct):
     blocked_s: float
 
 
-class Persisted(Struct):
+class Persisted(Struct, frozen=True):
     """The node's file of this step is durable. ``record`` is the checkpoint engine's own description of it."""
 
     node: str
@@ -179,7 +192,7 @@ class Persisted(Struct):
     record: dict[str, Any]
 
 
-class PersistFailed(Struct):
+class PersistFailed(Struct, frozen=True):
     """The node's file of this step, or its manifest, could not be written."""
 
     node: str
@@ -189,7 +202,7 @@ class PersistFailed(Struct):
     error: str
 
 
-class Committed(Struct):
+class Committed(Struct, frozen=True):
     """The manifest of this step is durable."""
 
     node: str
@@ -198,7 +211,7 @@ class Committed(Struct):
     seconds: float
 
 
-class StopAnswer(Struct):
+class StopAnswer(Struct, frozen=True):
     """Answer to ProposeStop from all local ranks; ``attached`` 0 when the script does not use resilio_hpc.train."""
 
     node: str
@@ -210,7 +223,7 @@ class StopAnswer(Struct):
     attached: int
 
 
-class Warned(Struct):
+class Warned(Struct, frozen=True):
     """The node got a warning: "USR2" (time limit near), "TERM" (end now) or "INT" (the user's Ctrl-C)."""
 
     node: str
@@ -218,7 +231,7 @@ class Warned(Struct):
     signal: str
 
 
-class Goodbye(Struct):
+class Goodbye(Struct, frozen=True):
     """The agent leaves for good."""
 
     node: str
@@ -229,7 +242,7 @@ class Goodbye(Struct):
 # controller → agent ---------------------------------------------------------------------------------------------
 
 
-class Beat(Struct):
+class Beat(Struct, frozen=True):
     """Answer to Heartbeat. ``peers``: every agent's (node, endpoint), in the order in which they take over."""
 
     epoch: int
@@ -237,7 +250,7 @@ class Beat(Struct):
     peers: tuple[tuple[str, str], ...] = ()
 
 
-class Welcome(Struct):
+class Welcome(Struct, frozen=True):
     """Answer to Hello."""
 
     epoch: int
@@ -245,7 +258,7 @@ class Welcome(Struct):
     peers: tuple[tuple[str, str], ...] = ()
 
 
-class Prepare(Struct):
+class Prepare(Struct, frozen=True):
     """Stop every rank of earlier rounds; with ``open_store``, open the store of this round as well."""
 
     epoch: int
@@ -253,7 +266,7 @@ class Prepare(Struct):
     open_store: bool
 
 
-class Start(Struct):
+class Start(Struct, frozen=True):
     """Start the ranks of a round. An agent that is not among the members waits as a spare."""
 
     epoch: int
@@ -263,7 +276,7 @@ class Start(Struct):
     restore: RestorePoint | None = None
 
 
-class Persist(Struct):
+class Persist(Struct, frozen=True):
     """Write the node's file of this step."""
 
     epoch: int
@@ -271,7 +284,7 @@ class Persist(Struct):
     step: int
 
 
-class Commit(Struct):
+class Commit(Struct, frozen=True):
     """Write the manifest of this step from all nodes' records."""
 
     epoch: int
@@ -281,7 +294,7 @@ class Commit(Struct):
     records: tuple[dict[str, Any], ...]
 
 
-class StageReached(Struct):
+class StageReached(Struct, frozen=True):
     """A checkpoint reached "committed", or "failed"."""
 
     epoch: int
@@ -290,15 +303,15 @@ class StageReached(Struct):
     error: str = ""
 
 
-class ProposeStop(Struct):
-    """Ask all ranks to stop after ``target`` steps; ``signal_plain``: ranks that are not attached get SIGTERM."""
+class ProposeStop(Struct, frozen=True):
+    """Ask all ranks to stop after ``target`` steps."""
 
     epoch: int
     round: int
     target: int
 
 
-class ConfirmStop(Struct):
+class ConfirmStop(Struct, frozen=True):
     """Every rank accepted ``target``."""
 
     epoch: int
@@ -306,7 +319,7 @@ class ConfirmStop(Struct):
     target: int
 
 
-class TerminateRanks(Struct):
+class TerminateRanks(Struct, frozen=True):
     """Send SIGTERM to ranks that do not use resilio_hpc.train; they get ``grace_s`` to end by themselves."""
 
     epoch: int
@@ -314,7 +327,7 @@ class TerminateRanks(Struct):
     grace_s: float
 
 
-class End(Struct):
+class End(Struct, frozen=True):
     """The run (or this job's part of it) is over; stop everything and exit with ``exit_code``."""
 
     epoch: int

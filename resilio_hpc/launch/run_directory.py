@@ -110,6 +110,15 @@ def newest_epoch(path: Path) -> EpochRecord | None:
     return EpochRecord(int(record["epoch"]), str(record["node"]), str(record["endpoint"]), str(record["job"]))
 
 
+def read_pulse(path: Path, epoch: int) -> int | None:
+    """A counter that moves while the controller of this epoch leads; None when there is none (yet)."""
+    try:
+        status = json.loads((path / "status.json").read_text())
+        return int(status["pulse"]) if status["epoch"] == epoch else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def claim_epoch(path: Path, record: EpochRecord) -> bool:
     """Create ``epoch.N`` exclusively; False when somebody else holds it."""
     return create_exclusive(path / f"epoch.{record.epoch}", json.dumps(asdict(record)).encode())

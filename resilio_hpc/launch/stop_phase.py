@@ -88,20 +88,38 @@ class StopPhase:
 
     def answer(self, message: m.StopAnswer) -> None:
         """A member answered a proposal."""
+        self._take(message.node, message.target, message.accepted, message.step, message.attached)
+
+    def _take(self, node: str, target: int, accepted: bool, step: int, attached: int) -> None:
         controller = self._controller
-        outcome = self._agreement.answer(
-            message.node, message.target, message.accepted, message.step, message.attached
-        )  # fmt: skip
+        outcome = self._agreement.answer(node, target, accepted, step, attached)
         if outcome == "repropose":
             self._propose()
-        elif outcome == "confirm":
-            controller.record("stop_agreed", step=self._agreement.target)
+        elif outcome:
+            if self._agreement.attached:
+                controller.record("stop_agreed", step=self._agreement.target)
             for member in controller.members:
-                controller.send(member.node, m.ConfirmStop(controller.epoch, controller.round, self._agreement.target))
-        elif outcome == "plain":
-            for member in controller.members:
-                grace = controller.config.stop_grace_s
-                controller.send(member.node, m.TerminateRanks(controller.epoch, controller.round, grace))
+                controller.send(member.node, self._final_word())
+
+    def _final_word(self) -> m.ConfirmStop | m.TerminateRanks:
+        """What ends the ranks: the agreed step, or, where no rank knows of steps, SIGTERM."""
+        controller = self._controller
+        if self._agreement.attached:
+            return m.ConfirmStop(controller.epoch, controller.round, self._agreement.target)
+        return m.TerminateRanks(controller.epoch, controller.round, controller.config.stop_grace_s)
+
+    def member_done(self, message: m.RanksDone) -> None:
+        """A member's ranks have ended: it holds nobody up."""
+        self._take(message.node, self._agreement.target, True, message.step, 0)
+
+    def connection_renewed(self, node: str) -> None:
+        """``node`` may have missed what it was told."""
+        controller = self._controller
+        if self._proposed_round != controller.round:
+            return
+        controller.send(node, m.ProposeStop(controller.epoch, controller.round, self._agreement.target))
+        if self._agreement.confirmed:
+            controller.send(node, self._final_word())
 
     def saw_snapshot(self, step: int, monotonic: float) -> None:
         """The first node holds ``step`` in memory: the save of it has begun."""
@@ -121,4 +139,5 @@ class StopPhase:
             "terminated": "SIGTERM (scancel, preemption or the time limit)",
             "interrupted": "Ctrl-C",
         }
-        self._controller.finish(self.reason, EXIT_CODES[self.reason], words[self.reason])
+        reason = self.reason or "terminated"  # stopped at an earlier controller's word
+        self._controller.finish(reason, EXIT_CODES[reason], words[reason])

@@ -20,34 +20,32 @@ class StopAgreement:
     nodes: frozenset[str] = frozenset()
     target: int = -1
     confirmed: bool = False
-    attached: int = 0
-    _accepted: set[str] = field(default_factory=set)
-    _answered: set[str] = field(default_factory=set)
+    _accepted: dict[str, int] = field(default_factory=dict)  # node → ranks there that know of steps
+
+    @property
+    def attached(self) -> int:
+        """How many ranks that know of steps have accepted."""
+        return sum(self._accepted.values())
 
     def propose(self, nodes: Collection[str], step: int) -> int:
         """Start negotiating with ``nodes``, the furthest of which is known to have completed ``step``."""
         self.nodes = frozenset(nodes)
-        self.attached = 0
         return self._set_target(step)
 
     def answer(self, node: str, target: int, accepted: bool, step: int, attached: int) -> str:
         """Take a node's answer; returns "" (wait), "repropose", "confirm", or "plain" (no rank uses our API)."""
         if node not in self.nodes or target != self.target or self.confirmed:
             return ""
-        self._answered.add(node)
-        self.attached += attached
         if not accepted:
             self._set_target(max(step, self.target))
             return "repropose"
-        self._accepted.add(node)
-        if self._answered != self.nodes:
+        self._accepted[node] = max(attached, self._accepted.get(node, 0))
+        if self._accepted.keys() != self.nodes:
             return ""
         self.confirmed = True
         return "confirm" if self.attached else "plain"
 
     def _set_target(self, step: int) -> int:
         self.target = step + MARGIN_STEPS
-        self.attached = 0
         self._accepted.clear()
-        self._answered.clear()
         return self.target

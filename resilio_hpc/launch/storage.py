@@ -174,25 +174,37 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
     reply: dict[str, Any] = {"id": request["id"]}
     try:
         operation = request["op"]
+        record = run_directory.newest_epoch(run_path)
+        reply["epoch"] = record.epoch if record else 0
         if operation == "scan":
-            record = run_directory.newest_epoch(run_path)
             reply["record"] = asdict(record) if record else None
+            reply["pulse"] = run_directory.read_pulse(run_path, record.epoch) if record else None
         elif operation == "claim":
             reply["won"] = run_directory.claim_epoch(run_path, EpochRecord(**request["record"]))
         elif operation == "verdict":
-            run_directory.write_verdict(run_path, job, request["verdict"])
+            if reply["epoch"] <= request["verdict"].get("epoch", 1 << 60):  # else somebody else leads the run
+                run_directory.write_verdict(run_path, job, request["verdict"])
         elif operation == "status":
-            write_atomic(run_path / "status.json", json.dumps(request["status"]).encode())
+            if reply["epoch"] <= request["status"]["epoch"]:
+                write_atomic(run_path / "status.json", json.dumps(request["status"]).encode())
         elif operation == "past":
-            from resilio_hpc.ckpt import catalogue  # here, so that the child is up at once
-
-            reply["steps"] = catalogue.committed_steps(run_path / "checkpoints")
-            reply["last_round"] = run_directory.last_round(run_path)
+            reply |= _past(run_path, job)
         else:
             reply["error"] = f"unknown request {operation}"
     except (OSError, ValueError, KeyError) as error:
         reply["error"] = str(error)
     return reply
+
+
+def _past(run_path: Path, job: str) -> dict[str, Any]:
+    from resilio_hpc.ckpt import catalogue  # here, so that the child is up at once
+
+    verdict = run_directory.read_verdict(run_path, job)
+    return {
+        "steps": catalogue.committed_steps(run_path / "checkpoints"),
+        "last_round": run_directory.last_round(run_path),
+        "verdict": [str(verdict["verdict"]), int(verdict["exit_code"])] if verdict is not None else None,
+    }
 
 
 if __name__ == "__main__":

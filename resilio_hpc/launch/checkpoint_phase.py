@@ -1,0 +1,130 @@
+"""The controller's part for checkpoints: what is made durable, and what the next round restores. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.commits import CommitTracker
+
+if TYPE_CHECKING:
+    from resilio_hpc.launch.controller import Controller
+
+CheckpointMessage = m.SnapshotWhole | m.Persisted | m.PersistFailed | m.Committed
+
+
+class CheckpointPhase:
+    """Knows the committed steps, the copies that turned out bad, and the step in flight."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.bad_copies: set[m.RestorePoint] = set()
+        self._controller = controller
+        self._commits = CommitTracker()
+
+    @property
+    def committed(self) -> int:
+        """The newest committed step that is not known to be bad, -1 when there is none."""
+        return self._commits.committed
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """All committed steps that are not known to be bad, oldest first."""
+        return tuple(sorted(self._commits.known))
+
+    def learn(self, committed: Iterable[int] = (), bad_copies: Iterable[m.RestorePoint] = ()) -> None:
+        """Committed steps and bad copies that others know of."""
+        self.bad_copies |= set(bad_copies)
+        self._commits.known |= set(committed)
+        self._commits.known -= {copy.step for copy in self.bad_copies if copy.source == "committed"}
+
+    def begin_round(self, nodes: Collection[str]) -> None:
+        """A round is prepared; what was in flight is abandoned."""
+        self._commits.begin(nodes)
+
+    def restored(self, restore: m.RestorePoint | None) -> None:
+        """The ranks start from ``restore``: what lies only in memory is made durable."""
+        if restore is not None and restore.source == "memory":
+            for member in self._controller.members:
+                self._persist(self._commits.snapshot_whole(member.node, restore.step))
+
+    def connection_renewed(self, node: str) -> None:
+        """``node`` may have missed what it was told."""
+        controller, step = self._controller, self._commits.in_flight
+        if step >= 0:
+            controller.send(node, m.Persist(controller.epoch, controller.round, step))
+            if self._commits.records and node == controller.members[0].node:
+                controller.send(node, self._commit_order())
+
+    def handle(self, message: CheckpointMessage) -> None:
+        """A node said how far a checkpoint is."""
+        controller = self._controller
+        if isinstance(message, m.Committed):
+            self._committed(message)
+        elif message.round != controller.round:
+            return  # of an earlier life: its file may already be overwritten
+        elif isinstance(message, m.SnapshotWhole):
+            self.bad_copies.discard(m.RestorePoint("memory", message.step))
+            controller.stop.saw_snapshot(message.step, controller.now())
+            self._persist(self._commits.snapshot_whole(message.node, message.step))
+        elif isinstance(message, m.Persisted):
+            if self._commits.persisted(message.node, message.step, message.record):
+                controller.send(controller.members[0].node, self._commit_order())
+        else:
+            controller.record("persist_failed", node=message.node, step=message.step, error=message.error)
+            self._given_up(message.step, message.error)
+
+    def _commit_order(self) -> m.Commit:
+        controller, commits = self._controller, self._commits
+        return m.Commit(controller.epoch, controller.round, commits.in_flight, controller.world_size, commits.records)
+
+    def _committed(self, message: m.Committed) -> None:
+        controller = self._controller
+        if message.step in self._commits.known and message.step != self._commits.in_flight:
+            return  # said again
+        following = self._commits.commit(message.step)
+        self.bad_copies.discard(m.RestorePoint("committed", message.step))
+        controller.without_progress = 0
+        controller.stop.saw_commit(message.step, controller.now())
+        controller.record("committed", step=message.step, seconds=message.seconds, epoch=controller.epoch)
+        controller.broadcast(m.StageReached(controller.epoch, message.step, "committed"))
+        self._persist(following)
+
+    def _given_up(self, step: int, error: str) -> None:
+        controller = self._controller
+        following = self._commits.abandon(step)
+        controller.broadcast(m.StageReached(controller.epoch, step, "failed", error))
+        self._persist(following)
+
+    def _persist(self, step: int | None) -> None:
+        controller = self._controller
+        if step is not None:
+            for member in controller.members:
+                controller.send(member.node, m.Persist(controller.epoch, controller.round, step))
+
+    def restore_point(self) -> m.RestorePoint | None:
+        """The newest step that every rank can restore: from its own node's memory, else from the shared directory."""
+        bad = {copy.step for copy in self.bad_copies if copy.source == "memory"}
+        in_memory = max(self._held_by_all() - bad, default=-1)
+        if in_memory < 0 and self.committed < 0:
+            return None
+        if in_memory >= self.committed:
+            return m.RestorePoint("memory", in_memory)
+        return m.RestorePoint("committed", self.committed)
+
+    def _held_by_all(self) -> set[int]:
+        """Steps that every rank of the new round finds in its node's memory, all from the same life.
+
+        A node that missed the last start may hold steps that were computed anew without it: its copies do not count.
+        """
+        controller = self._controller
+        holders: dict[int, set[int]] = {}
+        for member in controller.members:
+            agent = controller.agents[member.node]
+            ranks = range(member.first_rank, member.first_rank + member.local_world_size)
+            if agent.known_round < 0 or agent.known_round != controller.rounds.started_round:
+                return set()
+            for held in agent.held:
+                if held.world_size == controller.world_size and held.rank in ranks:
+                    holders.setdefault(held.step, set()).add(held.rank)
+        return {step for step, ranks in holders.items() if len(ranks) == controller.world_size}

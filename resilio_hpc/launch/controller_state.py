@@ -1,0 +1,99 @@
+"""What the controller is told at its start, what it knows of each node, and the actions that it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.rendezvous import Shape
+
+
+@dataclass(frozen=True)
+class ControllerConfig:
+    """What the user asked for, as far as decisions need it. Times in seconds."""
+
+    shape: Shape
+    expected: tuple[str, ...]  # nodes of the allocation in their order
+    heartbeat_timeout_s: float = 5.0
+    join_timeout_s: float = 60.0
+    start_timeout_s: float = 600.0
+    max_without_progress: int = 3
+    chained: bool = False
+    stop_grace_s: float = 30.0
+    end_time: float | None = None  # Unix seconds at which Slurm ends the job, where known
+    save_margin_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Clock:
+    """``monotonic`` for intervals and limits, ``unix`` for what is written down."""
+
+    monotonic: Callable[[], float]
+    unix: Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Action: send to one agent."""
+
+    node: str
+    message: m.ToAgent
+
+
+@dataclass(frozen=True)
+class Record:
+    """Action: write to the ledger."""
+
+    kind: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Action: write the verdict durably, then call ``Controller.verdict_written``."""
+
+    verdict: str
+    exit_code: int
+    reason: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AskPast:
+    """Action: ask the run directory what it knows; the answer goes to ``Controller.inform``."""
+
+
+Action = Send | Record | Finish | AskPast
+
+
+@dataclass(frozen=True)
+class Past:
+    """What the run directory knows. ``last_round``: the highest that left traces; ``verdict``: this job's, if any."""
+
+    committed: tuple[int, ...] = ()
+    last_round: int = -1
+    verdict: tuple[str, int] | None = None  # (name, exit code)
+
+
+@dataclass
+class KnownAgent:
+    """What the controller knows of one node. ``heard``: monotonic seconds."""
+
+    hello: m.Hello
+    heard: float
+    stopped_round: int = -1
+    known_round: int = -1  # the last round of whose start it knows
+    held: tuple[m.Held, ...] = ()
+    first_step: m.FirstStep | None = None
+    done: m.RanksDone | None = None
+    started: bool = False
+    step: int = -1
+    step_time: float = 0.0
+
+    def forget_round(self) -> None:
+        """A new round is prepared."""
+        self.first_step = self.done = None
+        self.started = False
+        self.step = -1

@@ -1,0 +1,183 @@
+"""The controller's part for failures: from the first sign to the first step of all ranks after it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.first_failure import origin
+from resilio_hpc.launch.recovery import Plan
+
+if TYPE_CHECKING:
+    from resilio_hpc.launch.controller import Controller
+
+KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
+PREPARATION_KINDS = ("store_lost", "spawner_lost", "spawn")  # failures that can come before any rank runs
+
+
+@dataclass
+class Incident:
+    """``began``: Unix seconds of the first sign, for a silent node when it was last heard; ``decided``: when known."""
+
+    began: float
+    decided: float
+    at_step: int  # the most steps that any rank had completed, -1 when unknown
+    failures: list[m.RankFailure] = field(default_factory=list)
+    lost_nodes: list[str] = field(default_factory=list)
+    restarted_agents: list[str] = field(default_factory=list)
+    new_controller: bool = False
+    plan: Plan | None = None
+
+    def kind(self) -> tuple[str, str]:
+        """What broke, and on which node ("" when it was none)."""
+        first = origin(self.failures)
+        if self.lost_nodes:
+            return "node_lost", self.lost_nodes[0]
+        if self.restarted_agents:
+            return "agent_lost", self.restarted_agents[0]
+        if self.new_controller:
+            return "controller_lost", ""
+        return ("slow_start", "") if first is None else (KINDS.get(first.kind, first.kind), first.node)
+
+
+class Incidents:
+    """At most one incident is open; what happens until it closes belongs to it."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.current: Incident | None = None
+        self._controller = controller
+
+    def first_failure(self) -> m.RankFailure | None:
+        """The rank failure to blame for the open incident."""
+        return origin(self.current.failures) if self.current else None
+
+    def planned(self, plan: Plan) -> None:
+        """What is done about the open incident."""
+        controller = self._controller
+        if self.current is not None and plan != self.current.plan:
+            self.current.plan = plan
+            controller.record(
+                "decision", rung=plan.rung.value, reason=plan.reason, round=controller.round,
+                without_progress=controller.without_progress,
+            )  # fmt: skip
+
+    def reached(self, step: int) -> None:
+        """A node's ranks had completed ``step`` when they were stopped."""
+        if self.current is not None:
+            self.current.at_step = max(self.current.at_step, step)
+
+    # -- signs of failure --------------------------------------------------------------------------------------
+
+    def find_lost_nodes(self) -> None:
+        """Nodes that were silent for too long are lost for good; several that went together are one incident."""
+        controller = self._controller
+        now = controller.now()
+        limit = now - controller.config.heartbeat_timeout_s
+        heard = {node: agent.heard for node, agent in controller.agents.items() if agent.heard < limit}
+        if controller.phase == "gathering" and controller.began < limit:
+            for member in controller.members:  # of an earlier epoch, and never came to us
+                if member.node not in controller.agents and member.node not in controller.lost | controller.left:
+                    heard[member.node] = controller.began
+        if not heard:
+            return
+        for node, last in heard.items():
+            controller.agents.pop(node, None)
+            if node not in controller.lost:
+                controller.record("node_lost", node=node, silent_s=round(now - last, 3))
+            controller.lost.add(node)
+        controller.doubt()  # perhaps it is we who are cut off
+        self.nodes_gone(list(heard), controller.unix() - (now - min(heard.values())))
+
+    def nodes_gone(self, nodes: Sequence[str], since: float) -> None:
+        """Nodes are lost or left; ``since`` in Unix seconds."""
+        controller = self._controller
+        members = [node for node in nodes if controller.is_member(node)]
+        if not members:
+            return
+        if controller.phase in ("starting", "running"):
+            self._open(since).lost_nodes += members
+            self._restart(counts=True)
+        else:
+            if self.current is not None:
+                self.current.lost_nodes += members
+            if controller.phase == "preparing":  # no rank was started: not a restart
+                self._restart(counts=False)
+
+    def agent_restarted(self, node: str, heard: float) -> None:
+        """A member's agent is a new process: the ranks of the old one went with it. ``heard``: monotonic seconds."""
+        controller = self._controller
+        self._open(controller.unix() - (controller.now() - heard)).restarted_agents.append(node)
+        self._restart(counts=True)
+
+    def controller_changed(self, silent_s: float) -> None:
+        """We are the controller now, the former one was silent for so long."""
+        controller = self._controller
+        self._open(controller.unix() - silent_s).new_controller = True
+        controller.restarts += 1  # what follows is a restart of the ranks
+        controller.without_progress += 1
+
+    def rank_failed(self, message: m.RankFailed) -> None:
+        """A rank ended wrongly, or could not be started."""
+        controller = self._controller
+        failure = message.failure
+        if self.current is not None and failure in self.current.failures:
+            return  # said again after a broken connection
+        fields = {name: getattr(failure, name) for name in failure.__struct_fields__ if name != "bad_copy"}
+        controller.record("rank_failed", round=message.round, **fields)
+        if failure.bad_copy is not None:
+            controller.checkpoints.learn(bad_copies=[failure.bad_copy])
+        if message.round > controller.round:
+            return
+        breaks = message.round == controller.round and (
+            controller.phase in ("starting", "running")
+            or (controller.phase == "preparing" and failure.kind in PREPARATION_KINDS)
+        )
+        if breaks or self.current is not None:  # without a break: it was on its way when we decided
+            self._open(failure.time).failures.append(failure)
+        if breaks:
+            self._restart(counts=True)
+
+    def slow_start(self) -> None:
+        """The round does not come up."""
+        self._open(self._controller.unix())
+        self._restart(counts=True)
+
+    # -- open and close ----------------------------------------------------------------------------------------
+
+    def _open(self, began: float) -> Incident:
+        """The open incident, which began at ``began`` or before."""
+        now = self._controller.unix()
+        began = min(began, now)  # another node's clock may be ahead of ours
+        step = self._controller.max_step if self._controller.phase in ("starting", "running") else -1
+        if self.current is None:
+            self.current = Incident(began, now, step)
+        self.current.began = min(self.current.began, began)
+        self.current.at_step = max(self.current.at_step, step)
+        return self.current
+
+    def _restart(self, counts: bool) -> None:
+        controller = self._controller
+        controller.set_phase("gathering")
+        if counts:
+            controller.restarts += 1
+            controller.without_progress += 1
+        controller.rounds.try_round()
+
+    def close(self, recovered_at: float, restored: int) -> None:
+        """All ranks train again (or have ended), from the state of step ``restored``, -1 for a fresh start."""
+        incident, self.current = self.current, None
+        if incident is None:
+            return
+        controller = self._controller
+        first = origin(incident.failures)
+        kind, node = incident.kind()
+        controller.record(
+            "recovered", kind=kind, node=node, round=controller.round,
+            detection_s=round(incident.decided - incident.began, 4),
+            recovery_s=round(recovered_at - incident.began, 4),
+            lost_steps=max(0, incident.at_step - max(restored, 0)) if incident.at_step >= 0 else None,
+            plan=incident.plan.rung.value if incident.plan else "", restored=restored,
+            rank=first.rank if first else None,
+        )  # fmt: skip

@@ -1,0 +1,244 @@
+"""The controller's part for rounds: who takes part, stopping the old ranks, starting the new ones. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.recovery import Budgets, Failure, Plan, Rung, World, decide
+from resilio_hpc.launch.rendezvous import Candidate, choose
+
+if TYPE_CHECKING:
+    from resilio_hpc.launch.controller import Controller
+    from resilio_hpc.launch.controller_state import KnownAgent
+
+
+class Rounds:
+    """Leads from ``gathering`` over ``preparing`` and ``starting`` to ``running``."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.started_round = -1  # the last one whose ranks were started, in this epoch or an earlier one
+        self.has_prepared = False  # a round in this epoch: what earlier epochs left is of no interest any more
+        self.steps_reported = False  # this run's script tells of its steps
+        self._controller = controller
+        self._join_until = controller.now() + controller.config.join_timeout_s
+        self._store_port: int | None = None
+        self._start: m.Start | None = None
+        self._first_step_round = -1
+
+    def adopt(self, state: m.RoundState) -> None:
+        """Go on after an earlier controller: its members are awaited, nobody else."""
+        self.started_round = max(self.started_round, state.round)
+        self.steps_reported = self.steps_reported or state.steps_reported
+        self._join_until = self._controller.now()
+
+    # -- gathering ---------------------------------------------------------------------------------------------
+
+    def try_round(self) -> None:
+        """Prepare the next round if the nodes that it needs are in, or carry out what else is decided."""
+        controller = self._controller
+        if controller.phase != "gathering":
+            return
+        if controller.stop.terminating:
+            controller.stop.ended()
+            return
+        if not controller.informed:
+            return
+        usable = [node for node in controller.agents if node not in controller.lost]
+        coming = self._coming()
+        shape = controller.config.shape
+        if controller.members:
+            if not self._carry_out(self._plan(len(usable), coming)):
+                return
+            coming = 0  # the plan has weighed them
+        elif coming == 0 and not shape.trim(len(usable)):
+            reason = f"{len(usable)} node(s) joined within --join-timeout, {shape.minimum} needed"
+            controller.finish("not_enough_nodes", 1, reason)
+            return
+        candidates = [self._candidate(node) for node in usable]
+        members = choose(candidates, [member.node for member in controller.members], shape, coming)
+        if members:
+            self._prepare(tuple(members))
+
+    def _coming(self) -> int:
+        """Nodes that may still appear: members whose agent restarts, and all others while the join window is open."""
+        controller = self._controller
+        gone = controller.agents.keys() | controller.lost | controller.left
+        absent = [node for node in controller.config.expected if node not in gone]
+        if controller.now() >= self._join_until:
+            absent = [node for node in absent if controller.incidents.current and controller.is_member(node)]
+        return len(absent)
+
+    def _plan(self, usable: int, coming: int) -> Plan:
+        controller = self._controller
+        incident = controller.incidents.current
+        return decide(
+            Failure(tuple(incident.lost_nodes) if incident else ()),
+            World(len(controller.members), usable, coming, controller.config.shape),
+            Budgets(controller.without_progress, controller.config.max_without_progress, controller.config.chained),
+        )
+
+    def _carry_out(self, plan: Plan) -> bool:
+        """Act on a plan; True when a round is to be prepared."""
+        controller = self._controller
+        controller.incidents.planned(plan)
+        if plan.rung is Rung.STOP:
+            spent = controller.without_progress > controller.config.max_without_progress
+            first = controller.incidents.first_failure()
+            controller.finish("no_progress" if spent else "not_enough_nodes", 1, plan.reason, first)
+        elif plan.rung is Rung.NEXT_JOB:
+            controller.finish("needs_new_job", 75, plan.reason)
+        return plan.rung in (Rung.RESTART, Rung.REPLACE, Rung.SHRINK)
+
+    def _candidate(self, node: str) -> Candidate:
+        expected = self._controller.config.expected
+        hello = self._controller.agents[node].hello
+        order = expected.index(node) if node in expected else len(expected)
+        return Candidate(node, order, hello.address, hello.local_world_size, hello.topology)
+
+    # -- preparing ---------------------------------------------------------------------------------------------
+
+    def _prepare(self, members: tuple[m.Member, ...]) -> None:
+        controller = self._controller
+        nodes = [member.node for member in members]
+        self.has_prepared = True
+        controller.members = members
+        controller.round += 1
+        self._store_port = None
+        controller.set_phase("preparing")
+        controller.checkpoints.begin_round(nodes)
+        for agent in controller.agents.values():
+            agent.forget_round()
+        controller.record("round", round=controller.round, members=nodes, world_size=controller.world_size)
+        for node in controller.agents:
+            self._send_prepare(node)
+
+    def _send_prepare(self, node: str) -> None:
+        controller = self._controller
+        opens_store = node == controller.members[0].node
+        controller.send(node, m.Prepare(controller.epoch, controller.round, opens_store))
+
+    def stopped(self, agent: KnownAgent, message: m.RanksStopped) -> None:
+        """A node's old ranks are gone."""
+        agent.held = message.held
+        agent.known_round = message.known
+        agent.stopped_round = max(agent.stopped_round, message.round)
+        self._controller.incidents.reached(message.completed)
+        self.try_start()
+
+    def store_ready(self, message: m.StoreReady) -> None:
+        """The rendezvous store is open."""
+        controller = self._controller
+        if controller.phase == "preparing" and message.node == controller.members[0].node:
+            self._store_port = message.port
+            self.try_start()
+
+    def try_start(self) -> None:
+        """Start the ranks when every member has stopped its old ones and the store is open."""
+        controller = self._controller
+        if controller.phase != "preparing" or self._store_port is None or not controller.informed:
+            return
+        for member in controller.members:
+            agent = controller.agents.get(member.node)
+            if agent is None or agent.stopped_round < controller.round:
+                return
+        restore = controller.checkpoints.restore_point()
+        self.started_round = controller.round
+        controller.set_phase("starting")
+        self._start = m.Start(
+            controller.epoch, controller.state(), controller.members[0].address, self._store_port, restore
+        )  # fmt: skip
+        controller.record(
+            "start", round=controller.round, restore=f"{restore.source}:{restore.step}" if restore else ""
+        )  # fmt: skip
+        controller.broadcast(self._start)
+        controller.checkpoints.restored(restore)
+
+    # -- nodes that come again ---------------------------------------------------------------------------------
+
+    def came(self, node: str, agent: KnownAgent, replaced: bool) -> None:
+        """An agent said Hello, perhaps not for the first time: tell it again what it may have missed.
+
+        ``replaced``: it is a new process in the place of an earlier one, so what that one had opened is gone.
+        """
+        controller = self._controller
+        if controller.phase == "gathering":
+            self.try_round()
+        elif controller.phase == "preparing":
+            if replaced and node == controller.members[0].node:
+                self._store_port = None
+            if agent.stopped_round < controller.round or node == controller.members[0].node:
+                self._send_prepare(node)
+        elif controller.phase in ("starting", "running") and self._start is not None:
+            controller.send(node, self._start)
+            if controller.is_member(node):
+                controller.checkpoints.connection_renewed(node)
+                controller.stop.connection_renewed(node)
+
+    # -- starting and running ----------------------------------------------------------------------------------
+
+    def _all_members(self) -> list[KnownAgent] | None:
+        """What is known of every member; None while one is missing."""
+        agents = [self._controller.agents.get(member.node) for member in self._controller.members]
+        known = [agent for agent in agents if agent is not None]
+        return known if len(known) == len(agents) else None
+
+    def started(self, agent: KnownAgent, message: m.RanksStarted) -> None:
+        """A node's ranks run. For a script that tells of no steps that is all we shall ever know."""
+        controller = self._controller
+        if controller.phase != "starting" or agent.started:
+            return
+        agent.started = True
+        controller.record(
+            "ranks_started", node=message.node, round=message.round, seconds=message.seconds, mode=message.mode
+        )  # fmt: skip
+        members = self._all_members()
+        if not self.steps_reported and members and all(member.started for member in members):
+            controller.set_phase("running")
+            controller.incidents.close(controller.unix(), -1)
+
+    def first_step(self, agent: KnownAgent, message: m.FirstStep) -> None:
+        """All ranks of a node completed their first step: with the last node's, the run is training again."""
+        controller = self._controller
+        if controller.phase not in ("starting", "running") or self._first_step_round == controller.round:
+            return
+        agent.first_step = message
+        agent.step = max(agent.step, message.step)
+        self.steps_reported = True
+        firsts = [member.first_step for member in self._all_members() or ()]
+        seen = [first for first in firsts if first is not None]
+        if len(seen) < len(controller.members):
+            return
+        self._first_step_round = controller.round
+        controller.set_phase("running")
+        restored, source = min((first.restored, first.source) for first in seen)
+        step = min(first.step for first in seen)
+        controller.record("first_step", round=controller.round, step=step, restored=restored, source=source)
+        controller.incidents.close(max(first.time for first in seen), restored)
+
+    def done(self, agent: KnownAgent, message: m.RanksDone) -> None:
+        """All ranks of a node ended as they should: with the last node's, this job's part is over."""
+        controller = self._controller
+        if controller.phase not in ("starting", "running"):
+            return
+        agent.done = message
+        controller.stop.member_done(message)
+        answers = [member.done for member in self._all_members() or ()]
+        ended = [answer for answer in answers if answer is not None]
+        if len(ended) < len(controller.members):
+            return
+        controller.incidents.close(controller.unix(), -1)
+        if any(answer.stopped for answer in ended):
+            controller.stop.ended()
+        else:
+            controller.finish("completed", 0, "every rank exited with 0")
+
+    def watch(self) -> None:
+        """A round that does not come up in time is tried again (a hung rendezvous must not hold an allocation)."""
+        controller = self._controller
+        if controller.phase == "starting" and not self.steps_reported:
+            return  # a script that tells of no steps: only its own time-outs can tell
+        waited = controller.now() - controller.phase_began
+        if waited > controller.config.start_timeout_s:
+            controller.record("slow_start", round=controller.round, phase=controller.phase, waited_s=round(waited, 3))
+            controller.incidents.slow_start()
