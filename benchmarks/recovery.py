@@ -41,6 +41,7 @@ def trial(launcher: Launcher, options: argparse.Namespace, choice: random.Random
     """One launcher run with one kill. What to tell about it, in a line."""
     with launched(launcher, RANKS, SCRIPT, script_arguments(options)) as run:
         if not run.wait_for_steps(WARM_STEPS, START_LIMIT_S):
+            series.values_s.append(NEVER)
             return f"did not start:\n{run.last_output()}"
         if recover_once(run, choice, options.limit_s, series):
             return f"{shown(series.values_s[-1])} s"
