@@ -41,11 +41,11 @@ OPTIONAL_MODULES = (
 )
 
 
-def import_all(preload: Sequence[str]) -> str:
-    """Import everything; returns "" or, in one line, which module failed and why."""
+def import_all(preload: Sequence[str], first: Sequence[str] = TORCH_MODULES) -> str:
+    """Import ``first``, then ``preload``; returns "" or, in one line, which module failed and why."""
     gc.disable()
     try:
-        for name in (*TORCH_MODULES, *preload):
+        for name in (*first, *preload):
             try:
                 importlib.import_module(name)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything

@@ -2,51 +2,76 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from resilio_hpc.launch import load_time_variables, process_tree
-from resilio_hpc.launch.spawner import Exited, SpawnFailed, Started, StoreDied, StoreReady
+from resilio_hpc.launch.spawner import RESOLVER_OPTIONS, Exited, SpawnFailed, Started, StoreDied, StoreReady
 
 
-def test_a_zygote_has_one_thread_although_numpy_starts_some(make_bench, spawner_environment) -> None:
-    bench = make_bench(environment=spawner_environment(OMP_NUM_THREADS="2", OPENBLAS_NUM_THREADS="2"))
+def test_a_zygote_has_one_thread_although_numpy_starts_some_and_holds_what_is_preloaded(
+    make_bench, spawner_environment, tmp_path
+) -> None:
+    (tmp_path / "big.py").write_text("import os; loader = os.getpid()")
+    threads = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
+    bench = make_bench(environment=spawner_environment(PYTHONPATH=python_path(tmp_path), **threads), preload=["big"])
     ready = bench.start()
     assert (ready.threads, ready.why_not_fork) == (1, "")
-    assert bench.run("import numpy; a = numpy.ones((500, 500)); print((a @ a)[0, 0])").mode == "fork"
-    assert bench.out() == "500.0\n"
+    source = "import big, numpy, os; a = numpy.ones((500, 500)); print((a @ a)[0, 0], big.loader == os.getppid())"
+    assert bench.run(source).mode == "fork"
+    assert bench.out() == "500.0 True\n"
 
 
-def test_a_preloaded_module_is_there_before_the_script(make_bench, spawner_environment, tmp_path) -> None:
-    (tmp_path / "big.py").write_text("import os; loader = os.getpid()")
-    bench = make_bench(environment=spawner_environment(PYTHONPATH=str(tmp_path)), preload=["big"])
-    assert bench.start().why_not_fork == ""
-    assert bench.run("import big, os; print(big.loader == os.getppid())").exit_code == 0
-    assert bench.out() == "True\n"
+def test_a_preload_that_forbids_forking_is_said_and_ranks_are_executed(
+    make_bench, spawner_environment, tmp_path
+) -> None:
+    source = (
+        "import subprocess, threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+    )
+    (tmp_path / "bad.py").write_text(source + "; child = subprocess.Popen(['sleep', '1000'])")
+    bench = make_bench(environment=spawner_environment(PYTHONPATH=python_path(tmp_path)), preload=["bad"])
+    ready = bench.start()
+    assert "threads" in ready.why_not_fork
+    assert bench.run("print('runs all the same')").exit_code == 0, bench.err()
+    started = bench.wait(Started)
+    assert (started.mode, started.why) == ("exec", ready.why_not_fork)
+    assert process_tree.children(bench.spawner.pid) == []
 
 
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()", "threads"),
+        ("", ""),
+        (
+            "import threading as t; t.Thread(target=t.Event().wait, daemon=True).start()",
+            "threads (1: python)",
+        ),
         ("raise ValueError('no\\nlicence')", "preloading bad failed: ValueError: no licence"),
-        ("import subprocess; child = subprocess.Popen(['sleep', '1000'])", "started processes"),
-        ("import torch; torch.cuda.is_initialized = lambda: True", "CUDA"),
+        ("import sys; sys.exit('unset')", "preloading bad failed: SystemExit: unset"),
+        ("import absent_module", "preloading bad failed: ModuleNotFoundError: No module named 'absent_module'"),
+        ("import subprocess; child = subprocess.Popen(['sleep', '3'])", "a preloaded module started processes ("),
+        ("import torch; torch.initialised = True", "a preloaded module initialised CUDA"),
     ],
 )
-def test_a_preload_that_forbids_forking_is_said_and_ranks_are_executed(
-    make_bench, spawner_environment, tmp_path, source, why
-) -> None:
+def test_what_forbids_forking_is_named_in_one_line(tmp_path, source, why) -> None:
+    """In a process of its own; its torch is a stand-in that can say that CUDA is initialised."""
+    (tmp_path / "torch.py").write_text("initialised = False\nclass cuda: is_initialized = lambda: initialised\n")
     (tmp_path / "bad.py").write_text(source)
-    bench = make_bench(environment=spawner_environment(PYTHONPATH=str(tmp_path)), preload=["bad"])
-    ready = bench.start()
-    assert why in ready.why_not_fork and "\n" not in ready.why_not_fork
-    assert bench.run("print('runs all the same')").exit_code == 0, bench.err()
-    started = bench.wait(Started)
-    assert (started.mode, started.why) == ("exec", ready.why_not_fork)
-    assert process_tree.children(bench.spawner.pid) == []
+    check = "from resilio_hpc.launch import preload as p; print(p.import_all(['bad'], ()) or p.why_not_fork(), end='')"
+    env = {**os.environ, "PYTHONPATH": python_path(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", check], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    assert why in done.stdout and bool(why) == bool(done.stdout)
+    assert "\n" not in done.stdout
+
+
+def python_path(*first: Path) -> str:
+    return os.pathsep.join([*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def test_an_environment_that_only_a_new_process_can_honour_means_exec(bench) -> None:
@@ -129,16 +154,23 @@ def listening(port: int) -> bool:
     return True
 
 
-def test_the_next_rounds_store_may_be_open_before_the_stop_and_outlive_it(either) -> None:
-    first, second = either.store_port(5), either.store_port(6)
-    either.stop(keep_stores_from=6)
+def test_a_store_opens_and_ends_without_a_zygote_too(exec_bench) -> None:
+    port = exec_bench.store_port(0)
+    assert listening(port)
+    exec_bench.stop()
+    assert not listening(port)
+
+
+def test_the_next_rounds_store_may_be_open_before_the_stop_and_outlive_it(bench) -> None:
+    first, second = bench.store_port(5), bench.store_port(6)
+    bench.stop(keep_stores_from=6)
     assert (listening(first), listening(second)) == (False, True)
-    third = either.store_port(8)  # rounds before the one before end
-    either.stop(keep_stores_from=8)
+    third = bench.store_port(8)  # rounds before the one before end
+    bench.stop(keep_stores_from=8)
     assert (listening(second), listening(third)) == (False, True)
-    either.stop()
+    bench.stop()
     assert not listening(third)
-    assert not [event for event in either.seen if isinstance(event, StoreDied)]
+    assert not [event for event in bench.seen if isinstance(event, StoreDied)]
 
 
 def test_a_store_that_cannot_open_or_is_killed_is_said(bench) -> None:
@@ -156,3 +188,12 @@ def test_the_store_never_delays_ranks(bench) -> None:
     bench.store_port(0)
     assert bench.run("pass").exit_code == 0
     assert bench.wait(Exited).mode == "fork"
+
+
+def test_the_resolver_is_told_to_repeat_a_lost_question_soon(make_bench, spawner_environment) -> None:
+    source = "import os; print(os.environ['RES_OPTIONS'])"
+    for given, expected in (({}, RESOLVER_OPTIONS), ({"RES_OPTIONS": "timeout:9"}, "timeout:9")):
+        bench = make_bench(environment=spawner_environment(**given), use_zygote=False)
+        bench.start()
+        bench.run(source)
+        assert bench.out().splitlines()[-1] == expected
