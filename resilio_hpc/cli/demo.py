@@ -16,7 +16,9 @@ from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.demo.play import Play, Result
 from resilio_hpc.demo.scenario import QUICK, Scenario
-from resilio_hpc.demo.stage import LocalStage, SlurmStage, Stage, why_no_slurm
+from resilio_hpc.demo.stage import LocalStage, SlurmStage, Stage, binds, why_no_slurm
+from resilio_hpc.report.goodput import goodput
+from resilio_hpc.slurm.devcluster import DevCluster
 
 EXAMPLES = """examples:
   resilio demo                        five nodes, one of them a spare; faults; a chain of jobs
@@ -52,7 +54,7 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
     if reason:
         console.print(f"No Slurm here ({reason}): the same job runs on localhost, which plays {scenario.nodes} nodes.")
     scratch = Path(tempfile.mkdtemp(prefix="resilio-demo-"))
-    stage: Stage = LocalStage(scenario, scratch) if reason else SlurmStage(scenario, options.slurm, f"demo{os.getpid()}")
+    stage: Stage = LocalStage(scenario, scratch) if reason else _cluster_stage(scenario, options.slurm)
     if stage.slurm_version:
         console.print(f"A Slurm {stage.slurm_version} cluster of {scenario.nodes} nodes is up on this machine.")
     try:
@@ -72,12 +74,13 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
     return 0 if result.success else 1
 
 
+def _cluster_stage(scenario: Scenario, slurm: str) -> Stage:
+    cluster = DevCluster.start(f"demo{os.getpid()}", nodes=scenario.nodes, slurm=slurm, binds=binds())
+    return SlurmStage(cluster, scenario)
+
+
 def goodput_of(events: list[Event]) -> float | None:
     """Share of the time in which steps were made that count."""
-    try:
-        from resilio_hpc.report.goodput import goodput
-    except ImportError:
-        return None
     return goodput(events).share
 
 

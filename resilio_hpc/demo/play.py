@@ -77,6 +77,7 @@ class Play:
         self._scenario = scenario
         self._say = say
         self._blows: list[Blow] = []
+        self._broken: str | None = None
 
     def perform(self, goodput: Callable[[list[Event]], float | None]) -> Result:
         """Both runs and the comparison. Raises ResilioError when a run does not end as it should."""
@@ -110,6 +111,10 @@ class Play:
         self._stage.begin("disturbed", launch_command(self._stage, self._scenario, "disturbed", True), True)
 
         def act(events: list[Event], step: int) -> None:
+            if self._broken is not None and self._calm(events):
+                self._say(f"{self._broken} is repaired and powered on; this job does not use it again, the next may")
+                self._stage.repair(self._broken)
+                self._broken = None
             if strikes and step >= strikes[0].at * self._scenario.steps and self._calm(events):
                 self._strike(strikes.pop(0), events, step)
 
@@ -184,6 +189,7 @@ class Play:
             if not self._stage.cut_power(node):
                 self._say("(no power cut without a dev cluster)")
                 return
+            self._broken = node
         else:
             self._stage.kill_agent(node)
         self._blows.append(Blow(strike, node, at))

@@ -44,15 +44,18 @@ class Stage(Protocol):
     def cut_power(self, node: str) -> bool:
         """Power cut; False where that cannot be had."""
 
+    def repair(self, node: str) -> None:
+        """Power a node on again."""
+
     def close(self) -> None:
         """End everything, leave nothing."""
 
 
 class SlurmStage:
-    """A dev cluster of its own."""
+    """A dev cluster."""
 
-    def __init__(self, scenario: Scenario, slurm: str, name: str) -> None:
-        self._cluster = DevCluster.start(name, nodes=scenario.nodes, slurm=slurm, binds=binds())
+    def __init__(self, cluster: DevCluster, scenario: Scenario) -> None:
+        self._cluster = cluster
         self._scenario = scenario
         self.slurm_version = self._cluster.slurm_version
         self.directory = self._cluster.shared
@@ -90,6 +93,10 @@ class SlurmStage:
         for process in self._cluster.pids(node):
             if "resilio_hpc.launch.agent" in process.argv and process.program.startswith("python"):
                 os.kill(process.host_pid, signal.SIGKILL)
+
+    def repair(self, node: str) -> None:
+        """Power on again."""
+        self._cluster.boot(node)
 
     def cut_power(self, node: str) -> bool:
         """SIGKILL of everything on the node, no packet sent."""
@@ -145,6 +152,9 @@ class LocalStage:
         """What Slurm's --signal=USR2 does."""
         if self._launch is not None:
             self._launch.send_signal(signal.SIGUSR2)
+
+    def repair(self, node: str) -> None:
+        """Nothing to repair."""
 
     def cut_power(self, node: str) -> bool:
         """Not to be had without namespaces."""
