@@ -128,7 +128,7 @@ def _decision(f: Fields) -> str:
 def _recovered(f: Fields) -> str:
     kind, lost = f.text("kind"), f.whole("lost_steps")
     what = FAULTS.get(kind, kind.replace("_", " "))
-    again = "" if lost is None else f"; {plural(lost, 'step')} to do again"
+    again = "" if lost is None else f"; {plural(lost, 'step') if lost else 'no step'} to do again"
     return f"recovered from {what} in {seconds(f.number('recovery_s'))}{again}"
 
 

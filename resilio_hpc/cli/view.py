@@ -16,15 +16,10 @@ from rich.live import Live
 
 from resilio_hpc.core.event_words import words
 from resilio_hpc.report.overview import Overview, RunReader
-from resilio_hpc.report.screen import checkpoint_words, clock, screen, state_words
+from resilio_hpc.report.screen import QUIET, checkpoint_words, clock, screen, state_words
 
 REFRESH_S = 0.5
 PLAIN_EVERY_S = 60.0
-# of no interest on the way: every round has several of each
-QUIET = frozenset({
-    "committed", "agent", "agent_joined", "informed", "ranks", "ranks_started", "ranks_stopped", "spawner_ready",
-    "start", "agent_ends", "launch_ends",
-})  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
@@ -72,7 +67,7 @@ class _Viewer:
                   redirect_stderr=False) as live:  # fmt: skip
             while True:
                 overview = self._look()
-                live.update(screen(overview, console.height - 1), refresh=True)
+                live.update(screen(overview, console.height - 1, recent=5), refresh=True)
                 if self._over(overview):
                     return
                 time.sleep(REFRESH_S)

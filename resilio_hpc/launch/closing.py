@@ -25,7 +25,7 @@ class Ending:
     resumable: bool = False  # a next job simply carries on
 
 
-# {resume}: how to start again. {logs}, {ledger}: where to look.
+# {resume}: how to start again; {ledger}, {console}: where to look
 ENDINGS = {
     "completed": Ending("completed", ""),
     "time_limit": Ending("stopped before the time limit", "{resume}", True),
@@ -38,7 +38,7 @@ ENDINGS = {
         "not enough nodes", "lower --nnodes MIN, add --spares, or ask for other nodes; then {resume}"
     ),
     "agents_lost": Ending(
-        "the agents were lost", "see the lines above for why they ended (killed? out of memory?); then {resume}"
+        "the agents were lost", "find out why they ended (the lines above; with --view {console}), then {resume}"
     ),
 }
 UNKNOWN = Ending("ended", "see {ledger}")
@@ -84,6 +84,7 @@ def verdict_lines(
         places = {
             "resume": f"start it again with --run-dir {run_path}: it {_going_on(committed)}",
             "ledger": f"resilio ledger {run_path}",
+            "console": f"{run_path}/console.log",
         }
         lines.append(f"next: {ending.advice.format(**places)}")
     if name != "completed":

@@ -56,6 +56,7 @@ class Overview:
     faults: tuple[Fault, ...]
     goodput: Goodput
     events: tuple[Event, ...]
+    since: float = 0.0
 
 
 class RunReader:
@@ -161,6 +162,7 @@ def build(
         faults=tuple(faults(events)),
         goodput=goodput(events, status.time if status else None),
         events=tuple(events),
+        since=since,
     )
 
 

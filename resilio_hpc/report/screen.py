@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from resilio_hpc.core.event_words import FAULTS, RUNGS, plural, seconds, signal_name
+from resilio_hpc.core.event_words import FAULTS, RUNGS, plural, seconds, signal_name, words
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.report.faults import Fault
 from resilio_hpc.report.overview import Overview
@@ -18,6 +18,12 @@ from resilio_hpc.report.status import NodeStatus
 
 STATE_STYLE = {"running": "green", "starting": "yellow", "stale": "bold red", "ended": "bold"}
 ROLE_STYLE = {"training": "", "spare": "dim", "joining": "yellow", "lost": "red"}
+# events of no interest on the way: every round has several of each
+QUIET = frozenset({
+    "committed", "agent", "agent_joined", "informed", "ranks", "ranks_started", "ranks_stopped", "spawner_ready",
+    "start", "agent_ends", "launch_ends",
+})  # fmt: skip
+FRESH_S = 5.0  # a younger checkpoint's age would only flicker
 FIXED_LINES = 16  # everything but the rows of the two tables
 PHASES = {
     "gathering": "waiting for nodes",
@@ -28,9 +34,9 @@ PHASES = {
 }
 
 
-def screen(o: Overview, height: int = 40) -> RenderableType:
-    """The whole picture in at most about ``height`` lines."""
-    room = max(height - FIXED_LINES, 6)
+def screen(o: Overview, height: int = 40, recent: int = 0) -> RenderableType:
+    """The whole picture in at most about ``height`` lines, with the ``recent`` last events that matter."""
+    room = max(height - FIXED_LINES - (recent + 2 if recent else 0), 6)
     parts: list[RenderableType] = [_head(o), _facts(o)]
     nodes = o.status.nodes if o.status is not None else ()
     fault_rows = min(len(o.faults), max(room - len(nodes), room // 2))
@@ -38,7 +44,17 @@ def screen(o: Overview, height: int = 40) -> RenderableType:
         parts += [Text(), _nodes(nodes, max(room - fault_rows, 3))]
     if o.faults:
         parts += [Text(), _faults(o.faults, fault_rows)]
+    if recent and o.state != "ended":
+        parts += [Text(), *_recent(o, recent)]
     return Group(*parts)
+
+
+def _recent(o: Overview, count: int) -> list[Text]:
+    events = [event for event in o.events if event.kind not in QUIET and event.time >= o.since][-count:]
+    lines = [Text.assemble((clock(event.time), "dim"), "  ", words(event.kind, event.fields)) for event in events]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return lines
 
 
 def _head(o: Overview) -> Text:
@@ -100,7 +116,8 @@ def checkpoint_words(o: Overview) -> str:
     """The newest committed checkpoint."""
     if o.checkpoint is None:
         return "none committed"
-    age = f", {seconds(max(0.0, o.now - o.checkpoint.time))} ago" if o.checkpoint.time else ""
+    age_s = o.now - o.checkpoint.time if o.checkpoint.time else 0.0
+    age = f", {seconds(age_s)} ago" if age_s > FRESH_S else ""
     return f"step {o.checkpoint.step} committed{age}"
 
 
@@ -124,7 +141,7 @@ def failure_words(failure: Fields) -> str:
 
 
 def _nodes(nodes: tuple[NodeStatus, ...], rows: int) -> Table:
-    table = _table("node", "role", "ranks>", "step>", "steps/s>", "in memory>", "silent>")
+    table = _table("node", "role", "ranks>", "step>", "steps/s>", "silent>")
     order = {"lost": 0, "joining": 1, "training": 2, "spare": 3}
     shown = sorted(nodes, key=lambda node: order.get(node.role, 4)) if len(nodes) > rows else list(nodes)
     for node in shown[:rows]:
@@ -134,7 +151,6 @@ def _nodes(nodes: tuple[NodeStatus, ...], rows: int) -> Table:
             node.rank_words,
             "" if node.step is None else str(node.step),
             "" if not node.step_s else f"{1 / node.step_s:.3g}",
-            str(max(node.held_steps)) if node.held_steps else "",
             "" if node.silent_s is None else f"{node.silent_s:.1f} s",
         )
     if len(shown) > rows:
