@@ -48,7 +48,7 @@ def repair(cluster: DevCluster) -> None:
 def cluster() -> Iterator[DevCluster]:
     """Five idle nodes n1…n5 with two fake GPUs each, on this host's own Slurm."""
     skip_without_slurm()
-    with DevCluster.start(unique_name("test"), nodes=5, gpus=2, slurmd_timeout_s=3) as running:
+    with DevCluster.start(unique_name("test"), nodes=5, gpus=2, slurmd_timeout_s=5) as running:
         yield running
 
 

@@ -96,7 +96,7 @@ def _add_up_options(up: argparse.ArgumentParser) -> None:
     up.add_argument("--slurm", default="22.05", choices=list(SLURM_SERIES), help="Slurm series")
     up.add_argument("--accounting", action="store_true", help="with MariaDB and slurmdbd")
     up.add_argument("--bind", action="append", default=[], metavar="PATH", help="show a host path on every machine")
-    up.add_argument("--slurmd-timeout", type=int, default=5, metavar="S", help="SlurmdTimeout (default 5)")
+    up.add_argument("--slurmd-timeout", type=int, default=10, metavar="S", help="SlurmdTimeout (default 10)")
     up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="slurm.conf line (repeatable)")
     up.add_argument("--timeout", type=float, default=60.0, metavar="S", help="give up when not idle by then")
     up.add_argument("--rootless", action="store_true", help="no root, no namespaces: several slurmd on this host")

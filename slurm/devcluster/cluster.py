@@ -42,7 +42,7 @@ class DevCluster(SlurmCommands):
         slurm: str = "22.05",
         accounting: bool = False,
         binds: Sequence[str | os.PathLike[str]] = (),
-        slurmd_timeout_s: int = 5,
+        slurmd_timeout_s: int = 10,
         conf: Sequence[str] = (),
         timeout_s: float = 60.0,
     ) -> DevCluster:
@@ -172,7 +172,7 @@ class DevCluster(SlurmCommands):
         self._kill_service(CONTROLLER, "slurmctld")
 
     def wait_until_saved(self, job: int, timeout_s: float = 20.0) -> None:
-        """Wait until slurmctld has the job on disk: it saves up to 5 s late, and what it had not saved a kill forgets."""
+        """Wait until slurmctld has the job on disk: it saves up to 5 s late, and a kill loses what it had not."""
         saved = self.layout.machine(CONTROLLER) / "state" / "job_state"
         asked = time.time()
         self.run(CONTROLLER, ["scontrol", "update", f"JobId={job}", "AdminComment=saved"])

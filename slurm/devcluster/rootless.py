@@ -36,7 +36,7 @@ class RootlessCluster(SlurmCommands):
         nodes: int = 4,
         cpus: int = 8,
         gpus: int = 0,
-        slurmd_timeout_s: int = 5,
+        slurmd_timeout_s: int = 10,
         conf: Sequence[str] = (),
         timeout_s: float = 60.0,
     ) -> RootlessCluster:

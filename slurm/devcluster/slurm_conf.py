@@ -31,7 +31,7 @@ _SETTINGS = {
     "InactiveLimit": "0",
     "KillWait": "2",
     "MinJobAge": "600",
-    "MessageTimeout": "3",
+    "MessageTimeout": "5",
     "BatchStartTimeout": "10",
     "UnkillableStepTimeout": "30",
     "Waittime": "0",

@@ -36,7 +36,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     slurm_version: str = ""
     accounting: bool = False
     rootless: bool = False
-    slurmd_timeout_s: int = 5
+    slurmd_timeout_s: int = 10
     conf: tuple[str, ...] = ()
     binds: tuple[str, ...] = ()
 
