@@ -152,46 +152,59 @@ static uint32_t checksum(uint32_t crc, const uint8_t *data, size_t size) {
 
 /* ---- copy ------------------------------------------------------------------------------------------------------ */
 
+#define PIECE (3 * LONG)
+
 #if defined(__x86_64__)
-/* Past the caches: an arena is read again only by another process, much later, so loading its lines first is waste. */
-static void stream_out(uint8_t *target, const uint8_t *source, size_t size) {
-    for (size_t i = 0; i < size; i += 64) {
-        __m128i a = _mm_loadu_si128((const __m128i *)(source + i));
-        __m128i b = _mm_loadu_si128((const __m128i *)(source + i + 16));
-        __m128i c = _mm_loadu_si128((const __m128i *)(source + i + 32));
-        __m128i d = _mm_loadu_si128((const __m128i *)(source + i + 48));
-        _mm_stream_si128((__m128i *)(target + i), a);
-        _mm_stream_si128((__m128i *)(target + i + 16), b);
-        _mm_stream_si128((__m128i *)(target + i + 32), c);
-        _mm_stream_si128((__m128i *)(target + i + 48), d);
+#define STREAM_FROM (256 * 1024)
+
+/* One cache line past the caches: an arena is read again much later, so loading its lines first would be waste. */
+static inline void stream_line(uint8_t *target, const uint8_t *source) {
+    __m128i a = _mm_loadu_si128((const __m128i *)source);
+    __m128i b = _mm_loadu_si128((const __m128i *)(source + 16));
+    __m128i c = _mm_loadu_si128((const __m128i *)(source + 32));
+    __m128i d = _mm_loadu_si128((const __m128i *)(source + 48));
+    _mm_stream_si128((__m128i *)target, a);
+    _mm_stream_si128((__m128i *)(target + 16), b);
+    _mm_stream_si128((__m128i *)(target + 32), c);
+    _mm_stream_si128((__m128i *)(target + 48), d);
+}
+
+/* A piece, its three streams side by side, line by line: memory reads and writes overlap with the checksums. */
+HARDWARE_TARGET static uint64_t copy_piece(uint64_t crc, uint8_t *target, const uint8_t *source) {
+    uint64_t second = 0, third = 0;
+    for (size_t line = 0; line < LONG; line += 64) {
+        const uint8_t *data = source + line;
+        for (size_t i = 0; i < 64; i += 8) {
+            crc = CRC8(crc, load8(data + i));
+            second = CRC8(second, load8(data + LONG + i));
+            third = CRC8(third, load8(data + 2 * LONG + i));
+        }
+        stream_line(target + line, data);
+        stream_line(target + LONG + line, data + LONG);
+        stream_line(target + 2 * LONG + line, data + 2 * LONG);
     }
+    crc = shift(long_shift, (uint32_t)crc) ^ second;
+    return shift(long_shift, (uint32_t)crc) ^ third;
 }
 #endif
-
-#define PIECE (3 * LONG) /* stays in the first-level cache between checksum and copy */
-#define STREAM_FROM (256 * 1024)
 
 static uint32_t copy_checksum(uint8_t *target, const uint8_t *source, size_t size) {
     uint32_t crc = 0xffffffffu;
 #if defined(__x86_64__)
-    int past_caches = size >= STREAM_FROM && ((uintptr_t)target & 15) == 0;
+    if (has_hardware && size >= STREAM_FROM && ((uintptr_t)target & 15) == 0) {
+        for (; size >= PIECE; source += PIECE, target += PIECE, size -= PIECE)
+            crc = (uint32_t)copy_piece(crc, target, source);
+        _mm_sfence();
+    }
 #endif
-    while (size) {
+    while (size) { /* pieces that stay in the first-level cache between checksum and copy */
         size_t piece = size < PIECE ? size : PIECE;
         crc = checksum(crc, source, piece);
-#if defined(__x86_64__)
-        if (past_caches && piece == PIECE)
-            stream_out(target, source, piece);
-        else
-#endif
-            memcpy(target, source, piece);
+        memcpy(target, source, piece);
         source += piece;
         target += piece;
         size -= piece;
     }
-#if defined(__x86_64__)
-    if (past_caches) _mm_sfence();
-#endif
     return ~crc;
 }
 
