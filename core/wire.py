@@ -115,7 +115,6 @@ def listen(context: zmq.Context[Any], keys: Keys, host: str) -> tuple[zmq.Socket
     socket.curve_server = True
     socket.curve_secretkey = keys.listener_secret
     socket.curve_publickey = keys.listener_public
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a returning caller takes over its old name at once
     return socket, socket.bind_to_random_port(f"tcp://{host}")
 
 

@@ -21,7 +21,8 @@ FLOORS: dict[str, set[str]] = {
     "launch": UPPER,
     "train": UPPER,
     "report": UPPER,
-    "cli": UPPER | {"launch", "train", "report"},
+    "demo": UPPER | {"train", "report"},
+    "cli": UPPER | {"launch", "train", "report", "demo"},
 }
 TOP_LEVEL_ROOMS = ("core", "native", "slurm", "ckpt")
 UNSAFE_FORMATS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_ports import Ports
@@ -316,7 +318,11 @@ class AgentCore:
         local = self.local
         if local is None or local.number != round_number or local_rank not in local.ranks:
             return
-        self._send_all(local.said(local_rank, message, self._ports.monotonic()))
+        answers = local.said(local_rank, message, self._ports.monotonic())
+        self._send_all(answers)
+        if self.state is not None and any(isinstance(answer, m.FirstStep) for answer in answers):
+            self.state = msgspec.structs.replace(self.state, steps_reported=True)  # the next controller must know
+            self._ports.keep(self.state)
         if isinstance(message, rank_link.Attach):
             for word in local.pending_stop():
                 self._ports.tell_rank(local_rank, word)

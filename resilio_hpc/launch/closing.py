@@ -82,7 +82,7 @@ def verdict_lines(
         lines.append(f"next: job {successor} {_going_on(committed)}, by itself")
     elif ending.advice:
         places = {
-            "resume": f"start it again with --run-dir {run_path}: it {_going_on(committed)}",
+            "resume": f"start it again with --run-dir {run_path}; it {_going_on(committed)}",
             "ledger": f"resilio ledger {run_path}",
             "console": f"{run_path}/console.log",
         }

@@ -167,6 +167,8 @@ class Controller:
         if known is not None and replaced and self.is_member(hello.node) and self.phase in ("starting", "running"):
             self.incidents.agent_restarted(hello.node, known.heard)
         else:
+            if known is not None and replaced and self.is_member(hello.node):
+                self.incidents.note_restarted(hello.node, known.heard)
             self.rounds.came(hello.node, agent, replaced)
 
     def _adopt(self, hello: m.Hello) -> None:

@@ -111,6 +111,12 @@ class Incidents:
         self._open(controller.unix() - (controller.now() - heard)).restarted_agents.append(node)
         self._restart(counts=True)
 
+    def note_restarted(self, node: str, heard: float) -> None:
+        """A member's agent came back while its loss, known by its echoes only, was being dealt with."""
+        if self.current is not None and node not in self.current.restarted_agents:
+            self.current.restarted_agents.append(node)
+            self.current.began = min(self.current.began, self._controller.unix() - (self._controller.now() - heard))
+
     def controller_changed(self, silent_s: float) -> None:
         """We are the controller now, the former one was silent for so long."""
         controller = self._controller
@@ -176,7 +182,7 @@ class Incidents:
         controller.record(
             "recovered", kind=kind, node=node, round=controller.round,
             detection_s=round(incident.decided - incident.began, 4),
-            recovery_s=round(recovered_at - incident.began, 4),
+            recovery_s=round(recovered_at - incident.began, 4), at=recovered_at,
             lost_steps=max(0, incident.at_step - max(restored, 0)) if incident.at_step >= 0 else None,
             plan=incident.plan.rung.value if incident.plan else "", restored=restored,
             rank=first.rank if first else None,

@@ -34,12 +34,13 @@ class Failure:
 @dataclass(frozen=True)
 class World:
     """What is left. ``members``: nodes of the failed round; ``available``: usable connected nodes, spares included;
-    ``coming``: nodes that may still appear."""
+    ``coming``: nodes that may still appear; ``returning``: members among them whose agent is being restarted."""
 
     members: int
     available: int
     coming: int
     shape: Shape
+    returning: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ def decide(failure: Failure, world: World, budgets: Budgets) -> Plan:
             f"{budgets.without_progress - 1} restarts did not advance the last durable step (--max-restarts "
             f"{budgets.max_without_progress})",
         )
+    if world.returning:  # a rank goes back to the node that holds its snapshot (RES-11); silence would tell by now
+        return Plan(Rung.WAIT, f"{world.returning} agent(s) being restarted")
     possible = world.shape.trim(world.available)
     if not failure.lost_nodes and possible >= world.members:
         return Plan(Rung.RESTART, "the nodes are fine")

@@ -14,7 +14,10 @@ from resilio_hpc.launch.messages import Member
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node that could take part. ``order``: its position in the allocation; ``topology``: Slurm's, or empty."""
+    """A node that could take part. ``order``: its position in the allocation; ``topology``: Slurm's, or empty.
+
+    Slurm's SLURM_TOPOLOGY_ADDR names the switches from the top to the node itself: ``s0.s4.n17``.
+    """
 
     node: str
     order: int
@@ -37,6 +40,21 @@ class Shape:
         return count if count >= self.minimum else 0
 
 
+def by_switch(candidates: Collection[Candidate]) -> list[Candidate]:
+    """Nodes of one switch side by side, at every level of switches, and otherwise in the allocation's order."""
+    first: dict[tuple[str, ...], int] = {}
+    for candidate in candidates:
+        for switch in _switches(candidate):
+            first[switch] = min(candidate.order, first.get(switch, candidate.order))
+    return sorted(candidates, key=lambda c: (*(first[switch] for switch in _switches(c)), c.order))
+
+
+def _switches(candidate: Candidate) -> list[tuple[str, ...]]:
+    """Its switches, each by its whole path from the top."""
+    names = tuple(candidate.topology.split(".")[:-1])
+    return [names[: depth + 1] for depth in range(len(names))]
+
+
 def choose(candidates: Collection[Candidate], previous: Sequence[str], shape: Shape, coming: int) -> list[Member]:
     """The members of the next round in node-rank order; empty while it is better to wait.
 
@@ -47,7 +65,7 @@ def choose(candidates: Collection[Candidate], previous: Sequence[str], shape: Sh
     if count == 0 or count < shape.trim(len(candidates) + coming):
         return []
     by_name = {candidate.node: candidate for candidate in candidates}
-    newcomers = [c.node for c in sorted(candidates, key=lambda c: (c.topology, c.order)) if c.node not in previous]
+    newcomers = [c.node for c in by_switch(candidates) if c.node not in previous]
     if count == len(previous):
         replacements = iter(newcomers)
         names = [node if node in by_name else next(replacements) for node in previous]

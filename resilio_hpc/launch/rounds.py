@@ -72,9 +72,11 @@ class Rounds:
     def _plan(self, usable: int, coming: int) -> Plan:
         controller = self._controller
         incident = controller.incidents.current
+        gone = controller.agents.keys() | controller.lost | controller.left
+        returning = sum(member.node not in gone for member in controller.members)
         return decide(
             Failure(tuple(incident.lost_nodes) if incident else ()),
-            World(len(controller.members), usable, coming, controller.config.shape),
+            World(len(controller.members), usable, coming, controller.config.shape, returning),
             Budgets(controller.without_progress, controller.config.max_without_progress, controller.config.chained),
         )
 
