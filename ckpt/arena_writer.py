@@ -73,6 +73,11 @@ class Slot:
         """The header when a whole snapshot is here."""
         return arena.header_of(self._fd)
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file."""
+        return os.fstat(self._fd).st_size
+
     def lock(self) -> bool:
         """Take the right to write; False while somebody has pinned this slot."""
         try:
@@ -87,7 +92,7 @@ class Slot:
 
     def clear(self) -> None:
         """Forget the snapshot (locked)."""
-        if os.fstat(self._fd).st_size >= PAGE:
+        if self.size_bytes >= PAGE:
             os.pwrite(self._fd, EMPTY, STATE_AT)
 
     def make_room(self, size: int) -> memoryview:
@@ -97,7 +102,7 @@ class Slot:
         fault costs ten times the copy.
         """
         size = -(-size // PAGE) * PAGE
-        present = os.fstat(self._fd).st_size
+        present = self.size_bytes
         if present < size or present > 2 * size + (64 << 20):
             self.clear()
             self._unmap()
@@ -200,9 +205,10 @@ class ArenaPair:
             if held is not None and held.step > step:
                 arena.mark_empty(slot.path, held.step)
 
-    def prefault(self, size: int) -> None:
-        """Make a slot that was never used ready for ``size`` bytes, in the background of training."""
+    def prefault(self) -> None:
+        """Make a slot that was never used as large as the other, in the background of training."""
         with self._lock:
+            size = max(slot.size_bytes for slot in self._slots)
             for slot in self._slots:
                 if slot.map is None and slot.header is None and slot.lock():
                     try:

@@ -100,7 +100,7 @@ class Checkpointer:
             self._warn("no room for snapshots in shared memory; they go to disk from now on")
         if not self._prefaulted:
             self._prefaulted = True
-            threading.Thread(target=_prefault, args=(arenas, size), daemon=True).start()
+            threading.Thread(target=_prefault, args=(arenas,), daemon=True).start()
         return path, size
 
     def _open_arenas(self) -> ArenaPair:
@@ -208,9 +208,9 @@ class Checkpointer:
         return catalogue.committed_steps(self.directory)
 
 
-def _prefault(arenas: ArenaPair, size: int) -> None:
+def _prefault(arenas: ArenaPair) -> None:
     try:
-        arenas.prefault(size)
+        arenas.prefault()
     except OSError:
         pass  # the save that needs it will say so
 

@@ -60,6 +60,21 @@ def test_a_rank_killed_at_any_instant_leaves_a_whole_and_right_step(shm: Path) -
     assert steps > rounds / 4  # it did save in between
 
 
+def test_the_second_slot_is_made_ready_once_and_as_large_as_it_must_be(shm: Path) -> None:
+    arenas = pair(shm)
+    first = save(arenas, 1, size=100_000)
+    arenas.prefault()
+    second = arena.slot_path(shm, 0, 1)
+    before = second.stat()
+    assert before.st_blocks == first.stat().st_blocks  # every page is there
+    assert held_steps(shm) == [1]
+    assert save(arenas, 2, size=100_000) == second
+    after = second.stat()
+    assert (after.st_ino, after.st_size, after.st_blocks) == (before.st_ino, before.st_size, before.st_blocks)
+    arenas.prefault()  # nothing is left to do
+    assert held_steps(shm) == [1, 2]
+
+
 def test_the_two_newest_steps_are_kept(shm: Path) -> None:
     arenas = pair(shm)
     for step in (1, 2, 3):
