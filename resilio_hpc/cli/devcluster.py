@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     except UsageError as error:
         print(f"resilio devcluster: {error}", file=sys.stderr)
         return 2
-    except ResilioError as error:
+    except (ResilioError, OSError) as error:
         print(f"resilio devcluster: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

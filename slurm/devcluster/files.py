@@ -65,6 +65,6 @@ def write_files(spec: ClusterSpec, where: Layout, slurm_conf_text: str) -> None:
     ):
         (where.etc / name).write_text(text)
         (where.etc / name).chmod(mode)
-    where.munge_key.touch(0o400)
+    where.munge_key.touch(0o600)
     where.munge_key.write_bytes(os.urandom(1024))
     where.spec.write_bytes(msgspec.json.format(msgspec.json.encode(spec)))

@@ -102,7 +102,7 @@ def _make_etc(spec: ClusterSpec, hosts: str, machine: str, munge_key: bytes) -> 
         with Path(path).open("a") as file:
             file.write(line)
     key = Path("/run/munge.key")
-    key.touch(0o400)
+    key.touch(0o600)
     key.write_bytes(munge_key)
     for directory in ("/run/munge", "/run/slurm"):
         Path(directory).mkdir(mode=0o755)
