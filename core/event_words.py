@@ -104,7 +104,7 @@ def _rank_failed(f: Fields) -> str:
     verb = "ended with exit code" if how.startswith("exit code") else how
     said = how.replace("exit code", verb) if how.startswith("exit code") else how
     if how == "unknown end":
-        said = FAULTS.get(f.text("kind"), "failed")
+        said = "could not be started" if f.text("kind") == "spawn" else "is lost"
     return f"{who} {said}{': ' if message else ''}{message}"
 
 
