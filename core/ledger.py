@@ -6,6 +6,7 @@ know and skip what is no such line: a writer may have been killed in the middle 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
@@ -69,27 +70,33 @@ class LedgerReader:
 
     def _new_lines(self, path: Path) -> Iterator[bytes]:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe of that name must not hold us
-        except OSError:
+            with open(path, "rb", buffering=0, opener=_open) as file:
+                yield from self._lines_of(path, file)
+        except OSError:  # a directory, no permission, a file system that fails: the other files still tell
             return
-        with open(fd, "rb", buffering=0) as file:
-            status = os.fstat(fd)
-            done = self._read.get(path, 0)
-            if not stat.S_ISREG(status.st_mode) or status.st_size <= done:
-                return
-            file.seek(done)
-            rest, skipping = b"", False
-            while piece := file.read(_PIECE_BYTES):
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    done += len(line) + 1
-                    if not skipping:
-                        yield line
-                    skipping = False
-                if len(rest) > MAX_LINE_BYTES:  # no line of ours: forget it piece by piece
-                    done += len(rest)
-                    rest, skipping = b"", True
-                self._read[path] = done
+
+    def _lines_of(self, path: Path, file: io.FileIO) -> Iterator[bytes]:
+        status = os.fstat(file.fileno())
+        done = self._read.get(path, 0)
+        if not stat.S_ISREG(status.st_mode) or status.st_size <= done:
+            return
+        file.seek(done)
+        rest, skipping = b"", False
+        while piece := file.read(_PIECE_BYTES):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                done += len(line) + 1
+                if not skipping:
+                    yield line
+                skipping = False
+            if len(rest) > MAX_LINE_BYTES:  # no line of ours: forget it piece by piece
+                done += len(rest)
+                rest, skipping = b"", True
+            self._read[path] = done
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe of that name must not hold us
 
 
 def parse_event(line: str | bytes) -> Event | None:

@@ -24,7 +24,7 @@ QUIET = frozenset({
     "start", "agent_ends", "launch_ends",
 })  # fmt: skip
 FRESH_S = 5.0  # a younger checkpoint's age would only flicker
-FIXED_LINES = 16  # everything but the rows of the two tables
+FIXED_LINES = 19  # everything but the rows of the two tables
 PHASES = {
     "gathering": "waiting for nodes",
     "preparing": "stopping the old ranks, opening the store",
@@ -36,16 +36,16 @@ PHASES = {
 
 def screen(o: Overview, height: int = 40, recent: int = 0) -> RenderableType:
     """The whole picture in at most about ``height`` lines, with the ``recent`` last events that matter."""
-    room = max(height - FIXED_LINES - (recent + 2 if recent else 0), 6)
+    room = max(height - FIXED_LINES - (recent + 1 if recent else 0), 5)
     parts: list[RenderableType] = [_head(o), _facts(o)]
     nodes = o.status.nodes if o.status is not None else ()
     fault_rows = min(len(o.faults), max(room - len(nodes), room // 2))
     if nodes and o.state != "ended":
-        parts += [Text(), _nodes(nodes, max(room - fault_rows, 3))]
+        parts.append(_nodes(nodes, max(room - fault_rows, 3)))
     if o.faults:
-        parts += [Text(), _faults(o.faults, fault_rows)]
+        parts.append(_faults(o.faults, fault_rows))
     if recent and o.state != "ended":
-        parts += [Text(), *_recent(o, recent)]
+        parts += [*([] if len(parts) > 2 else [Text()]), *_recent(o, recent)]
     return Group(*parts)
 
 
