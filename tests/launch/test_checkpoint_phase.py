@@ -1,0 +1,164 @@
+"""Commits and restore points in a virtual cluster. Its ranks notice when copies of different lives are mixed."""
+
+from __future__ import annotations
+
+from virtual_cluster.ranks import Script
+from virtual_cluster.world import World
+
+from resilio_hpc.launch import messages as m
+
+MEMORY, COMMITTED = "memory", "committed"
+
+
+def test_every_step_that_all_hold_is_made_durable_newest_first() -> None:
+    world = World(nodes=3)
+    world.until_step(45)
+    assert sorted(world.directory.committed) == [10, 20, 30, 40]
+    slow = World(nodes=3)
+    slow.save_s = 2.5  # three snapshots pass while one is written
+    slow.until_step(95)
+    steps = sorted(slow.directory.committed)
+    assert steps[0] == 10
+    assert all(later - earlier >= 20 for earlier, later in zip(steps, steps[1:], strict=False))
+
+
+def test_a_step_that_cannot_be_written_is_passed_over() -> None:
+    world = World(nodes=3)
+    world.saver_fails = {("n2", 10), ("n3", 20)}
+    world.until_step(35)
+    assert sorted(world.directory.committed) == [30]
+    assert [fields["step"] for fields in world.records("persist_failed")] == [10, 20]
+
+
+def test_memory_is_restored_only_if_every_rank_has_the_step() -> None:
+    world = World(nodes=3, spares=1)
+    world.until_step(27)
+    world.power_off("n3")
+    world.until_round(1)
+    assert world.last.restore == m.RestorePoint(COMMITTED, 20)
+
+
+def test_another_world_size_restores_the_committed_step() -> None:
+    world = World(nodes=4, minimum=3, slots=1)
+    world.until_step(27)
+    world.power_off("n4")
+    world.until_round(1)
+    assert world.last.restore == m.RestorePoint(COMMITTED, 20)
+
+
+def test_memory_that_is_newer_than_the_directory_is_restored_and_made_durable() -> None:
+    world = World(nodes=2)
+    world.saver_fails = {("n1", 20)}
+    world.until_step(23)
+    assert sorted(world.directory.committed) == [10]
+    world.saver_fails = set()
+    world.fail_rank(1)
+    world.until_round(1)
+    assert world.last.restore == m.RestorePoint(MEMORY, 20)
+    world.run(lambda: 20 in world.directory.committed)
+
+
+def test_bad_copies_are_left_out_down_to_the_older_committed_step() -> None:
+    world = World(nodes=2, max_without_progress=10)
+    world.bad_copies = {m.RestorePoint(MEMORY, 20), m.RestorePoint(MEMORY, 10), m.RestorePoint(COMMITTED, 20)}
+    world.until_step(27)
+    world.fail_rank(1)
+    world.run(lambda: world.records("first_step")[-1]["round"] > 0)
+    tried = [start.restore for _, start in world.starts[1:]]
+    wanted = [(MEMORY, 20), (COMMITTED, 20), (MEMORY, 10), (COMMITTED, 10)]
+    assert tried == [m.RestorePoint(source, step) for source, step in wanted]
+    assert world.last.state.bad_copies
+    assert 20 not in world.last.state.committed
+
+
+def test_a_bad_copy_stays_bad_for_the_next_controller() -> None:
+    world = World(nodes=3, max_without_progress=10)
+    world.bad_copies = {m.RestorePoint(MEMORY, 20), m.RestorePoint(COMMITTED, 20)}
+    world.until_step(23)
+    world.fail_rank(5)
+    world.run(lambda: world.records("first_step")[-1]["round"] > 0)
+    world.kill_agent("n1")
+    world.run(limit_s=1.0)
+    world.start_agent("n1")
+    rounds = len(world.starts)
+    world.run(lambda: len(world.starts) > rounds)
+    assert world.last.restore == m.RestorePoint(MEMORY, 10)
+    assert world.controller.node == "n2"
+
+
+def test_snapshots_beyond_the_restore_point_are_forgotten() -> None:
+    world = World(nodes=3, spares=1)
+    world.save_s = 0.9
+    world.until_step(35)
+    world.power_off("n2")
+    world.run(lambda: len(world.starts) == 2)
+    restore = world.last.restore
+    assert restore is not None
+    assert restore.source == COMMITTED
+    world.run(limit_s=0.01)
+    kept = {step for name in world.members() for _, step in world.sites[name].memory}
+    assert max(kept, default=-1) <= restore.step
+
+
+def test_a_node_that_missed_a_life_does_not_bring_back_its_copies() -> None:
+    """n3 is down while the others compute on from an older step, and comes back with copies of its own life."""
+    world = World(nodes=3, minimum=2, slots=1, script=Script(save_every=5), heartbeat_timeout_s=5.0)
+    world.save_s = 0.6
+    world.until_step(23)
+    world.kill_agent("n3")
+    world.until_round(1)
+    assert world.members() == ["n1", "n2"]
+    world.start_agent("n3")
+    world.run(limit_s=1.0)
+    rounds = len(world.starts)
+    world.fail_rank(1)
+    world.run(lambda: len(world.starts) > rounds)
+    assert world.sites["n3"].memory == {}
+
+
+def test_copies_of_a_node_that_knows_no_start_do_not_count() -> None:
+    world = World(nodes=2)
+    world.until_step(25)
+    world.kill_agent("n2")
+    world.sites["n2"].kept = None  # its local disk was cleaned, its shared memory not
+    world.start_agent("n2")
+    world.until_round(1)
+    assert world.last.restore == m.RestorePoint(COMMITTED, 20)
+
+
+def test_a_node_lost_while_a_commit_is_in_flight_leaves_the_old_step() -> None:
+    world = World(nodes=3, spares=1)
+    world.until_step(15)
+    world.save_s = 3.0
+    world.run(lambda: any(isinstance(x, m.Persist) and x.step == 20 for x in world.agents["n2"].heard))
+    world.power_off("n2")
+    world.until_round(1)
+    assert world.last.restore == m.RestorePoint(COMMITTED, 10)
+
+
+def test_a_file_of_an_earlier_life_is_never_part_of_a_commit() -> None:
+    """The saver still writes step 20 of the first life when the second takes its own step 20."""
+    world = World(nodes=2, slots=1, script=Script(step_s=0.02, save_every=10, start_s=0.05))
+    world.until_step(19)
+    world.save_s = 1.0
+    world.until_step(20)
+    world.bad_copies = {m.RestorePoint(MEMORY, 20)}
+    world.run(limit_s=0.1)
+    world.fail_rank(1)
+    world.until_round(1)
+    world.bad_copies = set()
+    world.run(lambda: max(world.directory.committed) >= 20)
+
+
+def test_a_broken_connection_does_not_stop_the_commits() -> None:
+    for offset in (0.0, 0.1, 0.201, 0.21):
+        world = World(nodes=3)
+        world.until_step(10)
+        world.run(limit_s=offset)
+        world.cut("n2")
+        world.run(limit_s=0.05)
+        world.cut("n2", False)
+        world.break_connection("n2")
+        world.until_step(25)
+        assert sorted(world.directory.committed) == [10, 20], offset
+        assert len(world.starts) == 1

@@ -1,0 +1,147 @@
+"""Rounds in a virtual cluster: who starts when, and with what."""
+
+from __future__ import annotations
+
+from virtual_cluster.ranks import Script
+from virtual_cluster.world import World
+
+from resilio_hpc.launch import messages as m
+
+
+def test_a_round_starts_as_soon_as_its_members_are_in() -> None:
+    world = World(nodes=4)
+    world.run(lambda: bool(world.starts))
+    joined, (started, _) = max(world.times("agent_joined")), world.starts[0]
+    assert started - joined < 0.1
+    assert world.members() == ["n1", "n2", "n3", "n4"]
+
+
+def test_a_run_completes_and_everybody_leaves() -> None:
+    world = World(nodes=3, spares=1, script=Script(steps=25))
+    assert world.until_over()["verdict"] == "completed"
+    assert world.records("recovered") == []
+    assert {fields["node"] for fields in world.records("agent_ends")} == {"n1", "n2", "n3", "n4"}
+
+
+def test_a_plain_script_completes_and_may_exit_with_0_at_any_time() -> None:
+    world = World(nodes=2, script=Script(steps=5, attached=False))
+    assert world.until_over()["verdict"] == "completed"
+
+
+def test_an_attached_rank_that_exits_with_0_too_early_has_failed() -> None:
+    world = World(nodes=2, script=Script(steps=20, exits_early_at=7))
+    assert world.until_over()["verdict"] == "completed"
+    (failed,) = world.records("rank_failed")
+    assert (failed["kind"], failed["rank"], failed["exit_code"]) == ("early_exit", 0, 0)
+    assert world.records("recovered")[0]["kind"] == "early_exit"
+
+
+def test_with_minimum_and_maximum_the_round_waits_for_the_join_timeout_only() -> None:
+    world = World(nodes=4, minimum=2, absent=("n4",), join_timeout_s=8.0)
+    world.run(lambda: bool(world.starts))
+    assert 8.0 <= world.starts[0][0] - 1000.0 < 8.5
+    assert world.members() == ["n1", "n2", "n3"]
+
+
+def test_too_few_nodes_end_in_a_verdict() -> None:
+    world = World(nodes=4, minimum=3, absent=("n3", "n4"), join_timeout_s=5.0)
+    verdict = world.until_over()
+    assert (verdict["verdict"], verdict["exit_code"]) == ("not_enough_nodes", 1)
+
+
+def test_a_node_unit_trims_the_round_and_the_rest_waits() -> None:
+    world = World(nodes=6, minimum=2, unit=2, absent=("n6",), join_timeout_s=2.0)
+    world.until_step(3)
+    assert world.members() == ["n1", "n2", "n3", "n4"]
+    world.power_off("n2")
+    world.until_round(1)
+    assert world.members() == ["n1", "n5", "n3", "n4"]
+    world.power_off("n5")
+    world.until_round(2)
+    assert world.members() == ["n1", "n3"]
+
+
+def test_a_spare_takes_the_vacant_node_rank_and_survivors_keep_theirs() -> None:
+    world = World(nodes=4, spares=2)
+    world.until_step(15)
+    world.power_off("n3")
+    world.until_round(1)
+    assert world.members() == ["n1", "n2", "n5", "n4"]
+    assert world.records("decision")[-1]["rung"] == "replace_node"
+
+
+def test_without_a_spare_an_elastic_round_shrinks() -> None:
+    world = World(nodes=4, minimum=2)
+    world.until_step(15)
+    world.power_off("n2")
+    world.until_round(1)
+    assert world.members() == ["n1", "n3", "n4"]
+    assert world.records("decision")[-1]["rung"] == "shrink"
+    assert world.last.restore == m.RestorePoint("committed", 10)
+
+
+def test_without_a_spare_a_fixed_round_ends_or_leaves_it_to_the_next_job() -> None:
+    for chained, verdict, code in ((False, "not_enough_nodes", 1), (True, "needs_new_job", 75)):
+        world = World(nodes=3, chained=chained)
+        world.until_step(5)
+        world.power_off("n2")
+        ended = world.until_over()
+        assert (ended["verdict"], ended["exit_code"]) == (verdict, code)
+
+
+def test_a_start_that_takes_too_long_is_tried_again() -> None:
+    world = World(nodes=2, start_timeout_s=5.0)
+    world.until_step(12)
+    world.spawns = False
+    world.fail_rank(1)
+    world.run(lambda: bool(world.records("slow_start")))
+    world.spawns = True
+    world.run(lambda: world.records("recovered") != [])
+    assert world.records("recovered")[0]["kind"] == "rank_killed"
+    assert len(world.records("round")) == 3
+
+
+def test_a_store_that_dies_before_the_ranks_run_is_opened_again() -> None:
+    world = World(nodes=2, start_timeout_s=600.0)
+    world.run(lambda: any(isinstance(x, m.Prepare) for x in world.agents["n1"].heard))
+    world.agents["n1"].core.store_died(0, "address in use", world.unix())
+    world.until_round(1, limit_s=5.0)
+    assert world.records("rank_failed")[0]["kind"] == "store_lost"
+
+
+def test_a_restarted_store_host_opens_a_new_store_before_anybody_starts() -> None:
+    world = World(nodes=2)
+    world.until_step(3)
+    world.kill_agent("n1")  # the controller moves to n2, the store stays on n1
+    world.start_agent("n1")
+    world.until_round(1)
+    world.fail_rank(2)
+    world.run(lambda: world.agents["n1"].core.epoch == 2 and len(world.records("round")) == 3)
+    world.run(limit_s=0.0105)
+    world.kill_agent("n1")
+    world.start_agent("n1")
+    world.until_round(2)
+    opened = [message for message in world.agents["n1"].said if isinstance(message, m.StoreReady)]
+    assert opened, "the ranks were sent to the store of a dead agent"
+
+
+def test_messages_of_older_rounds_and_epochs_change_nothing() -> None:
+    world = World(nodes=2)
+    world.until_step(5)
+    world.fail_rank(0)
+    world.until_round(1)
+    controller, before = world.controller, world.controller.round
+    old = m.RankFailure("n2", 2, 0, "signal", world.unix(), signal=9)
+    stale = [
+        m.RankFailed("n2", 1, 0, old), m.RankFailed("n2", 0, 1, old), m.RanksDone("n2", 1, 0, False),
+        m.FirstStep("n2", 1, 0, 1, world.unix()), m.Persisted("n2", 1, 0, 10, {}), m.RanksStopped("n2", 1, 0, ()),
+    ]  # fmt: skip
+    for message in stale:
+        controller.handle(message)
+    assert (controller.phase, controller.round) == ("running", before)
+    agent = world.agents["n2"].core
+    for order in (m.Prepare(1, 0, False), m.Prepare(0, 9, False), m.End(0, "completed", 0)):
+        agent.controller_said(order)
+    world.run(limit_s=2.0)
+    assert len(world.starts) == 2
+    assert world.agents["n2"].rank_rounds() == {1}

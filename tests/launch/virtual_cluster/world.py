@@ -1,0 +1,246 @@
+"""Virtual time, network and run directory, and the faults that a test can order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from resilio_hpc.core import rank_link
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.controller import Controller
+from resilio_hpc.launch.controller_state import ControllerConfig
+from resilio_hpc.launch.rendezvous import Shape
+from resilio_hpc.launch.succession import EpochRecord
+from virtual_cluster.agent import VirtualAgent
+from virtual_cluster.ranks import History, Script, Training
+
+LATENCY_S = 0.001
+STORAGE_S = 0.005
+TICK_S = 0.05
+UNIX_0 = 1_700_000_000.0
+
+
+@dataclass
+class Directory:
+    """The run directory."""
+
+    epochs: list[EpochRecord] = field(default_factory=list)
+    committed: dict[int, History] = field(default_factory=dict)
+    commit_times: list[tuple[float, int]] = field(default_factory=list)
+    verdict: dict[str, Any] | None = None
+    pulse: tuple[int, int] = (0, 0)  # (epoch, counter)
+    last_round: int = -1
+
+
+@dataclass
+class Snapshot:
+    """One rank's copy in shared memory."""
+
+    world_size: int
+    history: History
+
+
+@dataclass
+class Site:
+    """A node: what outlives its agent."""
+
+    name: str
+    cut: bool = False
+    off: bool = False
+    incarnations: int = 0
+    kept: m.RoundState | None = None
+    memory: dict[tuple[int, int], Snapshot] = field(default_factory=dict)  # (rank, step)
+
+    pinned: int = -1  # the step that the saver reads
+
+    def take(self, rank: int, step: int, world_size: int, history: History) -> None:
+        """A new snapshot, in place of the older of two that the saver does not read."""
+        self.memory[rank, step] = Snapshot(world_size, history)
+        steps = sorted(s for r, s in self.memory if r == rank)
+        for old in [s for s in steps if s not in (self.pinned, step)][: len(steps) - 2]:
+            del self.memory[rank, old]
+
+
+class World:
+    """N nodes with an agent each. Tests order faults, then ``run`` until something holds."""
+
+    def __init__(
+        self, nodes: int = 4, spares: int = 0, slots: int = 2, script: Script | None = None, minimum: int | None = None,
+        unit: int = 1, absent: tuple[str, ...] = (), **config: Any,
+    ) -> None:  # fmt: skip
+        names = tuple(f"n{number}" for number in range(1, nodes + spares + 1))
+        shape = Shape(minimum or nodes, nodes, unit)
+        self.config = ControllerConfig(shape, names, **{"join_timeout_s": 30.0, **config})
+        self.slots = slots
+        self.script = script or Script()
+        self.now = 1000.0
+        self.directory = Directory()
+        self.storage_fails = False
+        self.bad_copies: set[m.RestorePoint] = set()
+        self.saver_fails: set[tuple[str, int]] = set()  # (node, step)
+        self.spawns = True
+        self.save_s = 0.2
+        self.sites = {name: Site(name) for name in names}
+        self.agents: dict[str, VirtualAgent] = {}
+        self.trainings: dict[int, Training] = {}
+        self.ledger: list[tuple[float, str, dict[str, Any]]] = []
+        self.starts: list[tuple[float, m.Start]] = []
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        for name in names:
+            if name not in absent:
+                self.start_agent(name)
+        self._tick()
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def unix(self) -> float:
+        return UNIX_0 + self.now
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._queue, (self.now + delay_s, self._sequence, call))
+
+    def _tick(self) -> None:
+        for agent in list(self.agents.values()):
+            agent.tick()
+        self.after(TICK_S, self._tick)
+
+    def run(self, until: Callable[[], bool] | None = None, limit_s: float = 60.0) -> None:
+        """Go on until something holds; without ``until`` for ``limit_s``."""
+        end = self.now + limit_s
+        while until is None or not until():
+            if self._queue[0][0] > end:
+                assert until is None, f"not reached in {limit_s} s; ledger: {self.ledger[-12:]}"
+                self.now = end
+                return
+            self.now, _, call = heapq.heappop(self._queue)
+            call()
+
+    # -- network and storage -----------------------------------------------------------------------------------
+
+    def reaches(self, one: str, other: str) -> bool:
+        sites = (self.sites[one], self.sites[other])
+        return one == other or not any(site.cut or site.off for site in sites)
+
+    def deliver(self, sender: str, receiver: str, call: Callable[[], None]) -> None:
+        """Carry one message from node to node: in order, or not at all."""
+        self.after(LATENCY_S, lambda: call() if self.reaches(sender, receiver) else None)
+
+    def ask(self, agent: VirtualAgent, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+        """A request to the run directory; the answer is None when the file system fails."""
+
+        def serve() -> None:
+            if agent.alive:
+                answer(None if self.storage_fails else question())
+
+        self.after(STORAGE_S, serve)
+
+    # -- what the agents' virtual worlds share -----------------------------------------------------------------
+
+    def record(self, kind: str, fields: dict[str, Any]) -> None:
+        self.ledger.append((self.now, kind, fields))
+
+    def training(self, start: m.Start) -> Training:
+        number = start.state.round
+        if number not in self.trainings:
+            self.trainings[number] = Training(self, start, self.script)
+            self.starts.append((self.now, start))
+            self.directory.last_round = max(self.directory.last_round, number)
+        return self.trainings[number]
+
+    def trains(self, number: int) -> None:
+        """A round makes a step: nobody else may have ranks."""
+        others = {other for agent in self.agents.values() for other in agent.rank_rounds() if other != number}
+        assert not others, f"round {number} makes a step while ranks of {others} are alive"
+
+    # -- faults ------------------------------------------------------------------------------------------------
+
+    def start_agent(self, node: str) -> None:
+        """The supervisor starts an agent."""
+        self.sites[node].incarnations += 1
+        self.agents[node] = VirtualAgent(self, self.sites[node])
+
+    def kill_agent(self, node: str, silently: bool = False) -> None:
+        """Its ranks go with it; unless ``silently`` (a node without power) peers see the connection close."""
+        dead = self.agents.pop(node)
+        dead.die()
+        for agent in self.agents.values():
+            if not silently and agent.follows == node and self.reaches(node, agent.node):
+                self.after(LATENCY_S, agent.core.connection_lost)
+
+    def power_off(self, node: str) -> None:
+        self.sites[node].off = True
+        self.kill_agent(node, silently=True)
+
+    def cut(self, node: str, cut: bool = True) -> None:
+        """The node's network fails (its file system does not)."""
+        self.sites[node].cut = cut
+
+    def break_connection(self, node: str) -> None:
+        """The connection to the controller breaks and comes again."""
+        self.after(LATENCY_S, self.agents[node].core.connection_lost)
+
+    def fail_rank(self, rank: int, exit_code: int | None = None, signal: int | None = 9, message: str = "") -> None:
+        for agent in self.agents.values():
+            local = agent.core.local
+            for index, known in local.ranks.items() if local else ():
+                if known.rank == rank and agent.rank_rounds():
+                    agent.rank_ends(index, exit_code if signal is None else None, signal, message)
+                    return
+        raise AssertionError(f"rank {rank} does not run")
+
+    def warn(self, signal: str) -> None:
+        """A signal reaches every agent."""
+        for agent in list(self.agents.values()):
+            agent.core.warned(signal)
+
+    # -- what tests look at ------------------------------------------------------------------------------------
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for _, name, fields in self.ledger if name == kind]
+
+    def times(self, kind: str) -> list[float]:
+        return [at for at, name, _ in self.ledger if name == kind]
+
+    @property
+    def last(self) -> m.Start:
+        """The newest start of ranks."""
+        return self.starts[-1][1]
+
+    def members(self) -> list[str]:
+        return [member.node for member in self.last.state.members]
+
+    @property
+    def step(self) -> int:
+        return self.trainings[self.last.state.round].step if self.starts else 0
+
+    def until_step(self, step: int) -> None:
+        """The newest round completes ``step``."""
+        self.run(lambda: self.step >= step)
+
+    def until_round(self, number: int, limit_s: float = 60.0) -> None:
+        """Round ``number``, or a later one, makes its first step."""
+        self.run(lambda: any(f["round"] >= number for f in self.records("first_step")), limit_s)
+
+    def until_over(self, limit_s: float = 200.0) -> dict[str, Any]:
+        """Every agent has left, by itself. Returns the verdict."""
+        self.run(lambda: not self.agents, limit_s)
+        assert self.directory.verdict is not None
+        return self.directory.verdict
+
+    def controllers(self) -> Iterator[Controller]:
+        return (agent.controller for agent in self.agents.values() if agent.controller is not None)
+
+    @property
+    def controller(self) -> Controller:
+        (controller,) = self.controllers()
+        return controller
+
+    def tell_rank(self, agent: VirtualAgent, local_rank: int, message: rank_link.AgentMessage) -> None:
+        local = agent.core.local
+        if local is not None and local.number in self.trainings:
+            training = self.trainings[local.number]
+            self.after(LATENCY_S, lambda: training.told(agent, local_rank, message))
