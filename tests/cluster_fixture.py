@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.demo.stage import binds
 from resilio_hpc.slurm.devcluster import DevCluster
 from resilio_hpc.slurm.devcluster.requirements import check
 from resilio_hpc.slurm.devcluster.spec import ClusterSpec
@@ -48,7 +49,7 @@ def repair(cluster: DevCluster) -> None:
 def cluster() -> Iterator[DevCluster]:
     """Five idle nodes n1…n5 with two fake GPUs each, on this host's own Slurm."""
     skip_without_slurm()
-    with DevCluster.start(unique_name("test"), nodes=5, gpus=2, slurmd_timeout_s=5) as running:
+    with DevCluster.start(unique_name("test"), nodes=5, gpus=2, slurmd_timeout_s=5, binds=binds()) as running:
         yield running
 
 

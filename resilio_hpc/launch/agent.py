@@ -113,7 +113,7 @@ class Agent:
         descriptors = {self._signals.fileno(), self.storage.fileno(), *self.ranks.filenos()}
         for descriptor in descriptors | ({saver} if saver is not None else set()):
             poller.register(descriptor, zmq.POLLIN)
-        ready = dict(poller.poll(self.core.next_wakeup_s * 1000))
+        ready = dict(poller.poll(int(self.core.next_wakeup_s * 1000)))
         if self.gatekeeper.socket in ready:
             self.gatekeeper.serve()
         if self._signals.fileno() in ready:
@@ -153,8 +153,6 @@ class Agent:
                 self.counters.dropped += 1
                 continue
             self.core.controller_said(message)
-            if self.caller is None:
-                return
 
     def _on_monitor(self) -> None:
         assert self.monitor is not None

@@ -52,10 +52,11 @@ class LocalSnapshots:
 
     def commit(self, message: m.Commit) -> None:
         """Have the saver write the manifest."""
+        shards = [msgspec.convert(record, ShardRecord) for record in message.records]
         self.saver.send(
             saver_messages.Commit(
                 step=message.step, epoch=message.epoch, round=message.round, world_size=message.world_size,
-                directory=self._checkpoints, shards=[msgspec.convert(record, ShardRecord) for record in message.records],
+                directory=self._checkpoints, shards=shards,
                 keep_last=self._agent.settings.options.keep_checkpoints,
             )
         )  # fmt: skip

@@ -120,7 +120,7 @@ def placements(
             end_time=end_time,
             supervisor_pid=0 if site.mode == "batch" else os.getpid(),
         )
-        command = (sys.executable, "-m", "resilio_hpc.launch.agent", settings.to_json())
+        command: tuple[str, ...] = (sys.executable, "-m", "resilio_hpc.launch.agent", settings.to_json())
         if site.mode == "batch" and allocation is not None:
             command = (*srun_argv(node, allocation, index, binds), *command)
         made.append(Placement(settings, command))
@@ -132,8 +132,8 @@ def srun_argv(node: str, allocation: Allocation, index: int, binds: bool) -> tup
     cpus = allocation.cpus_per_node[index] if index < len(allocation.cpus_per_node) else 0
     return (
         "srun", *SURVIVAL_FLAGS, "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}",
-        *((f"--cpus-per-task={cpus}",) if cpus else ()), *(("--cpu-bind=none",) if binds else ()), "--mpi=none", "--unbuffered",
-        "--job-name=resilio-agent",
+        *((f"--cpus-per-task={cpus}",) if cpus else ()), *(("--cpu-bind=none",) if binds else ()), "--mpi=none",
+        "--unbuffered", "--job-name=resilio-agent",
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ class StopPhase:
         self.save_s = 0.0
         self._controller = controller
         self._agreement = StopAgreement()
-        self._begin_at: float | None = None
+        self._urgent = False  # begin at once, not as late as possible
         self._deadline: float | None = None
         self._proposed_round = -1
         self._snapshots: dict[int, float] = {}  # step → monotonic time of its first snapshot
@@ -39,9 +39,8 @@ class StopPhase:
             return
         self.reason = reason
         config = self._controller.config
-        urgent = reason != "time_limit" or config.end_time is None
-        self._begin_at = 0.0 if urgent else self._latest_begin(config.end_time or 0.0)
-        self._controller.record("warned", signal=signal, node=node, reason=reason, begin_at=self._begin_at)
+        self._urgent = reason != "time_limit" or config.end_time is None
+        self._controller.record("warned", signal=signal, node=node, reason=reason, urgent=self._urgent)
 
     def _latest_begin(self, end_time: float) -> float:
         """When to begin so that saving, as measured so far, still fits before the end with a margin."""
@@ -50,12 +49,12 @@ class StopPhase:
 
     def tick(self, monotonic: float, unix: float) -> None:
         """Begin when it is time; end by force when the deadline has passed."""
-        config = self._controller.config
-        if not self.reason and config.end_time is not None and unix >= self._latest_begin(config.end_time):
+        end_time = self._controller.config.end_time
+        due = self._urgent or (end_time is not None and unix >= self._latest_begin(end_time))
+        if due and not self.reason:
             self.reason = "time_limit"
-            self._begin_at = 0.0
-            self._controller.record("time_limit_near", end_time=config.end_time, save_s=round(self.save_s, 3))
-        if self.reason and not self.terminating and self._begin_at is not None and unix >= self._begin_at:
+            self._controller.record("time_limit_near", end_time=end_time, save_s=round(self.save_s, 3))
+        if due and not self.terminating:
             self._begin(unix)
         if self.terminating:
             self._proceed(unix)

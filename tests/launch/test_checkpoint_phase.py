@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from virtual_cluster.ranks import Script
 from virtual_cluster.world import World
 
@@ -19,7 +21,7 @@ def test_every_step_that_all_hold_is_made_durable_newest_first() -> None:
     slow.until_step(95)
     steps = sorted(slow.directory.committed)
     assert steps[0] == 10
-    assert all(later - earlier >= 20 for earlier, later in zip(steps, steps[1:], strict=False))
+    assert all(later - earlier >= 20 for earlier, later in pairwise(steps))
 
 
 def test_a_step_that_cannot_be_written_is_passed_over() -> None:

@@ -96,7 +96,7 @@ class Training:
         return self.world.directory.committed[restore.step]
 
     def _restore_fails(self, restore: m.RestorePoint) -> None:
-        agent, local = next(iter(self.nodes.values()))
+        agent, _ = next(iter(self.nodes.values()))
         agent.core.rank_said(self.round, 0, rank_link.RestoreFailed(restore.step, restore.source, "checksum"))
         agent.rank_ends(0, 98, None, "")
 
