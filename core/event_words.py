@@ -27,6 +27,7 @@ FAULTS = {
     "early_exit": "a rank that left early",
     "restore_failed": "a copy that could not be restored",
     "spawn": "a rank that could not be started",
+    "store_lost": "the loss of the rendezvous store",
     "spawner_lost": "the loss of the process that forks ranks",
     "node_lost": "the loss of a node",
     "spare_lost": "the loss of a spare node",
@@ -168,7 +169,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "agent": lambda f: f"agent starts on {f.text('node', '?')} with {plural(f.whole('slots'), 'slot')}",
     "agent_ends": lambda f: f"agent on {f.text('node', '?')} ends: {_reason_of(f, 'verdict')}",
     "controller": lambda f: f"{f.text('node', '?')} becomes controller of epoch {f.whole('epoch')}",
-    "stepped_down": lambda f: f"controller steps down: epoch {f.whole('newer')} exists, {f.text('seen_from')} says",
+    "stepped_down": lambda f: f"controller steps down: epoch {f.whole('newer')} exists",
     "lease_ended": lambda f: f"{f.text('node', '?')} has heard no controller for too long: its ranks are stopped",
     "spawner_ready": lambda f: f"{f.text('node', '?')} is ready to fork ranks after {seconds(f.number('seconds'))}",
     "spawner_died": lambda f: f"the process that forks ranks on {f.text('node', '?')} died: {exit_words(f)}",
@@ -180,6 +181,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     # the controller
     "informed": lambda f: f"found {plural(_length(f, 'committed'), 'committed checkpoint')} in the run directory",
     "agent_joined": lambda f: f"agent of {f.text('node', '?')} joined",
+    "agent_left": lambda f: f"agent of {f.text('node', '?')} left: {f.text('reason')}",
     "node_lost": lambda f: f"node {f.text('node', '?')} lost: silent for {seconds(f.number('silent_s'))}",
     "round": lambda f: (
         f"round {f.whole('round')}: {plural(f.whole('world_size'), 'rank')} on {names(f.texts('members'))}"

@@ -12,7 +12,7 @@ from resilio_hpc.core.json_fields import Fields
 
 ANNOUNCED = frozenset({
     "round", "rank_failed", "node_lost", "decision", "recovered", "slow_start", "persist_failed", "stopping",
-    "stop_overdue",
+    "stop_overdue", "agent_left",
 })  # fmt: skip
 
 

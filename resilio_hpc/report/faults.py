@@ -14,11 +14,11 @@ from resilio_hpc.core.ledger import Event
 class Fault:
     """One fault: from its first sign until all ranks made a step again (or never did). Times in Unix seconds.
 
-    ``kind``: rank_killed, rank_exception, early_exit, restore_failed, spawn, spawner_lost, node_lost, spare_lost,
-    agent_lost, controller_lost or slow_start. ``rank`` is None where no single rank is to blame, ``node`` is "" where
-    no node is. ``recovery_s`` is the controller's measure: to the first step of all ranks (to their start where a
-    script reports no steps), from the failure of a rank or from the notice of a lost node. ``detection_s`` comes
-    before that: how long it took until somebody acted. None: not known. ``plan`` is a rung of the recovery ladder.
+    ``kind``: rank_killed, rank_exception, early_exit, restore_failed, spawn, store_lost, spawner_lost, node_lost,
+    spare_lost, agent_lost, controller_lost or slow_start. ``rank`` is None where no single rank is to blame, ``node``
+    is "" where no node is. ``recovery_s``: from the fault (a silent node's last beat) to the first step of all ranks,
+    or to their start where a script reports no steps. ``detection_s``: the part of it until the controller knew.
+    None: not known. ``plan`` is a rung of the recovery ladder.
     """
 
     kind: str
@@ -154,6 +154,8 @@ def _sign_of(event: Event, f: Fields) -> _Sign | None:
         return _Sign("node_lost", node, None, event.time - (silent or 0.0), number, text, silent)
     if event.kind == "agent_ended":
         return _Sign("agent_lost", node, None, event.time, number, text, weak=True)
+    if event.kind == "agent_left":
+        return _Sign("node_lost", node, None, event.time, number, text, weak=True)
     if event.kind == "slow_start":
         return _Sign("slow_start", "", None, event.time, number, text)
     return None

@@ -184,7 +184,7 @@ def _note_round(job: _Job, current: _Round, event: Event, f: Fields) -> None:
                 one.failed = min(one.failed, at)
     elif event.kind == "node_lost" and f.text("node") in current.members:
         current.failed = min(current.failed, at - (f.number("silent_s") or 0.0))
-    elif event.kind == "agent_ended" and f.text("node") in current.members:
+    elif event.kind in ("agent_ended", "agent_left") and f.text("node") in current.members:
         current.failed = min(current.failed, at)
     elif event.kind == "committed":
         current.commits.append((at, f.whole("step") or 0))

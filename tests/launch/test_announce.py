@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from resilio_hpc.core.event_words import KINDS, words
 from resilio_hpc.launch.announce import announcement, stamped
+from resilio_hpc.launch.closing import ENDINGS
 
 FAILED = {"rank": 3, "node": "n2", "signal": None, "exit_code": None}
 
@@ -92,6 +94,19 @@ def test_announcements(kind: str, fields: dict[str, Any], line: str) -> None:
 
 def test_every_line_has_the_time_of_day() -> None:
     assert re.fullmatch(r"\[resilio\] \d\d:\d\d:\d\d round 0", stamped("round 0"))
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_kind_that_the_launcher_records_has_words_and_a_row_in_the_documentation() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "resilio_hpc" / "launch").rglob("*.py"))
+    recorded = set(re.findall(r"(?:ledger\.append|\brecord)\(\s*\"([a-z_]+)\"", sources))
+    documented = set(re.findall(r"^\| `([a-z_]+)` \|", (ROOT / "docs" / "ledger.md").read_text(), re.MULTILINE))
+    assert len(recorded) > 30
+    assert recorded == KINDS, "give a new event words in core/event_words.py and a row in docs/ledger.md"
+    assert recorded <= documented
+    assert documented - recorded == {*ENDINGS, "secret"}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -90,6 +90,10 @@ CASES: dict[str, tuple[list[Event], list[tuple[Any, ...]]]] = {
          event(52, "verdict", "8-n1", verdict="completed")],
         [("rank_killed", "n2", 3, 10, False, None, None)],
     ),
+    "a node that left": (
+        [launch(0), ROUND, event(10, "agent_left", node="n2", reason="SIGTERM"), recovered(11, "node_lost")],
+        [("node_lost", "n2", None, 10, True, 0.5, None)],
+    ),
     "a leftover of an earlier round does not name the fault": (
         [launch(0), ROUND, event(10, "slow_start", round=0, waited_s=5), recovered(11, "slow_start", node="")],
         [("slow_start", "", None, 10, True, 0.5, None)],
