@@ -145,8 +145,9 @@ class Agent:
             self.core.controller_said(m.End(1 << 60, "terminated", 143))
 
     def _on_controller(self) -> None:
-        assert self.caller is not None
-        for frames in wire.receive_all(self.caller):
+        caller = self.caller
+        assert caller is not None
+        for frames in wire.receive_all(caller):
             try:
                 message = m.to_agent.decode(frames[-1])
             except WireError:

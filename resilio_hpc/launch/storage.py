@@ -43,6 +43,7 @@ class Storage:
         self._pending: dict[int, Answer] = {}
         self._next = 0
         self._buffer = b""
+        self._unsent = b""  # the rest of a request that did not fit into the pipe
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -65,13 +66,24 @@ class Storage:
         if answer is not None:
             self._pending[self._next] = answer
         line = json.dumps({"id": self._next, "op": operation, **arguments}).encode() + b"\n"
-        try:
-            assert self._process.stdin
-            os.write(self._process.stdin.fileno(), line)
-        except (BlockingIOError, BrokenPipeError):  # it hangs, or is gone: the request fails, training goes on
+        if not (self._write(b"") and self._write(line)):  # it hangs, or is gone: the request fails, training goes on
             self._pending.pop(self._next, None)
             if answer is not None:
                 answer(None)
+
+    def _write(self, line: bytes) -> bool:
+        """Write what was left over, then ``line``; False when the child takes nothing now. A line is never torn."""
+        data = self._unsent + line
+        try:
+            assert self._process.stdin
+            written = os.write(self._process.stdin.fileno(), data) if data else 0
+        except (BlockingIOError, BrokenPipeError):
+            return False
+        if written < len(self._unsent):
+            self._unsent = self._unsent[written:]
+            return False
+        self._unsent = data[written:]
+        return bool(line) or not self._unsent
 
     def serve(self) -> None:
         """Take the answers that have arrived; restart a child that died."""
@@ -92,20 +104,22 @@ class Storage:
     def _restart(self) -> None:
         self._process.kill()
         self._process.wait()
-        pending, self._pending, self._buffer = self._pending, {}, b""
+        pending, self._pending, self._buffer, self._unsent = self._pending, {}, b"", b""
         self._process = self._start()
         for answer in pending.values():
             answer(None)
 
     def close(self, timeout_s: float) -> bool:
         """Let the child drain what is left and end; kill it if it does not. False when something was left behind."""
-        assert self._process.stdin
+        assert self._process.stdin and self._process.stdout
         self._process.stdin.close()
         try:
             return self._process.wait(timeout_s) == 0
         except subprocess.TimeoutExpired:
             self._process.kill()
             return False
+        finally:
+            self._process.stdout.close()
 
 
 # -- the child -------------------------------------------------------------------------------------------------------
@@ -119,18 +133,23 @@ class Drain:
         self._target = target
         self._copied: dict[Path, int] = {}
 
-    def run(self) -> None:
-        """One pass over the spool."""
+    def run(self) -> str:
+        """One pass over the spool. Returns why something was left for the next pass, or ""."""
+        problem = ""
         for source in self._spool.glob("*/**/*"):
-            if source.is_file():
-                self._copy(source)
+            try:
+                if source.is_file():
+                    self._copy(source)
+            except OSError as error:
+                problem = str(error)
+        return problem
 
     def _copy(self, source: Path) -> None:
-        done = self._copied.get(source)
         target = self._target / source.relative_to(self._spool)
-        if done is None:  # an earlier child, or an earlier agent of this node, may have copied a part
-            done = target.stat().st_size if target.exists() else 0
+        done = self._copied.pop(source, None)  # noted again only when all went well
+        if done is None:  # an earlier child, agent, or failed pass may have copied a part
             target.parent.mkdir(parents=True, exist_ok=True)
+            done = target.stat().st_size if target.exists() else 0
         if source.stat().st_size > done:
             with source.open("rb") as read, target.open("ab") as write:
                 read.seek(done)
@@ -147,27 +166,23 @@ def main() -> int:
     drain = Drain(spool, run_path)
     buffer = b""
     next_drain = 0.0
+    said = ""
     while True:
         ready, _, _ = select.select([0], [], [], DRAIN_INTERVAL_S)
         data = os.read(0, 1 << 16) if ready else None
         if data == b"":
-            _drain(drain)
-            return 0
+            return 1 if drain.run() else 0
         *lines, buffer = (buffer + (data or b"")).split(b"\n")
         for line in lines:
             reply = _serve(json.loads(line), run_path, job)
             sys.stdout.write(json.dumps(reply) + "\n")
             sys.stdout.flush()
         if time.monotonic() >= next_drain:
-            _drain(drain)
+            problem = drain.run()
+            if problem and problem != said:
+                print(f"resilio-launch: cannot copy logs to the run directory yet: {problem}", file=sys.stderr)
+            said = problem
             next_drain = time.monotonic() + DRAIN_INTERVAL_S
-
-
-def _drain(drain: Drain) -> None:
-    try:
-        drain.run()
-    except OSError as error:  # a full or failing file system: what is left stays in the spool for the next pass
-        print(f"resilio-launch: cannot copy logs to the run directory yet: {error}", file=sys.stderr)
 
 
 def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:

@@ -1,0 +1,124 @@
+"""What an agent makes of its own ranks' words and ends."""
+
+from __future__ import annotations
+
+from resilio_hpc.core.rank_link import (
+    Attach,
+    Finished,
+    Restored,
+    RestoreFailed,
+    SnapshotTaken,
+    StepDone,
+    StopAck,
+    StopAt,
+    StopConfirmed,
+    Stopped,
+)  # fmt: skip
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.local_round import LocalRound
+
+MEMBER = m.Member("n2", 1, "n2-ib", 2, 2)
+STATE = m.RoundState(3, 7, (m.Member("n1", 0, "n1-ib", 2, 0), MEMBER), 1, 1, ())
+NO_ERROR = ("", "")
+
+
+def local_round(attached: bool = True) -> LocalRound:
+    local = LocalRound("n2", STATE, MEMBER, None)
+    if attached:
+        for index in local.ranks:
+            local.said(index, Attach(2 + index, index, 7, 100 + index), 0.0)
+    return local
+
+
+def failure(local: LocalRound, index: int, code: int | None, signal: int | None = None) -> m.RankFailure:
+    (message,) = local.exited(index, code, signal, 50.0, NO_ERROR)
+    assert isinstance(message, m.RankFailed)
+    assert (message.round, message.failure.rank) == (7, 2 + index)
+    return message.failure
+
+
+def test_the_first_step_is_told_when_the_last_rank_made_it() -> None:
+    local = local_round()
+    for index in local.ranks:
+        local.said(index, Restored(40, "memory", 0.1), 0.0)
+    assert local.said(0, StepDone(41, 10.0), 0.0) == []
+    assert local.said(1, StepDone(41, 10.5), 0.0) == [m.FirstStep("n2", 3, 7, 41, 10.5, 40, "memory")]
+    assert local.said(1, StepDone(42, 11.0), 0.0) == []
+
+
+def test_the_step_time_is_that_of_the_last_steps_and_not_of_the_whole_run() -> None:
+    local = local_round()
+    for index in local.ranks:
+        local.said(index, StepDone(1, 10.0), 0.0)
+        local.said(index, StepDone(2, 1010.0), 0.0)
+        local.said(index, StepDone(6, 1012.0), 0.0)
+    assert local.step_time == 0.5
+    assert (local.step, local.furthest) == (6, 6)
+
+
+def test_a_snapshot_is_whole_when_every_rank_took_it() -> None:
+    local = local_round()
+    assert local.said(0, SnapshotTaken(10, "a", 100, 0.1), 0.0) == []
+    assert local.said(1, SnapshotTaken(10, "b", 50, 0.3), 0.0) == [m.SnapshotWhole("n2", 3, 7, 10, 150, 0.3)]
+
+
+def test_how_a_rank_may_end() -> None:
+    assert failure(local_round(), 0, None, 9).kind == "signal"
+    assert failure(local_round(), 1, 3).kind == "exit"
+    early = failure(local_round(), 0, 0)
+    assert (early.kind, "before training was finished" in early.message) == ("early_exit", True)
+    plain = local_round(attached=False)
+    assert plain.exited(0, 0, None, 50.0, NO_ERROR) == []
+    assert plain.exited(1, 0, None, 50.0, NO_ERROR) == [m.RanksDone("n2", 3, 7, False, -1)]
+
+
+def test_a_copy_that_cannot_be_restored_is_named() -> None:
+    local = local_round()
+    local.said(0, RestoreFailed(30, "memory", "checksum of layer.0"), 0.0)
+    told = failure(local, 0, 98)
+    assert (told.kind, told.bad_copy) == ("restore_failed", m.RestorePoint("memory", 30))
+    odd = local_round()
+    odd.said(0, RestoreFailed(30, "me mo:ry", "x"), 0.0)
+    assert failure(odd, 0, 98).bad_copy == m.RestorePoint("me mo:ry", 30)
+
+
+def test_ranks_that_stopped_or_finished_may_exit() -> None:
+    for word, stopped in ((Stopped(12), True), (Finished(12), False)):
+        local = local_round()
+        for index in local.ranks:
+            local.said(index, word, 0.0)
+        assert local.exited(0, 0, None, 50.0, NO_ERROR) == []
+        assert local.exited(1, 0, None, 50.0, NO_ERROR) == [m.RanksDone("n2", 3, 7, stopped, 12)]
+
+
+def test_ranks_told_to_end_may_end_as_they_like_if_they_know_no_steps() -> None:
+    local = local_round(attached=False)
+    local.terminating = True
+    assert local.exited(0, None, 15, 50.0, NO_ERROR) == []
+    assert local.exited(1, 1, None, 50.0, NO_ERROR) == [m.RanksDone("n2", 3, 7, True, -1)]
+
+
+def test_the_nodes_answer_to_a_stop_waits_for_all_its_ranks() -> None:
+    local = local_round()
+    assert local.propose_stop(20) == []
+    assert local.said(0, StopAck(20, True, 17), 0.0) == []
+    assert local.said(1, StopAck(18, True, 17), 0.0) == []  # of an earlier proposal
+    answer = m.StopAnswer("n2", 3, 7, 20, True, 18, 2)
+    assert local.said(1, StopAck(20, True, 18), 0.0) == [answer]
+    assert local.propose_stop(20) == [answer]  # asked again
+    assert local.propose_stop(25) == []
+    local.said(0, StopAck(25, True, 20), 0.0)
+    assert local.said(1, StopAck(25, False, 26), 0.0) == [m.StopAnswer("n2", 3, 7, 25, False, 26, 2)]
+
+
+def test_without_attached_ranks_the_answer_comes_at_once() -> None:
+    assert local_round(attached=False).propose_stop(5) == [m.StopAnswer("n2", 3, 7, 5, True, -1, 0)]
+
+
+def test_who_attaches_late_is_told_of_the_stop() -> None:
+    local = local_round(attached=False)
+    assert local.pending_stop() == []
+    local.propose_stop(9)
+    assert local.pending_stop() == [StopAt(9)]
+    local.stop_confirmed = True
+    assert local.pending_stop() == [StopAt(9), StopConfirmed(9)]
