@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from resilio_hpc.core import process
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 GPT = [str(EXAMPLES / "train_gpt.py"), "--steps", "10", "--every", "3", "--log-every", "1"]
@@ -18,32 +20,35 @@ GPT += ["--layers", "2", "--width", "32", "--batch", "4", "--sequence", "32"]
 
 def environment(directory: Path) -> dict[str, str]:
     own = {key: value for key, value in os.environ.items() if not key.startswith("RESILIO_")}
-    return {**own, "OMP_NUM_THREADS": "1", "RESILIO_CHECKPOINT_DIR": str(directory / "checkpoints")}
-
-
-def printed(argv: list[str], directory: Path) -> list[str]:
-    """Run to the end; the lines printed."""
-    process = subprocess.Popen(
-        argv, cwd=directory, env=environment(directory), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        out, error = process.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # not killed: torchrun has to end its ranks
-        out, error = process.communicate()
-    assert process.returncode == 0, error[-3000:]
-    return out.splitlines()
+    # A name server that does not answer would hold every connection up for seconds.
+    own |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "timeout:1 attempts:1"}
+    return {**own, "RESILIO_CHECKPOINT_DIR": str(directory / "checkpoints")}
 
 
 def run(argv: list[str], directory: Path) -> list[str]:
-    """One run under torchrun."""
-    return printed([*TORCHRUN, *argv], directory)
+    """One run under torchrun, to its end; the lines printed."""
+    launcher = subprocess.Popen(
+        [*TORCHRUN, *argv],
+        cwd=directory,
+        env=environment(directory),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, error = launcher.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        launcher.terminate()  # not killed: torchrun has to end its ranks
+        out, error = launcher.communicate()
+    assert launcher.returncode == 0, error[-3000:]
+    return out.splitlines()
 
 
 def run_quickly(runs: list[list[str]], directory: Path) -> list[str]:
-    """Runs one after the other, all forked from one process."""
+    """Runs one after the other, all forked from one process; the lines printed."""
     program = str(Path(__file__).with_name("forked_ranks.py"))
-    return printed([sys.executable, program, json.dumps(runs)], directory)
+    argv = [sys.executable, program, json.dumps(runs)]
+    return process.run(argv, timeout_s=120, env=environment(directory), cwd=directory).stdout.splitlines()
 
 
 def result(directory: Path) -> dict[str, object]:
