@@ -16,7 +16,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.rename(temporary, path)
+        Path(temporary).rename(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -1,0 +1,81 @@
+"""Files that are the old or the new one, whole, whatever dies in between."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from resilio_hpc.core.durable import create_exclusive, write_atomic
+
+REWRITE = """
+import sys, itertools
+from pathlib import Path
+from resilio_hpc.core.durable import write_atomic
+for n in itertools.count():
+    write_atomic(Path(sys.argv[1]), bytes([65 + n % 26]) * 200_000)
+"""
+
+
+def test_kill_9_leaves_a_whole_file(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    write_atomic(target, b"0" * 200_000)
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", REWRITE, str(target)])
+        before = target.stat().st_ino
+        while target.stat().st_ino == before:
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        data = target.read_bytes()
+        assert len(data) == 200_000
+        assert len(set(data)) == 1
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    target = tmp_path / "directory"
+    target.mkdir()
+    (target / "inhabitant").touch()
+    try:
+        write_atomic(target, b"x")
+    except OSError:
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["directory"]
+
+
+def test_mode_and_content(tmp_path: Path) -> None:
+    target = tmp_path / "secret"
+    write_atomic(target, b"new", 0o600)
+    assert (target.read_bytes(), stat.S_IMODE(target.stat().st_mode)) == (b"new", 0o600)
+    assert create_exclusive(target, b"other") is False
+    assert target.read_bytes() == b"new"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def _race(path: str, start: float, results: multiprocessing.Queue[tuple[int, list[int]]]) -> None:
+    while time.time() < start:
+        pass
+    won = [n for n in range(20) if create_exclusive(Path(path) / f"epoch.{n}", str(os.getpid()).encode())]
+    results.put((os.getpid(), won))
+
+
+def test_of_eight_racing_processes_one_creates_each_file(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.Queue[tuple[int, list[int]]] = context.Queue()
+    start = time.time() + 0.2
+    processes = [context.Process(target=_race, args=(str(tmp_path), start, results)) for _ in range(8)]
+    for process in processes:
+        process.start()
+    won = [results.get(timeout=20) for _ in processes]
+    for process in processes:
+        process.join()
+    assert sorted(n for _, numbers in won for n in numbers) == list(range(20))
+    for pid, numbers in won:
+        assert all((tmp_path / f"epoch.{n}").read_text() == str(pid) for n in numbers)
+    assert len(list(tmp_path.iterdir())) == 20
