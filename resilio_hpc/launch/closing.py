@@ -33,7 +33,7 @@ ENDINGS = {
     "terminated": Ending("terminated", "{resume}", True),
     "interrupted": Ending("interrupted", "{resume}"),
     "cancelled": Ending("cancelled", "{resume}"),
-    "no_progress": Ending("gave up", "put the failure below right, then {resume}"),
+    "no_progress": Ending("gave up", "put the first failure right, then {resume}"),
     "not_enough_nodes": Ending(
         "not enough nodes", "lower --nnodes MIN, add --spares, or ask for other nodes; then {resume}"
     ),
@@ -55,13 +55,12 @@ class Losses:
 
 def losses(events: list[Event], job: str = "") -> Losses:
     """The losses of a job (of all jobs: ""), from the ledger. Pure."""
-    found = [
-        Fields(e.fields) for e in events if e.kind == "recovered" and e.writer.startswith(f"{job}-" if job else "")
-    ]
+    ours = [event for event in events if event.writer.startswith(f"{job}-" if job else "")]
+    recoveries = [Fields(event.fields) for event in ours if event.kind == "recovered"]
     return Losses(
-        len(found),
-        sum(fields.number("recovery_s") or 0.0 for fields in found),
-        sum(fields.whole("lost_steps") or 0 for fields in found),
+        max(0, sum(event.kind == "start" for event in ours) - 1),
+        sum(fields.number("recovery_s") or 0.0 for fields in recoveries),
+        sum(fields.whole("lost_steps") or 0 for fields in recoveries),
     )
 
 
@@ -76,7 +75,7 @@ def verdict_lines(
     lines = [f"{ending.title}: {reason}" if reason else ending.title]
     if f.inner("first_failure").data:
         lines += failure_lines(f.inner("first_failure"))
-    lines += _cost(f, lost or Losses())
+    lines += _cost(lost or Losses())
     committed = f.whole("committed")
     if successor and ending.resumable:
         lines.append(f"next: job {successor} {_going_on(committed)}, by itself")
@@ -100,11 +99,10 @@ def _going_on(committed: int | None) -> str:
     return f"carries on from step {committed}"
 
 
-def _cost(f: Fields, lost: Losses) -> list[str]:
-    restarts = f.whole("restarts") or lost.restarts
-    if not restarts:
+def _cost(lost: Losses) -> list[str]:
+    if not lost.restarts:
         return []
-    text = f"cost of failures: {plural(restarts, 'restart')}"
+    text = f"cost of failures: {plural(lost.restarts, 'restart')}"
     if lost.time_s:
         text += f", {seconds(lost.time_s)} until training went on"
     if lost.steps:

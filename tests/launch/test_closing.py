@@ -38,7 +38,7 @@ ENDS: list[tuple[str, str, int | None, str | None, list[str]]] = [
         "3 restarts",
         40,
         None,
-        ["gave up: 3 restarts", f"next: put the failure below right, then {RESUME}", SEE],
+        ["gave up: 3 restarts", f"next: put the first failure right, then {RESUME}", SEE],
     ),
     (
         "not_enough_nodes",
@@ -80,7 +80,7 @@ def test_the_table_has_every_verdict() -> None:
 
 
 def test_the_cost_of_failures_is_one_line() -> None:
-    lines = verdict_lines(RUN, {"verdict": "completed", "restarts": 2}, None, Losses(2, 12.34, 7))
+    lines = verdict_lines(RUN, {"verdict": "completed"}, None, Losses(2, 12.34, 7))
     assert lines[1:] == ["cost of failures: 2 restarts, 12.3 s until training went on, 7 steps done again"]
 
 
@@ -88,9 +88,11 @@ def test_losses_are_those_of_this_job() -> None:
     def recovered(writer: str, seconds: Any, steps: Any) -> Event:
         return Event(1.0, writer, "recovered", {"recovery_s": seconds, "lost_steps": steps})
 
-    events = [recovered("7-n1", 1.5, 2), recovered("7-n1", "x", None), recovered("71-n1", 9.0, 9)]
+    starts = [Event(1.0, "7-n1", "start", {"round": number}) for number in range(3)]
+    events = [*starts, recovered("7-n1", 1.5, 2), recovered("7-n1", "x", None), recovered("71-n1", 9.0, 9)]
     assert losses(events, "7") == Losses(2, 1.5, 2)
-    assert losses(events) == Losses(3, 10.5, 11)
+    assert losses(events).time_s == 10.5
+    assert losses([], "7") == Losses(0, 0.0, 0)
 
 
 FAILURE = {"node": "n2", "rank": 3, "local_rank": 1, "time": 1e9, "signal": None, "exit_code": 1}
