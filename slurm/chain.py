@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ REPEATED = (
     ("TresPerNode", "--gres"),
     ("Comment", "--comment"),
 )
-EMPTY = ("", "(null)", "N/A", "normal_qos_none")
+EMPTY = ("", "(null)", "N/A")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def successor_arguments(fields: Mapping[str, str], job: str, nodes: int, script:
     for field, option in (("StdOut", "--output"), ("StdErr", "--error")):
         value = fields.get(field, "")
         if value not in EMPTY and (field == "StdOut" or value != fields.get("StdOut")):
-            arguments.append(f"{option}={value.replace(job, '%j')}")
+            arguments.append(f"{option}={re.sub(rf'(?<![0-9]){re.escape(job)}(?![0-9])', '%j', value)}")
     return [*arguments, "--open-mode=append", str(script)]
 
 

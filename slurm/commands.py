@@ -1,4 +1,4 @@
-"""Questions and orders to Slurm through its command line. Every command is bounded; UNKNOWN is an answer, not a guess."""
+"""Questions and orders to Slurm through its command line. Every command is bounded; UNKNOWN is an answer, no guess."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def parse_fields(text: str) -> dict[str, str]:
     line = text.strip().splitlines()[0] if text.strip() else ""
     matches = list(_FIELD.finditer(line))
     fields: dict[str, str] = {}
-    for match, following in zip(matches, [*matches[1:], None], strict=True):
-        end = following.start() if following else len(line)
+    ends = [*(match.start() for match in matches[1:]), len(line)]
+    for match, end in zip(matches, ends, strict=False):  # no match, and yet one end
         fields.setdefault(match.group(1), line[match.end() : end].strip())
     return fields
 

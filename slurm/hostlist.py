@@ -17,7 +17,7 @@ def expand(text: str) -> list[str]:
     text = text.strip()
     while position < len(text):
         match = _PART.match(text, position)
-        if match is None or match.end() == position:
+        if match is None or match.end() == position or text[match.end() :][:1] not in ("", ","):
             raise UsageError(f"not a Slurm host list: {text!r}")
         names += _expand_brackets(match.group(), text)
         if len(names) > MAX_NODES:

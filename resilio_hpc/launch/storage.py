@@ -66,24 +66,29 @@ class Storage:
         if answer is not None:
             self._pending[self._next] = answer
         line = json.dumps({"id": self._next, "op": operation, **arguments}).encode() + b"\n"
-        if not (self._write(b"") and self._write(line)):  # it hangs, or is gone: the request fails, training goes on
+        if not self._take(line):  # it hangs, or is gone: the request fails, training goes on
             self._pending.pop(self._next, None)
             if answer is not None:
                 answer(None)
 
-    def _write(self, line: bytes) -> bool:
-        """Write what was left over, then ``line``; False when the child takes nothing now. A line is never torn."""
-        data = self._unsent + line
+    def _take(self, line: bytes) -> bool:
+        """Write a request, if only its beginning: the rest goes before the next one. False when nothing can go now."""
+        if self._unsent and not self._push():
+            return False
+        self._unsent = line
+        if self._push() or len(self._unsent) < len(line):
+            return True
+        self._unsent = b""
+        return False
+
+    def _push(self) -> bool:
+        """Write what is unsent; True when nothing is left."""
+        assert self._process.stdin
         try:
-            assert self._process.stdin
-            written = os.write(self._process.stdin.fileno(), data) if data else 0
+            self._unsent = self._unsent[os.write(self._process.stdin.fileno(), self._unsent) :]
         except (BlockingIOError, BrokenPipeError):
             return False
-        if written < len(self._unsent):
-            self._unsent = self._unsent[written:]
-            return False
-        self._unsent = data[written:]
-        return bool(line) or not self._unsent
+        return not self._unsent
 
     def serve(self) -> None:
         """Take the answers that have arrived; restart a child that died."""
@@ -104,6 +109,9 @@ class Storage:
     def _restart(self) -> None:
         self._process.kill()
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
         pending, self._pending, self._buffer, self._unsent = self._pending, {}, b"", b""
         self._process = self._start()
         for answer in pending.values():

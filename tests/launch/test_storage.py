@@ -1,0 +1,168 @@
+"""The storage child, real: hung, killed, full. The agent's side never blocks, and no byte is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilio_hpc.launch import run_directory
+from resilio_hpc.launch.storage import Drain, Storage
+from resilio_hpc.launch.succession import EpochRecord
+
+RECORD = {"epoch": 1, "node": "n1", "endpoint": "h:1", "job": "7"}
+
+
+@pytest.fixture
+def run_path(tmp_path: Path) -> Path:
+    return run_directory.open_run(tmp_path / "run").path
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    (tmp_path / "spool" / "ledger").mkdir(parents=True)
+    return tmp_path / "spool"
+
+
+@pytest.fixture
+def storage(run_path: Path, spool: Path) -> Iterator[Storage]:
+    made = Storage(run_path, spool, "7")
+    yield made
+    if made._process.poll() is None:
+        made._process.send_signal(signal.SIGCONT)
+        made.close(5.0)
+
+
+def child(storage: Storage) -> int:
+    return storage._process.pid
+
+
+def serve_until(storage: Storage, done: Callable[[], bool], limit_s: float = 15.0) -> None:
+    end = time.monotonic() + limit_s
+    while not done():
+        assert time.monotonic() < end
+        if select.select([storage.fileno()], [], [], 0.05)[0]:
+            storage.serve()
+
+
+def ask(storage: Storage, operation: str, **arguments: Any) -> dict[str, Any] | None:
+    answers: list[dict[str, Any] | None] = []
+    storage.request(operation, answers.append, **arguments)
+    serve_until(storage, lambda: bool(answers))
+    return answers[0]
+
+
+def test_epochs_verdicts_and_the_past(storage: Storage, run_path: Path) -> None:
+    scanned = ask(storage, "scan")
+    assert scanned is not None
+    assert (scanned["record"], scanned["pulse"], scanned["epoch"]) == (None, None, 0)
+    assert (ask(storage, "claim", record=RECORD) or {})["won"] is True
+    assert (ask(storage, "claim", record=RECORD | {"node": "n2"}) or {})["won"] is False
+    ask(storage, "status", status={"epoch": 1, "pulse": 5})
+    scanned = ask(storage, "scan") or {}
+    assert (scanned["record"], scanned["pulse"]) == (RECORD, 5)
+    past = ask(storage, "past") or {}
+    assert (past["steps"], past["last_round"], past["verdict"], past["epoch"]) == ([], -1, None, 1)
+    ask(storage, "verdict", verdict={"verdict": "completed", "exit_code": 0, "epoch": 1})
+    assert (ask(storage, "past") or {})["verdict"] == ["completed", 0]
+
+
+def test_a_controller_that_was_superseded_writes_nothing(storage: Storage, run_path: Path) -> None:
+    for epoch in (1, 2):
+        run_directory.claim_epoch(run_path, EpochRecord(epoch, f"n{epoch}", "h:1", "7"))
+    ask(storage, "status", status={"epoch": 2, "pulse": 1})
+    assert (ask(storage, "status", status={"epoch": 1, "pulse": 9}) or {})["epoch"] == 2
+    assert (ask(storage, "verdict", verdict={"verdict": "no_progress", "exit_code": 1, "epoch": 1}) or {})["epoch"] == 2
+    assert run_directory.read_pulse(run_path, 2) == 1
+    assert run_directory.read_verdict(run_path, "7") is None
+
+
+def test_what_cannot_be_done_is_answered_with_none(storage: Storage, run_path: Path) -> None:
+    assert ask(storage, "no such thing") is None
+    (run_path / "epoch.5").write_text("torn{")
+    assert ask(storage, "scan") is None
+
+
+def test_a_hung_child_does_not_block_and_answers_when_it_wakes(storage: Storage) -> None:
+    ask(storage, "scan")
+    os.kill(child(storage), signal.SIGSTOP)
+    answers: list[dict[str, Any] | None] = []
+    began = time.monotonic()
+    for _ in range(200):
+        storage.request("status", answers.append, status={"epoch": 1, "pulse": 1, "filler": "x" * 5000})
+    assert time.monotonic() - began < 2.0
+    refused = len(answers)
+    assert refused > 100  # the pipe is full
+    assert set(map(type, answers)) == {type(None)}
+    os.kill(child(storage), signal.SIGCONT)
+    serve_until(storage, lambda: len(answers) >= 199)  # of what fitted, the last request may be torn
+    assert ask(storage, "scan") is not None  # the torn request was completed, the stream is sound
+    serve_until(storage, lambda: len(answers) == 200)
+    assert sum(answer is not None for answer in answers) == 200 - refused
+
+
+def test_a_killed_child_is_replaced_and_its_requests_fail(storage: Storage) -> None:
+    ask(storage, "scan")
+    first = child(storage)
+    os.kill(first, signal.SIGSTOP)
+    answers: list[dict[str, Any] | None] = []
+    for _ in range(3):
+        storage.request("scan", answers.append)
+    os.kill(first, signal.SIGKILL)
+    serve_until(storage, lambda: len(answers) == 3)
+    assert answers == [None, None, None]
+    assert ask(storage, "scan") is not None
+    assert child(storage) != first
+
+
+def test_logs_arrive_whole_and_once_though_the_child_is_killed(storage: Storage, spool: Path, run_path: Path) -> None:
+    log = spool / "logs" / "0" / "n1" / "0.log"
+    log.parent.mkdir(parents=True)
+    target = run_path / "logs" / "0" / "n1" / "0.log"
+    written = b""
+    with log.open("ab", buffering=0) as file:
+        for number in range(40):
+            line = f"{number} ".encode() * 20_000
+            file.write(line)
+            written += line
+            if number % 10 == 5:
+                serve_until(storage, lambda: target.exists() and target.stat().st_size > 0)
+                first = child(storage)
+                os.kill(first, signal.SIGKILL)
+                serve_until(storage, lambda first=first: child(storage) != first)  # type: ignore[misc]
+    assert storage.close(10.0)
+    assert target.read_bytes() == written
+
+
+def test_a_pass_that_failed_halfway_is_continued_where_it_stopped(tmp_path: Path) -> None:
+    spool, target = tmp_path / "spool", tmp_path / "run"
+    (spool / "logs").mkdir(parents=True)
+    source = spool / "logs" / "a"
+    source.write_bytes(b"0123456789")
+    drain = Drain(spool, target)
+    assert drain.run() == ""
+    with (target / "logs" / "a").open("ab") as file:
+        file.write(b"abc")  # as a full disk leaves it: more arrived than was noted
+    with source.open("ab") as file:
+        file.write(b"abcdef")
+    (target / "logs" / "a").chmod(0o600)
+    drain._copied.clear()
+    assert drain.run() == ""
+    assert (target / "logs" / "a").read_bytes() == b"0123456789abcdef"
+
+
+def test_one_file_that_cannot_be_copied_holds_no_other_up(tmp_path: Path) -> None:
+    spool, target = tmp_path / "spool", tmp_path / "run"
+    for name in ("a", "b", "c"):
+        (spool / "logs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (spool / "logs" / name).write_text(name * 100_000)
+    (target / "logs" / "b").mkdir(parents=True)  # in the way
+    drain = Drain(spool, target)
+    assert "b" in drain.run()
+    assert {(target / "logs" / name).stat().st_size for name in ("a", "c")} == {100_000}
