@@ -92,7 +92,8 @@ def main() -> int:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return 0  # the parent died before the request to die with it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the agent decides when we end
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):  # Ctrl-C and Slurm's warnings reach the whole
+        signal.signal(number, signal.SIG_IGN)  # group or step; the agent decides when we end
     os.nice(_NICE)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # a stray print of some library must not become an answer

@@ -33,7 +33,10 @@ from resilio_hpc.launch.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.storage import Storage
 from resilio_hpc.launch.succession import EpochRecord, Succession
 
-SIGNALS = {signal.SIGUSR2: "USR2", signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGHUP: "TERM"}
+SIGNALS = {
+    signal.SIGUSR1: "USR2", signal.SIGUSR2: "USR2",  # sbatch --signal: either means that the time limit is near
+    signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGHUP: "TERM",
+}  # fmt: skip
 ORPHAN_LIMIT_S = 60.0  # told to end but without a controller for so long: end anyway
 
 

@@ -41,6 +41,13 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def outlive_warnings() -> None:
+    """Ignore SIGUSR1 and SIGUSR2, here and in what we start: Slurm may give ``sbatch --signal`` to a whole step, and a
+    warning that only agents understand must not kill ranks (which may still install handlers of their own)."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def set_name(name: str) -> None:
     """The name that ps and top show (15 bytes)."""
     _prctl(_PR_SET_NAME, name.encode()[:15])

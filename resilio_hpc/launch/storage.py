@@ -20,7 +20,7 @@ from typing import Any
 
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.launch import run_directory
-from resilio_hpc.launch.process_tree import die_with_parent
+from resilio_hpc.launch.process_tree import die_with_parent, outlive_warnings
 from resilio_hpc.launch.succession import EpochRecord
 
 DRAIN_INTERVAL_S = 0.2
@@ -171,6 +171,7 @@ def main() -> int:
     """Child: serve requests and drain until standard input ends."""
     run_path, spool, job, parent = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     die_with_parent(parent)
+    outlive_warnings()
     drain = Drain(spool, run_path)
     buffer = b""
     next_drain = 0.0

@@ -26,6 +26,7 @@ from resilio_hpc.slurm.allocation import detect
 
 POLL_S = 0.05
 VERDICT_POLL_S = 0.3
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)  # sbatch --signal=B:…: the time limit is near
 FAREWELL_S = 20.0  # how long agents may take to end after the verdict
 
 
@@ -84,7 +85,7 @@ class Supervisor:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _catch_signals(self) -> None:
-        names = {signal.SIGUSR2, *(signal.Signals[name] for name in self.options.signals_to_handle)}
+        names = {*WARNINGS, *(signal.Signals[name] for name in self.options.signals_to_handle)}
         for number in names:
             signal.signal(number, lambda received, _frame: self._received.append(received))
 
@@ -146,7 +147,7 @@ class Supervisor:
             if number == signal.SIGINT and self._forwarded > 1:
                 say("interrupted again: everything is killed at once")
                 raise KeyboardInterrupt
-            target = number if number in (signal.SIGUSR2, signal.SIGINT) else signal.SIGTERM
+            target = number if number == signal.SIGINT else signal.SIGUSR2 if number in WARNINGS else signal.SIGTERM
             if self.site.mode == "batch":
                 self._signal_steps("USR2" if target == signal.SIGUSR2 else "TERM")
             else:

@@ -264,6 +264,7 @@ def main() -> None:
     process_tree.become_subreaper()
     process_tree.set_name("resilio-spawner")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process_tree.outlive_warnings()
     os.set_inheritable(options.fd, False)
     if not options.why_not_fork:
         options = _preload(options)
