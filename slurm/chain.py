@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,7 +26,6 @@ REPEATED = (
     ("TimeLimit", "--time"),
     ("WorkDir", "--chdir"),
     ("Features", "--constraint"),
-    ("TresPerNode", "--gres"),
     ("Comment", "--comment"),
 )
 EMPTY = ("", "(null)", "N/A")
@@ -59,21 +59,56 @@ def link_number(environment: Mapping[str, str]) -> int:
     return int(text) if text.isdigit() and int(text) > 0 else 1
 
 
-def successor_arguments(fields: Mapping[str, str], job: str, nodes: int, script: Path) -> list[str]:
+def successor_arguments(
+    fields: Mapping[str, str], job: str, nodes: int, script: Path, text: str = "", words: Sequence[str] = ()
+) -> list[str]:
     """sbatch's arguments for the next job, from ``scontrol show job``'s fields of this one. Pure.
 
     The batch script's own ``#SBATCH`` lines hold as well; what was given on sbatch's command line is repeated here.
+    ``text``: the script's; ``words``: arguments known to this process, some of them the script's.
     """
     arguments = [f"--dependency=afterany:{job}", "--no-kill", f"--nodes={nodes}", "--export=ALL"]
     for field, option in REPEATED:
         value = fields.get(field, "")
         if value not in EMPTY:
-            arguments.append(f"{option}={value.removeprefix('gres:').removeprefix('gres/')}")
+            arguments.append(f"{option}={value}")
+    arguments += generic_resources(fields.get("TresPerNode", ""), text)
     for field, option in (("StdOut", "--output"), ("StdErr", "--error")):
         value = fields.get(field, "")
         if value not in EMPTY and (field == "StdOut" or value != fields.get("StdOut")):
             arguments.append(f"{option}={re.sub(rf'(?<![0-9]){re.escape(job)}(?![0-9])', '%j', value)}")
-    return [*arguments, "--open-mode=append", str(script)]
+    return [*arguments, "--open-mode=append", str(script), *script_arguments(fields.get("Command", ""), words)]
+
+
+def generic_resources(value: str, text: str) -> list[str]:
+    """Options that ask for a job's TresPerNode (``gres:gpu:4``) again. Pure.
+
+    sbatch adds ``--gres`` to what the script's ``#SBATCH --gpus-per-node`` asks for, so the same option must be used.
+    """
+    if value in EMPTY:
+        return []
+    entries = [entry.removeprefix("gres:").removeprefix("gres/") for entry in value.split(",")]
+    options = []
+    if re.search(r"^#SBATCH\s.*--gpus-per-node\b", text, re.MULTILINE):
+        gpus = [entry for entry in entries if entry.split(":")[0] == "gpu"]
+        entries = [entry for entry in entries if entry not in gpus]
+        options = [f"--gpus-per-node={','.join(entry.partition(':')[2] or '1' for entry in gpus)}"] if gpus else []
+    return [*options, *([f"--gres={','.join(entries)}"] if entries else [])]
+
+
+def script_arguments(command: str, words: Sequence[str]) -> list[str]:
+    """A batch script's own arguments, from the job's Command, which joins script and arguments by spaces. Pure.
+
+    An argument that holds spaces is put together again if it is among ``words``.
+    """
+    pieces = command.split(" ")[1:] if command not in EMPTY else []
+    known = sorted((word.split(" ") for word in words if " " in word), key=len, reverse=True)
+    arguments = []
+    while pieces:
+        length = next((len(parts) for parts in known if pieces[: len(parts)] == parts), 1)
+        arguments.append(" ".join(pieces[:length]))
+        del pieces[:length]
+    return arguments
 
 
 def successor_environment(environment: Mapping[str, str], run_path: Path, number: int, job: str) -> dict[str, str]:
@@ -95,7 +130,7 @@ def submit_successor(run_path: Path, job: str, nodes: int) -> Link:
     script = run_path / f"batch-{job}.sh"
     commands.batch_script(job, script)
     fields = commands.job_fields(job)
-    arguments = successor_arguments(fields, job, nodes, script)
+    arguments = successor_arguments(fields, job, nodes, script, script.read_text(errors="replace"), sys.argv)
     successor = commands.submit(arguments, successor_environment(os.environ, run_path, number, job))
     known = [link for link in read_links(run_path) if link.number < number]
     link = Link(number + 1, successor)

@@ -14,6 +14,7 @@ from resilio_hpc.slurm.hostlist import expand
 TIMEOUT_S = 20.0
 UNKNOWN = "UNKNOWN"
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9/:_]*)=")
+_COMMAND = re.compile(r"(?<=\s)Command=(.*?)\s(?=(?:SubmitLine|WorkDir)=)")  # the script and its arguments: any text
 
 
 def job_nodes(job: str) -> list[str] | None:
@@ -60,8 +61,10 @@ def job_fields(job: str) -> dict[str, str]:
 def parse_fields(text: str) -> dict[str, str]:
     """``Key=value`` words of scontrol's one-line output; values may hold spaces and equal signs. Pure."""
     line = text.strip().splitlines()[0] if text.strip() else ""
+    command = _COMMAND.search(line)
+    fields = {"Command": command.group(1).strip()} if command else {}
+    line = _COMMAND.sub("", line)  # a script's arguments may look like fields
     matches = list(_FIELD.finditer(line))
-    fields: dict[str, str] = {}
     ends = [*(match.start() for match in matches[1:]), len(line)]
     for match, end in zip(matches, ends, strict=False):  # no match, and yet one end
         fields.setdefault(match.group(1), line[match.end() : end].strip())

@@ -104,3 +104,31 @@ def test_where_we_run() -> None:
     assert detect({}) is None
     with pytest.raises(UsageError, match="SLURM_JOB_ID=7"):
         detect({"SLURM_JOB_ID": "7"})
+
+
+def test_a_successor_gets_the_scripts_own_arguments() -> None:
+    line = (
+        "JobId=7 Command=/jobs/train.sbatch train.py lr=0.1 --name my run TimeLimit=1 WorkDir=/w TimeLimit=02:00:00\n"
+    )
+    fields = parse_fields(line)
+    assert (fields["WorkDir"], fields["TimeLimit"]) == ("/w", "02:00:00")
+    arguments = chain.successor_arguments(fields, "7", 1, Path("b.sh"), words=["train.py", "lr=0.1", "my run"])
+    assert arguments[-6:] == ["b.sh", "train.py", "lr=0.1", "--name", "my run", "TimeLimit=1"]
+    newest = parse_fields("JobId=7 Command=/jobs/a.sh one SubmitLine=sbatch -n 3 /jobs/a.sh one WorkDir=/w\n")
+    assert chain.script_arguments(newest["Command"], ()) == ["one"]
+    assert chain.script_arguments("(null)", ()) == chain.script_arguments("", ()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "script", "options"),
+    [
+        ("gres:gpu:2", "#SBATCH --gpus-per-node=8", ["--gpus-per-node=2"]),
+        ("gres/gpu:h100:8,gres/nvme:1", "#SBATCH -N 2 --gpus-per-node 8", ["--gpus-per-node=h100:8", "--gres=nvme:1"]),
+        ("gres:gpu:h100:8,gres:nvme:1", "#SBATCH --gres=gpu:8", ["--gres=gpu:h100:8,nvme:1"]),
+        ("gres:gpu", "#SBATCH --gpus-per-node=1", ["--gpus-per-node=1"]),
+        ("gres:gpu:2", "echo --gpus-per-node=8", ["--gres=gpu:2"]),
+        ("(null)", "#SBATCH --gpus-per-node=0", []),
+    ],
+)
+def test_a_successor_asks_for_gpus_as_its_script_does(value: str, script: str, options: list[str]) -> None:
+    assert chain.generic_resources(value, f"#!/bin/bash\n{script}\n") == options
