@@ -67,6 +67,31 @@ def test_nodes_that_go_together_are_one_failure_and_one_restart() -> None:
     assert world.members() == ["n1", "n9", "n10", "n11", "n5", "n6", "n7", "n8"]
 
 
+def test_nodes_that_go_one_after_the_other_are_one_restart_too() -> None:
+    world = World(nodes=8, spares=4, max_without_progress=1)
+    world.until_step(15)
+    for node in ("n2", "n3", "n4"):
+        world.power_off(node)
+        world.run(limit_s=0.7)
+    recovered(world)
+    assert len(world.records("round")) > 2
+    assert world.last.state.restarts == 1
+
+
+def test_a_lost_node_is_not_used_even_if_the_round_must_shrink_under_a_new_controller() -> None:
+    world = World(nodes=3, spares=1, minimum=2)
+    world.until_step(15)
+    world.cut("n2")
+    world.until_round(1)
+    world.cut("n2", False)
+    world.run(limit_s=10.0)
+    assert world.members() == ["n1", "n4", "n3"]
+    world.power_off("n1")
+    world.until_round(2)
+    assert "n2" in world.controller.agents
+    assert world.members() == ["n4", "n3"]
+
+
 def test_a_lost_node_is_never_used_again() -> None:
     world = World(nodes=3, spares=1)
     world.until_step(15)
@@ -216,6 +241,17 @@ def test_the_controllers_own_agent_leaves_last() -> None:
     world = World(nodes=4, script=Script(steps=12))
     world.until_over()
     assert world.records("agent_ends")[-1]["node"] == "n1"
+
+
+def test_the_controller_waits_a_moment_for_who_missed_the_end() -> None:
+    world = World(nodes=3, script=Script(steps=12))
+    world.run(lambda: world.directory.verdict is not None)
+    world.cut("n3")
+    world.run(limit_s=1.0)
+    world.cut("n3", False)
+    world.break_connection("n3")
+    world.until_over()
+    assert len(world.directory.epochs) == 1
 
 
 def test_nobody_is_let_go_before_the_verdict_is_durable() -> None:

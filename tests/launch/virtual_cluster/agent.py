@@ -27,6 +27,7 @@ class VirtualAgent:
         self.node = site.name
         self.site = site
         self.alive = True
+        self.stores: set[int] = set()  # ports
         self.follows = ""
         self.controller: Controller | None = None
         self.said: list[m.ToController] = []
@@ -233,7 +234,13 @@ class VirtualAgent:
             self._world.after(0.1, lambda local_rank=local_rank: self.rank_ends(local_rank, None, 15, ""))  # type: ignore[misc]
 
     def open_store(self, round_number: int) -> None:
-        self._world.after(0.01, lambda: self.core.store_ready(round_number, 29500) if self.alive else None)
+        def opened() -> None:
+            if self.alive:
+                self._world.ports += 1
+                self.stores.add(self._world.ports)
+                self.core.store_ready(round_number, self._world.ports)
+
+        self._world.after(0.01, opened)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
         world, life = self._world, self._life
@@ -266,7 +273,7 @@ class VirtualAgent:
                 content = [[list(entry) for entry in copy.history] for copy in copies if copy is not None]
                 self.core.persisted(message.round, message.step, {"node": self.node, "content": content})
 
-        world.after(world.save_s, write)
+        world.after(world.slow_savers.get(self.node, world.save_s), write)
 
     def commit(self, message: m.Commit) -> None:
         directory = self._world.directory

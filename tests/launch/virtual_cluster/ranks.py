@@ -41,7 +41,7 @@ class Training:
     nodes: dict[str, tuple[VirtualAgent, LocalRound]] = field(default_factory=dict)
     broken: bool = False  # a rank is gone: the collectives hang
     target: int = -1
-    confirmed: bool = False
+    confirmed: set[str] = field(default_factory=set)  # nodes
     saving: bool = False
 
     @property
@@ -144,14 +144,14 @@ class Training:
             answer = rank_link.StopAck(message.target, accepted, self.step)
             agent.core.rank_said(self.round, local_rank, answer)
         elif isinstance(message, rank_link.StopConfirmed):
-            self.confirmed = True
+            self.confirmed.add(agent.node)
         elif message.step == self.target and self.saving and message.stage == "committed":
             self.world.after(0.0, self._end_stopped)
 
     def _await_confirmation(self) -> None:
         if self.broken:
             return
-        if not self.confirmed:
+        if self.confirmed != self.nodes.keys():
             self.world.after(0.01, self._await_confirmation)
         elif not self.saving:
             self.saving = True

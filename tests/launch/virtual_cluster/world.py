@@ -82,6 +82,8 @@ class World:
         self.saver_fails: set[tuple[str, int]] = set()  # (node, step)
         self.spawns = True
         self.save_s = 0.2
+        self.slow_savers: dict[str, float] = {}  # node → seconds, instead of save_s
+        self.ports = 29500
         self.sites = {name: Site(name) for name in names}
         self.agents: dict[str, VirtualAgent] = {}
         self.trainings: dict[int, Training] = {}
@@ -146,6 +148,7 @@ class World:
     def training(self, start: m.Start) -> Training:
         number = start.state.round
         if number not in self.trainings:
+            assert any(start.master_port in agent.stores for agent in self.agents.values()), "a store that is gone"
             self.trainings[number] = Training(self, start, self.script)
             self.starts.append((self.now, start))
             self.directory.last_round = max(self.directory.last_round, number)
