@@ -7,20 +7,25 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace ``path`` by ``data``: temporary file in the same directory, fsync, rename, fsync of the directory."""
+def write_atomic(path: Path, data: bytes, mode: int = 0o644, durable: bool = True) -> None:
+    """Replace ``path`` by ``data``: temporary file in the same directory, fsync, rename, fsync of the directory.
+
+    Without ``durable`` nothing is synced: readers still see the old or the new file, but a power cut may lose both.
+    """
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
             os.fchmod(file.fileno(), mode)
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         Path(temporary).rename(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:

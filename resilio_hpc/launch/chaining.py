@@ -54,8 +54,10 @@ class Chain:
         return None  # time limit, node failure, preemption, or nobody can tell: carry on
 
     def _stop(self, verdict: str, reason: str) -> str:
+        if not self._site.leads:
+            return reason
         run_directory.write_verdict(
-            self._run_path, self._site.job, {"verdict": verdict, "exit_code": 0, "reason": reason}
+            self._run_path, self._site.key, {"verdict": verdict, "exit_code": 0, "reason": reason}
         )  # fmt: skip
         return reason
 

@@ -80,6 +80,12 @@ class Site:
     job: str
     nodes: tuple[str, ...]
     leads: bool  # this supervisor speaks to the user and keeps the chain
+    restarts: int = 0  # how often Slurm has requeued the job
+
+    @property
+    def key(self) -> str:
+        """The name of this job's part of the run: a requeued job is another part."""
+        return f"{self.job}r{self.restarts}" if self.restarts else self.job
 
 
 def site_of(options: LaunchOptions, allocation: Allocation | None) -> Site:
@@ -90,9 +96,9 @@ def site_of(options: LaunchOptions, allocation: Allocation | None) -> Site:
         nodes = (host,) if count == 1 else tuple(f"local{index}" for index in range(count))
         site = Site("local", f"local-{os.getpid()}-{int(time.time())}", nodes, True)
     elif allocation.in_step:
-        site = Site("step", allocation.job, allocation.nodes, allocation.task == 0)
+        site = Site("step", allocation.job, allocation.nodes, allocation.task == 0, allocation.restart_count)
     else:
-        site = Site("batch", allocation.job, allocation.nodes, True)
+        site = Site("batch", allocation.job, allocation.nodes, True, allocation.restart_count)
     wanted = options.min_nodes
     if len(site.nodes) < wanted:
         where = "this machine is 1 node" if site.mode == "local" else f"job {site.job} has {len(site.nodes)} node(s)"
@@ -113,7 +119,7 @@ def placements(
         settings = AgentSettings(
             options=options,
             node=node,
-            job=site.job,
+            job=site.key,
             expected=site.nodes,
             address="127.0.0.1" if site.mode == "local" else node,
             chained=chained,

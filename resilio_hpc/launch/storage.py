@@ -210,7 +210,7 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
                 run_directory.write_verdict(run_path, job, request["verdict"])
         elif operation == "status":
             if reply["epoch"] <= request["status"]["epoch"]:
-                write_atomic(run_path / "status.json", json.dumps(request["status"]).encode())
+                write_atomic(run_path / "status.json", json.dumps(request["status"]).encode(), durable=False)
         elif operation == "past":
             reply |= _past(run_path, job)
         else:

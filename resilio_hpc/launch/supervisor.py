@@ -38,7 +38,7 @@ class Supervisor:
         self.allocation = detect(os.environ)
         self.site = p.site_of(options, self.allocation)
         self.run = run_directory.open_run(Path(options.run_dir))
-        self.ledger = Ledger(self.run.path / "ledger", f"{self.site.job}-supervisor-{self._own_name()}")
+        self.ledger = Ledger(self.run.path / "ledger", f"{self.site.key}-supervisor-{self._own_name()}")
         self.chain = Chain(options, self.site, self.run.path, self.ledger)
         self.placements: list[p.Placement] = []
         self.last_words: list[str] = []
@@ -50,9 +50,9 @@ class Supervisor:
 
     def run_to_verdict(self) -> int:
         """The whole life of a launch. Returns the exit code."""
-        over = self.chain.judge_predecessor() if self.site.leads else None
+        over = self.chain.judge_predecessor()
         if over is not None:
-            self.last_words = [over]
+            self.last_words = [over] if self.site.leads else []
             return 0
         end_time = commands.job_end_time(self.site.job) if self.site.mode != "local" else None
         self.chain.begin()
@@ -99,8 +99,9 @@ class Supervisor:
             alive = self._tend_agents(now, verdict is not None)
             if verdict is None and (now >= next_look or not alive):
                 next_look = now + VERDICT_POLL_S
-                verdict = run_directory.read_verdict(self.run.path, self.site.job)
+                verdict = run_directory.read_verdict(self.run.path, self.site.key)
                 if verdict is not None:
+                    verdict = self._named(verdict)
                     farewell = now + FAREWELL_S
                     self.chain.close(verdict)
             if not alive and (verdict is not None or all(placement.given_up for placement in self.placements)):
@@ -109,13 +110,24 @@ class Supervisor:
                 return verdict
             time.sleep(POLL_S)
 
+    def _named(self, verdict: dict[str, Any]) -> dict[str, Any]:
+        """SIGTERM does not tell its cause, Slurm does: a time limit carries on, the user's cancel does not."""
+        if verdict.get("verdict") != "terminated" or self.site.mode == "local" or not self.site.leads:
+            return verdict
+        name = {"CANCELLED": "cancelled", "TIMEOUT": "time_limit"}.get(commands.job_state(self.site.job))
+        if name is None:
+            return verdict
+        named = {**verdict, "verdict": name, "reason": f"Slurm ended the job: {name.replace('_', ' ')}"}
+        run_directory.write_verdict(self.run.path, self.site.key, named)
+        return named
+
     def _tend_agents(self, now: float, over: bool) -> bool:
         """Restart what ended too early; returns whether any agent runs or will."""
         alive = False
         for placement in self.placements:
             code = placement.ended(now)
             if code is not None and not over:
-                over = run_directory.read_verdict(self.run.path, self.site.job) is not None
+                over = run_directory.read_verdict(self.run.path, self.site.key) is not None
                 if not over:
                     self._agent_ended(placement, code)
             if placement.process is None and not placement.given_up and not over and now >= placement.next_start:
@@ -171,7 +183,7 @@ class Supervisor:
         if verdict is None:
             verdict = {"verdict": "agents_lost", "exit_code": 1, "reason": "every agent ended without a verdict"}
             if self.site.leads:
-                run_directory.write_verdict(self.run.path, self.site.job, verdict)
+                run_directory.write_verdict(self.run.path, self.site.key, verdict)
                 self.chain.close(verdict)
         code = self.chain.exit_code(verdict)
         if self.site.leads:
