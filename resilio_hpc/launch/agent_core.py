@@ -1,59 +1,29 @@
-"""The agent's decisions: whom to follow, what its ranks do in which round, when its lease ends. Pure.
+"""The agent's decisions: whom to follow, when to speak, what to do with the controller's words. Pure.
 
-Everything that touches the world goes through ``Ports``, which the real agent implements with sockets and processes
-and a simulator with virtual ones. Orders may come twice (the controller repeats them when a connection broke), and so
-may answers: both sides take the second for what it is.
+What becomes of the ranks is in ``node_ranks``. Everything that touches the world goes through ``Ports``, which the
+real agent implements with sockets and processes and a simulator with virtual ones.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
-from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_ports import Ports
-from resilio_hpc.launch.local_round import LocalRound
+from resilio_hpc.launch.node_ranks import NodeRanks
 from resilio_hpc.launch.succession import Claim, EpochRecord, Follow, Succession
 
-LEASE_SHARE = 0.8  # of the time after which the controller takes us for lost: our ranks must be gone by then
-FACTS: dict[type, str] = {  # what the controller must not miss of a round; the newest of each name is repeated
-    m.RanksStarted: "started", m.FirstStep: "first step", m.RanksDone: "done", m.RankFailed: "failed",
-    m.SnapshotWhole: "snapshot", m.Persisted: "file", m.PersistFailed: "file", m.Committed: "manifest",
-}  # fmt: skip
 
-
-class AgentCore:
+class AgentCore(NodeRanks):
     """One node's agent. ``hello`` is completed with what changes each time that it is sent."""
 
     def __init__(self, hello: m.Hello, succession: Succession, ports: Ports, heartbeat_timeout_s: float) -> None:
-        self.node = hello.node
+        super().__init__(hello.node, hello.last, ports, heartbeat_timeout_s)
         self.slots = hello.local_world_size
-        self.epoch = 0
-        self.state: m.RoundState | None = hello.last
-        self.local: LocalRound | None = None
-        self.committed: set[int] = set(hello.committed)
-        self.ending: m.End | None = None
         self.warnings: list[str] = []
         self._hello = hello
         self._succession = succession
-        self._ports = ports
-        self._lease_s = heartbeat_timeout_s * LEASE_SHARE
         self._beat_interval = min(1.0, heartbeat_timeout_s / 8)
         self._next_beat = 0.0
-        self._lease = ports.monotonic()
         self._welcomed = False
-        self._prepared = -1  # the round of the last Prepare of this epoch
-        self._highest_round = hello.last.round if hello.last else -1
-        self._started_round = -1  # the last round whose ranks were started in this epoch
-        self._stopped_said = 0.0  # when RanksStopped was sent last
-        self._store: tuple[int, int] = (-1, 0)  # round and port of the store that was asked for here; port 0: not yet
-        self._stopping = False
-        self._ranks_alive = False
-        self._before: LocalRound | None = None  # the local ranks of the last round, once they are being stopped
-        self._facts: dict[tuple[str, int], m.ToController] = {}
-        self._ordered: tuple[int, int, int, str] = (-1, -1, -1, "")  # (epoch, round, step, order) given to the saver
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -92,14 +62,6 @@ class AgentCore:
         }  # fmt: skip
         self._ports.to_controller(m.Hello(**hello))
 
-    def _end_lease(self) -> None:
-        """Nobody may know any more that we train: stop, before another is put in our place."""
-        local = self.local
-        self._ports.record("lease_ended", round=local.number if local else -1)
-        if local is not None:
-            self._tell(self._failure("lease_ended", "no word from the controller", self._ports.unix()))
-        self._stop_ranks()
-
     # -- succession --------------------------------------------------------------------------------------------
 
     def connection_lost(self) -> None:
@@ -130,9 +92,7 @@ class AgentCore:
                 self._ports.record("controller", epoch=step.record.epoch, node=self.node)
                 self._ports.become_controller(step.record.epoch)
             self._welcomed = False
-            self.epoch = step.record.epoch
-            self._prepared = self._started_round = -1
-            self._facts.clear()
+            self._begin_epoch(step.record.epoch)
             self._next_beat = self._ports.monotonic()
             self._ports.follow(step.record)
 
@@ -167,224 +127,9 @@ class AgentCore:
         for fact in self._facts.values():
             self._ports.to_controller(fact)
 
-    def _prepare(self, message: m.Prepare) -> None:
-        if message.round < self._prepared:
-            return
-        if message.round > self._prepared:
-            self._facts.clear()
-        self._prepared = message.round
-        self._highest_round = max(self._highest_round, message.round)
-        if message.open_store:
-            self._open_store(message.round)
-        if self._started_round == message.round:
-            return  # repeated, and late: this round is running
-        if self._ranks_alive or self._stopping:
-            self._stop_ranks()
-        else:
-            self._say_stopped()
-
-    def _open_store(self, round_number: int) -> None:
-        number, port = self._store
-        if number != round_number:
-            self._store = (round_number, 0)
-            self._ports.open_store(round_number)
-        elif port:
-            self._ports.to_controller(m.StoreReady(self.node, self.epoch, round_number, port))
-
-    def _stop_ranks(self) -> None:
-        self._before, self.local = self.local or self._before, None
-        if not self._stopping:
-            self._stopping = True
-            self._ports.stop_ranks(False, 0.0, self._prepared)
-
-    def _say_stopped(self) -> None:
-        if self._prepared < 0 or self._started_round == self._prepared:
-            return
-        self._stopped_said = self._ports.monotonic()
-        known = self.state.round if self.state else -1
-        completed = self._before.furthest if self._before and self._before.number == known else -1
-        self._ports.to_controller(
-            m.RanksStopped(self.node, self.epoch, self._prepared, self._ports.held(), known, completed)
-        )
-
-    def _start(self, message: m.Start) -> None:
-        number = message.state.round
-        if number < self._prepared or number <= self._started_round:
-            return
-        self.state = message.state
-        self._ports.keep(message.state)
-        self.committed |= set(message.state.committed)
-        self._highest_round = max(self._highest_round, number)
-        self._started_round = number
-        self._before = None
-        member = next((x for x in message.state.members if x.node == self.node), None)
-        # Snapshots beyond the restore point belong to a life whose steps will be computed anew: never mix the two. A
-        # node that waits takes no part in the new life at all.
-        keep = message.restore.step if message.restore is not None and member is not None else -1
-        self._ports.forget_snapshots_after(keep)
-        if member is None:
-            return
-        self.local = LocalRound(self.node, message.state, member, message.restore)
-        if self._stopping or self._prepared != number:
-            self._tell(self._failure("spawn", "this node was not prepared for the round", self._ports.unix()))
-            return
-        self._ranks_alive = True
-        self._lease = max(self._lease, self._stopped_said + self._lease_s)  # the controller has heard that
-        self._ports.spawn(self.local, message)
-
-    def _during_round(self, message: m.ToAgent) -> None:
-        local = self.local
-        if isinstance(message, m.StageReached):
-            if message.stage == "committed":
-                self.committed.add(message.step)
-            for rank in local.attached if local else ():
-                self._ports.tell_rank(rank, rank_link.Stage(message.step, message.stage, message.error))
-        elif local is None or getattr(message, "round", -1) != local.number:
-            return
-        elif isinstance(message, m.Persist | m.Commit):
-            self._write(message, local)
-        elif isinstance(message, m.ProposeStop):
-            for rank in local.attached:
-                self._ports.tell_rank(rank, rank_link.StopAt(message.target))
-            self._send_all(local.propose_stop(message.target))
-        elif isinstance(message, m.ConfirmStop):
-            local.stop_confirmed = local.target == message.target
-            for rank in local.attached:
-                self._ports.tell_rank(rank, rank_link.StopConfirmed(message.target))
-        elif isinstance(message, m.TerminateRanks) and not local.terminating:
-            local.terminating = True
-            self._ports.terminate_ranks()
-
-    def _write(self, message: m.Persist | m.Commit, local: LocalRound) -> None:
-        order = (message.epoch, message.round, message.step, type(message).__name__)
-        if order == self._ordered:
-            return  # repeated: its answer is on the way, or among the facts that are said again
-        self._ordered = order
-        if isinstance(message, m.Commit):
-            self._ports.commit(message)
-        else:
-            world = sum(member.local_world_size for member in self.state.members) if self.state else 0
-            self._ports.persist(message, local.member, world)
-
-    def _end(self, message: m.End) -> None:
-        self.ending = message
-        self.local = None
-        if self._ranks_alive or self._stopping:
-            self._stopping = True
-            self._ports.stop_ranks(True, 1.0, 1 << 30)
-        else:
-            self._leave()
-
-    def _leave(self) -> None:
-        assert self.ending is not None
-        self._ports.to_controller(m.Goodbye(self.node, self.epoch, self.ending.verdict))
-        self._ports.leave(self.ending.verdict, self.ending.exit_code)
-
-    # -- the node's own events ---------------------------------------------------------------------------------
-
-    def all_stopped(self) -> None:
-        """Every rank and descendant is gone."""
-        self._stopping = False
-        self._ranks_alive = False
-        self._before, self.local = self.local or self._before, None
-        if self.ending is not None:
-            self._leave()
-        else:
-            self._say_stopped()
-
-    def store_ready(self, round_number: int, port: int) -> None:
-        """The store of a round is open."""
-        if round_number == self._store[0]:
-            self._store = (round_number, port)
-            self._ports.to_controller(m.StoreReady(self.node, self.epoch, round_number, port))
-
-    def ranks_started(self, round_number: int, seconds: float, mode: str) -> None:
-        """All local ranks run."""
-        self._tell(m.RanksStarted(self.node, self.epoch, round_number, seconds, mode))
-
-    def store_died(self, round_number: int, error: str, at: float) -> None:
-        """The rendezvous store of a round is gone: its ranks cannot meet, so the round is tried again."""
-        if round_number == self._prepared:
-            self._store = (-1, 0)
-            self._tell(self._failure("store_lost", f"rendezvous store: {error}", at))
-
-    def give_up(self, reason: str) -> None:
-        """This node cannot run ranks: leave the run to the others."""
-        self._ports.to_controller(m.Goodbye(self.node, self.epoch, reason))
-        self.ending = m.End(self.epoch, "agent_failed", 1)
-
-    def rank_said(self, round_number: int, local_rank: int, message: rank_link.RankMessage) -> None:
-        """A rank of a round said something; other rounds' ranks are not heard."""
-        local = self.local
-        if local is None or local.number != round_number or local_rank not in local.ranks:
-            return
-        answers = local.said(local_rank, message, self._ports.monotonic())
-        self._send_all(answers)
-        if self.state is not None and any(isinstance(answer, m.FirstStep) for answer in answers):
-            self.state = msgspec.structs.replace(self.state, steps_reported=True)  # the next controller must know
-            self._ports.keep(self.state)
-        if isinstance(message, rank_link.Attach):
-            for word in local.pending_stop():
-                self._ports.tell_rank(local_rank, word)
-
-    def rank_exited(
-        self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
-    ) -> None:
-        """A rank ended by itself (not because we stopped it)."""
-        if self.local is None or self._stopping or local_rank not in self.local.ranks:
-            return
-        self._send_all(self.local.exited(local_rank, exit_code, signal, at, error))
-
-    def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
-        """A rank could not be started."""
-        if self.local is not None and not self._stopping:
-            self._tell(self._failure("spawn", error, at, local_rank))
-
-    def spawner_died(self, at: float) -> None:
-        """The spawner is gone and its ranks and stores with it; a new one is being started."""
-        was_needed = (self.local is not None and self._ranks_alive) or self._store[0] == self._prepared >= 0
-        if was_needed and self.ending is None:
-            self._tell(self._failure("spawner_lost", "the process that forks ranks was killed", at))
-        self._store = (-1, 0)
-        self.all_stopped()
-
-    def persisted(self, round_number: int, step: int, record: dict[str, Any]) -> None:
-        """The saver wrote this node's file."""
-        self._tell(m.Persisted(self.node, self.epoch, round_number, step, record))
-
-    def persist_failed(self, round_number: int, step: int, error: str) -> None:
-        """The saver could not write."""
-        self._tell(m.PersistFailed(self.node, self.epoch, round_number, step, error))
-
-    def commit_done(self, step: int, seconds: float) -> None:
-        """The saver wrote the manifest."""
-        self.committed.add(step)
-        self._tell(m.Committed(self.node, self.epoch, step, seconds))
-
     def warned(self, signal: str) -> None:
         """A signal reached this agent. Kept, so that the next controller hears of it too."""
         if signal not in self.warnings:
             self.warnings.append(signal)
         if self._welcomed:
             self._ports.to_controller(m.Warned(self.node, self.epoch, signal))
-
-    # -- saying it ---------------------------------------------------------------------------------------------
-
-    def _failure(self, kind: str, text: str, at: float, local_rank: int = 0) -> m.RankFailed:
-        """A failure that is not a rank's own, of the round that runs here or is being prepared."""
-        local = self.local
-        number = local.number if local else self._prepared
-        rank = local.ranks[local_rank].rank if local and local_rank in local.ranks else 0
-        failure = m.RankFailure(self.node, rank, local_rank, kind, at, None, None, text)
-        return m.RankFailed(self.node, self.epoch, number, failure)
-
-    def _tell(self, message: m.ToController) -> None:
-        """Tell the controller, and again if the connection breaks."""
-        name = FACTS.get(type(message))
-        if name is not None:
-            self._facts[name, message.failure.local_rank if isinstance(message, m.RankFailed) else 0] = message
-        self._ports.to_controller(message)
-
-    def _send_all(self, messages: list[m.ToController]) -> None:
-        for message in messages:
-            self._tell(message)

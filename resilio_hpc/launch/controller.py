@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.checkpoint_phase import CheckpointPhase
+from resilio_hpc.launch.checkpoint_phase import CheckpointMessage, CheckpointPhase
 from resilio_hpc.launch.controller_state import (
     Action,
     AskPast,
@@ -32,7 +32,6 @@ from resilio_hpc.launch.incidents import Incidents
 from resilio_hpc.launch.rounds import Rounds
 from resilio_hpc.launch.stop_phase import StopPhase
 
-TAKEOVER_S = 6.0  # within this time agents that lost their controller have claimed the next epoch
 FAREWELL_S = 3.0  # how long the other agents may take to leave before the controller's own agent does
 
 
@@ -62,7 +61,6 @@ class Controller:
         self._adopted: tuple[int, int] = (-1, -1)  # (epoch, round) of the newest soft state taken over
         self._end: m.End | None = None
         self._own_end_due: float | None = None
-        self._ask_past_at: float | None = None
         self._out: list[Action] = []
 
     # -- entry points ------------------------------------------------------------------------------------------
@@ -90,9 +88,7 @@ class Controller:
             self._let_go()
         else:
             self.incidents.find_lost_nodes()
-            if self._ask_past_at is not None and self.now() >= self._ask_past_at:
-                self._ask_past_at = None
-                self._out.append(AskPast())
+            self.incidents.ask_when_due()
             if self.phase == "gathering":
                 self.rounds.try_round()
             elif self.phase in ("preparing", "starting"):
@@ -127,7 +123,7 @@ class Controller:
         """Messages of this epoch."""
         if isinstance(message, m.RankFailed):
             self.incidents.rank_failed(message)
-        elif isinstance(message, CHECKPOINT_MESSAGES):
+        elif isinstance(message, CheckpointMessage):
             self.checkpoints.handle(message)
         elif isinstance(message, m.Warned):
             self.stop.warned(message.signal, message.node)
@@ -283,14 +279,6 @@ class Controller:
         connected = [member for member in self.members if member.node in self.agents.keys() - self.lost]
         return len(connected) * 2 >= len(self.members) or self.now() - self.began < self.config.heartbeat_timeout_s
 
-    def doubt(self) -> None:
-        """Nodes fell silent. Where less than a majority is left, perhaps we are cut off and another leads the others:
-        act only after the run directory has told that nobody else does, and, with less than half, had time to."""
-        connected = [member for member in self.members if member.node in self.agents.keys() - self.lost]
-        if self.members and len(connected) * 2 <= len(self.members):
-            self.informed = False
-            self._ask_past_at = self.now() + (0.0 if self.leads() else TAKEOVER_S)
-
     def set_phase(self, phase: str) -> None:
         """Enter a phase."""
         self.phase = phase
@@ -305,6 +293,10 @@ class Controller:
         for node in self.agents:
             self.send(node, message)
 
+    def ask_past(self) -> None:
+        """Queue a question to the run directory."""
+        self._out.append(AskPast())
+
     def record(self, kind: str, /, **fields: Any) -> None:
         """Queue a ledger entry."""
         self._out.append(Record(kind, fields))
@@ -312,6 +304,3 @@ class Controller:
     def _flush(self) -> list[Action]:
         out, self._out = self._out, []
         return out
-
-
-CHECKPOINT_MESSAGES = (m.SnapshotWhole, m.Persisted, m.PersistFailed, m.Committed)

@@ -13,6 +13,7 @@ from resilio_hpc.launch.recovery import Plan
 if TYPE_CHECKING:
     from resilio_hpc.launch.controller import Controller
 
+TAKEOVER_S = 6.0  # within this time agents that lost their controller have claimed the next epoch
 KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 PREPARATION_KINDS = ("store_lost", "spawner_lost", "spawn")  # failures that can come before any rank runs
 
@@ -48,6 +49,7 @@ class Incidents:
     def __init__(self, controller: Controller) -> None:
         self.current: Incident | None = None
         self._controller = controller
+        self._ask_past_at: float | None = None
 
     def first_failure(self) -> m.RankFailure | None:
         """The rank failure to blame for the open incident."""
@@ -87,8 +89,23 @@ class Incidents:
             if node not in controller.lost:
                 controller.record("node_lost", node=node, silent_s=round(now - last, 3))
             controller.lost.add(node)
-        controller.doubt()  # perhaps it is we who are cut off
+        self._doubt()
         self.nodes_gone(list(heard), controller.unix() - (now - min(heard.values())))
+
+    def _doubt(self) -> None:
+        """Where less than a majority is left, perhaps we are cut off and another controller leads the others: act only
+        after the run directory has told that nobody else does, and, with less than half, has had time to."""
+        controller = self._controller
+        connected = [member for member in controller.members if member.node in controller.agents]
+        if controller.members and len(connected) * 2 <= len(controller.members):
+            controller.informed = False
+            self._ask_past_at = controller.now() + (0.0 if controller.leads() else TAKEOVER_S)
+
+    def ask_when_due(self) -> None:
+        """Ask the run directory about our doubt."""
+        if self._ask_past_at is not None and self._controller.now() >= self._ask_past_at:
+            self._ask_past_at = None
+            self._controller.ask_past()
 
     def nodes_gone(self, nodes: Sequence[str], since: float) -> None:
         """Nodes are lost or left; ``since`` in Unix seconds."""

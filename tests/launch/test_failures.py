@@ -7,7 +7,7 @@ from virtual_cluster.ranks import Script
 from virtual_cluster.world import World
 
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.agent_core import LEASE_SHARE
+from resilio_hpc.launch.node_ranks import LEASE_SHARE
 
 
 def recovered(world: World) -> dict[str, object]:
