@@ -9,13 +9,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.demo.play import Play, Result
 from resilio_hpc.demo.scenario import QUICK, Scenario
+from resilio_hpc.demo.screen import Screen
 from resilio_hpc.demo.stage import LocalStage, SlurmStage, Stage, binds, why_no_slurm
 from resilio_hpc.report.goodput import goodput
 from resilio_hpc.slurm.devcluster import DevCluster
@@ -36,18 +36,24 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="smaller and shorter")
     parser.add_argument("--local", action="store_true", help="on this machine, without Slurm")
     parser.add_argument("--slurm", default="22.05", choices=("22.05", "24.11", "26.05"), help="Slurm series")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="keep what is shown as an SVG picture")
     options = parser.parse_args(argv)
-    console = Console(highlight=False, soft_wrap=True)
+    screen = Screen()
     try:
-        return _demo(options, console)
+        if options.picture and not options.picture.absolute().parent.is_dir():
+            raise UsageError(f"--picture {options.picture}: there is no directory {options.picture.absolute().parent}")
+        code = _demo(options, screen)
+        if options.picture:
+            screen.save_picture(options.picture, "resilio demo" + " --quick" * options.quick)
+        return code
     except ResilioError as error:
         print(f"resilio demo: error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130
 
 
-def _demo(options: argparse.Namespace, console: Console) -> int:
+def _demo(options: argparse.Namespace, console: Screen) -> int:
     scenario = QUICK if options.quick else Scenario()
     options.out.mkdir(parents=True, exist_ok=True)
     reason = "asked for" if options.local else why_no_slurm()
@@ -70,7 +76,9 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
         + (f"{result.goodput:.1%}" if result.goodput is not None else "unknown")
         + f"   final parameters identical to the undisturbed run: [bold]{'yes' if result.identical else 'NO'}[/bold]"
     )
-    console.print(f"the facts: {options.out}/summary.json   the runs: {options.out}/disturbed, {options.out}/undisturbed")
+    console.print(
+        f"the facts: {options.out}/summary.json   the runs: {options.out}/disturbed, {options.out}/undisturbed"
+    )
     return 0 if result.success else 1
 
 
