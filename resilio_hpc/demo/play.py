@@ -111,7 +111,7 @@ class Play:
         self._stage.begin("disturbed", launch_command(self._stage, self._scenario, "disturbed", True), True)
 
         def act(events: list[Event], step: int) -> None:
-            if self._broken is not None and self._calm(events):
+            if self._broken is not None and (self._calm(events) or self._job_ended_since_the_blow(events)):
                 self._say(f"{self._broken} is repaired and powered on; this job does not use it again, the next may")
                 self._stage.repair(self._broken)
                 self._broken = None
@@ -168,9 +168,13 @@ class Play:
     def _calm(self, events: list[Event]) -> bool:
         """Whether the run has come over the last fault and made a step since: one fault at a time is shown here."""
         last = self._blows[-1].at if self._blows else 0.0
-        recovered = not self._blows or any(e.kind == "recovered" and e.time > last for e in events)
+        recovered = not self._blows or outcome("", "", last, events).recovered
         verdicts = [e for e in events if e.kind in ("first_step", "stopping", "launch", "rank_failed", "node_lost")]
         return recovered and bool(verdicts) and verdicts[-1].kind == "first_step"
+
+    def _job_ended_since_the_blow(self, events: list[Event]) -> bool:
+        """The time limit came before the recovery: the next job may need the broken node to begin at all."""
+        return any(e.kind == "launch_ends" and e.time > self._blows[-1].at for e in events)
 
     def _strike(self, strike: Strike, events: list[Event], step: int) -> None:
         controller = next((e for e in reversed(events) if e.kind == "controller"), None)

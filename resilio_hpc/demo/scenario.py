@@ -68,9 +68,16 @@ class Fault:
 
 
 def outcome(kind: str, node: str, struck_at: float, events: list[Event]) -> Fault:
-    """Find in the ledger how the run came over a fault that struck at ``struck_at`` (Unix seconds). Pure."""
+    """Find in the ledger how the run came over a fault that struck at ``struck_at`` (Unix seconds). Pure.
+
+    Where the job's time limit came first, it is the next job that trains again.
+    """
+    job_ended = False
     for event in events:
-        if event.kind == "recovered" and event.time > struck_at:
+        if event.time <= struck_at:
+            continue
+        job_ended = job_ended or event.kind == "verdict"
+        if event.kind == "recovered" or (event.kind == "first_step" and job_ended):
             stepped = event.fields.get("at", event.time)
             lost = event.fields.get("lost_steps")
             return Fault(kind, node, True, round(max(0.0, float(stepped) - struck_at), 3), lost)
