@@ -1,0 +1,33 @@
+"""The snippets of docs/checkpoints.md run as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
+SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_there_are_snippets() -> None:
+    assert len(SNIPPETS) == 2
+
+
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+def test_a_snippet_runs(number: int, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RESILIO_")}
+    done = subprocess.run(
+        [sys.executable, "-c", SNIPPETS[number]],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "checkpoints" / "latest").exists()
