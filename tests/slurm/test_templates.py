@@ -130,6 +130,17 @@ def test_warnings_before_the_time_limit_reach_the_agents_and_nobody_dies_of_them
     assert [e.kind for e in events if e.kind in ("rank_failed", "spawner_died", "saver_died", "agent_ended")] == []
 
 
+def test_a_job_from_python(repaired_cluster: DevCluster) -> None:
+    example = [sys.executable, str(EXAMPLES / "submit_with_submitit.py")]
+    options = ["--nodes=2", "--ranks-per-node=1", "--cpus-per-node=2", "--folder=/shared/template-submitit"]
+    path = f"{Path(sys.executable).parent}:{repaired_cluster.environment()['PATH']}"
+    done = repaired_cluster.run("ctl", [*example, *options, *GPT], PATIENCE_S, env={"PATH": path})
+    assert "exit codes [0, 0]" in done.stdout
+    run = repaired_cluster.shared / "template-submitit" / "run"
+    assert json.loads((run / "verdict.json").read_text())["verdict"] == "completed"
+    assert "lacks" not in "".join(log.read_text() for log in run.parent.glob("*.err"))
+
+
 def _wait_for(submitted: Submitted, kind: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while True:
