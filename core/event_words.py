@@ -109,6 +109,14 @@ def _rank_failed(f: Fields) -> str:
     return f"{who} {said}{': ' if message else ''}{message}"
 
 
+def _waiting(f: Fields) -> str:
+    absent = [str(node) for node in f.data.get("absent") or []]
+    return (
+        f"waiting for {names(absent)}: {plural(f.whole('have'), 'node')} of at least {f.whole('want')} came so far; "
+        f"for {f.whole('up_to_s')} s more (--join-timeout)"
+    )
+
+
 def _start(f: Fields) -> str:
     source, _, step = f.text("restore").partition(":")
     going_on = f"restoring {restored(source, int(step))}" if step.isdigit() else "from the beginning"
@@ -183,6 +191,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "agent_joined": lambda f: f"agent of {f.text('node', '?')} joined",
     "agent_left": lambda f: f"agent of {f.text('node', '?')} left: {f.text('reason')}",
     "node_lost": lambda f: f"node {f.text('node', '?')} lost: silent for {seconds(f.number('silent_s'))}",
+    "waiting": _waiting,
     "round": lambda f: (
         f"round {f.whole('round')}: {plural(f.whole('world_size'), 'rank')} on {names(f.texts('members'))}"
     ),

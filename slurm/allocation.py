@@ -9,6 +9,11 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.slurm.hostlist import expand, expand_counts
 
 
+# Slurm numbers the batch script, an interactive shell and the like from here on (SLURM_MAX_NORMAL_STEP_ID); from 24.11
+# on a batch script finds such a number in its environment, before that none.
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
 @dataclass(frozen=True)
 class Allocation:
     """``in_step``: this process is a task of an srun step (else of the batch script). ``task``: its number there."""
@@ -29,7 +34,8 @@ def detect(environment: Mapping[str, str]) -> Allocation | None:
     job = environment.get("SLURM_JOB_ID")
     if not job:
         return None
-    in_step = "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment
+    step = environment.get("SLURM_STEP_ID", "")
+    in_step = step.isdecimal() and int(step) < FIRST_SPECIAL_STEP and "SLURM_PROCID" in environment
     names = environment.get("SLURM_STEP_NODELIST" if in_step else "SLURM_JOB_NODELIST") or environment.get(
         "SLURM_NODELIST", ""
     )

@@ -11,7 +11,7 @@ from resilio_hpc.core.event_words import words
 from resilio_hpc.core.json_fields import Fields
 
 ANNOUNCED = frozenset({
-    "round", "rank_failed", "node_lost", "decision", "recovered", "slow_start", "persist_failed", "stopping",
+    "waiting", "round", "rank_failed", "node_lost", "decision", "recovered", "slow_start", "persist_failed", "stopping",
     "stop_overdue", "agent_left",
 })  # fmt: skip
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from resilio_hpc.launch.controller import Controller
     from resilio_hpc.launch.controller_state import KnownAgent
 
+WAITING_SAID_AFTER_S = 10.0
+
 
 class Rounds:
     """Leads from ``gathering`` over ``preparing`` and ``starting`` to ``running``."""
@@ -25,6 +27,7 @@ class Rounds:
         self._store_port: int | None = None
         self._start: m.Start | None = None
         self._first_step_round = -1
+        self._waiting_said = False
 
     def adopt(self, state: m.RoundState) -> None:
         """Go on after an earlier controller: its members are awaited, nobody else."""
@@ -55,10 +58,23 @@ class Rounds:
             reason = f"{len(usable)} node(s) joined within --join-timeout, {shape.minimum} needed"
             controller.finish("not_enough_nodes", 1, reason)
             return
+        if coming:
+            self._say_waiting(len(usable))
         candidates = [self._candidate(node) for node in usable]
         members = choose(candidates, [member.node for member in controller.members], shape, coming)
         if members:
             self._prepare(tuple(members))
+
+    def _say_waiting(self, usable: int) -> None:
+        """Nobody should wonder why nothing happens: after a while, say which nodes have not come."""
+        controller = self._controller
+        if self._waiting_said or controller.now() - controller.began < WAITING_SAID_AFTER_S:
+            return
+        self._waiting_said = True
+        gone = controller.agents.keys() | controller.lost | controller.left
+        absent = [node for node in controller.config.expected if node not in gone]
+        until = round(max(0.0, self._join_until - controller.now()))
+        controller.record("waiting", have=usable, want=controller.config.shape.minimum, absent=absent, up_to_s=until)
 
     def _coming(self) -> int:
         """Nodes that may still appear: members whose agent restarts, and all others while the join window is open."""
