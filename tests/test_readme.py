@@ -1,0 +1,38 @@
+"""What README.md shows works as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from resilio_hpc.launch.placements import missing_survival_flags
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+SETTING = """
+import torch
+model = torch.nn.Linear(4, 1)
+state, total = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}, 250
+"""
+
+
+def test_the_training_scripts_lines_save_and_go_on(tmp_path: Path) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RESILIO_")}
+    for total in (250, 300):
+        script = SETTING.replace("250", str(total)) + snippet + "print(start)"
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == {250: "0", 300: "250"}[total]
+
+
+def test_every_srun_that_pages_show_has_the_survival_flags() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    commands = [line for page in pages for line in page.read_text().splitlines() if re.match(r"srun .*resilio-l", line)]
+    assert len(commands) >= 2
+    assert [command for command in commands if missing_survival_flags(command.split())] == []
