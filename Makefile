@@ -15,7 +15,7 @@ test: setup ## lint, types and the quick tests
 	@scripts/test.sh -m "not slow"
 
 test-all: setup ## the same with the long runs
-	@scripts/test.sh
+	@RESILIO_TEST_SLURM=24.11,26.05 scripts/test.sh
 
 lint: setup ## ruff and mypy alone
 	@scripts/lint.sh
