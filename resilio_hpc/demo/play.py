@@ -78,6 +78,7 @@ class Play:
         self._say = say
         self._blows: list[Blow] = []
         self._broken: str | None = None
+        self._told: dict[str, int] = {}  # events of each run that have been passed on
 
     def perform(self, goodput: Callable[[list[Event]], float | None]) -> Result:
         """Both runs and the comparison. Raises ResilioError when a run does not end as it should."""
@@ -128,7 +129,7 @@ class Play:
     def _follow(self, name: str, limit_s: float, act: Callable[[list[Event], int], None]) -> None:
         """Watch a run until nothing of it runs any more; pass on what it says about faults."""
         deadline = time.monotonic() + limit_s
-        told = 0
+        told = self._told.get(name, 0)
         warned = False
         while self._stage.running():
             s.wait(POLL_S)
@@ -139,7 +140,7 @@ class Play:
             act(events, step)
             for event in events[told:]:
                 self._tell(event)
-            told = len(events)
+            told = self._told[name] = len(events)
             if isinstance(self._stage, s.LocalStage) and name == "disturbed" and not warned:
                 warned = step > 0.6 * self._scenario.steps and self._calm(events) and self._warn_local()
             if time.monotonic() > deadline:

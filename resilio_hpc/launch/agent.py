@@ -21,7 +21,7 @@ import zmq
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import ResilioError, WireError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import announce, process_tree, run_directory
+from resilio_hpc.launch import announce, last_one_out, process_tree, run_directory
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.agent_settings import AgentSettings
@@ -309,7 +309,11 @@ def main(argv: list[str]) -> int:
     if settings.supervisor_pid:
         process_tree.die_with_parent(settings.supervisor_pid)
     try:
-        return Agent(settings).run_forever()
+        agent = Agent(settings)
+        code = agent.run_forever()
+        if not settings.supervisor_pid and settings.expected[0] in agent.host.absent:  # the batch host is the first
+            last_one_out.close_job(agent.run.path, settings.job)
+        return code
     except ResilioError as error:
         print(f"resilio-launch: error: {error}", file=sys.stderr)
         return 1

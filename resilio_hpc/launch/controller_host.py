@@ -51,6 +51,8 @@ class ControllerHost:
     ) -> None:
         self.socket, self.port = wire.listen(context, keys, bind_host)
         self.controller: Controller | None = None
+        self.absent: tuple[str, ...] = ()
+        """Nodes of the job without an agent when our verdict fell."""
         self._identities: dict[str, bytes] = {}
         self._ledger = ledger
         self._storage = storage
@@ -148,6 +150,8 @@ class ControllerHost:
             wire.send(self.socket, [identity, m.to_agent.encode(message)])
 
     def _finish(self, finish: Finish) -> None:
+        if self.controller is not None:
+            self.absent = tuple(node for node in self.controller.config.expected if node not in self.controller.agents)
         self._ledger.append("verdict", verdict=finish.verdict, reason=finish.reason, **finish.fields)
         self._verdict = {
             "verdict": finish.verdict, "exit_code": finish.exit_code, "reason": finish.reason, **finish.fields,
