@@ -38,6 +38,7 @@ class Drill:
     kind: str = ""  # the recovery that the ledger must hold
     time_limit: int = 30  # minutes
     world_size: int = 6
+    srun: bool = False  # the other way in: one srun for all agents
 
 
 DRILLS = (
@@ -49,6 +50,9 @@ DRILLS = (
     Drill("node power cut, with a spare", "power", nodes=4, spares=1, kind="node_lost"),
     Drill("node power cut, no spare", "power", nnodes="2:3", kind="node_lost", world_size=4),
     Drill("time limit", "", steps=1200, launch_arguments=("--chain",), time_limit=1, kind="time_limit"),
+    Drill("srun: rank SIGKILL", "rank", kind="rank_killed", srun=True),
+    Drill("srun: agent SIGKILL", "agent", kind="agent_lost", srun=True),
+    Drill("srun: node power cut, with a spare", "power", nodes=4, spares=1, kind="node_lost", srun=True),
     Drill("scancel", "scancel", verdict="cancelled", launch_arguments=("--chain",)),
 )
 
@@ -106,10 +110,11 @@ class DrillRun:
             f"--run-dir=/shared/{self._name}", *drill.launch_arguments, str(SCRIPT), f"--steps={drill.steps}",
             f"--result=/shared/{self._name}.result", *drill.script_arguments,
         ]  # fmt: skip
+        srun = "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 " if drill.srun else ""
         return (
             f"#!/bin/bash\n#SBATCH --nodes={drill.nodes} --no-kill --time={drill.time_limit} --job-name=drill\n"
             f"#SBATCH --output=/shared/{self._name}.txt --open-mode=append\n"
-            f"exec {launcher} {' '.join(arguments)}\n"
+            f"exec {srun}{launcher} {' '.join(arguments)}\n"
         )
 
     def _in_queue(self) -> bool:
