@@ -1,0 +1,45 @@
+"""The node of the batch script loses power: the others train on, and nothing of the job is left behind."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.demo import counting
+from resilio_hpc.demo.stage import events_of
+from resilio_hpc.slurm.devcluster import DevCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+PATIENCE_S = 150.0
+
+
+def test_the_survivors_finish_the_run_and_close_its_jobs(repaired_cluster: DevCluster) -> None:
+    cluster = repaired_cluster
+    launcher = Path(sys.executable).with_name("resilio-launch")
+    job = cluster.submit(
+        "#!/bin/bash\n#SBATCH --nodes=3 --no-kill --time=30 --output=/shared/batch-host.txt --open-mode=append\n"
+        f"exec {launcher} --spares=1 --chain --run-dir=/shared/batch-host {Path(counting.__file__).resolve()} "
+        "--steps=200 --result=/shared/batch-host.result\n"
+    )
+    run = cluster.shared / "batch-host"
+    deadline = time.monotonic() + PATIENCE_S
+
+    def wait_for(what: str, reached: bool) -> bool:
+        assert time.monotonic() < deadline, f"never {what}: {(cluster.shared / 'batch-host.txt').read_text()}"
+        time.sleep(0.0 if reached else 0.1)
+        return reached
+
+    while not wait_for("committed", any(event.kind == "committed" for event in events_of(run))):
+        pass
+    batch_host = str(next(event.fields["nodes"] for event in events_of(run) if event.kind == "launch")[0])
+    cluster.crash(batch_host)
+    while not wait_for("closed", not cluster.run("ctl", ["squeue", "-h", "-t", "PD,R"]).stdout.strip()):
+        pass
+    assert json.loads((run / "verdict.json").read_text())["verdict"] == "completed"
+    result = json.loads((cluster.shared / "batch-host.result").read_text())
+    assert result["values"] == [counting.expected(200, 2)]
+    assert cluster.job_state(job) in ("CANCELLED", "COMPLETING", "COMPLETED", "NODE_FAIL")
