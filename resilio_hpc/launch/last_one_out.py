@@ -19,10 +19,13 @@ from resilio_hpc.slurm import chain, commands
 SUPERVISOR_DEAD_S = 30.0
 
 
-def close_job(run_path: Path, job: str) -> None:
-    """Wait until a supervisor would have ended us; then cancel the next job, if it has nothing to do, and this one."""
+def close_job(run_path: Path, part: str) -> None:
+    """``part`` names this job's part of the run (``placements.Site.key``): the job's number, and how often requeued.
+
+    Wait until a supervisor would have ended us; then cancel the next job, if it has nothing to do, and this one."""
     time.sleep(SUPERVISOR_DEAD_S)
-    verdict = run_directory.read_verdict(run_path, job)
+    verdict = run_directory.read_verdict(run_path, part)
+    job = part.partition("r")[0]
     say(f"the batch host of job {job} is lost: the job is closed from here")
     jobs = [link.job for link in chain.read_links(run_path)]
     following = jobs[jobs.index(job) + 1 :] if job in jobs else []
