@@ -92,8 +92,9 @@ def main() -> int:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return 0  # the parent died before the request to die with it
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):  # Ctrl-C and Slurm's warnings reach the whole
-        signal.signal(number, signal.SIG_IGN)  # group or step; the agent decides when we end
+    # Ctrl-C and Slurm's signals may reach the whole group or step; the agent decides when we end.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # a stray print of some library must not become an answer

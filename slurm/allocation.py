@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.slurm.hostlist import expand, expand_counts
 
-
 # Slurm numbers the batch script, an interactive shell and the like from here on (SLURM_MAX_NORMAL_STEP_ID); from 24.11
 # on a batch script finds such a number in its environment, before that none.
 FIRST_SPECIAL_STEP = 0xFFFFFFF0

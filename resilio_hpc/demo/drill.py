@@ -164,6 +164,8 @@ class DrillRun:
         if self.drill.strike and self._struck_at is None:
             raise ResilioError("the fault was never injected: training made no progress")
         self._judge_verdict()
+        if self.drill.strike == "scancel" and not any(event.kind == "stop_agreed" for event in events):
+            raise ResilioError("the ranks did not agree on a step to save before they ended")
         overlapping = rounds_overlap(events)
         if overlapping:
             raise ResilioError(overlapping)

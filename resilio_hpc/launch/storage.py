@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -172,6 +173,7 @@ def main() -> int:
     run_path, spool, job, parent = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     die_with_parent(parent)
     outlive_warnings()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm may send it to the whole step; the agent decides
     drain = Drain(spool, run_path)
     buffer = b""
     next_drain = 0.0

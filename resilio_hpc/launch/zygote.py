@@ -89,9 +89,11 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_terminate)
         self._terminated = False
+        self._agent = os.getppid()
 
     def _on_terminate(self, *_: object) -> None:
-        self._terminated = True
+        """From the kernel, since the agent died; or from Slurm to the whole step, which is the agent's affair."""
+        self._terminated = os.getppid() != self._agent
 
     def serve(self) -> Task:
         """Carry out commands until the agent is gone."""
@@ -265,6 +267,7 @@ def main() -> None:
     process_tree.set_name("resilio-spawner")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process_tree.outlive_warnings()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # while importing; then see _on_terminate
     os.set_inheritable(options.fd, False)
     if not options.why_not_fork:
         options = _preload(options)

@@ -6,6 +6,8 @@ Everything here is optional, and without our launcher it is a plain loop that sa
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +108,15 @@ def attach() -> Run:
     return _attached[0]
 
 
+def _leave_sigterm_to_the_agent() -> None:
+    """Slurm may send SIGTERM to every process of a step; the agent turns it into a stop that all ranks agree on.
+
+    A handler of the script's own stays. Outside of the main thread nothing can be set, and nothing is.
+    """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def _attach(environment: Mapping[str, str]) -> Run:
     link = agent_link.current(environment)
     place = Place.read(environment)
@@ -126,4 +137,5 @@ def _attach(environment: Mapping[str, str]) -> Run:
         link.subscribe(StopConfirmed, stop.on_stop_confirmed)
         link.on_close(stop.on_lost)
         run._link, run._stop = link, stop
+        _leave_sigterm_to_the_agent()
     return run
