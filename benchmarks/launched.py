@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,6 +160,9 @@ def launched(launcher: Launcher, ranks: int, script: Path, arguments: Sequence[s
         yield Launched(processes[-1], directory, ranks)
     finally:
         leftovers = {directory, memory, *shared_memory(marked(str(directory)))}
+        processes[-1].terminate()  # an orderly end first: what is killed as a whole leaves its shared memory behind
+        with suppress(subprocess.TimeoutExpired):
+            processes[-1].wait(20.0)
         kill_marked(str(directory))
         for process in processes:
             process.wait()

@@ -19,9 +19,9 @@ import msgspec
 import zmq
 
 from resilio_hpc.core import rank_link, wire
-from resilio_hpc.core.errors import ResilioError, WireError
+from resilio_hpc.core.errors import LaunchError, ResilioError, WireError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import announce, last_one_out, process_tree, run_directory
+from resilio_hpc.launch import announce, last_one_out, leftovers, process_tree, run_directory
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.agent_settings import AgentSettings
@@ -49,6 +49,11 @@ class Agent:
         self.local_dir, self.arena_dir = run_directory.node_directories(self.run.run_id, settings.node)
         for directory in (self.local_dir, self.arena_dir):
             run_directory.make_private(directory)
+        try:
+            self.held_directories = leftovers.Held([self.local_dir, self.arena_dir])
+        except BlockingIOError:
+            raise LaunchError(f"another agent of run {self.run.run_id} lives on {settings.node}") from None
+        leftovers.sweep([self.local_dir.parent, self.arena_dir.parent])
         token = f"{self.run.run_id}:{settings.node}"
         process_tree.become_subreaper()
         process_tree.sweep(token)  # ranks of a predecessor that was killed
@@ -104,6 +109,8 @@ class Agent:
             self.host.tick()
             self.core.tick()
             self.ranks.tick()
+            self.snapshots.saver.tick()
+            self.held_directories.tick()
             self._give_up_alone()
         return self._close()
 
@@ -194,6 +201,8 @@ class Agent:
 
     def to_controller(self, message: m.ToController) -> None:
         """Queue a message to the controller that we follow."""
+        if isinstance(message, m.FirstStep):  # the restart is over
+            self.snapshots.saver.resume()
         if self.caller is not None:
             wire.send(self.caller, [m.to_controller.encode(message)])
 
@@ -237,7 +246,8 @@ class Agent:
         self.storage.request("claim", answer, record={f: getattr(record, f) for f in record.__dataclass_fields__})
 
     def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
-        """End all ranks and their descendants."""
+        """End all ranks and their descendants; nothing shall compete with their restart."""
+        self.snapshots.saver.pause()
         self.ranks.stop(signal.SIGTERM if signal_first else signal.SIGKILL, grace_s, keep_stores_from)
 
     def terminate_ranks(self) -> None:

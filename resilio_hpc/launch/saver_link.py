@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from resilio_hpc.ckpt import saver_messages
+
+PAUSE_LIMIT_S = 10.0
 
 
 class SaverLink:
@@ -17,6 +21,7 @@ class SaverLink:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
+        self._paused_at: float | None = None
 
     def fileno(self) -> int | None:
         """For poll; None while no saver runs."""
@@ -45,6 +50,23 @@ class SaverLink:
             return False
         return True
 
+    def pause(self) -> None:
+        """Leave processors and memory bandwidth to ranks that are being restarted, for PAUSE_LIMIT_S at most."""
+        if self._process is not None and self._paused_at is None and self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGSTOP)
+            self._paused_at = time.monotonic()
+
+    def resume(self) -> None:
+        """Write on."""
+        if self._paused_at is not None and self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGCONT)
+        self._paused_at = None
+
+    def tick(self) -> None:
+        """End a pause that has lasted too long: durability matters more than the last bit of speed."""
+        if self._paused_at is not None and time.monotonic() - self._paused_at > PAUSE_LIMIT_S:
+            self.resume()
+
     def receive(self) -> list[saver_messages.Answer] | None:
         """Answers that have arrived; None when the saver died."""
         assert self._process is not None
@@ -66,6 +88,7 @@ class SaverLink:
         """End it: standard input closes, then it is killed if it lingers."""
         if self._process is None:
             return
+        self.resume()
         assert self._process.stdin
         try:
             self._process.stdin.close()

@@ -1,0 +1,64 @@
+"""Directories of a run on a node outlive its agent, for the next one; those that nobody comes for are removed.
+
+An agent holds a lock in each of its directories (private, /tmp and /dev/shm) and touches it now and then. When it is
+killed, the kernel drops the lock and the agent's successor takes it up. A directory whose lock is free and was not
+touched for ``ABANDONED_S`` belonged to a launch that was killed as a whole: the next agent on this node removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+LOCK = "held"
+TOUCH_S = 30.0
+ABANDONED_S = 300.0
+
+
+class Held:
+    """The locks of one agent. Descriptors are not inherited by children, so they end with this very process."""
+
+    def __init__(self, directories: Sequence[Path]) -> None:
+        self._locks = [os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) for path in directories]
+        for lock in self._locks:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: another agent lives here
+        self._next_touch = 0.0
+
+    def tick(self) -> None:
+        """Touch the locks when it is time."""
+        if time.monotonic() >= self._next_touch:
+            self._next_touch = time.monotonic() + TOUCH_S
+            for lock in self._locks:
+                os.utime(lock)
+
+
+def sweep(bases: Sequence[Path], abandoned_s: float = ABANDONED_S) -> list[Path]:
+    """Remove what this user's killed launches left below ``bases``; returns what was removed."""
+    found = [path for base in bases for path in base.glob(f"resilio-{os.geteuid()}-*")]
+    removed = [path for path in found if path.is_dir() and not path.is_symlink() and _abandoned(path, abandoned_s)]
+    for path in removed:
+        shutil.rmtree(path, ignore_errors=True)
+    return removed
+
+
+def _abandoned(path: Path, abandoned_s: float) -> bool:
+    try:
+        status = path.stat()
+        if status.st_uid != os.geteuid():
+            return False
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:  # killed before it could take a lock
+        return time.time() - status.st_mtime > abandoned_s
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return time.time() - os.fstat(lock).st_mtime > abandoned_s
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
