@@ -69,7 +69,7 @@ def decide(failure: Failure, world: World, budgets: Budgets) -> Plan:
             f"{budgets.max_without_progress})",
         )
     if world.returning:  # a rank goes back to the node that holds its snapshot (RES-11); silence would tell by now
-        return Plan(Rung.WAIT, f"{world.returning} agent(s) being restarted")
+        return Plan(Rung.WAIT, "agents of the last round are not back yet")
     possible = world.shape.trim(world.available)
     if not failure.lost_nodes and possible >= world.members:
         return Plan(Rung.RESTART, "the nodes are fine")
