@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +12,8 @@ from pathlib import Path
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.demo import counting
-from resilio_hpc.demo.stage import events_of
+from resilio_hpc.demo.scenario import Scenario
+from resilio_hpc.demo.stage import SlurmStage, events_of
 from resilio_hpc.slurm.devcluster import DevCluster
 
 SCRIPT = Path(counting.__file__).resolve()
@@ -78,6 +77,7 @@ class DrillRun:
         self.drill = drill
         self.directory = cluster.shared / name
         self.broken: str | None = None
+        self._stage = SlurmStage(cluster, Scenario())
         self._name = name
         self._python = python
         self._struck_at: float | None = None
@@ -129,8 +129,8 @@ class DrillRun:
         victims = [node for node in members if node not in (leader, batch_host)]
         actions: dict[str, Callable[[], None]] = {
             "rank": lambda: self._kill_rank(events, victims[0]),
-            "agent": lambda: self._kill_agent(victims[0]),
-            "controller": lambda: self._kill_agent(leader),
+            "agent": lambda: self._stage.kill_agent(victims[0]),
+            "controller": lambda: self._stage.kill_agent(leader),
             "power": lambda: self._cut_power(victims[-1]),
             "scancel": lambda: self._scancel(),
         }
@@ -139,19 +139,11 @@ class DrillRun:
 
     def _kill_rank(self, events: list[Event], node: str) -> None:
         ranks = [e for e in events if e.kind == "ranks" and e.fields["node"] == node][-1]
-        pid = int(next(iter(ranks.fields["pids"].values())))
-        for process in self.cluster.pids(node):
-            if process.pid == pid:
-                os.kill(process.host_pid, signal.SIGKILL)
-
-    def _kill_agent(self, node: str) -> None:
-        for process in self.cluster.pids(node):
-            if "resilio_hpc.launch.agent" in process.argv and process.program.startswith("python"):
-                os.kill(process.host_pid, signal.SIGKILL)
+        self._stage.kill_rank(node, int(next(iter(ranks.fields["pids"].values()))))
 
     def _cut_power(self, node: str) -> None:
         self.broken = node
-        self.cluster.crash(node)
+        self._stage.cut_power(node)
 
     def _scancel(self) -> None:
         self.cluster.run("ctl", ["scancel", str(self._job)])
