@@ -27,7 +27,9 @@ from resilio_hpc.ckpt.records import (
     sha256,
 )
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
-from resilio_hpc.native import copy_crc32c, crc32c
+from resilio_hpc.native import copy_crc32c, crc32c, populate
+
+POPULATE_BYTES = 1 << 20
 
 
 class Source(Protocol):
@@ -56,6 +58,8 @@ def read_tensor(
 
 
 def _read_block(source: Source, record: TensorRecord, start: int, target: memoryview) -> None:
+    if len(target) >= POPULATE_BYTES:
+        populate(target)  # fresh pages all at once: faults one by one double the time of the copy
     if len(target) and source.read(record, start, target) != record.checksums[start // BLOCK_BYTES]:
         raise CorruptCheckpoint(f"step {source.step}: tensor {record.path} does not match its checksum at byte {start}")
 
