@@ -78,7 +78,8 @@ def verdict_lines(
     lines += _cost(lost or Losses())
     committed = f.whole("committed")
     if successor and ending.resumable:
-        lines.append(f"next: job {successor} {_going_on(committed)}, by itself")
+        unless = ", unless this one was cancelled" if name == "terminated" else ""
+        lines.append(f"next: job {successor} {_going_on(committed)}, by itself{unless}")
     elif ending.advice:
         places = {
             "resume": f"start it again with --run-dir {run_path}; it {_going_on(committed)}",
