@@ -208,7 +208,8 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
         elif operation == "claim":
             reply["won"] = run_directory.claim_epoch(run_path, EpochRecord(**request["record"]))
         elif operation == "verdict":
-            if reply["epoch"] <= request["verdict"].get("epoch", 1 << 60):  # else somebody else leads the run
+            leads = reply["epoch"] <= request["verdict"].get("epoch", 1 << 60)  # else somebody else leads the run
+            if leads and run_directory.read_verdict(run_path, job) is None:  # the first verdict of a part stands
                 run_directory.write_verdict(run_path, job, request["verdict"])
         elif operation == "status":
             if reply["epoch"] <= request["status"]["epoch"]:
