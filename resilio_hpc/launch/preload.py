@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from resilio_hpc.launch import process_tree
+from resilio_hpc.launch import gloo_groups, process_tree
 
 TORCH_MODULES = (
     "torch",
@@ -55,6 +55,7 @@ def import_all(preload: Sequence[str], first: Sequence[str] = TORCH_MODULES) -> 
                 importlib.import_module(name)
             except ImportError:
                 continue
+        gloo_groups.keep_alive()
         return ""
     finally:
         gc.enable()

@@ -1,0 +1,33 @@
+"""A rank that has finished must be able to end: a way round a deadlock in torch's gloo backend (seen with 2.13).
+
+When the last reference to a gloo process group goes while Python's lock is held (DDP's reducer being freed is enough),
+its destructor waits for its own thread; that thread may be freeing the last collective, for which it needs the lock.
+Seen in about one of some dozens of DDP scripts that end by returning from a function; the rank then hangs for ever,
+under torchrun too. So one reference is never given back; the process's end frees everything anyway.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from typing import Any
+
+
+def keep_alive() -> None:
+    """From now on gloo process groups live as long as their process. Does nothing where torch is not imported."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    create = getattr(module, "_new_process_group_helper", None)
+    if create is None or hasattr(create, "__wrapped__"):
+        return
+
+    @functools.wraps(create)
+    def create_and_keep(*arguments: Any, **options: Any) -> Any:
+        made = create(*arguments, **options)
+        backend = options.get("backend", arguments[3] if len(arguments) > 3 else "")
+        group = made[0] if isinstance(made, tuple) else made
+        if "gloo" in str(backend).lower() or str(backend).lower() == "undefined":
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        return made
+
+    setattr(module, "_new_process_group_helper", create_and_keep)  # noqa: B010 - mypy knows no such attribute
