@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
@@ -34,9 +35,18 @@ def host_python(root: str) -> HostPython:
     wanted = [base, Path(sys.prefix), project]
     if base == Path("/usr"):  # the image's own /usr must not be hidden: show only what is Python's
         stdlib = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-        wanted = [interpreter, *stdlib, Path(sys.prefix), project]
+        wanted = [*_links(Path(sys.executable)), interpreter, *stdlib, Path(sys.prefix), project]
     extensions = [path for path in _extensions() if not path.name.startswith(_WITHOUT)]
     return HostPython(_outermost(wanted), missing_libraries(_needed([interpreter, *extensions]), Path(root)))
+
+
+def _links(program: Path) -> list[Path]:
+    """The links on the way from ``program`` to the file behind it: a virtual environment names /usr/bin/python3."""
+    found = []
+    while program.is_symlink():
+        found.append(program)
+        program = Path(os.path.normpath(program.parent / program.readlink()))
+    return found
 
 
 def _outermost(paths: Iterable[Path]) -> tuple[str, ...]:
