@@ -252,7 +252,7 @@ def test_newer_slurm_runs_this_interpreter(series: str) -> None:
         assert newer.run("ctl", command, timeout_s=60.0).stdout.split() == ["0", "0"]
         newer.crash("n2")
         newer.boot("n2")
-        newer.wait_for_idle(timeout_s=20.0)
+        newer.wait_for_idle(timeout_s=90.0)
 
 
 def test_state_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

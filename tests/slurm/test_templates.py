@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "sbatch_templates"
 EXAMPLES = ROOT / "examples"
 GPT = (str(EXAMPLES / "train_gpt.py"), "--steps", "40", "--every", "10", "--layers", "1", "--width", "32")
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 
 
 class Submitted:
