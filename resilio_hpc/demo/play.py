@@ -132,7 +132,7 @@ class Play:
         told = self._told.get(name, 0)
         warned = False
         while self._stage.running():
-            s.wait(POLL_S)
+            time.sleep(POLL_S)
             events = s.events_of(self._stage.directory / name)
             if isinstance(self._stage, s.LocalStage):
                 self._stage.note(events)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Protocol
 
@@ -194,8 +193,3 @@ def events_of(run_directory: Path) -> list[Event]:
     """The ledger so far; empty before it exists."""
     directory = run_directory / "ledger"
     return read_ledger(directory) if directory.is_dir() else []
-
-
-def wait(seconds: float) -> None:
-    """The demo's pace."""
-    time.sleep(seconds)

@@ -180,8 +180,8 @@ class Agent:
         if not self.storage.close(10.0):
             self.say(f"not all logs of {self.settings.node} reached {self.run.path}; the rest is in {self.local_dir}")
         else:
-            remove_tree(self.local_dir)
-        remove_tree(self.arena_dir)
+            leftovers.remove(self.local_dir)
+        leftovers.remove(self.arena_dir)
         self.context.destroy(linger=200)
         return self.exit_code or 0
 
@@ -304,13 +304,6 @@ class Agent:
         """End this process."""
         self.ledger.append("agent_ends", node=self.settings.node, verdict=verdict)
         self.exit_code = 0  # an orderly end; the verdict file tells how the run fared, srun would only complain
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a directory of ours; what cannot be removed stays and is no error."""
-    import shutil
-
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def main(argv: list[str]) -> int:

@@ -41,8 +41,13 @@ def sweep(bases: Sequence[Path], abandoned_s: float = ABANDONED_S) -> list[Path]
     found = [path for base in bases for path in base.glob(f"resilio-{os.geteuid()}-*")]
     removed = [path for path in found if path.is_dir() and not path.is_symlink() and _abandoned(path, abandoned_s)]
     for path in removed:
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
     return removed
+
+
+def remove(path: Path) -> None:
+    """Remove a directory of ours; what cannot be removed stays, and is no error."""
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _abandoned(path: Path, abandoned_s: float) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import closing, process_tree, run_directory
+from resilio_hpc.launch import closing, leftovers, process_tree, run_directory
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.chaining import Chain
@@ -179,7 +179,7 @@ class Supervisor:
             if placement.settings.supervisor_pid:
                 process_tree.sweep(f"{self.run.run_id}:{placement.node}")
                 for directory in run_directory.node_directories(self.run.run_id, placement.node)[1:]:
-                    _remove(directory)
+                    leftovers.remove(directory)
         if verdict is None:
             verdict = {"verdict": "agents_lost", "exit_code": 1, "reason": "every agent ended without a verdict"}
             if self.site.leads:
@@ -190,12 +190,6 @@ class Supervisor:
             self.last_words = closing.last_words(self.run.path, verdict, self.site.job, self.chain.successor)
         self.ledger.append("launch_ends", verdict=verdict["verdict"], exit_code=code)
         return code
-
-
-def _remove(path: Path) -> None:
-    import shutil
-
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def run(options: LaunchOptions) -> int:

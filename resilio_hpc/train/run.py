@@ -101,6 +101,7 @@ _attached: list[Run] = []
 def attach() -> Run:
     """Connect to the launcher that started this rank. Harmless, and all there is to it, without one.
 
+    Under the launcher SIGTERM is left to the agent, which makes an agreed stop of it; a script's own handler stays.
     Reads torchrun's environment (a lone process is rank 0 of 1). Further calls return the same Run.
     """
     if not _attached:

@@ -1,4 +1,4 @@
-"""Ranks that have finished end: torch's gloo backend deadlocks in about every tenth of these lives without our help."""
+"""Ranks that have finished end: without our help torch's gloo backend deadlocked within three of these lives."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from resilio_hpc.launch.gloo_groups import keep_alive
 from resilio_hpc.train import warm_up_ddp
 
 RANKS, STEPS, STOP_AT = 4, 6, 3
@@ -104,7 +105,7 @@ def life(directory: Path, rank: int, options: str, first: int, last: int, warm: 
     )
     (directory / f"hash{rank}").write_text(state_hash(module, optimizer))
     dist.barrier()
-    os._exit(0)  # without taking DDP and gloo apart: not the subject, and it hung once in some dozens of forked ranks
+    dist.destroy_process_group()
 
 
 def run_life(directory: Path, options: str, first: int, last: int, warm: bool) -> str:
@@ -130,6 +131,7 @@ def run_life(directory: Path, options: str, first: int, last: int, warm: bool) -
 
 
 def main() -> None:
+    keep_alive()
     directory = Path(sys.argv[1])
     results = {}
     for scenario in sys.argv[2:]:
