@@ -27,6 +27,7 @@ class Flag:
     choices: tuple[str, ...] | None = None
     pet: bool = False  # torchrun reads its default from PET_<NAME>
     no_effect: str = ""  # why giving it changes nothing here
+    repeatable: bool = False  # each time it is given adds to a list
 
     @property
     def dest(self) -> str:
@@ -104,6 +105,13 @@ PROGRAM = (
 
 FAILURES = (
     Flag(
+        ("--mode",),
+        "how far to go: observe writes down what would be done and does nothing; checkpoint also saves, restores and "
+        "chains; recover also restarts after failures (default: recover)",
+        default="recover",
+        choices=("observe", "checkpoint", "recover"),
+    ),
+    Flag(
         ("--max-restarts",),
         "restarts without progress before giving up: one that follows a newly durable step starts the count anew "
         "(default: 3; torchrun counts every restart, default 0)",
@@ -158,6 +166,14 @@ RUN = (
     ),
     Flag(("--chain",), "go on in a new job when the time limit ends this one", None, False),
     Flag(("--chain-max",), "jobs in a chain at most (default: 20)", whole_number, o.DEFAULT_CHAIN_MAX, "N"),
+    Flag(
+        ("--notify",),
+        "tell of failures, losses and the verdict: a command (the event as JSON on its standard input), an http(s) URL "
+        "(JSON is posted to it), or @FILE with one of these per line; may be given several times",
+        metavar="TARGET",
+        default=(),
+        repeatable=True,
+    ),
     Flag(("--dry-run",), "check everything, print what would be done, start nothing", None, False),
     Flag(("--json",), "with --dry-run: as JSON", None, False),
 )
@@ -262,6 +278,8 @@ EXAMPLES = """examples:
       resilio-launch --nnodes 2:4 --spares 1 --nproc-per-node 8 train.py
   on this machine:
       resilio-launch --nproc-per-node 2 train.py
+  tell a chat's webhook (its URL, which is a secret, is the file's only line) and a command of yours:
+      resilio-launch --notify @$HOME/.notify-url --notify 'logger -t training' train.py
   see what would be done:
       resilio-launch --dry-run --nproc-per-node 2 train.py
 """

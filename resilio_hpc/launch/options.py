@@ -8,6 +8,7 @@ from typing import Literal
 
 ProgramKind = Literal["script", "module", "command"]
 CpuBind = Literal["none", "ranks"]
+Mode = Literal["observe", "checkpoint", "recover"]
 
 DEFAULT_MAX_RESTARTS = 3
 DEFAULT_CHAIN_MAX = 20
@@ -53,6 +54,8 @@ class LaunchOptions:
     stop_grace_s: float = DEFAULT_STOP_GRACE_S
     join_timeout_s: float = DEFAULT_JOIN_TIMEOUT_S
     signals_to_handle: tuple[str, ...] = DEFAULT_SIGNALS
+    mode: Mode = "recover"  # how far decisions are acted upon: docs/adoption.md
+    notify: tuple[str, ...] = ()  # may hold secrets: never sent to agents by a command line, never written down
 
     # time limits and checkpoints
     chain: bool = False

@@ -62,6 +62,15 @@ class _Given(argparse.Action):
         namespace.given = {*namespace.given, self.dest}
 
 
+class _Repeated(_Given):
+    """Collects the values of a flag that may be given several times."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        super().__call__(parser, namespace, (*getattr(namespace, self.dest), values), option_string)
+
+
 def _spellings(flag: Flag) -> list[str]:
     names = list(flag.names)
     underscored = ["--" + name[2:].replace("-", "_") for name in names if name.startswith("--")]
@@ -92,7 +101,7 @@ def build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
             group.add_argument(
                 *_spellings(flag),
                 dest=flag.dest,
-                action=_Given,
+                action=_Repeated if flag.repeatable else _Given,
                 default=default,
                 choices=flag.choices,
                 help=flag.help,
