@@ -15,6 +15,7 @@ ip iproute2
 unshare util-linux
 ps procps
 debootstrap debootstrap
+bindfs bindfs
 mpiexec openmpi-bin'
 
 missing_packages() {

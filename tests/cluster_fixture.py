@@ -26,6 +26,14 @@ def skip_without_slurm() -> None:
         pytest.skip(str(error))
 
 
+def shared_mounts_or_skip() -> None:
+    """Skip the test, with the reason, where no /shared that hangs or caches can be had."""
+    try:
+        check(ClusterSpec(name="probe", shared_mount="fuse"))
+    except UsageError as error:
+        pytest.skip(str(error))
+
+
 def unique_name(prefix: str) -> str:
     """A cluster name of this test run's own: several runs may share a machine."""
     return f"{prefix}-{os.getpid()}"

@@ -15,13 +15,16 @@ import msgspec
 from resilio_hpc.core.errors import CommandError, ResilioError, UsageError
 from resilio_hpc.slurm.devcluster import DevCluster, RootlessCluster, find, image, names, remove
 from resilio_hpc.slurm.devcluster.commands import SlurmCommands
-from resilio_hpc.slurm.devcluster.spec import CONTROLLER, SLURM_SERIES
+from resilio_hpc.slurm.devcluster.spec import CONTROLLER, SHARED_MOUNTS, SLURM_SERIES
 
 _MACHINE_VERBS: dict[str, tuple[Callable[[DevCluster, str], None], str]] = {
     "crash": (DevCluster.crash, "power cut: kill everything on a machine, silently"),
     "boot": (DevCluster.boot, "power a crashed machine on again"),
     "partition": (DevCluster.partition, "pull a machine's network cable"),
+    "split": (DevCluster.split, "cut a machine off from all but those that were split before it"),
     "heal": (DevCluster.heal, "plug a machine's network cable in again"),
+    "hang-shared": (DevCluster.hang_shared, "let /shared hang on a node (up --shared-mount fuse)"),
+    "release-shared": (DevCluster.release_shared, "let /shared answer again"),
     "kill-slurmd": (DevCluster.kill_slurmd, "SIGKILL a node's slurmd"),
     "start-slurmd": (DevCluster.start_slurmd, "start a node's slurmd again"),
 }
@@ -97,6 +100,9 @@ def _add_up_options(up: argparse.ArgumentParser) -> None:
     up.add_argument("--accounting", action="store_true", help="with MariaDB and slurmdbd")
     up.add_argument("--bind", action="append", default=[], metavar="PATH", help="show a host path on every machine")
     up.add_argument("--slurmd-timeout", type=int, default=10, metavar="S", help="SlurmdTimeout (default 10)")
+    up.add_argument(
+        "--shared-mount", default="bind", choices=SHARED_MOUNTS, help="fuse: /shared can hang; caching: as NFS"
+    )
     up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="slurm.conf line (repeatable)")
     up.add_argument("--timeout", type=float, default=60.0, metavar="S", help="give up when not idle by then")
     up.add_argument("--rootless", action="store_true", help="no root, no namespaces: several slurmd on this host")
@@ -113,14 +119,22 @@ def _up(arguments: argparse.Namespace) -> int:
     }
     cluster: SlurmCommands
     if arguments.rootless:
-        if arguments.slurm != image.HOST_SERIES or arguments.accounting or arguments.bind:
-            raise UsageError("--rootless runs this host's own Slurm: without --slurm, --accounting and --bind")
+        beyond = arguments.accounting or arguments.bind or arguments.shared_mount != "bind"
+        if arguments.slurm != image.HOST_SERIES or beyond:
+            raise UsageError(
+                "--rootless runs this host's own Slurm: without --slurm, --accounting, --bind and --shared-mount"
+            )
         cluster = RootlessCluster.start(arguments.name, **size)
     else:
         if not image.is_built(arguments.slurm):
             print(f"building a root with Slurm {arguments.slurm}: a minute or two, once", file=sys.stderr)
         cluster = DevCluster.start(
-            arguments.name, slurm=arguments.slurm, accounting=arguments.accounting, binds=arguments.bind, **size
+            arguments.name,
+            slurm=arguments.slurm,
+            accounting=arguments.accounting,
+            binds=arguments.bind,
+            shared_mount=arguments.shared_mount,
+            **size,
         )
     print(
         f"{cluster.name}: Slurm {cluster.slurm_version}, {len(cluster.nodes)} nodes idle; /shared is {cluster.shared}"

@@ -12,7 +12,7 @@ import msgspec
 
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.process import run
-from resilio_hpc.slurm.devcluster import control, files, image, requirements, slurm_conf
+from resilio_hpc.slurm.devcluster import control, files, image, requirements, shared_directory, slurm_conf
 from resilio_hpc.slurm.devcluster.commands import SlurmCommands
 from resilio_hpc.slurm.devcluster.interpreter import host_python
 from resilio_hpc.slurm.devcluster.messages import MachineState
@@ -43,14 +43,16 @@ class DevCluster(SlurmCommands):
         accounting: bool = False,
         binds: Sequence[str | os.PathLike[str]] = (),
         slurmd_timeout_s: int = 10,
+        shared_mount: str = "bind",
         conf: Sequence[str] = (),
         timeout_s: float = 60.0,
     ) -> DevCluster:
         """Start a cluster and return when all its nodes are idle.
 
         ``conf`` are ``KEY=VALUE`` lines laid over slurm.conf; ``binds`` are host paths shown at the same path on every
-        machine. Raises UsageError (impossible request, name taken, packages missing) or SlurmError (did not start, or
-        not idle within ``timeout_s``; then nothing of it is left running).
+        machine; ``shared_mount`` is how nodes see /shared (shared_directory.py). Raises UsageError (impossible request,
+        name taken, packages missing) or SlurmError (did not start, or not idle within ``timeout_s``; then nothing of it
+        is left running).
         """
         spec = validate(
             ClusterSpec(
@@ -63,6 +65,7 @@ class DevCluster(SlurmCommands):
                 accounting=accounting,
                 binds=tuple(os.path.realpath(path) for path in binds),
                 slurmd_timeout_s=slurmd_timeout_s,
+                shared_mount=shared_mount,
                 conf=tuple(conf),
             )
         )
@@ -153,9 +156,25 @@ class DevCluster(SlurmCommands):
         """Pull the machine's network cable; it keeps running, cut off."""
         control.ask(self.layout, "partition", machine)
 
+    def split(self, *machines: str) -> None:
+        """Cut these machines off from all others, but not from each other: two halves of a cluster."""
+        for machine in machines:
+            control.ask(self.layout, "split", machine)
+
     def heal(self, machine: str) -> None:
-        """Plug the machine's network cable in again."""
+        """Plug the machine's network cable in again, where all machines are."""
         control.ask(self.layout, "heal", machine)
+
+    def hang_shared(self, *nodes: str) -> None:
+        """Let /shared hang on these nodes (default: all) until ``release_shared``; whoever touches it there waits.
+
+        Raises UsageError unless the cluster was started with ``shared_mount`` fuse or caching.
+        """
+        self._signal_shared(nodes, signal.SIGSTOP)
+
+    def release_shared(self, *nodes: str) -> None:
+        """Let /shared answer again on these nodes (default: all)."""
+        self._signal_shared(nodes, signal.SIGCONT)
 
     def kill_slurmd(self, node: str) -> None:
         """SIGKILL the node's slurmd only; steps and their slurmstepd go on."""
@@ -220,6 +239,13 @@ class DevCluster(SlurmCommands):
                     f"{waiting} still starting after {timeout_s:g} s; logs in {self.layout.state}/machines"
                 )
             time.sleep(_POLL_S)
+
+    def _signal_shared(self, nodes: Sequence[str], number: signal.Signals) -> None:
+        if self.spec.shared_mount == "bind":
+            raise UsageError("this cluster's /shared cannot hang: start it with --shared-mount fuse (or caching)")
+        for node in nodes or self.nodes:
+            for process in self._service_pids(node, shared_directory.DAEMON):
+                os.kill(process.host_pid, number)
 
     def _service_pids(self, machine: str, program: str) -> list[NodeProcess]:
         return [process for process in self.pids(machine) if process.program == program]

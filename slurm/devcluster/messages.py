@@ -10,12 +10,15 @@ import msgspec
 class Request(msgspec.Struct, frozen=True):
     """One thing to do; ``machine`` is empty for ``status`` and ``stop``."""
 
-    action: Literal["status", "stop", "boot", "crash", "partition", "heal"]
+    action: Literal["status", "stop", "boot", "crash", "partition", "split", "heal"]
     machine: str = ""
 
 
 class MachineState(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine as the rack sees it: ``state`` is off, booting, up or failed (``detail`` says why)."""
+    """A machine as the rack sees it: ``state`` is off, booting, up or failed (``detail`` says why).
+
+    ``link_up`` is false when its cable is out, and when it is split from the others.
+    """
 
     name: str
     state: str

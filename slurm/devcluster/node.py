@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from resilio_hpc.slurm.devcluster import accounting, namespaces, services
+from resilio_hpc.slurm.devcluster import accounting, namespaces, services, shared_directory
 from resilio_hpc.slurm.devcluster.spec import CONTROLLER, USER, USER_ID, ClusterSpec, Layout
 
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
@@ -46,7 +46,6 @@ def build_root(spec: ClusterSpec, layout: Layout, machine: str, mountinfo: str) 
     namespaces.mount("tmpfs", root / "run", "mode=755")
     _make_dev(root / "dev", spec)
     for source, target in (
-        (layout.shared, "shared"),
         (layout.nvme(machine), "nvme"),
         (layout.log(machine), "var/log/slurm"),
         (layout.spool(machine), "var/spool/slurmd"),
@@ -54,6 +53,7 @@ def build_root(spec: ClusterSpec, layout: Layout, machine: str, mountinfo: str) 
         (layout.etc, "etc/slurm"),
     ):
         namespaces.bind(source, root / target)
+    shared_directory.mount(spec, layout, machine, root / "shared")
     for path in spec.binds:
         namespaces.bind(Path(path), root / path.lstrip("/"))
     return root

@@ -27,6 +27,7 @@ from resilio_hpc.slurm.devcluster.messages import MachineState, Reply, Request
 from resilio_hpc.slurm.devcluster.spec import ClusterSpec, Layout
 
 _SWITCH = "switch"
+_OTHER_SWITCH = "switch2"  # those who are split from the others still reach each other there
 
 
 @dataclass
@@ -60,10 +61,10 @@ class Rack:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)  # the pid 1 of a namespace is stopped on purpose only
-        subprocess.run(
-            ["ip", "link", "add", _SWITCH, "type", "bridge"], check=True, stdin=subprocess.DEVNULL, timeout=10
-        )
-        namespaces.set_link(_SWITCH, True)
+        add = "".join(f"link add {switch} type bridge\n" for switch in (_SWITCH, _OTHER_SWITCH))
+        subprocess.run(["ip", "-batch", "-"], input=add, check=True, text=True, timeout=10)
+        for switch in (_SWITCH, _OTHER_SWITCH):
+            namespaces.set_link(switch, True)
         for name in self.machines:
             self.boot(name)
         self.selector.register(self.leash, selectors.EVENT_READ, self._on_leash)
@@ -147,8 +148,7 @@ class Rack:
         machine = self.machines[name]
         if not machine.pid:
             raise ResilioError(f"{name} is already powered off")
-        if machine.link_up:
-            namespaces.set_link(_port(name), False)
+        namespaces.set_link(_port(name), False)
         os.kill(machine.pid, signal.SIGKILL)
         os.waitpid(machine.pid, 0)  # returns when the machine's last process is gone
         self._powered_off(machine, "powered off")
@@ -162,13 +162,17 @@ class Rack:
         # the kernel removes it with the machine's network namespace, but only some time later
         subprocess.run(["ip", "link", "delete", _port(machine.name)], capture_output=True, timeout=10)
 
-    def set_link(self, name: str, up: bool) -> None:
-        """Plug a machine's network cable in or out."""
+    def set_link(self, name: str, action: str) -> None:
+        """Plug a machine's network cable in (``heal``), out (``partition``), or into the other switch (``split``)."""
         machine = self.machines[name]
         if not machine.pid:
             raise ResilioError(f"{name} is powered off")
-        namespaces.set_link(_port(name), up)
-        machine.link_up = up
+        if action != "partition":
+            switch = _SWITCH if action == "heal" else _OTHER_SWITCH
+            command = ["ip", "link", "set", _port(name), "master", switch]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=10)
+        namespaces.set_link(_port(name), action != "partition")
+        machine.link_up = action == "heal"
 
     def _on_report(self, machine: _Machine) -> None:
         text = os.read(machine.report, 4096).decode(errors="replace").strip()
@@ -227,9 +231,9 @@ class Rack:
                     self.boot(request.machine)
                 case "crash":
                     self.crash(request.machine)
-                case "partition" | "heal":
-                    self.set_link(request.machine, request.action == "heal")
-        except (ResilioError, OSError, msgspec.MsgspecError) as error:
+                case "partition" | "split" | "heal":
+                    self.set_link(request.machine, request.action)
+        except (ResilioError, OSError, msgspec.MsgspecError, subprocess.SubprocessError) as error:
             return Reply(error=str(error))
         return Reply(machines=[self._describe(machine) for machine in self.machines.values()])
 

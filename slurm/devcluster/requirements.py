@@ -15,6 +15,7 @@ _SLURM = {
     "munged": "munge",
 }
 _NAMESPACES = {"ip": "iproute2", "nsenter": "util-linux", "setpriv": "util-linux"}
+_SHARED_MOUNT = {"bindfs": "bindfs"}  # runs from this host's root, whichever Slurm the nodes have
 _ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server"}
 
 SLURM_PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins")
@@ -37,6 +38,8 @@ def check(spec: ClusterSpec) -> None:
         if spec.accounting:
             wanted |= _ACCOUNTING
     missing = missing_packages(wanted)
+    if spec.shared_mount != "bind":
+        missing += missing_packages(_SHARED_MOUNT)
     if "slurmd" in missing:
         missing.append("slurm-wlm-basic-plugins")
     if missing:

@@ -19,6 +19,9 @@ USER = "user"
 USER_ID = 20001
 """The ordinary (non-root) account that every node has."""
 
+SHARED_MOUNTS = ("bind", "fuse", "caching")
+"""How nodes see /shared: see shared_directory.py."""
+
 MAX_NODES = 200
 
 
@@ -36,6 +39,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     slurm_version: str = ""
     accounting: bool = False
     rootless: bool = False
+    shared_mount: str = "bind"
     slurmd_timeout_s: int = 10
     conf: tuple[str, ...] = ()
     binds: tuple[str, ...] = ()
@@ -112,6 +116,10 @@ def validate(spec: ClusterSpec) -> ClusterSpec:
         raise UsageError(f"--slurmd-timeout {spec.slurmd_timeout_s}: at least 1 s")
     if spec.series not in SLURM_SERIES:
         raise UsageError(f"Slurm {spec.series}: choose from {', '.join(SLURM_SERIES)}")
+    if spec.shared_mount not in SHARED_MOUNTS:
+        raise UsageError(f"--shared-mount {spec.shared_mount}: choose from {', '.join(SHARED_MOUNTS)}")
+    if spec.rootless and spec.shared_mount != "bind":
+        raise UsageError("a --rootless cluster has no mounts of its own: --shared-mount needs root")
     if spec.rootless and (spec.series != "22.05" or spec.accounting or spec.binds):
         raise UsageError("a --rootless cluster runs this host's own Slurm, without accounting and without --bind")
     for line in spec.conf:

@@ -133,6 +133,23 @@ def test_a_partitioned_node_runs_on_unreached_and_comes_back(repaired_cluster: D
     assert wait_until(lambda: cluster.run("n1", reach, check=False).returncode == 0, 10.0)
 
 
+def test_halves_of_a_cluster_reach_their_own_nodes_only(repaired_cluster: DevCluster) -> None:
+    cluster = repaired_cluster
+
+    def reaches(source: str, target: str) -> bool:
+        program = f"exec 3<>/dev/tcp/{cluster.machines()[target].address}/6818"
+        return cluster.run(source, ["timeout", "1", "bash", "-c", program], check=False).returncode == 0
+
+    cluster.split("n3", "n4")
+    assert reaches("n3", "n4")
+    assert reaches("n1", "n2")
+    assert not reaches("n1", "n3")
+    assert not reaches("n4", "n2")
+    for node in ("n3", "n4"):
+        cluster.heal(node)
+    assert wait_until(lambda: reaches("n1", "n3") and reaches("n4", "n2"), 10.0)
+
+
 def test_a_step_outlives_slurmctld(repaired_cluster: DevCluster) -> None:
     cluster = repaired_cluster
     script = "#!/bin/sh\nsrun sh -c 'touch /shared/started; while [ ! -e /shared/go ]; do sleep 0.1; done'\n"

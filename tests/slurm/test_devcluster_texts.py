@@ -53,6 +53,8 @@ def test_gpus_are_character_devices(gpus: int, rootless: bool, expected: str) ->
         (ClusterSpec(name="a", conf=("KillWait",)), "KillWait"),
         (ClusterSpec(name="a", binds=("/no/such/path",)), "/no/such/path"),
         (ClusterSpec(name="a", rootless=True, accounting=True), "rootless"),
+        (ClusterSpec(name="a", rootless=True, shared_mount="fuse"), "shared-mount needs root"),
+        (ClusterSpec(name="a", shared_mount="nfs"), "nfs"),
     ],
 )
 def test_what_cannot_be_built_is_named(spec: ClusterSpec, named: str) -> None:
