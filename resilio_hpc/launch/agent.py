@@ -30,6 +30,7 @@ from resilio_hpc.launch.devices import local_world_size, read_devices
 from resilio_hpc.launch.local_ranks import LocalRanks
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
+from resilio_hpc.launch.notify import Notifier
 from resilio_hpc.launch.storage import Storage
 from resilio_hpc.launch.succession import EpochRecord, Succession
 
@@ -65,10 +66,11 @@ class Agent:
         spool = self.local_dir / "spool"
         self.ledger = Ledger(spool / "ledger", f"{settings.job}-{settings.node}")
         self.storage = Storage(self.run.path, spool, settings.job)
+        self.notifier = Notifier(self.run, settings.job, self.ledger.append)
         bind = settings.address
         self.host = ControllerHost(
             self.context, self.keys, bind, self.ledger, self.storage, self.counters, self.say,
-            lambda: self.core.connection_lost(),
+            lambda: self.core.connection_lost(), self.notifier.take,
         )  # fmt: skip
         incarnation = secrets.token_hex(4)
         self._name = f"{settings.node}/{incarnation}".encode()  # of our end of a connection, never used twice
@@ -107,6 +109,7 @@ class Agent:
         while self.exit_code is None:
             self._poll()
             self.host.tick()
+            self.notifier.tick()
             self.core.tick()
             self.ranks.tick()
             self.snapshots.saver.tick()
@@ -177,6 +180,7 @@ class Agent:
         self.ranks.close()
         self.snapshots.close()
         self._hang_up()
+        self.notifier.close()
         if not self.storage.close(10.0):
             self.say(f"not all logs of {self.settings.node} reached {self.run.path}; the rest is in {self.local_dir}")
         else:

@@ -48,6 +48,7 @@ class ControllerHost:
         counters: wire.Counters,
         say: Callable[[str], None],
         on_step_down: Callable[[], None],
+        notify: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None,
     ) -> None:
         self.socket, self.port = wire.listen(context, keys, bind_host)
         self.controller: Controller | None = None
@@ -59,6 +60,7 @@ class ControllerHost:
         self._counters = counters
         self._say = say
         self._on_step_down = on_step_down
+        self._notify = notify
         self._pulse = 0
         self._next_status = 0.0
         self._ask_past_at: float | None = None
@@ -108,7 +110,7 @@ class ControllerHost:
         """Whether somebody else holds a newer epoch; then we are no controller any more."""
         if self.controller is None or newest <= self.controller.epoch:
             return False
-        self._ledger.append("stepped_down", epoch=self.controller.epoch, newer=newest)
+        self._write("stepped_down", epoch=self.controller.epoch, newer=newest)
         self.controller = None
         self._on_step_down()
         return True
@@ -137,8 +139,7 @@ class ControllerHost:
             if isinstance(action, Send):
                 self._send(action.node, action.message)
             elif isinstance(action, Record):
-                self._ledger.append(action.kind, **action.fields)
-                self._announce(action)
+                self._write(action.kind, **action.fields)
             elif isinstance(action, AskPast):
                 self._ask_past()
             else:
@@ -152,7 +153,7 @@ class ControllerHost:
     def _finish(self, finish: Finish) -> None:
         if self.controller is not None:
             self.absent = tuple(node for node in self.controller.config.expected if node not in self.controller.agents)
-        self._ledger.append("verdict", verdict=finish.verdict, reason=finish.reason, **finish.fields)
+        self._write("verdict", verdict=finish.verdict, reason=finish.reason, **finish.fields)
         self._verdict = {
             "verdict": finish.verdict, "exit_code": finish.exit_code, "reason": finish.reason, **finish.fields,
         }  # fmt: skip
@@ -176,10 +177,13 @@ class ControllerHost:
         if self.controller is not None:
             self._carry_out(self.controller.verdict_written())
 
-    def _announce(self, record: Record) -> None:
-        line = announcement(record.kind, record.fields)
+    def _write(self, kind: str, /, **fields: Any) -> None:
+        """One ledger entry; some are also said, or told to whom --notify names."""
+        self._ledger.append(kind, **fields)
+        line = announcement(kind, fields)
         if line:
             self._say(line)
+        self._notify(kind, fields)
 
     def _status(self) -> dict[str, Any]:
         controller = self.controller
