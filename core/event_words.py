@@ -173,6 +173,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "predecessor": lambda f: f"job {f.text('job', '?')} before this one: {_predecessor(f)}",
     "successor": lambda f: f"job {f.text('job', '?')} submitted as link {f.whole('link')}",
     "successor_cancelled": lambda f: f"job {f.text('job', '?')} cancelled: nothing is left for it to do",
+    "notify_failed": lambda f: f"{f.text('target', '?')} could not be told: {f.text('error')}",
     # agents
     "agent": lambda f: f"agent starts on {f.text('node', '?')} with {plural(f.whole('slots'), 'slot')}",
     "agent_ends": lambda f: f"agent on {f.text('node', '?')} ends: {_reason_of(f, 'verdict')}",

@@ -10,13 +10,18 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.launch import checks, devices
 from resilio_hpc.launch.option_values import Caller
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.options_parser import parse
+
+if TYPE_CHECKING:
+    from resilio_hpc.launch.notify_targets import Target
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,11 +49,25 @@ def _launch(argv: Sequence[str]) -> int:
     notes = parsed.notes + checks.check(parsed.options, caller.environment, caller.cwd, here)
     for note in notes:
         print(f"resilio-launch: note: {note}", file=sys.stderr)
+    targets = _notify_targets(parsed.options, caller)
     if parsed.options.dry_run:
-        return _dry_run(parsed.options, caller, here)
-    from resilio_hpc.launch import supervisor
+        return _dry_run(parsed.options, caller, here, tuple(target.name for target in targets))
+    from resilio_hpc.launch import notify_targets, run_directory, supervisor
 
-    return supervisor.run(parsed.options)
+    run = run_directory.open_run(Path(parsed.options.run_dir))
+    notify_targets.put_away(run.path, targets)
+    return supervisor.run(replace(parsed.options, notify=()))  # which become part of the agents' command lines
+
+
+def _notify_targets(options: LaunchOptions, caller: Caller) -> tuple[Target, ...]:
+    if not options.notify:
+        return ()
+    from resilio_hpc.launch import notify_targets
+
+    targets = notify_targets.read_targets(options.notify, caller.cwd)
+    if checks.runs_here(options, caller.environment):
+        notify_targets.check_commands(targets, caller.cwd)
+    return targets
 
 
 def _caller() -> Caller:
@@ -59,10 +78,10 @@ def _caller() -> Caller:
     return Caller(dict(os.environ), cwd, time.time(), os.getpid())
 
 
-def _dry_run(options: LaunchOptions, caller: Caller, here: devices.NodeDevices) -> int:
+def _dry_run(options: LaunchOptions, caller: Caller, here: devices.NodeDevices, notified: tuple[str, ...]) -> int:
     from resilio_hpc.launch import dry_run
 
-    plan = dry_run.plan(options, caller.environment, here, checks.runs_here(options, caller.environment))
+    plan = dry_run.plan(options, caller.environment, here, checks.runs_here(options, caller.environment), notified)
     print(dry_run.as_json(plan) if options.json else dry_run.as_text(plan), flush=True)
     return 0
 

@@ -12,6 +12,12 @@ from resilio_hpc.launch.option_values import available_nodes
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.rank_env import rank_argv
 
+MODES = {
+    "observe": "observe: decisions are written down, nothing is done",
+    "checkpoint": "checkpoint: saves, restores and chains; a failure ends the run",
+    "recover": "recover: everything, restarts after failures too",
+}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -31,9 +37,17 @@ class Plan:
     restarts_without_progress: int
     chained_jobs: int
     checkpoints_kept: int
+    mode: str
+    notified: tuple[str, ...]  # without their secrets
 
 
-def plan(options: LaunchOptions, environment: Mapping[str, str], devices: NodeDevices, runs_here: bool) -> Plan:
+def plan(
+    options: LaunchOptions,
+    environment: Mapping[str, str],
+    devices: NodeDevices,
+    runs_here: bool,
+    notified: tuple[str, ...] = (),
+) -> Plan:
     """``devices`` are those of this machine, which count if ``runs_here``. Raises UsageError as the launch would."""
     known = runs_here or options.nproc_per_node.isdecimal()
     ranks = local_world_size(options.nproc_per_node, devices) if known else 0
@@ -52,8 +66,10 @@ def plan(options: LaunchOptions, environment: Mapping[str, str], devices: NodeDe
         run_dir=options.run_dir,
         logs=str(options.logs_directory),
         restarts_without_progress=options.max_restarts,
-        chained_jobs=options.chain_max if options.chain else 0,
+        chained_jobs=options.chain_max if options.chain and options.mode != "observe" else 0,
         checkpoints_kept=options.keep_checkpoints,
+        mode=options.mode,
+        notified=notified,
     )
 
 
@@ -67,18 +83,22 @@ def as_text(plan: Plan) -> str:
     ranks = str(plan.ranks_per_node) if plan.ranks_per_node else "counted on each node"
     world = _range(plan.world_size) if plan.ranks_per_node else "counted on the nodes"
     start = "forked with torch loaded" if plan.forked_ranks else "new processes"
+    checkpoints = f"the newest {plan.checkpoints_kept} kept" if plan.mode != "observe" else "none"
     chain = f"on in a new job at the time limit, {plan.chained_jobs} jobs at most" if plan.chained_jobs else "off"
+    restarts = f"{plan.restarts_without_progress} without progress, then stop with a verdict"
     rows = (
         ("program", f"{plan.kind} {shlex.join(plan.program)}"),
         ("where", f"{plan.where}, {plan.nodes_available} node{'s' * (plan.nodes_available != 1)}"),
         ("training", f"{_range(plan.nodes_training)} node{'s' * (plan.nodes_training[1] != 1)}, {plan.spares} spare"),
         ("ranks per node", f"{ranks}, {start}"),
         ("world size", world),
-        ("restarts", f"{plan.restarts_without_progress} without progress, then stop with a verdict"),
+        ("mode", MODES[plan.mode]),
+        ("restarts", restarts if plan.mode == "recover" else "none"),
         ("chain", chain),
-        ("checkpoints", f"the newest {plan.checkpoints_kept} kept"),
+        ("checkpoints", checkpoints),
         ("run directory", plan.run_dir),
         ("logs", plan.logs),
+        *(("notified", name) for name in plan.notified),
     )
     return "\n".join(f"{name:<15} {value}" for name, value in rows)
 

@@ -177,3 +177,10 @@ class Notifier:
             if not channel.idle:
                 self._note(channel, "not delivered before the agent's end")
             channel.kill()
+
+
+def tell_verdict(run: Run, job: str, record: Record, verdict: Mapping[str, Any]) -> None:
+    """Tell of a verdict that no controller has given. Takes up to ``FAREWELL_S``."""
+    notifier = Notifier(run, job, record)
+    notifier.take("verdict", verdict)
+    notifier.close()

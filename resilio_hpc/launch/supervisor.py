@@ -20,6 +20,8 @@ from resilio_hpc.launch import closing, leftovers, process_tree, run_directory
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.chaining import Chain
+from resilio_hpc.launch.notify import tell_verdict
+from resilio_hpc.launch.notify_targets import masked
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.allocation import detect
@@ -59,7 +61,7 @@ class Supervisor:
         self.placements = p.placements(self.options, self.site, self.allocation, self.chain.active, end_time)
         self.ledger.append(
             "launch", mode=self.site.mode, job=self.site.job, nodes=self.site.nodes, link=self.chain.number,
-            end_time=end_time, argv=sys.argv, slurm=commands.version() if self.site.mode != "local" else "",
+            end_time=end_time, argv=masked(sys.argv), slurm=commands.version() if self.site.mode != "local" else "",
         )  # fmt: skip
         if self.site.leads:
             self._greet()
@@ -185,6 +187,7 @@ class Supervisor:
             if self.site.leads:
                 run_directory.write_verdict(self.run.path, self.site.key, verdict)
                 self.chain.close(verdict)
+                tell_verdict(self.run, self.site.key, self.ledger.append, verdict)  # no controller did
         code = self.chain.exit_code(verdict)
         if self.site.leads:
             self.last_words = closing.last_words(self.run.path, verdict, self.site.job, self.chain.successor)
