@@ -183,8 +183,7 @@ def test_a_spawner_that_dies_costs_one_restart() -> None:
     world = World(nodes=2)
     world.until_step(15)
     agent = world.agents["n2"]
-    agent._ranks_gone()
-    agent.core.spawner_died(world.unix())
+    agent.spawner_dies()
     assert recovered(world)["kind"] == "spawner_lost"
     assert world.last.restore == m.RestorePoint("memory", 10)
 

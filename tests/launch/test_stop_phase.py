@@ -114,7 +114,7 @@ def test_a_rank_that_attaches_late_hears_of_the_stop() -> None:
     assert agent.local is not None
     agent.local.target = 40
     agent.local.stop_confirmed = True
-    world.run(lambda: world.trainings[1].target == 40 and world.trainings[1].confirmed == {"n1"})
+    world.run(lambda: world.life.target == 40 and world.life.confirmed == {"n1"})
 
 
 def test_a_failure_while_stopping_ends_the_run_instead_of_starting_again() -> None:

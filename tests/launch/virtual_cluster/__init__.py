@@ -1,6 +1,6 @@
 """A cluster in virtual time that runs the real decisions of agents and controllers, to break them on purpose.
 
-``world``: time, network, run directory, faults. ``agent``: one agent process and its controller. ``ranks``: training.
-Messages arrive in order after a fixed latency and the schedule has no randomness; a seeded network belongs in
-``World.deliver``.
+``world``: time and faults. ``agent``: one agent process, ``host``: the controller's body in it. ``network``,
+``directory``: what lies between them. ``ranks``: training. ``invariants``: what must hold at every moment.
+Here nothing is left to chance; ``simulator`` puts a seeded network and storage in the place of these.
 """

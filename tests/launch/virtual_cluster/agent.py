@@ -1,69 +1,131 @@
-"""One agent process: the real AgentCore and Controller, with virtual ports."""
+"""One agent process: the real AgentCore, with virtual ports."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.controller import Controller
-from resilio_hpc.launch.controller_state import Action, AskPast, Clock, Finish, Past, Record, Send
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.succession import EpochRecord, Succession
+from virtual_cluster.host import VirtualHost
+from virtual_cluster.network import Connection
 
 if TYPE_CHECKING:
+    from virtual_cluster.ranks import Life
     from virtual_cluster.world import Site, World
 
 JOB = "job"
 FORK_S = 0.02
-STOP_S = 0.02
 
 
 class VirtualAgent:
-    """Implements ``Ports`` and what ``ControllerHost`` does for the controller."""
+    """Implements ``Ports``."""
 
     def __init__(self, world: World, site: Site) -> None:
         self.node = site.name
         self.site = site
         self.alive = True
+        self.suspended = False  # the process was stopped (SIGSTOP): what happens to it waits
         self.stores: set[int] = set()  # ports
-        self.follows = ""
-        self.controller: Controller | None = None
+        self.connection: Connection | None = None  # to the controller that we follow
+        self.port = 40_000 + site.incarnations
+        self.endpoint = f"{self.node}:{self.port}"
+        self.host = VirtualHost(world, self)
         self.said: list[m.ToController] = []
         self.heard: list[m.ToAgent] = []
         self._world = world
-        self._rounds: set[int] = set()  # rounds whose ranks are alive here
+        self._waiting: list[Callable[[], None]] = []
+        self._lives: set[Life] = set()  # whose ranks are alive here
         self._life = 0  # grows when ranks are stopped: what was on its way for them is void
-        self._verdict: dict[str, Any] | None = None
-        self._next_verdict = 0.0
-        self._next_pulse = 0.0
         timeout = world.config.heartbeat_timeout_s
-        succession = Succession(self.node, JOB, world.config.expected, timeout, world.now)
+        succession = Succession(self.node, JOB, world.config.expected, timeout, self.monotonic())
         incarnation = f"{self.node}.{site.incarnations}"
-        hello = m.Hello(self.node, incarnation, self.node, self.node, world.slots, last=site.kept)
+        hello = m.Hello(self.node, incarnation, self.endpoint, self.node, world.slots, last=site.kept)
         self.core = AgentCore(hello, succession, self, timeout)
 
+    @property
+    def controller(self) -> Controller | None:
+        """The controller in this process."""
+        return self.host.controller
+
+    @property
+    def follows(self) -> str:
+        """The node of the controller that we are connected to."""
+        return self.connection.node if self.connection else ""
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def event(self, call: Callable[[], None]) -> None:
+        """Something happens to this process: now, when it goes on, or never."""
+        if self.suspended:
+            self._waiting.append(call)
+        elif self.alive:
+            call()
+
+    def suspend(self) -> None:
+        """SIGSTOP."""
+        self.suspended = True
+
+    def resume(self) -> None:
+        """SIGCONT: everything that has waited happens in its order, then time is noticed."""
+        self.suspended = False
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            self.event(call)
+        self.tick()
+
+    def hears(self, message: m.ToAgent) -> None:
+        """The controller's word has arrived."""
+        self.event(lambda: self._hear(message))
+
+    def _hear(self, message: m.ToAgent) -> None:
+        self.heard.append(message)
+        self.core.controller_said(message)
+
+    def lost_connection(self) -> None:
+        """The transport tells that the connection broke."""
+        self.event(self.core.connection_lost)
+
+    def lives(self) -> set[Life]:
+        """(epoch, round) of the ranks that are alive here."""
+        return self._lives
+
     def rank_rounds(self) -> set[int]:
-        return self._rounds
+        """Their rounds."""
+        return {number for _, number in self._lives}
 
     def die(self) -> None:
+        """The process is gone, and its ranks with it."""
         self.alive = False
-        self._ranks_gone()
+        self._ranks_doomed()()
 
-    def _ranks_gone(self) -> None:
+    def spawner_dies(self) -> None:
+        """The process that forks ranks is killed, and they go with it."""
+        self._ranks_doomed()()
+        self.core.spawner_died(self.unix())
+
+    def _ranks_doomed(self) -> Callable[[], None]:
+        """No more is heard of the ranks; returns what makes them disappear."""
         self._life += 1
-        for number in self._rounds:
-            self._world.trainings[number].left(self.node)
-        self._rounds = set()
+        doomed = set(self._lives)
+        for life in doomed:
+            self._world.trainings[life].broken = True
+
+        def gone() -> None:
+            self._lives -= doomed
+            for life in doomed:
+                self._world.trainings[life].left(self.node)
+
+        return gone
 
     def tick(self) -> None:
-        if not self.alive:
-            return
-        if self.controller is not None:
-            self._carry_out(self.controller.tick())
-            self._host_tick()
-        if self.alive:
+        if self.alive and not self.suspended:
+            self.host.tick()
+        if self.alive and not self.suspended:
             self.core.tick()
 
     def rank_ends(self, local_rank: int, exit_code: int | None, signal: int | None, message: str) -> None:
@@ -71,124 +133,39 @@ class VirtualAgent:
         local = self.core.local
         if self.alive and local is not None:
             if exit_code != 0:
-                self._world.trainings[local.number].broken = True
-            self.core.rank_exited(local_rank, exit_code, signal, self._world.unix(), (message, ""))
+                self._world.trainings[life_of(local)].broken = True
+            at = self.unix()
+            self.event(lambda: self._rank_exited(local, local_rank, (exit_code, signal), at, message))
+
+    def _rank_exited(
+        self, local: LocalRound, local_rank: int, how: tuple[int | None, int | None], at: float, message: str
+    ) -> None:
+        if self.core.local is local:
+            self.core.rank_exited(local_rank, *how, at, (message, ""))
             if all(rank.done for rank in local.ranks.values()):
-                self._rounds.discard(local.number)
-
-    # -- the controller's host ---------------------------------------------------------------------------------
-
-    def _carry_out(self, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Send):
-                self._send(action.node, action.message)
-            elif isinstance(action, Record):
-                self._world.record(action.kind, action.fields)
-            elif isinstance(action, AskPast):
-                self._ask_past()
-            else:
-                self._finish(action)
-
-    def _send(self, node: str, message: m.ToAgent) -> None:
-        world = self._world
-
-        def arrive() -> None:
-            agent = world.agents.get(node)
-            if agent is not None and agent.follows == self.node:
-                agent.heard.append(message)
-                agent.core.controller_said(message)
-
-        world.deliver(self.node, node, arrive)
-
-    def _superseded(self, newest: int) -> bool:
-        if self.controller is None or newest <= self.controller.epoch:
-            return False
-        self._world.record("stepped_down", {"node": self.node, "newer": newest})
-        self.controller = None
-        self.core.connection_lost()
-        return True
-
-    def _newest(self) -> int:
-        epochs = self._world.directory.epochs
-        return epochs[-1].epoch if epochs else 0
-
-    def _ask_past(self) -> None:
-        directory = self._world.directory
-
-        def question() -> tuple[int, Past]:
-            said = directory.verdict
-            verdict = (said["verdict"], said["exit_code"]) if said is not None else None
-            return self._newest(), Past(tuple(sorted(directory.committed)), directory.last_round, verdict)
-
-        def answer(reply: tuple[int, Past] | None) -> None:
-            if reply is None:
-                self._world.after(1.0, self._ask_past)
-            elif self.controller is not None and not self._superseded(reply[0]):
-                self._carry_out(self.controller.inform(reply[1]))
-
-        self._world.ask(self, question, answer)
-
-    def _finish(self, finish: Finish) -> None:
-        self._verdict = {
-            "verdict": finish.verdict, "exit_code": finish.exit_code, "reason": finish.reason, **finish.fields,
-        }  # fmt: skip
-
-    def _host_tick(self) -> None:
-        world, controller = self._world, self.controller
-        if self._verdict is not None and world.now >= self._next_verdict:
-            self._next_verdict = world.now + 1.0
-            world.ask(self, self._store_verdict, self._verdict_stored)
-        if controller is not None and world.now >= self._next_pulse:
-            self._next_pulse = world.now + 0.5
-            world.ask(self, self._store_pulse, lambda newest: newest is not None and self._superseded(newest))
-
-    def _store_pulse(self) -> int:
-        if self.controller is not None and self._newest() <= self.controller.epoch and self.controller.leads():
-            self._world.directory.pulse = (self.controller.epoch, self._world.directory.pulse[1] + 1)
-        return self._newest()
-
-    def _store_verdict(self) -> int:
-        newest = self._newest()
-        if self._verdict is not None and newest <= self._verdict["epoch"]:
-            self._world.directory.verdict = self._verdict
-        return newest
-
-    def _verdict_stored(self, newest: int | None) -> None:
-        if newest is None or self._verdict is None or self._superseded(newest):
-            return
-        self._verdict = None
-        if self.controller is not None:
-            self._carry_out(self.controller.verdict_written())
+                self._lives.discard(life_of(local))
 
     # -- ports -------------------------------------------------------------------------------------------------
 
     def monotonic(self) -> float:
-        return self._world.now
+        return self.site.monotonic(self._world.now)
 
     def unix(self) -> float:
-        return self._world.unix()
+        return self._world.unix() + self.site.unix_offset_s
 
     def to_controller(self, message: m.ToController) -> None:
         self.said.append(message)
-        world, target = self._world, self.follows
-
-        def arrive() -> None:
-            host = world.agents.get(target)
-            if host is None or host.controller is None:
-                return
-            if not host._superseded(getattr(message, "epoch", 0)):
-                host._carry_out(host.controller.handle(m.to_controller.decode(m.to_controller.encode(message))))
-
-        world.deliver(self.node, target, arrive)
+        connection = self.connection
+        if connection is not None:
+            copy = m.to_controller.decode(m.to_controller.encode(message))
+            self._world.network.to_host(connection, lambda host: host.event(lambda: host.host.heard(copy, connection)))
 
     def follow(self, record: EpochRecord) -> None:
-        self.follows = record.node
+        self._world.watch.follows(self, record.epoch, record.endpoint)
+        self.connection = self._world.network.connect(self, record.endpoint)
 
     def become_controller(self, epoch: int) -> None:
-        clock = Clock(lambda: self._world.now, self._world.unix)
-        self.controller = Controller(self._world.config, epoch, self.node, clock)
-        self._verdict = None
-        self._ask_past()
+        self.host.begin(epoch)
 
     def scan_epochs(self) -> None:
         directory = self._world.directory
@@ -204,10 +181,10 @@ class VirtualAgent:
             else:
                 self.core.scanned(*reply)
 
-        self._world.ask(self, question, answer)
+        self._world.storage.ask(self, question, answer)
 
     def claim_epoch(self, epoch: int) -> None:
-        record = EpochRecord(epoch, self.node, self.node, JOB)
+        record = EpochRecord(epoch, self.node, self.endpoint, JOB)
         epochs = self._world.directory.epochs
 
         def question() -> bool:
@@ -222,11 +199,16 @@ class VirtualAgent:
             else:
                 self.core.claimed(epoch, won, record)
 
-        self._world.ask(self, question, answer)
+        self._world.storage.ask(self, question, answer)
 
     def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
-        self._ranks_gone()
-        self._world.after(STOP_S, lambda: self.core.all_stopped() if self.alive else None)
+        gone = self._ranks_doomed()
+
+        def stopped() -> None:
+            gone()
+            self.event(self.core.all_stopped)
+
+        self._world.after(self.site.stop_s, stopped)
 
     def terminate_ranks(self) -> None:
         local = self.core.local
@@ -235,21 +217,20 @@ class VirtualAgent:
 
     def open_store(self, round_number: int) -> None:
         def opened() -> None:
-            if self.alive:
-                self._world.ports += 1
-                self.stores.add(self._world.ports)
-                self.core.store_ready(round_number, self._world.ports)
+            self._world.ports += 1
+            self.stores.add(self._world.ports)
+            self.core.store_ready(round_number, self._world.ports)
 
-        self._world.after(0.01, opened)
+        self._world.after(0.01, lambda: self.event(opened))
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
         world, life = self._world, self._life
-        self._rounds.add(local.number)
+        self._lives.add(life_of(local))
         training = world.training(start)
 
         def forked() -> None:
             if self.alive and life == self._life and world.spawns:
-                self.core.ranks_started(local.number, FORK_S, "fork")
+                self.event(lambda: self.core.ranks_started(local.number, FORK_S, "fork"))
                 training.joined(self, local)
 
         world.after(FORK_S, forked)
@@ -264,30 +245,31 @@ class VirtualAgent:
         site.pinned = message.step
 
         def write() -> None:
-            if not self.alive:
-                return
             site.pinned = -1
             if None in copies or (self.node, message.step) in world.saver_fails:
-                self.core.persist_failed(message.round, message.step, "no space left on device")
+                error = "no space left on device"
+                self.event(lambda: self.core.persist_failed(message.round, message.step, error))
             else:
                 content = [[list(entry) for entry in copy.history] for copy in copies if copy is not None]
-                self.core.persisted(message.round, message.step, {"node": self.node, "content": content})
+                record = {"node": self.node, "content": content}
+                self.event(lambda: self.core.persisted(message.round, message.step, record))
 
-        world.after(world.slow_savers.get(self.node, world.save_s), write)
+        world.storage.save(self, world.slow_savers.get(self.node, world.save_s), write)
 
     def commit(self, message: m.Commit) -> None:
         directory = self._world.directory
 
         def write() -> None:
-            if not self.alive or self._newest() > message.epoch:
+            if directory.fence > message.epoch:
+                self.event(lambda: self.core.persist_failed(message.round, message.step, "a newer epoch has begun"))
                 return
             contents = {tuple(map(tuple, rank)) for record in message.records for rank in record["content"]}
-            assert len(contents) == 1, f"step {message.step} is committed from different lives: {contents}"
+            self._world.watch.commits(message.step, message.epoch, contents)
             directory.committed[message.step] = contents.pop()
             directory.commit_times.append((self._world.now, message.step))
-            self.core.commit_done(message.step, 0.01)
+            self.event(lambda: self.core.commit_done(message.step, 0.01))
 
-        self._world.after(0.02, write)
+        self._world.storage.save(self, 0.02, write)
 
     def held(self) -> tuple[m.Held, ...]:
         return tuple(m.Held(rank, step, copy.world_size) for (rank, step), copy in sorted(self.site.memory.items(),
@@ -305,9 +287,11 @@ class VirtualAgent:
 
     def leave(self, verdict: str, exit_code: int) -> None:
         self._world.record("agent_ends", {"node": self.node, "verdict": verdict, "exit_code": exit_code})
-        self.alive = False
-        self._ranks_gone()
+        self.die()
         self._world.agents.pop(self.node, None)
-        for agent in self._world.agents.values():
-            if agent.follows == self.node:
-                self._world.after(0.001, agent.core.connection_lost)
+        self._world.network.closed(self)
+
+
+def life_of(local: LocalRound) -> Life:
+    """Which life of the ranks a node's part belongs to."""
+    return (local.epoch, local.number)

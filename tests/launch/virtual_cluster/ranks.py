@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from virtual_cluster.agent import VirtualAgent
     from virtual_cluster.world import World
 
-History = tuple[tuple[int, int], ...]  # (step from which on, round): which rounds computed the state
+Life = tuple[int, int]  # (epoch, round)
+History = tuple[tuple[int, int, int], ...]  # (step from which on, epoch, round): which lives computed the state
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class Training:
     saving: bool = False
 
     @property
+    def life(self) -> Life:
+        return (self.start.state.epoch, self.start.state.round)
+
+    @property
     def round(self) -> int:
         return self.start.state.round
 
@@ -62,30 +68,35 @@ class Training:
     def _say_all(self, message: rank_link.RankMessage) -> None:
         for agent, local in list(self.nodes.values()):
             for rank in local.ranks:
-                agent.core.rank_said(self.round, rank, message)
+                self._say(agent, rank, message)
+
+    def _say(self, agent: VirtualAgent, local_rank: int, message: rank_link.RankMessage) -> None:
+        agent.event(lambda: agent.core.rank_said(self.round, local_rank, message))
 
     def _begin(self) -> None:
         if self.broken:
             return
         if not self.script.attached:
-            self.world.after(self.script.steps * self.script.step_s, self._exit_all)
+            self.world.after(self.script.step_s, self._plain_step)
             return
         for agent, local in list(self.nodes.values()):
             for rank in local.ranks.values():
-                word = rank_link.Attach(rank.rank, rank.local_rank, self.round, 1)
-                agent.core.rank_said(self.round, rank.local_rank, word)
+                self._say(agent, rank.local_rank, rank_link.Attach(rank.rank, rank.local_rank, self.round, 1))
         restore = self.start.restore
         if restore is not None:
             contents = {self._content(agent, rank.rank, restore) for agent, local in self.nodes.values()
                         for rank in local.ranks.values()}  # fmt: skip
-            assert len(contents) == 1, f"round {self.round} mixes lives: {contents}"
+            self.world.watch.restores(self.life, contents)
+            self.world.watch.starts(self.life, restore.step)
             (content,) = contents
             if content is None:
                 self._restore_fails(restore)
                 return
             self.step, self.history = restore.step, content
             self._say_all(rank_link.Restored(restore.step, restore.source, 0.01))
-        self.history = (*self.history, (self.step, self.round))
+        else:
+            self.world.watch.starts(self.life, -1)
+        self.history = (*self.history, (self.step, *self.life))
         self.world.after(self.script.step_s, self._step)
 
     def _content(self, agent: VirtualAgent, rank: int, restore: m.RestorePoint) -> History | None:
@@ -97,13 +108,31 @@ class Training:
 
     def _restore_fails(self, restore: m.RestorePoint) -> None:
         agent, _ = next(iter(self.nodes.values()))
-        agent.core.rank_said(self.round, 0, rank_link.RestoreFailed(restore.step, restore.source, "checksum"))
+        self._say(agent, 0, rank_link.RestoreFailed(restore.step, restore.source, "checksum"))
         agent.rank_ends(0, 98, None, "")
 
-    def _step(self) -> None:
-        if self.broken:
+    def _plain_step(self) -> None:
+        """Of a script that tells of no steps."""
+        if self.broken or self._held_up(self._plain_step):
             return
-        self.world.trains(self.round)
+        self.world.watch.trains(self.life)
+        self.step += 1
+        if self.step >= self.script.steps:
+            self._exit_all()
+        else:
+            self.world.after(self.script.step_s, self._plain_step)
+
+    def _held_up(self, call: Callable[[], None]) -> bool:
+        """A collective waits for a node that stands still."""
+        if not self.world.stands_still(self.nodes):
+            return False
+        self.world.after(0.2, call)
+        return True
+
+    def _step(self) -> None:
+        if self.broken or self._held_up(self._step):
+            return
+        self.world.watch.trains(self.life)
         self.step += 1
         self._say_all(rank_link.StepDone(self.step, self.world.unix()))
         if self.step == self.script.exits_early_at and self.round == 0:
@@ -142,7 +171,7 @@ class Training:
             if accepted:
                 self.target = max(self.target, message.target)
             answer = rank_link.StopAck(message.target, accepted, self.step)
-            agent.core.rank_said(self.round, local_rank, answer)
+            self._say(agent, local_rank, answer)
         elif isinstance(message, rank_link.StopConfirmed):
             self.confirmed.add(agent.node)
         elif message.step == self.target and self.saving and message.stage == "committed":

@@ -1,9 +1,9 @@
-"""Virtual time, network and run directory, and the faults that a test can order."""
+"""Virtual time, and the faults that a test can order."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,26 +12,14 @@ from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.controller_state import ControllerConfig
 from resilio_hpc.launch.rendezvous import Shape
-from resilio_hpc.launch.succession import EpochRecord
-from virtual_cluster.agent import VirtualAgent
-from virtual_cluster.ranks import History, Script, Training
+from virtual_cluster.agent import VirtualAgent, life_of
+from virtual_cluster.directory import Directory, SharedStorage
+from virtual_cluster.invariants import Invariants
+from virtual_cluster.network import LATENCY_S, Network
+from virtual_cluster.ranks import History, Life, Script, Training
 
-LATENCY_S = 0.001
-STORAGE_S = 0.005
 TICK_S = 0.05
 UNIX_0 = 1_700_000_000.0
-
-
-@dataclass
-class Directory:
-    """The run directory."""
-
-    epochs: list[EpochRecord] = field(default_factory=list)
-    committed: dict[int, History] = field(default_factory=dict)
-    commit_times: list[tuple[float, int]] = field(default_factory=list)
-    verdict: dict[str, Any] | None = None
-    pulse: tuple[int, int] = (0, 0)  # (epoch, counter)
-    last_round: int = -1
 
 
 @dataclass
@@ -49,11 +37,18 @@ class Site:
     name: str
     cut: bool = False
     off: bool = False
+    frozen: bool = False  # agent and ranks stand still
+    stop_s: float = 0.02  # how long ranks take to die
+    clock: tuple[float, float] = (0.0, 1.0)  # the monotonic one: where it began, how fast it goes
+    unix_offset_s: float = 0.0
     incarnations: int = 0
     kept: m.RoundState | None = None
     memory: dict[tuple[int, int], Snapshot] = field(default_factory=dict)  # (rank, step)
-
     pinned: int = -1  # the step that the saver reads
+
+    def monotonic(self, now: float) -> float:
+        """What the node's clock shows at the true time ``now``."""
+        return self.clock[0] + self.clock[1] * now
 
     def take(self, rank: int, step: int, world_size: int, history: History) -> None:
         """A new snapshot, in place of the older of two that the saver does not read."""
@@ -85,8 +80,11 @@ class World:
         self.slow_savers: dict[str, float] = {}  # node → seconds, instead of save_s
         self.ports = 29500
         self.sites = {name: Site(name) for name in names}
+        self.watch = Invariants(self)
+        self.network = Network(self)
+        self.storage = SharedStorage(self)
         self.agents: dict[str, VirtualAgent] = {}
-        self.trainings: dict[int, Training] = {}
+        self.trainings: dict[Life, Training] = {}
         self.ledger: list[tuple[float, str, dict[str, Any]]] = []
         self.starts: list[tuple[float, m.Start]] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -121,43 +119,23 @@ class World:
             self.now, _, call = heapq.heappop(self._queue)
             call()
 
-    # -- network and storage -----------------------------------------------------------------------------------
-
-    def reaches(self, one: str, other: str) -> bool:
-        sites = (self.sites[one], self.sites[other])
-        return one == other or not any(site.cut or site.off for site in sites)
-
-    def deliver(self, sender: str, receiver: str, call: Callable[[], None]) -> None:
-        """Carry one message from node to node: in order, or not at all."""
-        self.after(LATENCY_S, lambda: call() if self.reaches(sender, receiver) else None)
-
-    def ask(self, agent: VirtualAgent, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
-        """A request to the run directory; the answer is None when the file system fails."""
-
-        def serve() -> None:
-            if agent.alive:
-                answer(None if self.storage_fails else question())
-
-        self.after(STORAGE_S, serve)
-
     # -- what the agents' virtual worlds share -----------------------------------------------------------------
 
     def record(self, kind: str, fields: dict[str, Any]) -> None:
         self.ledger.append((self.now, kind, fields))
 
     def training(self, start: m.Start) -> Training:
-        number = start.state.round
-        if number not in self.trainings:
+        life = (start.state.epoch, start.state.round)
+        if life not in self.trainings:
             assert any(start.master_port in agent.stores for agent in self.agents.values()), "a store that is gone"
-            self.trainings[number] = Training(self, start, self.script)
+            self.trainings[life] = Training(self, start, self.script)
             self.starts.append((self.now, start))
-            self.directory.last_round = max(self.directory.last_round, number)
-        return self.trainings[number]
+            self.directory.last_round = max(self.directory.last_round, start.state.round)
+        return self.trainings[life]
 
-    def trains(self, number: int) -> None:
-        """A round makes a step: nobody else may have ranks."""
-        others = {other for agent in self.agents.values() for other in agent.rank_rounds() if other != number}
-        assert not others, f"round {number} makes a step while ranks of {others} are alive"
+    def stands_still(self, nodes: Collection[str]) -> bool:
+        """Whether a step that these nodes do together has to wait."""
+        return any(self.sites[node].frozen for node in nodes)
 
     # -- faults ------------------------------------------------------------------------------------------------
 
@@ -170,9 +148,8 @@ class World:
         """Its ranks go with it; unless ``silently`` (a node without power) peers see the connection close."""
         dead = self.agents.pop(node)
         dead.die()
-        for agent in self.agents.values():
-            if not silently and agent.follows == node and self.reaches(node, agent.node):
-                self.after(LATENCY_S, agent.core.connection_lost)
+        if not silently:
+            self.network.closed(dead)
 
     def power_off(self, node: str) -> None:
         self.sites[node].off = True
@@ -184,7 +161,7 @@ class World:
 
     def break_connection(self, node: str) -> None:
         """The connection to the controller breaks and comes again."""
-        self.after(LATENCY_S, self.agents[node].core.connection_lost)
+        self.after(LATENCY_S, self.agents[node].lost_connection)
 
     def fail_rank(self, rank: int, exit_code: int | None = None, signal: int | None = 9, message: str = "") -> None:
         for agent in self.agents.values():
@@ -218,7 +195,12 @@ class World:
 
     @property
     def step(self) -> int:
-        return self.trainings[self.last.state.round].step if self.starts else 0
+        return self.life.step if self.starts else 0
+
+    @property
+    def life(self) -> Training:
+        """The newest one."""
+        return self.trainings[self.last.state.epoch, self.last.state.round]
 
     def until_step(self, step: int) -> None:
         """The newest round completes ``step``."""
@@ -244,6 +226,6 @@ class World:
 
     def tell_rank(self, agent: VirtualAgent, local_rank: int, message: rank_link.AgentMessage) -> None:
         local = agent.core.local
-        if local is not None and local.number in self.trainings:
-            training = self.trainings[local.number]
+        training = self.trainings.get(life_of(local)) if local is not None else None
+        if training is not None:
             self.after(LATENCY_S, lambda: training.told(agent, local_rank, message))

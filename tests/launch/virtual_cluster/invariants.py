@@ -1,0 +1,78 @@
+"""What must hold at every moment of every run, whatever breaks. Each is asserted while the run goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from virtual_cluster.agent import VirtualAgent
+    from virtual_cluster.ranks import History, Life
+    from virtual_cluster.world import World
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+def computed_before(history: History, step: int) -> History:
+    """The lives that computed the state of ``step``, when ``history`` goes beyond it."""
+    return tuple(entry for entry in history if entry[0] < step)
+
+
+class Invariants:
+    """Looks at the world from outside, at true time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._controllers: dict[int, str] = {}  # epoch → endpoint of the one that others follow
+        self._promised: dict[str, int] = {}  # node → the newest epoch that it promised or followed
+
+    def trains(self, life: Life) -> None:
+        """A round makes a step: no rank of another one lives."""
+        for agent in self._world.agents.values():
+            for other in agent.lives():
+                if other != life and not agent.site.frozen:
+                    raise Violation(
+                        f"round {life[1]} makes a step while a rank of round {other[1]} lives on {agent.node}"
+                    )
+
+    def restores(self, life: Life, contents: set[History | None]) -> None:
+        """The ranks of a round restore their copies: all from the same life."""
+        if len(contents) != 1:
+            raise Violation(f"round {life[1]} mixes lives: {contents}")
+
+    def starts(self, life: Life, step: int) -> None:
+        """A round's first rank starts, from the state of ``step`` (-1: anew)."""
+        bad = {copy.step for copy in self._world.bad_copies if copy.source == "committed"}
+        newest = max(self._world.directory.committed.keys() - bad, default=-1)
+        if step < newest:
+            raise Violation(f"round {life[1]} starts from step {step}, but step {newest} is committed")
+
+    def commits(self, step: int, epoch: int, contents: set[History]) -> None:
+        """A manifest is written."""
+        directory = self._world.directory
+        if len(contents) != 1:
+            raise Violation(f"step {step} is committed from different lives: {contents}")
+        (history,) = contents
+        if epoch < directory.fence:
+            raise Violation(f"epoch {epoch} commits step {step}, but epoch {directory.fence} goes on from older ones")
+        bad = {copy.step for copy in self._world.bad_copies if copy.source == "committed"}
+        for known, content in directory.committed.items():
+            one, other = (history, content) if known >= step else (content, history)
+            if known not in bad and computed_before(other, min(known, step)) != one:
+                raise Violation(f"step {step} is committed as {history}, but step {known} was as {content}")
+
+    def follows(self, agent: VirtualAgent, epoch: int, endpoint: str) -> None:
+        """An agent follows a controller."""
+        known = self._controllers.setdefault(epoch, endpoint)
+        if known != endpoint:
+            raise Violation(f"{agent.node} follows {endpoint} in epoch {epoch}, others {known}")
+        if epoch < self._promised.get(agent.node, 0):
+            raise Violation(f"{agent.node} follows epoch {epoch} after it promised {self._promised[agent.node]}")
+        self._promised[agent.node] = epoch
+
+    def promises(self, node: str, epoch: int) -> None:
+        """A node gives its vote."""
+        if epoch <= self._promised.get(node, 0):
+            raise Violation(f"{node} promises epoch {epoch} after {self._promised[node]}")
+        self._promised[node] = epoch
