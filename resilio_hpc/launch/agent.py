@@ -24,7 +24,7 @@ from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import announce, last_one_out, leftovers, process_tree, run_directory
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
-from resilio_hpc.launch.agent_settings import AgentSettings
+from resilio_hpc.launch.agent_settings import AGENT_FAILED, AgentSettings
 from resilio_hpc.launch.controller_host import ControllerHost
 from resilio_hpc.launch.devices import local_world_size, read_devices
 from resilio_hpc.launch.local_ranks import LocalRanks
@@ -316,6 +316,7 @@ def main(argv: list[str]) -> int:
     if settings.supervisor_pid:
         process_tree.die_with_parent(settings.supervisor_pid)
     try:
+        settings = settings.on_this_node(os.environ)
         agent = Agent(settings)
         code = agent.run_forever()
         if not settings.supervisor_pid and settings.expected[0] in agent.host.absent:  # the batch host is the first
@@ -323,7 +324,7 @@ def main(argv: list[str]) -> int:
         return code
     except ResilioError as error:
         print(f"resilio-launch: error: {error}", file=sys.stderr)
-        return 1
+        return AGENT_FAILED
 
 
 if __name__ == "__main__":

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
+from resilio_hpc.core.errors import LaunchError
 from resilio_hpc.launch.controller_state import ControllerConfig
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.rendezvous import Shape
 
+AGENT_FAILED = 70  # exit code of an agent that ran and could not go on (sysexits.h); srun's own failures are others
+
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``expected``: the allocation's nodes in order; ``supervisor_pid`` > 0: die with that local process."""
+    """``expected``: the allocation's nodes in order; ``supervisor_pid`` > 0: die with that local process.
+
+    ``node`` "": the settings hold for every node of a group; each agent finds its own (``on_this_node``).
+    ``join``: the nodes belong to another job, ``own_job``, and ``job`` is the part of the run that they join.
+    """
 
     options: LaunchOptions
     node: str
@@ -20,6 +29,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chained: bool = False
     end_time: float | None = None
     supervisor_pid: int = 0
+    join: bool = False  # our nodes join a run that another job began
 
     def to_json(self) -> str:
         """One line."""
@@ -29,6 +39,15 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def from_json(cls, text: str) -> AgentSettings:
         """Raises msgspec.MsgspecError for anything that ``to_json`` did not write."""
         return msgspec.json.decode(text, type=cls)
+
+    def on_this_node(self, environment: Mapping[str, str]) -> AgentSettings:
+        """The same settings with the node named. Raises LaunchError where Slurm does not tell which one this is."""
+        if self.node:
+            return self
+        node = environment.get("SLURMD_NODENAME", "")
+        if not node:
+            raise LaunchError("SLURMD_NODENAME is not set: an agent of a group of nodes is started by srun")
+        return msgspec.structs.replace(self, node=node, address=self.address or node)
 
     def controller_config(self) -> ControllerConfig:
         """What decisions need."""
@@ -43,4 +62,5 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             chained=self.chained,
             stop_grace_s=options.stop_grace_s,
             end_time=self.end_time,
+            mode=getattr(options, "mode", "recover"),
         )
