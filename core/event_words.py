@@ -131,7 +131,8 @@ def _first_step(f: Fields) -> str:
 
 def _decision(f: Fields) -> str:
     rung = f.text("rung")
-    return f"decision: {RUNGS.get(rung, rung.replace('_', ' '))} ({f.text('reason')})"
+    would = "" if f.data.get("acted", True) else ", not done"
+    return f"decision{would}: {RUNGS.get(rung, rung.replace('_', ' '))} ({f.text('reason')})"
 
 
 def _recovered(f: Fields) -> str:

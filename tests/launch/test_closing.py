@@ -34,6 +34,17 @@ ENDS: list[tuple[str, str, int | None, str | None, list[str]]] = [
     ("interrupted", "Ctrl-C", 40, None, ["interrupted: Ctrl-C", f"next: {RESUME}", SEE]),
     ("cancelled", "job 7 was cancelled", 40, None, ["cancelled: job 7 was cancelled", f"next: {RESUME}", SEE]),
     (
+        "failed",
+        "--mode observe",
+        -1,
+        None,
+        [
+            "failed: --mode observe",
+            f"next: put the first failure right (--mode recover would have tried to go on), then {ANEW}",
+            SEE,
+        ],
+    ),
+    (
         "no_progress",
         "3 restarts",
         40,
