@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Every fault, several times, on a real Slurm dev cluster: does each run come over it, how soon, with what loss?
 
-    python benchmarks/faults.py --json faults.json --repeats 5
-    python benchmarks/faults.py --quick --only "rank SIGKILL"
+    python benchmarks/faults.py --json faults.json --repeats 10 --parallel 3 --results faults.jsonl
+    python benchmarks/faults.py --mode batch --only "rank SIGKILL" "cut in halves"
+    python benchmarks/faults.py --results faults.jsonl --repeats 0       # only the table of what is there
 
-Needs root and Slurm (see docs/devcluster.md). A run passes when its verdict is right, the ledger proves that no two
-rounds had ranks on a node at once, and the number that all ranks computed together is exactly right. Recovery is from
-the fault itself to the first step that all ranks completed after it; detection is part of it.
+Needs root and Slurm (see docs/devcluster.md); each drill has a cluster of its own. A run passes when its verdict is
+right, the ranks' stamps prove that no two rounds ever trained at once, and the number that all ranks computed together
+is exactly right. Recovery is from the last fault to the first step that was done after it by new ranks. Each result is
+added to --results at once: the same command, given again, goes on where it was ended. What a failed drill leaves (run
+directory, output, stamps) is copied to --evidence.
 """
 
 from __future__ import annotations
@@ -14,70 +17,176 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
+import shutil
 import statistics
 import sys
+import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from resilio_hpc.demo.drill import DRILLS, DrillResult, DrillRun
-from resilio_hpc.demo.stage import binds
+from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.demo.drill import DrillResult, DrillRun, cluster_for
+from resilio_hpc.demo.drill_table import DRILLS, Drill
 from resilio_hpc.slurm.devcluster import DevCluster
 
+Record = dict[str, Any]
 
-def main() -> int:
-    """Exit code 0 when every run passed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write all results here")
-    parser.add_argument("--quick", action="store_true", help="each fault once")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", help="only the faults whose names hold this text")
-    parser.add_argument("--slurm", default="22.05", choices=("22.05", "24.11", "26.05"))
-    options = parser.parse_args()
-    console = Console()
-    drills = [drill for drill in DRILLS if not options.only or options.only in drill.name]
-    results: list[DrillResult] = []
-    with DevCluster.start(f"faults{os.getpid()}", nodes=4, slurm=options.slurm, binds=binds()) as cluster:
-        version = cluster.slurm_version
-        for repeat in range(1 if options.quick else options.repeats):
-            for number, drill in enumerate(drills):
-                drill_run = DrillRun(cluster, drill, f"drill-{repeat}-{number}")
-                result = drill_run.run()
-                results.append(result)
-                seconds = f"{result.recovery_s:.2f} s" if result.recovery_s is not None else "-"
-                console.print(f"{drill.name}: {'passed' if result.passed else 'FAILED: ' + result.why}, {seconds}")
-                if drill_run.broken:
-                    cluster.boot(drill_run.broken)
-                cluster.wait_for_idle(timeout_s=60.0)
-    console.print(table(results, version))
-    if options.json:
-        options.json.write_text(
-            json.dumps({"slurm_version": version, "results": [asdict(result) for result in results]}, indent=1)
+
+class Campaign:
+    """All drills that are wanted and not yet done; several workers take them, each with one cluster at a time."""
+
+    def __init__(self, options: argparse.Namespace, console: Console) -> None:
+        self._options = options
+        self._console = console
+        self._lock = threading.Lock()
+        self.records = read_records(options.results)
+        self._work: queue.SimpleQueue[tuple[Drill, int]] = queue.SimpleQueue()
+        done = {(record["name"], record["repeat"], record["slurm"]) for record in self.records}
+        drills = [drill for drill in DRILLS if wanted(drill, options)]
+        for repeat in range(options.first_repeat, options.first_repeat + options.repeats):
+            for drill in drills:
+                if (drill.full_name, repeat, options.slurm) not in done:
+                    self._work.put((drill, repeat))
+
+    def run(self) -> None:
+        """Do all drills."""
+        workers = [
+            threading.Thread(target=self._work_off, args=(n,), daemon=True) for n in range(self._options.parallel)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            while worker.is_alive():
+                worker.join(0.5)  # so that Ctrl-C is heard
+
+    def _work_off(self, number: int) -> None:
+        while True:
+            try:
+                drill, repeat = self._work.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                self._keep(self._drill(drill, repeat, f"faults-{os.getpid()}-{number}"), repeat)
+            except (ResilioError, OSError) as error:
+                self._console.print(f"{drill.full_name}: not done: {error}", markup=False)
+
+    def _drill(self, drill: Drill, repeat: int, cluster_name: str) -> DrillResult:
+        with cluster_for(drill, cluster_name, self._options.slurm) as cluster:
+            result = DrillRun(cluster, drill, "drill", repeat).run()
+            if not result.passed and self._options.evidence:
+                keep_evidence(cluster, self._options.evidence / f"{slug(drill.full_name)}.{repeat}")
+        return result
+
+    def _keep(self, result: DrillResult, repeat: int) -> None:
+        record = {**asdict(result), "repeat": repeat, "slurm": self._options.slurm, "time": round(time.time())}
+        with self._lock:
+            self.records.append(record)
+            if self._options.results:
+                with self._options.results.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+        how = "passed" if result.passed else f"FAILED: {result.why}"
+        seconds = f"{result.recovery_s:.2f} s" if result.recovery_s is not None else "-"
+        self._console.print(
+            f"{time.strftime('%H:%M:%S')} {result.name} #{repeat}: {how}, {seconds}, {result.total_s:.0f} s in all",
+            markup=False,
         )
-    return 0 if all(result.passed for result in results) else 1
 
 
-def table(results: list[DrillResult], version: str) -> Table:
+def wanted(drill: Drill, options: argparse.Namespace) -> bool:
+    """Whether the command line asks for a drill."""
+    if options.mode and drill.srun != (options.mode == "srun"):
+        return False
+    return not options.only or any(text in drill.full_name for text in options.only)
+
+
+def slug(name: str) -> str:
+    """A name as a file's."""
+    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
+
+
+def keep_evidence(cluster: DevCluster, target: Path) -> None:
+    """Copy what a failed drill left, without its checkpoints."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(cluster.shared, target / "shared", ignore=shutil.ignore_patterns("checkpoints", "home", "secret"))
+    for machine in cluster.machines():
+        shutil.copytree(cluster.log_directory(machine), target / "logs" / machine)
+        if machine in cluster.nodes:
+            shutil.copytree(cluster.nvme(machine), target / "nvme" / machine)
+
+
+def read_records(path: Path | None) -> list[Record]:
+    """Results of an earlier, perhaps killed, campaign."""
+    records = []
+    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue  # killed in the middle of this line
+    return records
+
+
+def table(records: list[Record], title: str) -> Table:
     """One row a fault."""
-    made = Table(title=f"Faults on Slurm {version}")
+    made = Table(title=title)
     for column in ("fault", "passed", "recovery, median", "worst", "of which detection", "steps done again, worst"):
         made.add_column(column, justify="left" if column == "fault" else "right")
-    for name in dict.fromkeys(result.name for result in results):
-        runs = [result for result in results if result.name == name]
-        recovery = [result.recovery_s for result in runs if result.recovery_s is not None]
-        detection = [result.detection_s for result in runs if result.detection_s is not None]
-        lost = [result.lost_steps for result in runs if result.lost_steps is not None]
+    for name in dict.fromkeys(drill.full_name for drill in DRILLS):
+        runs = [record for record in records if record["name"] == name]
+        if not runs:
+            continue
+        recovery = [record["recovery_s"] for record in runs if record["recovery_s"] is not None]
+        detection = [record["detection_s"] for record in runs if record["detection_s"] is not None]
+        lost = [record["lost_steps"] for record in runs if record["lost_steps"] is not None]
         made.add_row(
             name,
-            f"{sum(result.passed for result in runs)}/{len(runs)}",
+            f"{sum(record['passed'] for record in runs)}/{len(runs)}",
             f"{statistics.median(recovery):.2f} s" if recovery else "",
             f"{max(recovery):.2f} s" if recovery else "",
             f"{statistics.median(detection):.2f} s" if detection else "",
             str(max(lost)) if lost else "",
         )
     return made
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", type=Path, help="write all results here")
+    made.add_argument("--results", type=Path, help="add each result to this JSONL file at once, and skip what it holds")
+    made.add_argument("--evidence", type=Path, help="copy what failed drills leave to this directory")
+    made.add_argument("--quick", action="store_true", help="each fault once")
+    made.add_argument("--repeats", type=int, default=5)
+    made.add_argument("--first-repeat", type=int, default=0, help="number of the first repeat (it chooses the jitter)")
+    made.add_argument("--only", nargs="+", metavar="NAME", help="only the faults whose names hold one of these texts")
+    made.add_argument("--mode", choices=("batch", "srun"), help="only one way in (default: both)")
+    made.add_argument("--parallel", type=int, default=1, metavar="N", help="clusters at once (default 1)")
+    made.add_argument("--slurm", default="22.05", choices=("22.05", "24.11", "26.05"))
+    made.add_argument("--list", action="store_true", help="print the faults' names")
+    return made
+
+
+def main() -> int:
+    """Exit code 0 when every run passed."""
+    options = parser().parse_args()
+    if options.quick:
+        options.repeats = 1
+    if options.list:
+        print("\n".join(drill.full_name for drill in DRILLS if wanted(drill, options)))
+        return 0
+    console = Console()
+    campaign = Campaign(options, console)
+    campaign.run()
+    records = [record for record in campaign.records if record["slurm"] == options.slurm]
+    console.print(table(records, f"Faults on Slurm {options.slurm}"))
+    if options.json:
+        options.json.write_text(json.dumps({"slurm": options.slurm, "results": records}, indent=1))
+    return 0 if all(record["passed"] for record in records) else 1
 
 
 if __name__ == "__main__":

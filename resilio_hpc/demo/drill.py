@@ -1,64 +1,38 @@
-"""Fault drills: one job, one fault, and whether the run came over it with the right result (OPS-8)."""
+"""Fault drills: one job, its faults, and whether the run came over them with the right result (OPS-8)."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.core.errors import ResilioError
-from resilio_hpc.core.ledger import Event
-from resilio_hpc.demo import counting
-from resilio_hpc.demo.scenario import Scenario
-from resilio_hpc.demo.stage import SlurmStage, events_of
+from resilio_hpc.core.ledger import Event, LedgerReader
+from resilio_hpc.demo import counting, drill_judge
+from resilio_hpc.demo.drill_acts import Actor
+from resilio_hpc.demo.drill_stamps import first_end_after, longest_pause, read_lives
+from resilio_hpc.demo.drill_table import PREEMPTION, Act, Drill
+from resilio_hpc.demo.stage import binds
 from resilio_hpc.slurm.devcluster import DevCluster
 
 SCRIPT = Path(counting.__file__).resolve()
-LIMIT_S = 180.0
-POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class Drill:
-    """What is done. ``at_step`` is when; ``verdict`` is what the run must end with."""
-
-    name: str
-    strike: str  # rank, agent, controller, power, scancel, "" (the script or Slurm strikes)
-    nodes: int = 3  # of the allocation
-    nnodes: str = "3"
-    spares: int = 0
-    steps: int = 250
-    script_arguments: tuple[str, ...] = ()
-    launch_arguments: tuple[str, ...] = ()
-    verdict: str = "completed"
-    kind: str = ""  # the recovery that the ledger must hold
-    time_limit: int = 30  # minutes
-    world_size: int = 6
-    srun: bool = False  # the other way in: one srun for all agents
-
-
-DRILLS = (
-    Drill("rank SIGKILL", "rank", kind="rank_killed"),
-    Drill("rank exception", "", script_arguments=("--raise-at", "60"), kind="rank_exception"),
-    Drill("rank exits 0 too early", "", script_arguments=("--exit-at", "60"), kind="early_exit"),
-    Drill("agent SIGKILL", "agent", kind="agent_lost"),
-    Drill("controller's agent SIGKILL", "controller", kind="controller_lost"),
-    Drill("node power cut, with a spare", "power", nodes=4, spares=1, kind="node_lost"),
-    Drill("node power cut, no spare", "power", nnodes="2:3", kind="node_lost", world_size=4),
-    Drill("time limit", "", steps=1200, launch_arguments=("--chain",), time_limit=1, kind="time_limit"),
-    Drill("srun: rank SIGKILL", "rank", kind="rank_killed", srun=True),
-    Drill("srun: agent SIGKILL", "agent", kind="agent_lost", srun=True),
-    Drill("srun: node power cut, with a spare", "power", nodes=4, spares=1, kind="node_lost", srun=True),
-    Drill("scancel", "scancel", verdict="cancelled", launch_arguments=("--chain",)),
-)
+LIMIT_S = 240.0
+POLL_S = 0.05
+QUEUE_POLL_S = 1.0
+NODES = 4  # of a drill's own cluster
+JITTERS = 10  # a jitter's span is cut into so many parts
 
 
 @dataclass(frozen=True)
 class DrillResult:
-    """``recovery_s``: from the strike (or the rank's own failure) to the first step of all ranks after it."""
+    """What one drill came to; times in seconds.
+
+    ``recovery_s``: from the last act that hurt until a step was done again by ranks that started after it (of a rank
+    that failed by itself: what the ledger says). ``pause_s``: the longest time in which no rank ended a step.
+    ``lives``: how often all ranks were started.
+    """
 
     name: str
     passed: bool
@@ -66,168 +40,149 @@ class DrillResult:
     recovery_s: float | None
     detection_s: float | None
     lost_steps: int | None
+    pause_s: float
+    lives: int
     total_s: float
 
 
-class DrillRun:
-    """One drill on a cluster whose nodes are all idle."""
+def cluster_for(drill: Drill, name: str, slurm: str = "22.05") -> DevCluster:
+    """Start a cluster that the drill can be done on; the caller takes it down."""
+    return DevCluster.start(
+        name,
+        nodes=max(NODES, drill.nodes),
+        slurm=slurm,
+        binds=binds(),
+        shared_mount=drill.shared_mount,
+        conf=PREEMPTION if drill.preemption else (),
+        timeout_s=120.0,
+    )
 
-    def __init__(self, cluster: DevCluster, drill: Drill, name: str, python: str = sys.executable) -> None:
+
+class DrillRun:
+    """One drill on a cluster whose nodes are all idle. ``repeat`` chooses the jitter of acts that have one."""
+
+    def __init__(self, cluster: DevCluster, drill: Drill, name: str, repeat: int = 0) -> None:
         self.cluster = cluster
         self.drill = drill
         self.directory = cluster.shared / name
-        self.broken: str | None = None
-        self._stage = SlurmStage(cluster, Scenario())
+        self._repeat = repeat
         self._name = name
-        self._python = python
-        self._struck_at: float | None = None
-        self._job = 0
+        self._reader = LedgerReader(self.directory / "ledger")
+        self._events: list[Event] = []
+        self._done: list[float] = []  # when each act was done, Unix seconds
+        self._seen = 0  # events that were there when the last act was done
+        self._next_look = 0.0
 
     def run(self) -> DrillResult:
-        """Submit, strike, wait for the end, judge."""
+        """Submit, act, wait for the end, judge."""
         began = time.monotonic()
-        self._job = self.cluster.submit(self._script())
-        deadline = began + LIMIT_S
-        while self._in_queue():
-            time.sleep(POLL_S)
-            events = events_of(self.directory)
-            if self.drill.strike and self._struck_at is None and progressed(events):
-                self._strike(events)
-            if time.monotonic() > deadline:
-                self.cluster.run("ctl", ["scancel", "--user=root"])
-                return self._result(False, f"no end within {LIMIT_S:.0f} s", began)
+        job = self.cluster.submit(self._script())
+        actor = Actor(self.cluster, job, self._joiner())
         try:
+            while not self._over():
+                time.sleep(POLL_S)
+                self._events += self._reader.read_new()
+                self._act(actor)
+                if time.monotonic() > began + LIMIT_S:
+                    raise ResilioError(f"no end within {LIMIT_S:.0f} s")
             self._judge()
         except ResilioError as error:
-            return self._result(False, str(error), began)
-        return self._result(True, "", began)
+            return self._result(str(error), began)
+        return self._result("", began)
+
+    # -- the job -----------------------------------------------------------------------------------------------
 
     def _script(self) -> str:
         drill = self.drill
-        launcher = Path(self._python).with_name("resilio-launch")
         arguments = [
             f"--nnodes={drill.nnodes}", f"--spares={drill.spares}", "--nproc-per-node=2",
             f"--run-dir=/shared/{self._name}", *drill.launch_arguments, str(SCRIPT), f"--steps={drill.steps}",
-            f"--result=/shared/{self._name}.result", *drill.script_arguments,
+            f"--step-seconds={drill.step_s}", f"--result=/shared/{self._name}.result", f"--stamps=/nvme/{self._name}",
+            *drill.script_arguments,
         ]  # fmt: skip
         srun = "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 " if drill.srun else ""
+        return self._batch_script("drill", [f"--nodes={drill.nodes}", *drill.sbatch], srun, arguments)
+
+    def _joiner(self) -> str:
+        """A job of one node that joins the run."""
+        return self._batch_script("joiner", ["--nodes=1", "--no-kill"], "", [f"--join=/shared/{self._name}"])
+
+    def _batch_script(self, name: str, options: Sequence[str], before: str, arguments: Sequence[str]) -> str:
+        launcher = Path(sys.executable).with_name("resilio-launch")
         return (
-            f"#!/bin/bash\n#SBATCH --nodes={drill.nodes} --no-kill --time={drill.time_limit} --job-name=drill\n"
+            f"#!/bin/bash\n#SBATCH --job-name={name} --time={self.drill.time_limit} {' '.join(options)}\n"
             f"#SBATCH --output=/shared/{self._name}.txt --open-mode=append\n"
-            f"exec {srun}{launcher} {' '.join(arguments)}\n"
+            f"exec {before}{launcher} {' '.join(arguments)}\n"
         )
 
-    def _in_queue(self) -> bool:
-        return bool(self.cluster.run("ctl", ["squeue", "-h", "-o", "%i"], timeout_s=20.0).stdout.strip())
+    def _over(self) -> bool:
+        """Whether no job is in the queue any more; slurmctld, when it can be asked, is asked now and then."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + QUEUE_POLL_S
+        asked = self.cluster.run("ctl", ["squeue", "-h", "-t", "PD,R,S,CF", "-o", "%i"], check=False)
+        return asked.returncode == 0 and not asked.stdout.strip()
 
-    # -- strikes -----------------------------------------------------------------------------------------------
+    # -- acts --------------------------------------------------------------------------------------------------
 
-    def _strike(self, events: list[Event]) -> None:
-        members = [str(node) for node in last(events, "round").fields["members"]]
-        leader = str(last(events, "controller").fields["node"])
-        batch_host = min(members)
-        victims = [node for node in members if node not in (leader, batch_host)]
-        actions: dict[str, Callable[[], None]] = {
-            "rank": lambda: self._kill_rank(events, victims[0]),
-            "agent": lambda: self._stage.kill_agent(victims[0]),
-            "controller": lambda: self._stage.kill_agent(leader),
-            "power": lambda: self._cut_power(victims[-1]),
-            "scancel": lambda: self._scancel(),
-        }
-        self._struck_at = time.time()
-        actions[self.drill.strike]()
+    def _act(self, actor: Actor) -> None:
+        while len(self._done) < len(self.drill.acts):
+            act = self.drill.acts[len(self._done)]
+            if not self._is_due(act):
+                return
+            if not self._done:
+                actor.settle_roles(self._events, self._batch_host())
+            at = time.time()
+            self._seen = len(self._events)
+            actor.do(act, self._events)
+            self._done.append(at)
 
-    def _kill_rank(self, events: list[Event], node: str) -> None:
-        ranks = [e for e in events if e.kind == "ranks" and e.fields["node"] == node][-1]
-        self._stage.kill_rank(node, int(next(iter(ranks.fields["pids"].values()))))
+    def _is_due(self, act: Act) -> bool:
+        if not self._done:
+            return progressed(self._events)
+        wait_s = act.after_s + act.jitter_s * (self._repeat % JITTERS) / JITTERS
+        happened = not act.on or any(event.kind == act.on for event in self._events[self._seen :])
+        return happened and time.time() >= self._done[-1] + wait_s
 
-    def _cut_power(self, node: str) -> None:
-        self.broken = node
-        self._stage.cut_power(node)
-
-    def _scancel(self) -> None:
-        self.cluster.run("ctl", ["scancel", str(self._job)])
+    def _batch_host(self) -> str:
+        launch = next(event for event in self._events if event.kind == "launch")
+        return str(launch.fields["nodes"][0])
 
     # -- judgement ---------------------------------------------------------------------------------------------
 
     def _judge(self) -> None:
         """Raises ResilioError with what is wrong."""
-        events = events_of(self.directory)
-        if self.drill.strike and self._struck_at is None:
-            raise ResilioError("the fault was never injected: training made no progress")
-        self._judge_verdict()
-        if self.drill.strike == "scancel" and not any(event.kind == "stop_agreed" for event in events):
-            raise ResilioError("the ranks did not agree on a step to save before they ended")
-        overlapping = rounds_overlap(events)
-        if overlapping:
-            raise ResilioError(overlapping)
-        if self.drill.verdict == "completed":
-            self._judge_value()
-        kind = self.drill.kind
-        if kind == "time_limit":
-            if len({event.fields.get("job") for event in events if event.kind == "launch"}) < 2:
-                raise ResilioError("the chain has only one job")
-        elif kind and not any(e.kind == "recovered" and e.fields.get("kind") == kind for e in events):
-            kinds = [e.fields.get("kind") for e in events if e.kind == "recovered"]
-            raise ResilioError(f"the ledger holds {kinds}, not {kind}")
+        self._events += self._reader.read_new()
+        acts = self.drill.acts
+        if len(self._done) < len(acts):
+            raise ResilioError(f"the run ended before {acts[len(self._done)].do!r} was done")
+        lives = read_lives(self._stamps())
+        shared, name = self.cluster.shared, self._name
+        drill_judge.judge(self.drill, self._events, lives, self.directory, shared / f"{name}.result", self._done)
 
-    def _judge_verdict(self) -> None:
-        try:
-            verdict = json.loads((self.directory / "verdict.json").read_text())["verdict"]
-        except (OSError, ValueError, KeyError):
-            raise ResilioError("there is no verdict") from None
-        if verdict != self.drill.verdict and not (self.drill.verdict == "cancelled" and verdict == "terminated"):
-            raise ResilioError(f"the verdict is {verdict}, not {self.drill.verdict}")
+    def _stamps(self) -> list[tuple[str, Path]]:
+        return [(node, self.cluster.nvme(node) / self._name) for node in self.cluster.nodes]
 
-    def _judge_value(self) -> None:
-        try:
-            result = json.loads((self.cluster.shared / f"{self._name}.result").read_text())
-        except (OSError, ValueError):
-            raise ResilioError("there is no result") from None
-        if self.drill.world_size != 6:
-            return  # the world shrank in between: the value depends on when, the verdict says the rest
-        right = [counting.expected(self.drill.steps, self.drill.world_size)]
-        if result["values"] != right:
-            raise ResilioError(f"the result is {result['values']}, not {right}: a step was lost, doubled or torn")
-
-    def _result(self, passed: bool, why: str, began: float) -> DrillResult:
-        recovered = [e for e in events_of(self.directory) if e.kind == "recovered"]
-        fields = recovered[0].fields if recovered else {}
-        seconds = fields.get("recovery_s")
-        if self._struck_at is not None and "at" in fields:
-            seconds = round(float(fields["at"]) - self._struck_at, 3)
+    def _result(self, why: str, began: float) -> DrillResult:
+        recovered = next((event.fields for event in self._events if event.kind == "recovered"), {})
+        lives = read_lives(self._stamps())
+        hurt = [at for act, at in zip(self.drill.acts, self._done, strict=False) if act.do in drill_judge.HURTS]
+        again = first_end_after(lives, hurt[-1]) if hurt else None
+        recovery_s = round(again - hurt[-1], 3) if again is not None else None
         return DrillResult(
-            self.drill.name, passed, why, seconds, fields.get("detection_s"), fields.get("lost_steps"),
-            round(time.monotonic() - began, 1),
-        )  # fmt: skip
+            name=self.drill.full_name,
+            passed=not why,
+            why=why,
+            recovery_s=recovery_s if hurt else recovered.get("recovery_s"),
+            detection_s=recovered.get("detection_s"),
+            lost_steps=recovered.get("lost_steps"),
+            pause_s=round(longest_pause(lives), 3),
+            lives=len(lives),
+            total_s=round(time.monotonic() - began, 1),
+        )
 
 
-def progressed(events: list[Event]) -> bool:
+def progressed(events: Sequence[Event]) -> bool:
     """Whether training runs and has committed something, so that a fault now is a fault in the middle. Pure."""
     return any(event.kind == "committed" for event in events) and any(e.kind == "first_step" for e in events)
-
-
-def last(events: list[Event], kind: str) -> Event:
-    """The newest event of a kind. Raises ResilioError."""
-    found = next((event for event in reversed(events) if event.kind == kind), None)
-    if found is None:
-        raise ResilioError(f"the ledger has no {kind} event")
-    return found
-
-
-def rounds_overlap(events: list[Event]) -> str:
-    """Whether ranks of two rounds ran on reachable nodes at once; "" when not. Pure.
-
-    On each node the ranks of a round must have been stopped before those of a later one start.
-    """
-    running: dict[str, int] = {}
-    for event in events:
-        node = str(event.fields.get("node", ""))
-        if event.kind == "ranks":
-            number = int(event.fields["round"])
-            if running.get(node, number) != number:
-                return f"on {node} ranks of round {number} started beside those of round {running[node]}"
-            running[node] = number
-        elif event.kind in ("ranks_stopped", "agent", "spawner_died"):
-            running.pop(node, None)
-    return ""

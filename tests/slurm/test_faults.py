@@ -1,7 +1,8 @@
-"""Every fault once, on a real Slurm: the run comes over it, with exactly the right result.
+"""Fault drills on a real Slurm: the run comes over each fault, with exactly the right result.
 
-On the oldest Slurm that we support all of them, on the newest the ones in which Slurm itself takes part. The long run
-(``make test-all``) repeats them and adds the Slurm in between.
+A short drill of each family runs with the quick tests, on the oldest Slurm that we support; those in which Slurm itself
+takes part on the newest too. The long run (``make test-all``) does every drill, and the Slurm in between.
+``benchmarks/faults.py`` repeats them.
 """
 
 from __future__ import annotations
@@ -10,39 +11,47 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from cluster_fixture import repair, skip_without_slurm, unique_name
+from cluster_fixture import repair, shared_mounts_or_skip, skip_without_slurm, unique_name
 
-from resilio_hpc.demo.drill import DRILLS, Drill, DrillRun
+from resilio_hpc.demo.drill import DrillRun, cluster_for
+from resilio_hpc.demo.drill_table import DRILLS, Drill, drill_named
 from resilio_hpc.demo.stage import binds
 from resilio_hpc.slurm.devcluster import DevCluster, image
 
 pytestmark = pytest.mark.slurm
 
 CORE = ("rank SIGKILL", "controller's agent SIGKILL", "node power cut, with a spare", "time limit", "scancel")
+QUICK = (
+    *CORE,
+    *("rank exception", "rank exits 0 too early", "agent SIGKILL", "node power cut, no spare"),
+    *("srun: rank SIGKILL", "srun: agent SIGKILL", "srun: node power cut, with a spare"),
+    *("srun SIGKILL", "one node cut off", "two ranks killed, the second during recovery"),
+    *("a rank killed and another node's power cut", "an administrator sets a node down"),
+)
 
 
 def name_of(drill: Drill) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in drill.name.lower())
+    return "".join(letter if letter.isalnum() else "-" for letter in drill.full_name.lower())
 
 
-def come_over(drill: Drill, cluster: DevCluster, name: str) -> None:
-    result = DrillRun(cluster, drill, name).run()
-    assert result.passed, f"{result.why}\n{(cluster.shared / f'{name}.txt').read_text()[-6000:]}"
-    if drill.kind and drill.kind != "time_limit":
-        assert result.recovery_s is not None
-        assert result.lost_steps is not None
+def come_over(drill: Drill, cluster: DevCluster) -> None:
+    result = DrillRun(cluster, drill, name_of(drill)).run()
+    assert result.passed, f"{result.why}\n{(cluster.shared / f'{name_of(drill)}.txt').read_text()[-6000:]}"
 
 
-@pytest.mark.parametrize("drill", DRILLS, ids=name_of)
+@pytest.mark.parametrize("drill", [drill_named(name) for name in QUICK], ids=name_of)
 def test_a_run_comes_over(drill: Drill, repaired_cluster: DevCluster) -> None:
-    come_over(drill, repaired_cluster, name_of(drill))
+    come_over(drill, repaired_cluster)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("repeat", range(1, 5))
-@pytest.mark.parametrize("drill", DRILLS, ids=name_of)
-def test_a_run_comes_over_again(drill: Drill, repeat: int, repaired_cluster: DevCluster) -> None:
-    come_over(drill, repaired_cluster, f"{name_of(drill)}-{repeat}")
+@pytest.mark.parametrize("drill", [drill for drill in DRILLS if drill.full_name not in QUICK], ids=name_of)
+def test_a_run_comes_over_on_a_cluster_of_its_own(drill: Drill) -> None:
+    skip_without_slurm()
+    if drill.shared_mount != "bind":
+        shared_mounts_or_skip()
+    with cluster_for(drill, unique_name("drill")) as own:
+        come_over(drill, own)
 
 
 @pytest.fixture(scope="module", params=["26.05", pytest.param("24.11", marks=pytest.mark.slow)])
@@ -57,9 +66,9 @@ def newer_cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
         yield running
 
 
-@pytest.mark.parametrize("drill", [drill for drill in DRILLS if drill.name in CORE], ids=name_of)
+@pytest.mark.parametrize("drill", [drill_named(name) for name in CORE], ids=name_of)
 def test_a_run_comes_over_on_newer_slurm(drill: Drill, newer_cluster: DevCluster) -> None:
     try:
-        come_over(drill, newer_cluster, name_of(drill))
+        come_over(drill, newer_cluster)
     finally:
         repair(newer_cluster)

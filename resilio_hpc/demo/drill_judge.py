@@ -1,0 +1,89 @@
+"""Whether a drill was passed: verdict, number, ledger, and the proof that no two rounds trained at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.ledger import Event
+from resilio_hpc.demo import counting
+from resilio_hpc.demo.drill_stamps import Life, overlap, steps_between
+from resilio_hpc.demo.drill_table import Drill
+
+HURTS = (
+    *("kill_rank", "kill_agent", "kill_srun", "power_off", "partition", "split", "set_down", "requeue"),
+    *("submit_urgent",),
+)
+"""Acts after which training has to begin anew."""
+
+
+def judge(
+    drill: Drill, events: Sequence[Event], lives: Sequence[Life], run: Path, result: Path, acts_at: Sequence[float]
+) -> None:
+    """Raises ResilioError with the first thing that is wrong. ``acts_at``: when each act was done."""
+    verdict = _read(run / "verdict.json", "verdict").get("verdict")
+    if verdict != drill.verdict and not (drill.verdict == "cancelled" and verdict == "terminated"):
+        raise ResilioError(f"the verdict is {verdict}, not {drill.verdict}")
+    for wrong in (rounds_overlap(events), overlap(lives), _kinds(drill, events), _jobs(drill, events)):
+        if wrong:
+            raise ResilioError(wrong)
+    if not lives:
+        raise ResilioError("no rank left a stamp")
+    if drill.name == "scancel" and not any(event.kind == "stop_agreed" for event in events):
+        raise ResilioError("the ranks did not agree on a step to save before they ended")
+    if drill.steps_meanwhile:
+        done = steps_between(lives, acts_at[0], acts_at[-1])
+        if done < drill.steps_meanwhile:
+            raise ResilioError(f"{done} steps were done during the fault, not {drill.steps_meanwhile}")
+    if drill.verdict == "completed":
+        _judge_result(drill, _read(result, "result"))
+
+
+def _read(path: Path, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        raise ResilioError(f"there is no {what}") from None
+    return dict(found)
+
+
+def _kinds(drill: Drill, events: Sequence[Event]) -> str:
+    found = [str(event.fields.get("kind")) for event in events if event.kind == "recovered"]
+    if drill.kinds and not set(drill.kinds) & set(found):
+        return f"the ledger holds recoveries {found}, none of {', '.join(drill.kinds)}"
+    return ""
+
+
+def _jobs(drill: Drill, events: Sequence[Event]) -> str:
+    """A requeued job is another part of the run, and its supervisor another writer."""
+    parts = {event.writer.split("-supervisor")[0] for event in events if event.kind == "launch"}
+    return f"{len(parts)} job(s) took part, not {drill.jobs}" if len(parts) < drill.jobs else ""
+
+
+def _judge_result(drill: Drill, result: dict[str, Any]) -> None:
+    right = [counting.expected(drill.steps)]
+    if result["values"] != right:
+        raise ResilioError(f"the result is {result['values']}, not {right}: a step was lost, doubled or torn")
+    if drill.world_size and result["world_size"] != drill.world_size:
+        raise ResilioError(f"{result['world_size']} ranks finished the run, not {drill.world_size}")
+
+
+def rounds_overlap(events: Sequence[Event]) -> str:
+    """Whether ranks of two rounds ran on one node at once, by the ledger; "" when not. Pure.
+
+    On each node the ranks of a round must have been stopped before those of a later one start.
+    """
+    running: dict[str, int] = {}
+    for event in events:
+        node = str(event.fields.get("node", ""))
+        if event.kind == "ranks":
+            number = int(event.fields["round"])
+            if running.get(node, number) != number:
+                return f"on {node} ranks of round {number} started beside those of round {running[node]}"
+            running[node] = number
+        elif event.kind in ("ranks_stopped", "agent", "spawner_died"):
+            running.pop(node, None)
+    return ""

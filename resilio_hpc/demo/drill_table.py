@@ -1,0 +1,192 @@
+"""The fault drills as data: what is done to a run, when, and what must become of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from resilio_hpc.core.errors import UsageError
+
+# Partitions whose jobs an urgent job takes the nodes from; the victims get SIGTERM and then this long.
+GRACE_S = 15
+PREEMPTION = (
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=REQUEUE",
+    f"PartitionName=cancelled Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime={GRACE_S} MaxTime=1-0 State=UP",
+    f"PartitionName=requeued Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_S} MaxTime=1-0 State=UP",
+    "PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=1-0 State=UP",
+)
+
+
+@dataclass(frozen=True)
+class Act:
+    """One thing that is done: ``do`` names it (drill_acts.py), ``to`` whom it meets.
+
+    ``to`` is a role: leader (the controller's node), batch_host, follower and follower2 (members that are neither, as
+    far as there are such), apart (half of the members without the leader), with_leader (the leader's half), or "".
+    It is done ``after_s`` seconds after the act before it, and not before the ledger has the event ``on`` since then.
+    ``jitter_s``: up to so much later, another part of it in each repeat.
+    """
+
+    do: str
+    to: str = ""
+    after_s: float = 0.0
+    on: str = ""
+    jitter_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Drill:
+    """One drill. The run must end with ``verdict``, the right number, and what else is named here."""
+
+    name: str
+    acts: tuple[Act, ...] = ()  # the first once training runs and has committed; none: the script or Slurm strikes
+    kinds: tuple[str, ...] = ()  # the ledger must hold a recovery of one of these kinds
+    nodes: int = 3  # of the allocation
+    nnodes: str = "3"
+    spares: int = 0
+    steps: int = 250
+    step_s: float = 0.03
+    script_arguments: tuple[str, ...] = ()
+    launch_arguments: tuple[str, ...] = ()
+    sbatch: tuple[str, ...] = ("--no-kill",)
+    time_limit: int = 30  # minutes
+    verdict: str = "completed"
+    jobs: int = 1  # this many jobs of the chain must have trained (or parts of a requeued one)
+    world_size: int = 0  # at the end; 0: any
+    steps_meanwhile: int = 0  # this many steps at least between the first act and the last
+    shared_mount: str = "bind"
+    preemption: bool = False  # the cluster has the partitions of PREEMPTION
+    srun: bool = False  # the other way in: one srun for all agents
+
+    @property
+    def full_name(self) -> str:
+        """The name with the way in."""
+        return f"srun: {self.name}" if self.srun else self.name
+
+
+POWER = "power_off"
+SPARE: dict[str, Any] = {"nodes": 4, "spares": 1, "world_size": 6}
+SHRINK: dict[str, Any] = {"nnodes": "2:3"}
+TWO_NODES: dict[str, Any] = {"nodes": 2, "nnodes": "1:2"}
+CHAIN: dict[str, Any] = {"launch_arguments": ("--chain",), "jobs": 2}
+LONG: dict[str, Any] = {"steps": 700, "step_s": 0.1}  # for what takes a minute
+LOST = ("node_lost", "controller_lost", "agent_lost")
+
+
+def _both() -> list[Drill]:
+    """Drills of both ways in."""
+    hang = Act("hang_shared")
+    release = Act("release_shared", after_s=60.0)
+    return [
+        Drill("rank SIGKILL", (Act("kill_rank", "follower"),), ("rank_killed",)),
+        Drill("rank exception", (), ("rank_exception",), script_arguments=("--raise-at", "60")),
+        Drill("rank exits 0 too early", (), ("early_exit",), script_arguments=("--exit-at", "60")),
+        Drill("agent SIGKILL", (Act("kill_agent", "follower"),), ("agent_lost",)),
+        Drill("controller's agent SIGKILL", (Act("kill_agent", "leader"),), ("controller_lost",)),
+        Drill("node power cut, with a spare", (Act(POWER, "follower"),), LOST, **SPARE),
+        Drill("node power cut, no spare", (Act(POWER, "follower"),), LOST, **SHRINK, world_size=4),
+        Drill("two nodes, the other loses power", (Act(POWER, "follower"),), LOST, **TWO_NODES, world_size=2),
+        Drill("two nodes, the other is cut off", (Act("partition", "follower"),), LOST, **TWO_NODES, world_size=2),
+        Drill("one node cut off", (Act("partition", "follower"),), LOST, **SPARE),
+        Drill("cut in halves, controller with slurmctld", (Act("split", "apart"),), LOST,
+              nodes=4, nnodes="2:4", world_size=4),
+        Drill("cut in halves, controller apart", (Act("split", "with_leader"),), LOST,
+              nodes=4, nnodes="2:4", world_size=4),
+        Drill("healed cut, then another node is lost",
+              (Act("partition", "follower"), Act("heal", "follower", after_s=8.0),
+               Act(POWER, "follower2", after_s=1.0, on="agent_joined")), LOST, steps=600, **SPARE),
+        Drill("grow back with a healed node",
+              (Act("partition", "follower"), Act("heal", "follower", after_s=8.0)), LOST,
+              steps=700, step_s=0.05, **SHRINK, world_size=6),
+        Drill("slurmd dead for a moment",
+              (Act("kill_slurmd", "follower"), Act("start_slurmd", "follower", after_s=5.0)), steps_meanwhile=20,
+              world_size=6),
+        Drill("slurmd dead for long",
+              (Act("kill_slurmd", "follower"), Act("start_slurmd", "follower", after_s=24.0)),
+              steps=900, step_s=0.05, **SPARE),
+        Drill("slurmctld dead for 20 s, a rank killed inside",
+              (Act("save_job"), Act("kill_slurmctld"), Act("kill_rank", "follower", after_s=5.0),
+               Act("start_slurmctld", after_s=15.0)),
+              ("rank_killed",), steps=700, step_s=0.05, steps_meanwhile=150, world_size=6),
+        Drill("shared directory hangs for 60 s", (hang, release), **LONG, steps_meanwhile=300,
+              shared_mount="fuse", world_size=6),
+        Drill("shared directory hangs for 60 s, a rank killed inside",
+              (hang, Act("kill_rank", "follower", after_s=10.0), replace(release, after_s=50.0)), ("rank_killed",),
+              **LONG, steps_meanwhile=250, shared_mount="fuse", world_size=6),
+        Drill("shared directory hangs for 60 s, controller's agent killed inside",
+              (hang, Act("kill_agent", "leader", after_s=10.0), replace(release, after_s=50.0)), ("controller_lost",),
+              **LONG, steps_meanwhile=200, shared_mount="fuse", world_size=6),
+        Drill("shared directory hangs on one node, its rank killed",
+              (Act("hang_shared", "follower"), Act("kill_rank", "follower", after_s=3.0),
+               Act("release_shared", "follower", after_s=20.0)), ("rank_killed",), steps=600, step_s=0.05,
+              steps_meanwhile=100, shared_mount="fuse", world_size=6),
+        Drill("a lost node boots again", (Act(POWER, "follower"), Act("boot", "follower", after_s=6.0)), LOST,
+              steps=400, **SHRINK),
+        Drill("a joiner replaces a lost node",
+              (Act(POWER, "follower"), Act("submit_joiner", after_s=1.0)), LOST, steps=400, world_size=6),
+        Drill("grow back with a joiner",
+              (Act(POWER, "follower"), Act("submit_joiner", after_s=1.0, on="recovered")), LOST,
+              steps=700, step_s=0.05, **SHRINK, world_size=6),
+        Drill("preempted, cancel", (Act("submit_urgent"),), sbatch=("--no-kill", "--partition=cancelled"),
+              preemption=True, steps=600, **CHAIN),
+        Drill("preempted, requeue", (Act("submit_urgent"),),
+              sbatch=("--no-kill", "--partition=requeued", "--requeue"), preemption=True, steps=600, jobs=2),
+        Drill("scontrol requeue", (Act("requeue"),), sbatch=("--no-kill", "--requeue"), jobs=2, steps=400),
+        Drill("a node power cut ends the job", (Act(POWER, "follower"),), sbatch=("--no-requeue",),
+              steps=1200, **CHAIN),
+        Drill("NODE_FAIL of a job that Slurm ends", (Act("set_down", "follower"),), sbatch=("--no-requeue",),
+              steps=1200, **CHAIN),
+        Drill("an administrator sets a node down", (Act("set_down", "follower"),), LOST, steps=400, **SPARE),
+        Drill("time limit", steps=1200, time_limit=1, **CHAIN),
+        Drill("scancel", (Act("scancel"),), verdict="cancelled", launch_arguments=("--chain",)),
+        Drill("scancel -s KILL", (Act("scancel_kill"),), verdict="cancelled", launch_arguments=("--chain",)),
+        Drill("two ranks killed, the second during recovery",
+              (Act("kill_rank", "follower"), Act("kill_rank", "follower2", jitter_s=0.25)), ("rank_killed",)),
+        Drill("an agent killed during a rank's recovery",
+              (Act("kill_rank", "follower"), Act("kill_agent", "follower2", jitter_s=0.25)), LOST),
+        Drill("the controller's agent killed during a rank's recovery",
+              (Act("kill_rank", "follower"), Act("kill_agent", "leader", jitter_s=0.25)), LOST),
+        Drill("a rank killed and another node's power cut", (Act("kill_rank", "follower"), Act(POWER, "follower2")),
+              LOST, **SPARE),
+        Drill("caching: rank SIGKILL", (Act("kill_rank", "follower"),), ("rank_killed",), shared_mount="caching"),
+        Drill("caching: controller's agent SIGKILL", (Act("kill_agent", "leader"),), ("controller_lost",),
+              shared_mount="caching"),
+        Drill("caching: time limit", steps=1200, time_limit=1, shared_mount="caching", **CHAIN),
+    ]  # fmt: skip
+
+
+def _batch_only() -> list[Drill]:
+    """Where agents have an srun each, the run outlives the batch host and any srun."""
+    return [
+        Drill("srun SIGKILL", (Act("kill_srun", "follower"),), LOST),
+        Drill("batch host power cut", (Act(POWER, "batch_host"),), LOST, **SPARE),
+        Drill("two nodes, the controller's loses power", (Act(POWER, "leader"),), LOST, **TWO_NODES, world_size=2),
+        Drill("two nodes, the controller's is cut off", (Act("partition", "leader"),), LOST, **TWO_NODES, world_size=2),
+        Drill("caching: controller's power cut", (Act(POWER, "leader"),), LOST, shared_mount="caching", **SPARE),
+    ]
+
+
+def _srun_only() -> list[Drill]:
+    """Where one srun holds all agents, its loss ends the job, and the next one of the chain carries on."""
+    return [
+        Drill("srun SIGKILL, chain", (Act("kill_srun"),), steps=400, **CHAIN),
+        Drill("batch host power cut, chain", (Act(POWER, "batch_host"),), steps=400, **CHAIN),
+    ]
+
+
+def _ways_in() -> tuple[Drill, ...]:
+    batch = [*_both(), *_batch_only()]
+    plain_srun = [replace(drill, srun=True) for drill in (*_both(), *_srun_only())]
+    return (*batch, *plain_srun)
+
+
+DRILLS = _ways_in()
+
+
+def drill_named(full_name: str) -> Drill:
+    """The drill of this full name. Raises UsageError."""
+    found = next((drill for drill in DRILLS if drill.full_name == full_name), None)
+    if found is None:
+        raise UsageError(f"no drill {full_name!r}; benchmarks/faults.py --list shows them")
+    return found
