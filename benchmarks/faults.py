@@ -19,6 +19,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import statistics
 import sys
 import threading
@@ -33,7 +34,7 @@ from rich.table import Table
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.demo.drill import DrillResult, DrillRun, cluster_for
 from resilio_hpc.demo.drill_table import DRILLS, Drill
-from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.slurm.devcluster import DevCluster, remove
 
 Record = dict[str, Any]
 
@@ -61,9 +62,13 @@ class Campaign:
         ]
         for worker in workers:
             worker.start()
-        for worker in workers:
-            while worker.is_alive():
-                worker.join(0.5)  # so that Ctrl-C is heard
+        try:
+            for worker in workers:
+                while worker.is_alive():
+                    worker.join(0.5)  # so that Ctrl-C is heard
+        finally:
+            for number in range(self._options.parallel):
+                remove(cluster_name(number))  # what an interrupted drill has left running
 
     def _work_off(self, number: int) -> None:
         while True:
@@ -72,15 +77,15 @@ class Campaign:
             except queue.Empty:
                 return
             try:
-                self._keep(self._drill(drill, repeat, f"faults-{os.getpid()}-{number}"), repeat)
+                self._keep(self._drill(drill, repeat, cluster_name(number)), repeat)
             except (ResilioError, OSError) as error:
                 self._console.print(f"{drill.full_name}: not done: {error}", markup=False)
 
-    def _drill(self, drill: Drill, repeat: int, cluster_name: str) -> DrillResult:
-        with cluster_for(drill, cluster_name, self._options.slurm) as cluster:
-            result = DrillRun(cluster, drill, "drill", repeat).run()
+    def _drill(self, drill: Drill, repeat: int, cluster: str) -> DrillResult:
+        with cluster_for(drill, cluster, self._options.slurm) as running:
+            result = DrillRun(running, drill, "drill", repeat).run()
             if not result.passed and self._options.evidence:
-                keep_evidence(cluster, self._options.evidence / f"{slug(drill.full_name)}.{repeat}")
+                keep_evidence(running, self._options.evidence / f"{slug(drill.full_name)}.{repeat}")
         return result
 
     def _keep(self, result: DrillResult, repeat: int) -> None:
@@ -96,6 +101,11 @@ class Campaign:
             f"{time.strftime('%H:%M:%S')} {result.name} #{repeat}: {how}, {seconds}, {result.total_s:.0f} s in all",
             markup=False,
         )
+
+
+def cluster_name(worker: int) -> str:
+    """The name of a worker's cluster."""
+    return f"faults-{os.getpid()}-{worker}"
 
 
 def wanted(drill: Drill, options: argparse.Namespace) -> bool:
@@ -179,6 +189,8 @@ def main() -> int:
     if options.list:
         print("\n".join(drill.full_name for drill in DRILLS if wanted(drill, options)))
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     console = Console()
     campaign = Campaign(options, console)
     campaign.run()
