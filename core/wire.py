@@ -23,6 +23,7 @@ from resilio_hpc.core.errors import WireError
 VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
 MAX_PER_READ = 256
+BACKLOG = 4096  # all agents of a job connect at once; what does not fit is tried again by TCP only after a second
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 Message = TypeVar("Message")
 
@@ -112,6 +113,7 @@ def listen(context: zmq.Context[Any], keys: Keys, host: str) -> tuple[zmq.Socket
     """A ROUTER socket on a free port of ``host``; returns (socket, port)."""
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     _bound(socket)
+    socket.setsockopt(zmq.BACKLOG, BACKLOG)
     socket.curve_server = True
     socket.curve_secretkey = keys.listener_secret
     socket.curve_publickey = keys.listener_public
