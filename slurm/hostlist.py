@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from resilio_hpc.core.errors import UsageError
 
 MAX_NODES = 100_000
+_NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 _PART = re.compile(r"[^,\[\]]*(?:\[[^\]]*\][^,\[\]]*)*")
 
 
@@ -55,3 +57,32 @@ def expand_counts(text: str) -> list[int]:
             raise UsageError(f"not a Slurm count list: {text!r}")
         counts += [int(match.group(1))] * int(match.group(2) or 1)
     return counts
+
+
+def compress(names: Sequence[str]) -> str:
+    """``["n1", "n2", "gpu07"]`` → ``"n[1-2],gpu07"``: a host list that ``expand`` gives back in the same order."""
+    parts: list[str] = []
+    index = 0
+    while index < len(names):
+        end = _run_end(names, index)
+        match = _NUMBERED.fullmatch(names[index])
+        if match is not None and end > index + 1:
+            last = _NUMBERED.fullmatch(names[end - 1])
+            assert last is not None
+            parts.append(f"{match[1]}[{match[2]}-{last[2]}]")
+        else:
+            parts.append(names[index])
+        index = end
+    return ",".join(parts)
+
+
+def _run_end(names: Sequence[str], start: int) -> int:
+    """Where the run of names that count up by one from ``start`` ends."""
+    match = _NUMBERED.fullmatch(names[start])
+    if match is None:
+        return start + 1
+    head, width, number = match[1], len(match[2]), int(match[2])
+    end = start + 1
+    while end < len(names) and names[end] == f"{head}{number + end - start:0{width}d}":
+        end += 1
+    return end

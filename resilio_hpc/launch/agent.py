@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
@@ -25,15 +25,17 @@ from resilio_hpc.launch import announce, last_one_out, leftovers, process_tree, 
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.agent_settings import AGENT_FAILED, AgentSettings
+from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
 from resilio_hpc.launch.controller_host import ControllerHost
 from resilio_hpc.launch.devices import local_world_size, read_devices
 from resilio_hpc.launch.local_ranks import LocalRanks
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.notify import Notifier
+from resilio_hpc.launch.quorum import Membership, first_membership
 from resilio_hpc.launch.storage import Storage
-from resilio_hpc.launch.succession import EpochRecord, Succession
 
+Kept = TypeVar("Kept")
 SIGNALS = {
     signal.SIGUSR1: "USR2", signal.SIGUSR2: "USR2",  # sbatch --signal: either means that the time limit is near
     signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGHUP: "TERM",
@@ -69,21 +71,20 @@ class Agent:
         self.notifier = Notifier(self.run, settings.job, self.ledger.append)
         bind = settings.address
         self.host = ControllerHost(
-            self.context, self.keys, bind, self.ledger, self.storage, self.counters, self.say,
-            lambda: self.core.connection_lost(), self.notifier.take,
+            self.context, self.keys, bind, self.ledger, self.storage, self.counters, self.say, self, settings.job,
+            self.notifier.take,
         )  # fmt: skip
         incarnation = secrets.token_hex(4)
         self._name = f"{settings.node}/{incarnation}".encode()  # of our end of a connection, never used twice
-        now = time.monotonic()
-        order = settings.expected
         self.snapshots = LocalSnapshots(self)
         slots = local_world_size(settings.options.nproc_per_node, read_devices(os.environ))
         hello = m.Hello(
-            settings.node, incarnation, f"{bind}:{self.host.port}", settings.address, slots,
+            settings.node, incarnation, 0, f"{bind}:{self.host.port}", settings.address, slots,
             topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""), last=self._kept_state(),
         )  # fmt: skip
-        succession = Succession(settings.node, settings.job, order, settings.options.heartbeat_timeout_s, now)
-        self.core = AgentCore(hello, succession, self, settings.options.heartbeat_timeout_s)
+        self.core: AgentCore = AgentCore(
+            hello, settings.job, self._kept_ballot(), self, settings.options.heartbeat_timeout_s, settings.join
+        )
         self.ranks = LocalRanks(self, token, spool)
         self.caller: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
@@ -222,9 +223,33 @@ class Agent:
             self.caller.close(0)
             self.caller = self.monitor = None
 
-    def become_controller(self, epoch: int) -> None:
-        """Our claim won."""
-        self.host.begin(self.settings.controller_config(), epoch, self.settings.node)
+    def court(self, node: str, endpoint: str) -> None:
+        """Connect to another agent because of an election."""
+        self.follow(EpochRecord(0, node, endpoint, ""))
+
+    def to_orphan(self, node: str, message: m.ToAgent) -> None:
+        """Queue a message to an agent that called this one."""
+        self.host.say_to(node, message)
+
+    def become_controller(self, term: Term) -> None:
+        """We were elected."""
+        self.host.begin(self.settings.controller_config(), term)
+
+    def step_down(self, reason: str) -> None:
+        """Our controller is none any more."""
+        self.host.step_down(reason)
+
+    def peer_said(self, message: m.Orphan | m.Vote) -> None:
+        """Another agent called this one because of an election."""
+        self.core.peer_said(message)
+
+    def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
+        """Another agent follows us, though there is no controller here."""
+        self.core.taken_for_controller(message)
+
+    def stepped_down(self, since: float) -> None:
+        """There is no controller here any more."""
+        self.core.stepped_down(since)
 
     def scan_epochs(self) -> None:
         """Ask for the newest epoch record."""
@@ -245,9 +270,29 @@ class Agent:
             if reply is None:
                 self.core.storage_failed()
             else:
-                self.core.claimed(epoch, reply["won"], record)
+                self.core.claimed(epoch, reply["won"])
 
         self.storage.request("claim", answer, record={f: getattr(record, f) for f in record.__dataclass_fields__})
+
+    def claim_witness(self, epoch: int) -> None:
+        """Try to create the witness of the membership of ``epoch``."""
+
+        def answer(reply: dict[str, Any] | None) -> None:
+            if reply is None:
+                self.core.storage_failed()
+            else:
+                self.core.witness_claimed(epoch, reply["won"])
+
+        self.storage.request("witness", answer, epoch=epoch, node=self.settings.node)
+
+    def keep_ballot(self, ballot: Ballot) -> None:
+        """Write to this node's disk, before anything else is said."""
+        self._keep("ballot", ballot)
+
+    def _kept_ballot(self) -> Ballot:
+        kept = self._kept("ballot", Ballot)
+        expected = () if self.settings.join else self.settings.expected
+        return kept or Ballot(first_membership(expected) if expected else Membership())
 
     def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
         """End all ranks and their descendants; nothing shall compete with their restart."""
@@ -293,14 +338,21 @@ class Agent:
 
     def keep(self, state: m.RoundState) -> None:
         """Remember on this node, for a successor of this very process."""
-        temporary = self.local_dir / "state.part"
-        temporary.write_bytes(msgspec.json.encode({"job": self.settings.job, "state": state}))
-        temporary.rename(self.local_dir / "state.json")
+        self._keep("state", state)
 
     def _kept_state(self) -> m.RoundState | None:
+        return self._kept("state", m.RoundState)
+
+    def _keep(self, name: str, value: msgspec.Struct) -> None:
+        """Write what a successor of this very process must know; a dead node needs none, so nothing is synced."""
+        temporary = self.local_dir / f"{name}.part"
+        temporary.write_bytes(msgspec.json.encode({"job": self.settings.job, "value": value}))
+        temporary.rename(self.local_dir / f"{name}.json")
+
+    def _kept(self, name: str, kind: type[Kept]) -> Kept | None:
         try:
-            kept = msgspec.json.decode((self.local_dir / "state.json").read_bytes())
-            return msgspec.convert(kept["state"], m.RoundState) if kept["job"] == self.settings.job else None
+            kept = msgspec.json.decode((self.local_dir / f"{name}.json").read_bytes())
+            return msgspec.convert(kept["value"], kind) if kept["job"] == self.settings.job else None
         except (OSError, KeyError, TypeError, msgspec.MsgspecError):
             return None
 

@@ -1,42 +1,60 @@
 """The agent's decisions: whom to follow, when to speak, what to do with the controller's words. Pure.
 
-What becomes of the ranks is in ``node_ranks``. Everything that touches the world goes through ``Ports``, which the
-real agent implements with sockets and processes and a simulator with virtual ones.
+What becomes of the ranks is in ``node_ranks``, how a controller is found in ``succession``. Everything that touches
+the world goes through ``Ports``, which the real agent implements with sockets and processes and a simulator with
+virtual ones.
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_ports import Ports
+from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
 from resilio_hpc.launch.node_ranks import NodeRanks
-from resilio_hpc.launch.succession import Claim, EpochRecord, Follow, Succession
+from resilio_hpc.launch.quorum import NEVER
+from resilio_hpc.launch.succession import Succession
+
+LEAVE_WITHIN_S = 60.0  # a joiner that does not know its job's end leaves so long after the warning
 
 
 class AgentCore(NodeRanks):
-    """One node's agent. ``hello`` is completed with what changes each time that it is sent."""
+    """One node's agent. ``hello`` is completed with what changes each time that it is sent.
 
-    def __init__(self, hello: m.Hello, succession: Succession, ports: Ports, heartbeat_timeout_s: float) -> None:
-        super().__init__(hello.node, hello.last, ports, heartbeat_timeout_s)
+    ``joiner``: it belongs to another job than the run, and leaves when that ends. ``leaves_in_s`` tells when, if known.
+    """
+
+    def __init__(
+        self, hello: m.Hello, job: str, ballot: Ballot, ports: Ports, heartbeat_timeout_s: float, joiner: bool = False
+    ) -> None:
+        super().__init__(hello.node, hello.last, ports)
         self.slots = hello.local_world_size
+        self.joiner = joiner
         self.warnings: list[str] = []
         self._hello = hello
-        self._succession = succession
+        self._succession = Succession(
+            hello.node, "" if joiner else job, hello.endpoint, ballot, heartbeat_timeout_s, ports, self
+        )
         self._beat_interval = min(1.0, heartbeat_timeout_s / 8)
         self._next_beat = 0.0
         self._welcomed = False
+        self._echo = NEVER  # the newest stamp of this epoch's controller
+        self._leaves_at: float | None = None
 
     # -- time --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Heartbeats, lease, succession."""
         now = self._ports.monotonic()
-        if self._succession.tick(now) is not None:
-            self._ports.scan_epochs()
-        if now >= self._next_beat and self._succession.following is not None and self.ending is None:
+        if self.ending is None:
+            self._succession.tick(now)
+        following = self._succession.following
+        if now >= self._next_beat and following is not None and self.ending is None:
             self._next_beat = now + self._beat_interval
             if self._welcomed and self._succession.in_contact:
                 self._beat(now)
-            else:
+            elif not self._succession.courts:
                 self._say_hello(now)
         if self._ranks_alive and now > self._lease and self.ending is None and not self._stopping:
             self._end_lease()
@@ -51,66 +69,125 @@ class AgentCore(NodeRanks):
         step = self.local.step if self.local else -1
         step_time = self.local.step_time if self.local else 0.0
         self._ports.to_controller(
-            m.Heartbeat(self.node, self._hello.incarnation, self.epoch, now, number, step, step_time)
+            m.Heartbeat(self.node, self._hello.incarnation, self.epoch, now, number, self._echo, step, step_time)
         )
 
     def _say_hello(self, now: float) -> None:
-        hello = {field: getattr(self._hello, field) for field in self._hello.__struct_fields__}
-        hello |= {
-            "committed": tuple(sorted(self.committed)), "last": self.state, "prepared": self._highest_round,
-            "silent_s": self._succession.silent_s(now),
-        }  # fmt: skip
-        self._ports.to_controller(m.Hello(**hello))
+        hello = msgspec.structs.replace(
+            self._hello, epoch=self.epoch, committed=tuple(sorted(self.committed)), last=self.state,
+            prepared=self._highest_round, silent_s=self._succession.silent_s(now),
+        )  # fmt: skip
+        self._ports.to_controller(hello)
 
     # -- succession --------------------------------------------------------------------------------------------
 
+    @property
+    def following(self) -> EpochRecord | None:
+        """The controller that is followed, whether or not it lives."""
+        return self._succession.following
+
+    @property
+    def in_contact(self) -> bool:
+        """Whether it is believed to live."""
+        return self._succession.in_contact
+
+    @property
+    def silent_s(self) -> float:
+        """How long no controller was heard."""
+        return self._succession.silent_s(self._ports.monotonic())
+
+    @property
+    def ballot(self) -> Ballot:
+        """The voters that this node knows, and what it promised."""
+        return self._succession.ballot
+
     def connection_lost(self) -> None:
         """The transport lost the controller: what was on its way may be lost, so we present ourselves again."""
-        self._succession.connection_lost(self._ports.monotonic())
+        self._succession.lose(self._ports.monotonic())
         self._welcomed = False
         self._next_beat = self._ports.monotonic()
 
+    def stepped_down(self, since: float) -> None:
+        """Our own node's controller is none any more; it had no quorum since ``since``."""
+        self._succession.lose(self._ports.monotonic(), closed=False, alive=True, silent_since=since)
+        self._welcomed = False
+
     def scanned(self, record: EpochRecord | None, pulse: int | None = None) -> None:
         """Newest epoch record, or None when there is none, and its controller's pulse."""
-        self._follow_or_claim(self._succession.scanned(record, pulse, self._ports.monotonic()))
+        if self.ending is None:
+            self._succession.scanned(record, pulse, self._ports.monotonic())
 
-    def claimed(self, epoch: int, won: bool, record: EpochRecord | None) -> None:
+    def claimed(self, epoch: int, won: bool) -> None:
         """Whether our claim of ``epoch`` was the first."""
-        self._follow_or_claim(self._succession.claimed(epoch, won, record, self._ports.monotonic()))
+        if self.ending is None:
+            self._succession.claimed(epoch, won, self._ports.monotonic())
+
+    def witness_claimed(self, epoch: int, won: bool) -> None:
+        """Whether the witness stands on our side."""
+        if self.ending is None:
+            self._succession.witness_claimed(epoch, won, self._ports.monotonic())
 
     def storage_failed(self) -> None:
         """The run directory did not answer."""
         self._succession.storage_failed(self._ports.monotonic())
 
-    def _follow_or_claim(self, step: Claim | Follow | None) -> None:
-        if self.ending is not None:
-            return
-        if isinstance(step, Claim):
-            self._ports.claim_epoch(step.epoch)
-        elif isinstance(step, Follow):
-            if step.record.node == self.node:  # our claim won, even if its answer was lost
-                self._ports.record("controller", epoch=step.record.epoch, node=self.node)
-                self._ports.become_controller(step.record.epoch)
-            self._welcomed = False
-            self._begin_epoch(step.record.epoch)
-            self._next_beat = self._ports.monotonic()
-            self._ports.follow(step.record)
+    def peer_said(self, message: m.Orphan | m.Vote) -> None:
+        """Another agent called this one because of an election."""
+        if self.ending is None:
+            self._succession.peer_said(message, self._ports.monotonic())
+
+    def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
+        """Another agent follows us, though there is no controller here."""
+        record = self._succession.following
+        if self._succession.in_contact and record is not None and record.node != self.node:
+            self._ports.to_orphan(message.node, m.Redirect(record.epoch, record.node, record.endpoint))
+        else:
+            self._ports.to_orphan(message.node, m.NotLeading(message.epoch))
+
+    # -- what the succession ends in: Chief ---------------------------------------------------------------------
+
+    def follow(self, record: EpochRecord, connected: bool) -> None:
+        """A controller is known."""
+        self._welcomed = False
+        self._echo = NEVER
+        self._begin_epoch(record.epoch)
+        self._next_beat = self._ports.monotonic()
+        if not connected:
+            self._ports.follow(record)
+
+    def lead(self, term: Term) -> None:
+        """This node was elected."""
+        self._ports.record("controller", epoch=term.epoch, node=self.node)
+        self._ports.become_controller(term)
+
+    def step_down(self) -> None:
+        """This node leads no more: a newer epoch was promised to somebody."""
+        self._ports.step_down("a newer epoch was promised")
 
     # -- the controller's words --------------------------------------------------------------------------------
 
     def controller_said(self, message: m.ToAgent) -> None:
         """Take a message of the controller that we follow; others' are refused."""
-        if self.ending is not None or (message.epoch != self.epoch and not isinstance(message, m.End)):
-            return
-        if message.epoch < self.epoch:
+        if self.ending is not None:
             return
         now = self._ports.monotonic()
-        peers = [node for node, _ in message.peers] if isinstance(message, m.Beat | m.Welcome) else []
-        self._succession.heard(message.epoch, peers, now)
+        if isinstance(message, m.Standing | m.Canvass | m.Redirect | m.NotLeading):
+            self._succession.answered(message, now)
+            return
+        if isinstance(message, m.Welcome) and message.epoch > self.epoch:  # of one that we voted for
+            self._succession.answered(message, now)
+            return
+        forced = isinstance(message, m.End) and message.epoch >= self.epoch
+        if message.epoch != self.epoch and not forced:
+            return
+        self._succession.heard(message.epoch, now)
         if isinstance(message, m.Beat):
-            self._lease = max(self._lease, message.sent + self._lease_s)
+            self._renewed(message, now)
         elif isinstance(message, m.Welcome):
             self._welcome()
+        elif isinstance(message, m.Enrol):
+            if self._succession.enrol(message.membership):
+                self._ports.to_controller(m.Enrolled(self.node, self.epoch, message.membership.number))
         elif isinstance(message, m.Prepare):
             self._prepare(message)
         elif isinstance(message, m.Start):
@@ -120,16 +197,38 @@ class AgentCore(NodeRanks):
         else:
             self._during_round(message)
 
+    def _renewed(self, message: m.Beat, now: float) -> None:
+        self._lease = max(self._lease, message.sent + message.lease_s)
+        first = self._echo == NEVER
+        self._echo = max(self._echo, message.stamp)
+        if first:  # the sooner it knows that we are with it, the sooner it may decide
+            self._next_beat = now
+        self._start_when_leased()
+
     def _welcome(self) -> None:
         self._welcomed = True
+        if self._echo == NEVER:
+            self._next_beat = self._ports.monotonic()
         for signal in self.warnings:
-            self._ports.to_controller(m.Warned(self.node, self.epoch, signal))
+            self._warn(signal)
         for fact in self._facts.values():
             self._ports.to_controller(fact)
 
-    def warned(self, signal: str) -> None:
-        """A signal reached this agent. Kept, so that the next controller hears of it too."""
+    def warned(self, signal: str, within_s: float | None = None) -> None:
+        """A signal reached this agent. Kept, so that the next controller hears of it too.
+
+        ``within_s``: how long a joiner's own job lasts yet, where known.
+        """
+        if self.joiner and self._leaves_at is None:
+            self._leaves_at = self._ports.monotonic() + (LEAVE_WITHIN_S if within_s is None else within_s)
         if signal not in self.warnings:
             self.warnings.append(signal)
         if self._welcomed:
+            self._warn(signal)
+
+    def _warn(self, signal: str) -> None:
+        if self.joiner and self._leaves_at is not None:
+            left = max(0.0, self._leaves_at - self._ports.monotonic())
+            self._ports.to_controller(m.Leaving(self.node, self.epoch, left))
+        else:
             self._ports.to_controller(m.Warned(self.node, self.epoch, signal))

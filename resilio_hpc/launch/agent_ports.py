@@ -6,33 +6,25 @@ from typing import Any, Protocol
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.ballot import EpochRecord, Term
 from resilio_hpc.launch.local_round import LocalRound
-from resilio_hpc.launch.succession import EpochRecord
+from resilio_hpc.launch.succession_ports import SuccessionPorts
 
 
-class Ports(Protocol):
+class Ports(SuccessionPorts, Protocol):
     """What an agent can do to the world. None of it blocks; answers come back as events."""
 
     def unix(self) -> float:
         """Unix seconds, for what is written down."""
 
-    def monotonic(self) -> float:
-        """Seconds of a clock that does not jump."""
-
-    def to_controller(self, message: m.ToController) -> None:
-        """Queue a message to the controller that we follow."""
-
     def follow(self, record: EpochRecord) -> None:
         """Connect to a controller."""
 
-    def become_controller(self, epoch: int) -> None:
-        """Our claim won: be the controller of that epoch."""
+    def become_controller(self, term: Term) -> None:
+        """We were elected: be the controller of that epoch."""
 
-    def scan_epochs(self) -> None:
-        """Read the newest epoch record and its pulse → ``scanned`` or ``storage_failed``."""
-
-    def claim_epoch(self, epoch: int) -> None:
-        """Create the epoch's record → ``claimed`` or ``storage_failed``."""
+    def step_down(self, reason: str) -> None:
+        """Be it no more."""
 
     def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
         """End all ranks and their descendants → ``all_stopped``; stores of older rounds end too."""

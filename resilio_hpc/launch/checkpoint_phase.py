@@ -53,8 +53,8 @@ class CheckpointPhase:
         controller, step = self._controller, self._commits.in_flight
         if step >= 0:
             controller.send(node, m.Persist(controller.epoch, controller.round, step))
-            if self._commits.records and node == controller.members[0].node:
-                controller.send(node, self._commit_order())
+            if node == controller.members[0].node:
+                self._order_commit()
 
     def handle(self, message: CheckpointMessage) -> None:
         """A node said how far a checkpoint is."""
@@ -69,14 +69,23 @@ class CheckpointPhase:
             self._persist(self._commits.snapshot_whole(message.node, message.step))
         elif isinstance(message, m.Persisted):
             if self._commits.persisted(message.node, message.step, message.record):
-                controller.send(controller.members[0].node, self._commit_order())
+                self._order_commit()
         else:
             controller.record("persist_failed", node=message.node, step=message.step, error=message.error)
             self._given_up(message.step, message.error)
 
-    def _commit_order(self) -> m.Commit:
+    def epoch_recorded(self) -> None:
+        """From now on no older epoch can commit, and what they committed is known: our turn."""
+        self._order_commit()
+
+    def _order_commit(self) -> None:
+        """Have the manifest written, if every file is there and this epoch may commit."""
         controller, commits = self._controller, self._commits
-        return m.Commit(controller.epoch, controller.round, commits.in_flight, controller.world_size, commits.records)
+        if commits.records and controller.recorded:
+            order = m.Commit(
+                controller.epoch, controller.round, commits.in_flight, controller.world_size, commits.records
+            )
+            controller.send(controller.members[0].node, order)
 
     def _committed(self, message: m.Committed) -> None:
         controller = self._controller
@@ -89,6 +98,7 @@ class CheckpointPhase:
         controller.record("committed", step=message.step, seconds=message.seconds, epoch=controller.epoch)
         controller.broadcast(m.StageReached(controller.epoch, message.step, "committed"))
         self._persist(following)
+        controller.rounds.committed()
 
     def _given_up(self, step: int, error: str) -> None:
         controller = self._controller

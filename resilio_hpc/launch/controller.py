@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.ballot import Term
 from resilio_hpc.launch.checkpoint_phase import CheckpointMessage, CheckpointPhase
 from resilio_hpc.launch.controller_state import (
     Action,
@@ -26,31 +27,42 @@ from resilio_hpc.launch.controller_state import (
     KnownAgent,
     Past,
     Record,
+    RecordEpoch,
     Send,
+    StepDown,
 )  # fmt: skip
+from resilio_hpc.launch.enrolment import Enrolment
 from resilio_hpc.launch.incidents import Incidents
+from resilio_hpc.launch.recovery import Plan
 from resilio_hpc.launch.rounds import Rounds
 from resilio_hpc.launch.stop_phase import StopPhase
 
+MAX_AGENTS = 20_000
+MAX_LOSSES = 3  # a node that was lost more often is not used again
+PAST_PATIENCE_S = 2.0  # how long the run directory may take to tell what other agents know as well
 FAREWELL_S = 3.0  # how long the other agents may take to leave before the controller's own agent does
 
 
 class Controller:
     """See the module's text. ``handle`` takes a message, ``tick`` the passing of time; both return actions."""
 
-    def __init__(self, config: ControllerConfig, epoch: int, node: str, clock: Clock) -> None:
+    def __init__(self, config: ControllerConfig, term: Term, clock: Clock) -> None:
         self.config = config
-        self.epoch = epoch
-        self.node = node
+        self.term = term
+        self.epoch = term.epoch
+        self.node = term.node
         self.phase = "gathering"
         self.round = -1
         self.members: tuple[m.Member, ...] = ()
         self.agents: dict[str, KnownAgent] = {}
-        self.lost: set[str] = set()  # silent for too long: never used again
+        self.lost: set[str] = set()  # silent for too long
+        self.losses: dict[str, int] = {}  # how often
         self.left: set[str] = set()  # said Goodbye
         self.restarts = 0
         self.without_progress = 0
-        self.informed = False  # the run directory has told what it knows
+        self.informed = False  # the run directory has told what it knows, or others know enough
+        self.recorded = False  # older epochs cannot commit any more, and what they committed is known
+        self._fenced = term.first  # the epoch's file is there: they are refused
         self.now = clock.monotonic
         self.unix = clock.unix
         self.began = self.phase_began = self.now()
@@ -58,18 +70,27 @@ class Controller:
         self.incidents = Incidents(self)
         self.rounds = Rounds(self)
         self.stop = StopPhase(self)
+        self.enrolment = Enrolment(self, term)
         self._adopted: tuple[int, int] = (-1, -1)  # (epoch, round) of the newest soft state taken over
         self._end: m.End | None = None
         self._own_end_due: float | None = None
+        self._finish: Finish | None = None  # decided, and waiting for a quorum
         self._out: list[Action] = []
 
     # -- entry points ------------------------------------------------------------------------------------------
+
+    def begin(self) -> list[Action]:
+        """Tell those who voted for us that we won."""
+        for node in sorted(self.term.supporters - {self.node}):
+            self.send(node, m.Welcome(self.epoch, self.node, self.term.endpoint))
+        return self._flush()
 
     def handle(self, message: m.ToController) -> list[Action]:
         """Take one message from an agent."""
         agent = self.agents.get(message.node)
         if isinstance(message, m.Hello):
-            self._on_hello(message)
+            if message.epoch == self.epoch and (agent is not None or len(self.agents) < MAX_AGENTS):
+                self._on_hello(message)
         elif agent is None:
             pass  # we have not been introduced: it will say Hello when its beats stay away
         else:
@@ -78,23 +99,63 @@ class Controller:
                 self._on_heartbeat(agent, message)
             elif isinstance(message, m.Goodbye):
                 self._on_goodbye(message)
+            elif isinstance(message, m.Orphan | m.Vote):
+                pass  # for the agent that we live in
             elif message.epoch == self.epoch and self.phase != "ended":
                 self._dispatch(agent, message)
         return self._flush()
 
     def tick(self) -> list[Action]:
         """Let time pass: lost nodes, slow starts, stops that are due."""
+        self.enrolment.tick()
         if self.phase == "ended":
             self._let_go()
+        elif self._has_lost_its_quorum():
+            self._step_down()
         else:
+            self._finish_when_led()
+            self._go_on_without_the_past()
             self.incidents.find_lost_nodes()
-            self.incidents.ask_when_due()
             if self.phase == "gathering":
                 self.rounds.try_round()
             elif self.phase in ("preparing", "starting"):
                 self.rounds.watch()
+            elif self.phase == "running":
+                self.rounds.part_with_leavers()
             self.stop.tick(self.now(), self.unix())
         return self._flush()
+
+    def epoch_recorded(self) -> list[Action]:
+        """The epoch's file is durable."""
+        self._fenced = True
+        self.ask_past()
+        return self._flush()
+
+    def enrolled(self) -> None:
+        """A quorum knows who votes in this epoch."""
+        if not self._fenced:
+            self._out.append(RecordEpoch())
+
+    def _has_lost_its_quorum(self) -> bool:
+        patience = self.config.join_timeout_s if self.term.first and not self.members else 0.0
+        limit = max(patience, self.config.heartbeat_timeout_s)
+        return self.now() - max(self.enrolment.since, self.began) > limit
+
+    def _step_down(self) -> None:
+        """Others may lead by now; whoever is with us elects anew, with us if we can."""
+        if self.term.first and not self.members:
+            have, voters = len(self.agents), len(self.enrolment.membership.voters.nodes)
+            reason = f"{have} of {voters} nodes joined within --join-timeout: fewer than half cannot begin alone"
+            if 2 * have < voters:
+                self._end_with(Finish("not_enough_nodes", 1, reason, self._verdict_fields()))
+                return
+        self._out.append(StepDown(self.enrolment.since, "no quorum"))
+
+    def _go_on_without_the_past(self) -> None:
+        """A hung run directory does not hold up a change of controller: the agents know what matters."""
+        if not self.informed and self._adopted[0] >= 0 and self.now() - self.began > PAST_PATIENCE_S:
+            self.informed = True
+            self.record("uninformed", committed=list(self.checkpoints.known))
 
     def inform(self, past: Past) -> list[Action]:
         """What the run directory tells, at the beginning and after AskPast."""
@@ -104,6 +165,9 @@ class Controller:
         if not self.informed:
             self.informed = True
             self.record("informed", committed=sorted(past.committed), last_round=past.last_round)
+        if self._fenced and not self.recorded:
+            self.recorded = True
+            self.checkpoints.epoch_recorded()
         if past.verdict is not None and self.phase != "ended":  # an earlier controller said it, not all have heard it
             self.set_phase("ended")
             self._end = m.End(self.epoch, *past.verdict)
@@ -127,6 +191,10 @@ class Controller:
             self.checkpoints.handle(message)
         elif isinstance(message, m.Warned):
             self.stop.warned(message.signal, message.node)
+        elif isinstance(message, m.Leaving):
+            self.rounds.leaving(agent, message)
+        elif isinstance(message, m.Enrolled):
+            self.enrolment.kept(message.node, message.number)
         elif getattr(message, "round", -1) != self.round:
             pass  # of a round that is over
         elif isinstance(message, m.RanksStopped):
@@ -147,18 +215,20 @@ class Controller:
     def _on_hello(self, hello: m.Hello) -> None:
         known = self.agents.get(hello.node)
         self.left.discard(hello.node)
-        self.send(hello.node, m.Welcome(self.epoch, self.node, self.peers()))
+        self.send(hello.node, m.Welcome(self.epoch, self.node, self.term.endpoint))
         if known is not None and known.hello.incarnation == hello.incarnation:  # it only lost the connection
             known.heard = self.now()
             agent = known
         else:
             agent = KnownAgent(hello, self.now())
             self.agents[hello.node] = agent
+            self.enrolment.changed = True
             self.record("agent_joined", node=hello.node, incarnation=hello.incarnation, address=hello.address)
         if self.phase == "ended":
             self._say_end(hello.node)
             return
         self._adopt(hello)
+        self._take_back(hello.node)
         replaced = known is not None and agent is not known
         if known is not None and replaced and self.is_member(hello.node) and self.phase in ("starting", "running"):
             self.incidents.agent_restarted(hello.node, known.heard)
@@ -166,6 +236,12 @@ class Controller:
             if known is not None and replaced and self.is_member(hello.node):
                 self.incidents.note_restarted(hello.node, known.heard)
             self.rounds.came(hello.node, agent, replaced)
+
+    def _take_back(self, node: str) -> None:
+        """A node that was lost is here again: it waits as a spare, unless that happens all the time."""
+        if node in self.lost and self.losses.get(node, 0) <= MAX_LOSSES:
+            self.lost.discard(node)
+            self.record("node_returned", node=node, losses=self.losses.get(node, 0))
 
     def _adopt(self, hello: m.Hello) -> None:
         """Take over the soft state of an earlier controller from the agent that has the newest."""
@@ -182,6 +258,7 @@ class Controller:
         self.restarts = last.restarts
         self.without_progress = last.without_progress
         self.lost |= set(last.lost)
+        self.losses |= dict(last.losses)
         self.left |= set(last.left) - self.agents.keys()
         self.checkpoints.learn(last.committed, last.bad_copies)
         self.rounds.adopt(last)
@@ -191,10 +268,14 @@ class Controller:
     def _on_heartbeat(self, agent: KnownAgent, beat: m.Heartbeat) -> None:
         if beat.incarnation != agent.hello.incarnation:
             return
-        if beat.round == self.round:
-            agent.step = max(agent.step, beat.step)
-            agent.step_time = beat.step_time
-        self.send(beat.node, m.Beat(self.epoch, beat.sent, self.peers()))
+        now = self.now()
+        if beat.epoch == self.epoch:
+            if beat.echo <= now:
+                agent.echo = max(agent.echo, beat.echo)
+            if beat.round == self.round:
+                agent.step = max(agent.step, beat.step)
+                agent.step_time = beat.step_time
+        self.send(beat.node, m.Beat(self.epoch, beat.sent, max(0.0, self.enrolment.lease_end - now), now))
         if self.phase == "ended":
             self._say_end(beat.node)
 
@@ -204,6 +285,7 @@ class Controller:
             self._let_go()
         elif message.epoch == self.epoch:
             self.left.add(message.node)
+            self.enrolment.changed = True
             self.record("agent_left", node=message.node, reason=message.reason)
             self.incidents.nodes_gone([message.node], self.unix() - (self.now() - heard))
 
@@ -213,15 +295,33 @@ class Controller:
         """End the run, or this job's part of it."""
         if self.phase == "ended":
             return
-        self.set_phase("ended")
-        fields: dict[str, Any] = {
+        fields = self._verdict_fields()
+        if failure is not None:
+            fields["first_failure"] = {k: getattr(failure, k) for k in failure.__struct_fields__ if k != "bad_copy"}
+        self._finish = Finish(verdict, exit_code, reason, fields)
+        self._finish_when_led()
+
+    def finish_unrecovered(self, plan: Plan) -> None:
+        """--mode observe, checkpoint: what we would have done is in the ledger; the failure ends the run."""
+        first = self.incidents.first_failure()
+        code = first.exit_code if first is not None and first.exit_code else 1
+        reason = f"--mode {self.config.mode}: {plan.rung.value} was decided and not done ({plan.reason})"
+        self.finish("failed", code, reason, first)
+
+    def _verdict_fields(self) -> dict[str, Any]:
+        return {
             "round": self.round, "restarts": self.restarts, "committed": self.checkpoints.committed,
             "epoch": self.epoch,
         }  # fmt: skip
-        if failure is not None:
-            fields["first_failure"] = {k: getattr(failure, k) for k in failure.__struct_fields__ if k != "bad_copy"}
-        self._end = m.End(self.epoch, verdict, exit_code)
-        self._out.append(Finish(verdict, exit_code, reason, fields))
+
+    def _finish_when_led(self) -> None:
+        if self._finish is not None and self.enrolment.leads:
+            self._end_with(self._finish)
+
+    def _end_with(self, finish: Finish) -> None:
+        self.set_phase("ended")
+        self._end = m.End(self.epoch, finish.verdict, finish.exit_code)
+        self._out.append(finish)
 
     def _release(self) -> None:
         if self._end is None or self._own_end_due is not None:
@@ -260,28 +360,18 @@ class Controller:
         """Whether the node takes part in the current round."""
         return any(member.node == node for member in self.members)
 
-    def peers(self) -> tuple[tuple[str, str], ...]:
-        """Agents in the order in which they take over; lost nodes never do."""
-        ranks = {member.node: member.node_rank for member in self.members}
-        nodes = sorted(self.agents.keys() - self.lost, key=lambda node: (ranks.get(node, len(ranks)), node))
-        return tuple((node, self.agents[node].hello.endpoint) for node in nodes)
-
     def state(self) -> m.RoundState:
         """The soft state that agents keep for the next controller."""
         return m.RoundState(
-            self.epoch, self.round, self.members, self.restarts, self.without_progress, self.checkpoints.known,
-            tuple(sorted(self.lost)), tuple(self.checkpoints.bad_copies), tuple(sorted(self.left)),
-            self.rounds.steps_reported,
+            self.epoch, self.round, m.world_of(self.members), self.restarts, self.without_progress,
+            self.checkpoints.known, tuple(sorted(self.lost)), tuple(self.checkpoints.bad_copies), tuple(sorted(self.left)),
+            self.rounds.steps_reported, tuple(sorted(self.losses.items())),
         )  # fmt: skip
-
-    def leads(self) -> bool:
-        """Whether at least half of the members are with us; only then may our pulse move."""
-        connected = [member for member in self.members if member.node in self.agents.keys() - self.lost]
-        return len(connected) * 2 >= len(self.members) or self.now() - self.began < self.config.heartbeat_timeout_s
 
     def set_phase(self, phase: str) -> None:
         """Enter a phase."""
         self.phase = phase
+        self._finish = None
         self.phase_began = self.now()
 
     def send(self, node: str, message: m.ToAgent) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
@@ -17,6 +17,7 @@ from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.announce import announcement
+from resilio_hpc.launch.ballot import EpochRecord, Term
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.controller_state import (
     Action,
@@ -26,13 +27,28 @@ from resilio_hpc.launch.controller_state import (
     Finish,
     Past,
     Record,
+    RecordEpoch,
     Send,
+    StepDown,
 )  # fmt: skip
 from resilio_hpc.launch.storage import Storage
 
 STATUS_INTERVAL_S = 0.5
 VERDICT_TIMEOUT_S = 10.0
 VERDICT_RETRY_S = 1.0
+
+
+class LivesIn(Protocol):
+    """The agent's part in which a controller lives (``agent_core``)."""
+
+    def peer_said(self, message: m.Orphan | m.Vote) -> None:
+        """Another agent called because of an election."""
+
+    def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
+        """Another agent follows us, though there is no controller here."""
+
+    def stepped_down(self, since: float) -> None:
+        """The controller is none any more."""
 
 
 class ControllerHost:
@@ -47,7 +63,8 @@ class ControllerHost:
         storage: Storage,
         counters: wire.Counters,
         say: Callable[[str], None],
-        on_step_down: Callable[[], None],
+        agent: LivesIn,
+        job: str,
         notify: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None,
     ) -> None:
         self.socket, self.port = wire.listen(context, keys, bind_host)
@@ -59,19 +76,21 @@ class ControllerHost:
         self._storage = storage
         self._counters = counters
         self._say = say
-        self._on_step_down = on_step_down
+        self._agent = agent
+        self._job = job
         self._notify = notify
         self._pulse = 0
         self._next_status = 0.0
         self._ask_past_at: float | None = None
+        self._record_epoch_at: float | None = None
         self._verdict: dict[str, Any] | None = None  # not durable yet
         self._verdict_due = self._next_verdict = 0.0
 
-    def begin(self, config: ControllerConfig, epoch: int, node: str) -> None:
-        """Become controller of ``epoch``."""
-        self._identities.clear()
-        self._verdict = self._ask_past_at = None
-        self.controller = Controller(config, epoch, node, Clock(time.monotonic, time.time))
+    def begin(self, config: ControllerConfig, term: Term) -> None:
+        """Become controller of an epoch."""
+        self._verdict = self._ask_past_at = self._record_epoch_at = None
+        self.controller = Controller(config, term, Clock(time.monotonic, time.time))
+        self._carry_out(self.controller.begin())
         self._ask_past()
 
     def _ask_past(self) -> None:
@@ -99,21 +118,33 @@ class ControllerHost:
             except WireError:
                 self._counters.dropped += 1
                 continue
-            if self.controller is None:
-                continue
-            if self._superseded(getattr(message, "epoch", 0)):
-                return
             self._identities[message.node] = frames[0]
-            self._carry_out(self.controller.handle(message))
+            if isinstance(message, m.Orphan | m.Vote):
+                self._agent.peer_said(message)
+            elif self.controller is None:
+                if isinstance(message, m.Hello | m.Heartbeat):
+                    self._agent.taken_for_controller(message)
+            elif not self._superseded(message.epoch):
+                self._carry_out(self.controller.handle(message))
+
+    def say_to(self, node: str, message: m.ToAgent) -> None:
+        """Send to an agent that called this one."""
+        self._send(node, message)
 
     def _superseded(self, newest: int) -> bool:
         """Whether somebody else holds a newer epoch; then we are no controller any more."""
         if self.controller is None or newest <= self.controller.epoch:
             return False
-        self._write("stepped_down", epoch=self.controller.epoch, newer=newest)
-        self.controller = None
-        self._on_step_down()
+        self.step_down(f"epoch {newest} has begun")
         return True
+
+    def step_down(self, reason: str, since: float | None = None) -> None:
+        """There is no controller here any more; ``since``: it had no quorum since (monotonic seconds)."""
+        if self.controller is not None:
+            self._ledger.append("stepped_down", epoch=self.controller.epoch, reason=reason)
+            since = self.controller.enrolment.since if since is None else since
+            self.controller = None
+            self._agent.stepped_down(since)
 
     def tick(self) -> None:
         """Let time pass."""
@@ -121,9 +152,16 @@ class ControllerHost:
             return
         now = time.monotonic()
         self._carry_out(self.controller.tick())
+        self._write_what_is_due(now)
+
+    def _write_what_is_due(self, now: float) -> None:
+        if self.controller is None:
+            return
         if self._ask_past_at is not None and now > self._ask_past_at:
             self._ask_past_at = None
             self._ask_past()
+        if self._record_epoch_at is not None and now > self._record_epoch_at:
+            self._record_epoch()
         if self._verdict is not None and now >= self._next_verdict:
             self._write_verdict(now)
         if now >= self._next_status:
@@ -142,8 +180,33 @@ class ControllerHost:
                 self._write(action.kind, **action.fields)
             elif isinstance(action, AskPast):
                 self._ask_past()
+            elif isinstance(action, RecordEpoch):
+                self._record_epoch()
+            elif isinstance(action, StepDown):
+                self.step_down(action.reason, action.since)
             else:
                 self._finish(action)
+
+    def _record_epoch(self) -> None:
+        """Create the epoch's file; again until the file system answers."""
+        controller = self.controller
+        self._record_epoch_at = None
+        if controller is None:
+            return
+        term = controller.term
+
+        def answer(reply: dict[str, Any] | None) -> None:
+            if self.controller is not controller:
+                return
+            if reply is None:
+                self._record_epoch_at = time.monotonic() + 1.0
+            elif reply["won"]:
+                self._carry_out(controller.epoch_recorded())
+            else:
+                self.step_down("another controller holds the same epoch")
+
+        record = EpochRecord(term.epoch, term.node, term.endpoint, self._job)
+        self._storage.request("claim", answer, record=asdict(record))
 
     def _send(self, node: str, message: m.ToAgent) -> None:
         identity = self._identities.get(node)
@@ -188,7 +251,7 @@ class ControllerHost:
     def _status(self) -> dict[str, Any]:
         controller = self.controller
         assert controller is not None
-        if controller.leads():
+        if controller.enrolment.leads:
             self._pulse += 1
         return {
             "v": 1,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.quorum import NEVER
 from resilio_hpc.launch.rendezvous import Shape
 
 
@@ -24,6 +25,7 @@ class ControllerConfig:
     stop_grace_s: float = 30.0
     end_time: float | None = None  # Unix seconds at which Slurm ends the job, where known
     save_margin_s: float = 10.0
+    mode: str = "recover"  # "observe" and "checkpoint" decide the same, and do not restart
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,20 @@ class AskPast:
     """Action: ask the run directory what it knows; the answer goes to ``Controller.inform``."""
 
 
-Action = Send | Record | Finish | AskPast
+@dataclass(frozen=True)
+class RecordEpoch:
+    """Action: create the epoch's file, then call ``Controller.epoch_recorded``; if another holds it, step down."""
+
+
+@dataclass(frozen=True)
+class StepDown:
+    """Action: there is no controller here any more; it had no quorum since ``since`` (monotonic seconds)."""
+
+    since: float
+    reason: str
+
+
+Action = Send | Record | Finish | AskPast | RecordEpoch | StepDown
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,8 @@ class KnownAgent:
     started: bool = False
     step: int = -1
     step_time: float = 0.0
+    echo: float = NEVER  # our clock: when we sent the newest Beat that it is known to have got
+    leaves_at: float | None = None  # our clock: its own job ends then
 
     def forget_round(self) -> None:
         """A new round is prepared."""

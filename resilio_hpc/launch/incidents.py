@@ -13,7 +13,7 @@ from resilio_hpc.launch.recovery import Plan
 if TYPE_CHECKING:
     from resilio_hpc.launch.controller import Controller
 
-TAKEOVER_S = 6.0  # within this time agents that lost their controller have claimed the next epoch
+ABSENT_S = 1.0  # how long the agents that are left may take to find a new controller
 KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 PREPARATION_KINDS = ("store_lost", "spawner_lost", "spawn")  # failures that can come before any rank runs
 
@@ -49,7 +49,6 @@ class Incidents:
     def __init__(self, controller: Controller) -> None:
         self.current: Incident | None = None
         self._controller = controller
-        self._ask_past_at: float | None = None
 
     def first_failure(self) -> m.RankFailure | None:
         """The rank failure to blame for the open incident."""
@@ -76,36 +75,31 @@ class Incidents:
         """Nodes that were silent for too long are lost for good; several that went together are one incident."""
         controller = self._controller
         now = controller.now()
+        if not controller.enrolment.leads:
+            return  # it may be we who are cut off
         limit = now - controller.config.heartbeat_timeout_s
         heard = {node: agent.heard for node, agent in controller.agents.items() if agent.heard < limit}
-        if controller.phase == "gathering" and controller.began < limit:
-            for member in controller.members:  # of an earlier epoch, and never came to us
-                if member.node not in controller.agents and member.node not in controller.lost | controller.left:
-                    heard[member.node] = controller.began
+        heard |= self._absent_members(now)
         if not heard:
             return
         for node, last in heard.items():
             controller.agents.pop(node, None)
             if node not in controller.lost:
+                controller.losses[node] = controller.losses.get(node, 0) + 1
                 controller.record("node_lost", node=node, silent_s=round(now - last, 3))
             controller.lost.add(node)
-        self._doubt()
+        controller.enrolment.changed = True
         self.nodes_gone(list(heard), controller.unix() - (now - min(heard.values())))
 
-    def _doubt(self) -> None:
-        """Where less than a majority is left, perhaps we are cut off and another controller leads the others: act only
-        after the run directory has told that nobody else does, and, with less than half, has had time to."""
+    def _absent_members(self, now: float) -> dict[str, float]:
+        """Members of an earlier epoch that did not come to us, once the leases that they may hold are over."""
         controller = self._controller
-        connected = [member for member in controller.members if member.node in controller.agents]
-        if controller.members and len(connected) * 2 <= len(controller.members):
-            controller.informed = False
-            self._ask_past_at = controller.now() + (0.0 if controller.leads() else TAKEOVER_S)
-
-    def ask_when_due(self) -> None:
-        """Ask the run directory about our doubt."""
-        if self._ask_past_at is not None and self._controller.now() >= self._ask_past_at:
-            self._ask_past_at = None
-            self._controller.ask_past()
+        silent = min(controller.term.silent_s, controller.config.heartbeat_timeout_s)
+        wait = max(ABSENT_S, controller.config.heartbeat_timeout_s - silent)
+        if controller.phase != "gathering" or now < controller.began + wait:
+            return {}
+        known = controller.agents.keys() | controller.lost | controller.left
+        return {x.node: controller.began - silent for x in controller.members if x.node not in known}
 
     def nodes_gone(self, nodes: Sequence[str], since: float) -> None:
         """Nodes are lost or left; ``since`` in Unix seconds."""

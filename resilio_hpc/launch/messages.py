@@ -6,11 +6,15 @@ tells an agent process from its predecessor on the same node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from resilio_hpc.core.wire import Codec
+from resilio_hpc.launch.quorum import NEVER, Membership
+from resilio_hpc.launch.roster import Entry, Roster
 
 
 class Struct(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -66,7 +70,7 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     epoch: int
     round: int
-    members: tuple[Member, ...]
+    world: Roster  # the members in the order of their node ranks, each with the number of its ranks
     restarts: int
     without_progress: int
     committed: tuple[int, ...]
@@ -74,6 +78,28 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bad_copies: tuple[RestorePoint, ...] = ()
     left: tuple[str, ...] = ()
     steps_reported: bool = False
+    losses: tuple[tuple[str, int], ...] = ()  # how often each node was lost
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members one by one."""
+        return members_of(self.world)
+
+
+@lru_cache(maxsize=16)
+def members_of(world: Roster) -> tuple[Member, ...]:
+    """A round's members from the form in which they travel."""
+    members: list[Member] = []
+    first_rank = 0
+    for node_rank, (node, address, slots) in enumerate(world.entries()):
+        members.append(Member(node, node_rank, address, slots, first_rank))
+        first_rank += slots
+    return tuple(members)
+
+
+def world_of(members: Sequence[Member]) -> Roster:
+    """The form in which a round's members travel."""
+    return Roster.of([Entry(member.node, member.address, member.local_world_size) for member in members])
 
 
 # agent → controller ---------------------------------------------------------------------------------------------
@@ -84,6 +110,7 @@ class Hello(Struct, frozen=True):
 
     node: str
     incarnation: str
+    epoch: int
     endpoint: str
     address: str
     local_world_size: int
@@ -95,13 +122,17 @@ class Hello(Struct, frozen=True):
 
 
 class Heartbeat(Struct, frozen=True):
-    """Proof of life. ``sent`` is the agent's own clock and comes back in Beat, which renews its lease."""
+    """Proof of life. ``sent`` is the agent's own clock and comes back in Beat, which renews its lease.
+
+    ``echo`` is the stamp of the newest Beat that it got: until then at least it stood with its controller.
+    """
 
     node: str
     incarnation: str
     epoch: int
     sent: float
     round: int
+    echo: float = NEVER
     step: int = -1  # fewest steps completed by a local rank, -1 when unknown
     step_time: float = 0.0
 
@@ -231,6 +262,14 @@ class Warned(Struct, frozen=True):
     signal: str
 
 
+class Leaving(Struct, frozen=True):
+    """The agent's node goes ``within_s`` seconds, since its own job ends: the run shall go on without it."""
+
+    node: str
+    epoch: int
+    within_s: float
+
+
 class Goodbye(Struct, frozen=True):
     """The agent leaves for good."""
 
@@ -239,23 +278,59 @@ class Goodbye(Struct, frozen=True):
     reason: str
 
 
+class Enrolled(Struct, frozen=True):
+    """The agent keeps the membership of this number."""
+
+    node: str
+    epoch: int
+    number: int
+
+
+# agent → agent, to the listening socket of a node that may become controller -------------------------------------
+
+
+class Orphan(Struct, frozen=True):
+    """I have no controller: stand! ``newest``: the highest epoch that this agent followed or promised."""
+
+    node: str
+    newest: int
+    membership: Membership
+    silent_s: float
+
+
+class Vote(Struct, frozen=True):
+    """I follow nobody older than ``epoch`` from now on, and grant it to you. ``silent_s``: without a controller."""
+
+    node: str
+    epoch: int
+    silent_s: float
+
+
 # controller → agent ---------------------------------------------------------------------------------------------
 
 
 class Beat(Struct, frozen=True):
-    """Answer to Heartbeat. ``peers``: every agent's (node, endpoint), in the order in which they take over."""
+    """Answer to Heartbeat. ``lease_s``: how long after ``sent`` the ranks may run; ``stamp``: to be echoed."""
 
     epoch: int
     sent: float
-    peers: tuple[tuple[str, str], ...] = ()
+    lease_s: float
+    stamp: float
 
 
 class Welcome(Struct, frozen=True):
-    """Answer to Hello."""
+    """Answer to Hello, and the word of a new controller to those who voted for it."""
 
     epoch: int
-    controller: str
-    peers: tuple[tuple[str, str], ...] = ()
+    node: str
+    endpoint: str
+
+
+class Enrol(Struct, frozen=True):
+    """Keep this membership."""
+
+    epoch: int
+    membership: Membership
 
 
 class Prepare(Struct, frozen=True):
@@ -327,6 +402,34 @@ class TerminateRanks(Struct, frozen=True):
     grace_s: float
 
 
+class Standing(Struct, frozen=True):
+    """Answer to Orphan: I have no controller either, and gather the others."""
+
+    epoch: int
+
+
+class Canvass(Struct, frozen=True):
+    """I stand for ``epoch``, and know of this version of the membership: may I have your vote?"""
+
+    epoch: int
+    node: str
+    version: tuple[int, int]
+
+
+class Redirect(Struct, frozen=True):
+    """There is a controller: this one."""
+
+    epoch: int
+    node: str
+    endpoint: str
+
+
+class NotLeading(Struct, frozen=True):
+    """You took me for your controller; I am none (any more)."""
+
+    epoch: int
+
+
 class End(Struct, frozen=True):
     """The run (or this job's part of it) is over; stop everything and exit with ``exit_code``."""
 
@@ -350,7 +453,11 @@ ToController = (
     | Committed
     | StopAnswer
     | Warned
+    | Leaving
     | Goodbye
+    | Enrolled
+    | Orphan
+    | Vote
 )
 ToAgent = (
     Beat
@@ -364,6 +471,11 @@ ToAgent = (
     | ConfirmStop
     | TerminateRanks
     | End
+    | Enrol
+    | Standing
+    | Canvass
+    | Redirect
+    | NotLeading
 )
 
 to_controller: Codec[ToController] = Codec(ToController)

@@ -15,7 +15,6 @@ from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_ports import Ports
 from resilio_hpc.launch.local_round import LocalRound
 
-LEASE_SHARE = 0.8  # of the time after which the controller takes us for lost: our ranks must be gone by then
 FACTS: dict[type, str] = {  # what the controller must not miss of a round; the newest of each name is repeated
     m.RanksStarted: "started", m.FirstStep: "first step", m.RanksDone: "done", m.RankFailed: "failed",
     m.SnapshotWhole: "snapshot", m.Persisted: "file", m.PersistFailed: "file", m.Committed: "manifest",
@@ -25,7 +24,7 @@ FACTS: dict[type, str] = {  # what the controller must not miss of a round; the 
 class NodeRanks:
     """One node's ranks over all rounds. ``agent_core.AgentCore`` adds the controller that is followed."""
 
-    def __init__(self, node: str, last: m.RoundState | None, ports: Ports, heartbeat_timeout_s: float) -> None:
+    def __init__(self, node: str, last: m.RoundState | None, ports: Ports) -> None:
         self.node = node
         self.epoch = 0
         self.state: m.RoundState | None = last
@@ -33,12 +32,11 @@ class NodeRanks:
         self.committed: set[int] = set()
         self.ending: m.End | None = None
         self._ports = ports
-        self._lease_s = heartbeat_timeout_s * LEASE_SHARE
-        self._lease = ports.monotonic()
+        self._lease = ports.monotonic()  # until then ranks may run
+        self._waiting_start: m.Start | None = None  # for a lease
         self._prepared = -1  # the round of the last Prepare of this epoch
         self._highest_round = last.round if last else -1
         self._started_round = -1  # the last round whose ranks were started in this epoch
-        self._stopped_said = 0.0  # when RanksStopped was sent last
         self._store: tuple[int, int] = (-1, 0)  # round and port of the store that was asked for here; port 0: not yet
         self._stopping = False
         self._ranks_alive = False
@@ -52,6 +50,7 @@ class NodeRanks:
         """Another controller: what the former one ordered counts no more."""
         self.epoch = epoch
         self._prepared = self._started_round = -1
+        self._waiting_start = None
         self._facts.clear()
 
     def _prepare(self, message: m.Prepare) -> None:
@@ -59,6 +58,7 @@ class NodeRanks:
             return
         if message.round > self._prepared:
             self._facts.clear()
+            self._waiting_start = None
         self._prepared = message.round
         self._highest_round = max(self._highest_round, message.round)
         if message.open_store:
@@ -87,7 +87,6 @@ class NodeRanks:
     def _say_stopped(self) -> None:
         if self._prepared < 0 or self._started_round == self._prepared:
             return
-        self._stopped_said = self._ports.monotonic()
         known = self.state.round if self.state else -1
         completed = self._before.furthest if self._before and self._before.number == known else -1
         self._ports.to_controller(
@@ -115,9 +114,17 @@ class NodeRanks:
         if self._stopping or self._prepared != number:
             self._tell(self._failure("spawn", "this node was not prepared for the round", self._ports.unix()))
             return
+        self._waiting_start = message
+        self._start_when_leased()
+
+    def _start_when_leased(self) -> None:
+        """Ranks run on a lease only; the first Beat of a controller may come after its Start."""
+        start = self._waiting_start
+        if start is None or self.local is None or self._stopping or self._ports.monotonic() > self._lease:
+            return
+        self._waiting_start = None
         self._ranks_alive = True
-        self._lease = max(self._lease, self._stopped_said + self._lease_s)  # the controller has heard that
-        self._ports.spawn(self.local, message)
+        self._ports.spawn(self.local, start)
 
     def _during_round(self, message: m.ToAgent) -> None:
         local = self.local

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from resilio_hpc.launch.controller_state import KnownAgent
 
 WAITING_SAID_AFTER_S = 10.0
+LEAVE_MARGIN_S = 10.0
 
 
 class Rounds:
@@ -45,9 +46,9 @@ class Rounds:
         if controller.stop.terminating:
             controller.stop.ended()
             return
-        if not controller.informed:
+        if not controller.informed or not controller.enrolment.leads:
             return
-        usable = [node for node in controller.agents if node not in controller.lost]
+        usable = self._usable()
         coming = self._coming()
         shape = controller.config.shape
         if controller.members:
@@ -64,6 +65,10 @@ class Rounds:
         members = choose(candidates, [member.node for member in controller.members], shape, coming)
         if members:
             self._prepare(tuple(members))
+
+    def _usable(self) -> list[str]:
+        agents, lost = self._controller.agents, self._controller.lost
+        return [node for node, agent in agents.items() if node not in lost and agent.leaves_at is None]
 
     def _say_waiting(self, usable: int) -> None:
         """Nobody should wonder why nothing happens: after a while, say which nodes have not come."""
@@ -100,6 +105,9 @@ class Rounds:
         """Act on a plan; True when a round is to be prepared."""
         controller = self._controller
         controller.incidents.planned(plan)
+        if controller.config.mode != "recover" and plan.rung is not Rung.WAIT:
+            controller.finish_unrecovered(plan)
+            return False
         if plan.rung is Rung.STOP:
             spent = controller.without_progress > controller.config.max_without_progress
             first = controller.incidents.first_failure()
@@ -125,6 +133,7 @@ class Rounds:
         self._store_port = None
         controller.set_phase("preparing")
         controller.checkpoints.begin_round(nodes)
+        controller.enrolment.changed = True  # ranks may differ
         for agent in controller.agents.values():
             agent.forget_round()
         controller.record("round", round=controller.round, members=nodes, world_size=controller.world_size)
@@ -154,7 +163,9 @@ class Rounds:
     def try_start(self) -> None:
         """Start the ranks when every member has stopped its old ones and the store is open."""
         controller = self._controller
-        if controller.phase != "preparing" or self._store_port is None or not controller.informed:
+        if controller.phase != "preparing" or self._store_port is None:
+            return
+        if not controller.informed or not controller.enrolment.leads:
             return
         for member in controller.members:
             agent = controller.agents.get(member.node)
@@ -171,6 +182,7 @@ class Rounds:
         )  # fmt: skip
         controller.broadcast(self._start)
         controller.checkpoints.restored(restore)
+        self._let_leavers_go()
 
     # -- nodes that come again ---------------------------------------------------------------------------------
 
@@ -192,6 +204,56 @@ class Rounds:
             if controller.is_member(node):
                 controller.checkpoints.connection_renewed(node)
                 controller.stop.connection_renewed(node)
+
+    # -- planned changes ---------------------------------------------------------------------------------------
+
+    def leaving(self, agent: KnownAgent, message: m.Leaving) -> None:
+        """A joiner's own job ends soon."""
+        controller = self._controller
+        if agent.leaves_at is None:
+            agent.leaves_at = controller.now() + max(0.0, message.within_s)
+            controller.record("leaving", node=message.node, within_s=round(message.within_s, 3))
+            if not controller.is_member(message.node) and controller.phase == "running":
+                self._let_leavers_go()
+
+    def _let_leavers_go(self) -> None:
+        controller = self._controller
+        for node, agent in controller.agents.items():
+            if agent.leaves_at is not None and not controller.is_member(node) and node != controller.node:
+                controller.send(node, m.End(controller.epoch, "left", 0))
+
+    def _leavers(self) -> list[tuple[str, float]]:
+        """Members that must go, and when."""
+        controller = self._controller
+        known = [(x.node, controller.agents[x.node]) for x in controller.members if x.node in controller.agents]
+        return [(node, agent.leaves_at) for node, agent in known if agent.leaves_at is not None]
+
+    def part_with_leavers(self) -> None:
+        """At the last moment, if no commit made an earlier one better: go on without those that must go."""
+        controller = self._controller
+        now = controller.now()
+        due = [node for node, at in self._leavers() if now > at - LEAVE_MARGIN_S]
+        if due:
+            self._regroup(f"{', '.join(due)} must leave")
+
+    def committed(self) -> None:
+        """A step has just become durable: the best moment to take in nodes, or to part with some."""
+        controller = self._controller
+        if controller.phase != "running" or controller.stop.terminating or not controller.enrolment.leads:
+            return
+        parting = [node for node, _ in self._leavers()]
+        if parting:
+            self._regroup(f"{', '.join(parting)} must leave")
+        elif controller.config.shape.trim(len(self._usable())) > len(controller.members):
+            self._regroup("more nodes are here")
+
+    def _regroup(self, reason: str) -> None:
+        """A restart that nobody's failure asks for: it counts against no budget."""
+        controller = self._controller
+        if controller.config.mode == "recover":
+            controller.record("regroup", reason=reason, round=controller.round)
+            controller.set_phase("gathering")
+            self.try_round()
 
     # -- starting and running ----------------------------------------------------------------------------------
 
@@ -254,6 +316,7 @@ class Rounds:
     def watch(self) -> None:
         """A round that does not come up in time is tried again (a hung rendezvous must not hold an allocation)."""
         controller = self._controller
+        self.try_start()  # if it waited for a quorum
         if controller.phase == "starting" and not self.steps_reported:
             return  # a script that tells of no steps: only its own time-outs can tell
         waited = controller.now() - controller.phase_began

@@ -3,6 +3,7 @@
     run.json            who and when; created exclusively, names the run
     secret              the run's secret, 0600
     epoch.N             who was controller N (exclusively created)
+    witness.JOB.N       which half of the voters of epoch N went on (exclusively created)
     ledger/<writer>.jsonl   what happened
     logs/<round>/<node>/    the ranks' output
     checkpoints/        see resilio_hpc.ckpt
@@ -28,7 +29,7 @@ from typing import Any
 from resilio_hpc.core.durable import create_exclusive, write_atomic
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.wire import new_secret
-from resilio_hpc.launch.succession import EpochRecord
+from resilio_hpc.launch.ballot import EpochRecord
 
 VERSION = 1
 
@@ -120,8 +121,16 @@ def read_pulse(path: Path, epoch: int) -> int | None:
 
 
 def claim_epoch(path: Path, record: EpochRecord) -> bool:
-    """Create ``epoch.N`` exclusively; False when somebody else holds it."""
-    return create_exclusive(path / f"epoch.{record.epoch}", json.dumps(asdict(record)).encode())
+    """Create ``epoch.N`` exclusively; False when somebody else holds it. Asked again, the holder still does."""
+    data = json.dumps(asdict(record)).encode()
+    file = path / f"epoch.{record.epoch}"
+    return create_exclusive(file, data) or file.read_bytes() == data
+
+
+def claim_witness(path: Path, job: str, epoch: int, node: str) -> bool:
+    """Create the witness of a job's membership of ``epoch`` exclusively; False when another node has it."""
+    file = path / f"witness.{job}.{epoch}"
+    return create_exclusive(file, node.encode()) or file.read_bytes() == node.encode()
 
 
 def last_round(path: Path) -> int:

@@ -21,8 +21,8 @@ from typing import Any
 
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.launch import run_directory
+from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.process_tree import die_with_parent, outlive_warnings
-from resilio_hpc.launch.succession import EpochRecord
 
 DRAIN_INTERVAL_S = 0.2
 Answer = Callable[[dict[str, Any] | None], None]  # None: the file system failed or the child was killed
@@ -206,7 +206,9 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
             reply["record"] = asdict(record) if record else None
             reply["pulse"] = run_directory.read_pulse(run_path, record.epoch) if record else None
         elif operation == "claim":
-            reply["won"] = run_directory.claim_epoch(run_path, EpochRecord(**request["record"]))
+            reply["won"] = _claim(run_path, EpochRecord(**request["record"]))
+        elif operation == "witness":
+            reply["won"] = run_directory.claim_witness(run_path, job, request["epoch"], request["node"])
         elif operation == "verdict":
             leads = reply["epoch"] <= request["verdict"].get("epoch", 1 << 60)  # else somebody else leads the run
             if leads and run_directory.read_verdict(run_path, job) is None:  # the first verdict of a part stands
@@ -221,6 +223,16 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         reply["error"] = str(error)
     return reply
+
+
+def _claim(run_path: Path, record: EpochRecord) -> bool:
+    """Create the epoch's file, and refuse commits of older ones from now on."""
+    from resilio_hpc.ckpt import catalogue
+
+    won = run_directory.claim_epoch(run_path, record)
+    if won:
+        catalogue.raise_fence(run_path / "checkpoints", record.epoch)
+    return won
 
 
 def _past(run_path: Path, job: str) -> dict[str, Any]:

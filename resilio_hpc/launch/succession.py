@@ -1,156 +1,383 @@
-"""How an agent finds its controller, and when it becomes the controller itself. Pure.
+"""How an agent finds its controller, and how a new one is elected when it is gone. Pure.
 
-The newest ``epoch.N`` file in the run directory names the controller. Epochs are claimed by exclusive creation, so no
-two controllers ever hold the same one. When the controller falls silent or its connection breaks, the agents that are
-left look for a newer epoch; the first in the order of succession claims the next one at once, the others later, each
-by ``turn_s``, so that normally exactly one claims.
+An agent without a controller is an **orphan**. It connects to the first voter in the order of succession, then to the
+next, and says so. A node that is orphaned itself and hears a quorum of orphans stands for a new epoch; they vote; with
+a quorum of votes it leads. A vote is kept on the node's disk: one per epoch, and nothing older is followed afterwards.
+Nobody who has a controller takes part, so one node with a bad link disturbs nobody.
 
-Silence alone proves little: it may be we who are cut off. So whoever hears nothing, but whose connection was not
-closed by the other end, also watches the controller's pulse in the run directory (a counter that moves while it leads
-at least half of its nodes) and claims only when that stands still. Clocks are never compared.
+The run directory is asked for three things: the very first epoch of a job, which is claimed by creating its file; the
+name of the controller, for agents that know nobody; and the witness, where exactly half of the votes are at hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 
-@dataclass(frozen=True)
-class EpochRecord:
-    """Content of an ``epoch.N`` file. ``job``: which job's nodes it belongs to."""
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
+from resilio_hpc.launch.quorum import Membership, has_quorum, has_tie, silence_of_quorum
+from resilio_hpc.launch.succession_ports import Chief, SuccessionPorts
+
+SCAN_S = 0.1  # between two looks at the run directory
+CALL_S = 0.1  # between two calls to the node that is courted
+SETTLE_S = 0.25  # long enough to connect again and hear an answer
+TURN_S = 1.0  # how long an heir may take to answer at all
+PATIENCE_S = 3.0  # how long one that answers may take to win
+FRESH_S = 1.0  # an orphan that has not called for so long is not counted
+TIE_S = 0.5  # with exactly half: how long to wait for one more
+STILL_S = 2.0  # a pulse that stands still for so long has stopped
+
+
+@dataclass
+class Candidacy:
+    """An election in which this node stands. ``votes``: node → seconds without a controller."""
 
     epoch: int
-    node: str
-    endpoint: str
-    job: str
-
-
-@dataclass(frozen=True)
-class Scan:
-    """Action: read the newest epoch record."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Action: create ``epoch.<epoch>`` exclusively, naming ourselves."""
-
-    epoch: int
-
-
-@dataclass(frozen=True)
-class Follow:
-    """Action: connect to this controller and say Hello."""
-
-    record: EpochRecord
+    since: float
+    votes: dict[str, float]
+    asked_witness: bool = False
 
 
 class Succession:
     """One agent's view. Times are monotonic seconds."""
 
-    scan_interval_s = 0.1
-    turn_s = 1.0
-    settle_s = 0.25  # long enough to connect again and hear an answer
-    still_s = 2.0  # a pulse that stands still for so long has stopped
-
-    def __init__(self, node: str, job: str, order: Sequence[str], silence_limit_s: float, now: float) -> None:
+    def __init__(
+        self, node: str, job: str, endpoint: str, ballot: Ballot, silence_limit_s: float, ports: SuccessionPorts,
+        chief: Chief,
+    ) -> None:  # fmt: skip
         self.following: EpochRecord | None = None
-        self.newest = 0
+        self.ballot = ballot
+        self.newest = ballot.promised
         self._node = node
         self._job = job
-        self._order = list(order)
+        self._endpoint = endpoint
         self._limit = silence_limit_s
-        self._heard = now
-        self._lost_at: float | None = now
-        self._next_scan = now
-        self._busy = False
+        self._ports = ports
+        self._chief = chief
+        self._heard = self._lost_at = ports.monotonic()
+        self._lost = True
         self._fresh_start = True
         self._closed = False  # the other end closed the connection: its process is gone
+        self._next_scan = self._next_call = self._patient_until = self._heard
+        self._scanning = False
         self._pulse: tuple[int, int | None] = (0, None)
-        self._pulse_seen = now
+        self._pulse_seen = self._heard
+        self._orphans: dict[str, tuple[m.Orphan, float]] = {}
+        self._candidacy: Candidacy | None = None
+        self._turn = 0
+        self._avoid = ""  # who is courted last, since it was lost
+        self._courted = ""  # whom we are connected to for the sake of an election
+        self._courted_at = self._answered_at = self._heard
+
+    @property
+    def membership(self) -> Membership:
+        """The newest voters known."""
+        return self.ballot.membership
 
     @property
     def in_contact(self) -> bool:
         """Whether the controller that we follow is believed to live."""
-        return self._lost_at is None
+        return not self._lost
 
-    def heard(self, epoch: int, peers: Sequence[str], now: float) -> None:
-        """The controller of ``epoch`` spoke."""
-        if self.following is not None and epoch == self.following.epoch:
-            self._heard = now
-            self._lost_at = None
-            self._fresh_start = self._closed = False
-            if peers:
-                self._order = list(peers)
-
-    def connection_lost(self, now: float) -> None:
-        """The transport says that the controller's end is gone."""
-        if self._lost_at is None:
-            self._lost_at = now
-            self._next_scan = now
-            self._closed = True
+    @property
+    def courts(self) -> bool:
+        """Whether we are connected to somebody else for the sake of an election."""
+        return bool(self._courted)
 
     def silent_s(self, now: float) -> float:
         """How long no controller was heard."""
         return now - self._heard
 
-    def tick(self, now: float) -> Scan | None:
-        """Let time pass; perhaps ask for a scan."""
-        if self._lost_at is None and now - self._heard > self._limit:
-            self._lost_at = now
-        if self._lost_at is None or self._busy or now < self._next_scan:
-            return None
-        self._busy = True
-        self._next_scan = now + self.scan_interval_s
-        return Scan()
+    # -- the controller that we follow -------------------------------------------------------------------------
 
-    def scanned(self, record: EpochRecord | None, pulse: int | None, now: float) -> Claim | Follow | None:
-        """The answer to a Scan: the newest epoch of any job, or None, and the pulse of its controller."""
-        self._busy = False
+    def heard(self, epoch: int, now: float) -> None:
+        """The controller of ``epoch`` spoke."""
+        if self.following is not None and epoch == self.following.epoch and epoch >= self.ballot.promised:
+            self._heard = now
+            self._lost = self._fresh_start = self._closed = False
+            self._orphans.clear()
+            self._candidacy = None
+            self._courted = ""
+
+    def lose(self, now: float, closed: bool = True, alive: bool = False, silent_since: float | None = None) -> None:
+        """The controller is gone: its end ``closed``, or it is ``alive`` and said that it leads no more.
+
+        ``silent_since``: it was our own, and had no quorum since.
+        """
+        if silent_since is not None:
+            self._heard = min(self._heard, silent_since)
+        if not self._lost:
+            self._lost = True
+            self._closed = closed
+            self._avoid = self.following.node if self.following is not None and not alive else ""
+            self._lost_at = self._next_scan = self._next_call = now
+            self._patient_until = now + (SETTLE_S if closed else 0.0)
+            self._turn = 0
+            self._courted = ""
+
+    def enrol(self, membership: Membership) -> bool:
+        """Keep a membership that is newer than ours. False: ours is newer."""
+        if membership.version > self.membership.version:
+            self._keep(msgspec.structs.replace(self.ballot, membership=membership))
+        return membership.version >= self.membership.version
+
+    def _keep(self, ballot: Ballot) -> None:
+        if ballot != self.ballot:
+            self.ballot = ballot
+            self._ports.keep_ballot(ballot)
+
+    def _promise(self, epoch: int, node: str) -> None:
+        self.newest = max(self.newest, epoch)
+        self._keep(msgspec.structs.replace(self.ballot, promised=epoch, promised_to=node))
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Let time pass: silence, the run directory, the election."""
+        if not self._lost and now - self._heard > self._limit:
+            self.lose(now, closed=False)
+        if not self._lost:
+            return
+        if not self._scanning and now >= self._next_scan:
+            self._scanning = True
+            self._next_scan = now + SCAN_S
+            self._ports.scan_epochs()
+        if now >= self._next_call and now >= self._patient_until:
+            self._next_call = now + CALL_S
+            self._seek(now)
+
+    def _seek(self, now: float) -> None:
+        """Stand where we can, and call the one whose turn it is."""
+        if self.membership.epoch == 0 or not self._lost:
+            return  # nobody's address is known yet: the run directory tells of the first controller
+        self._stand_if_possible(now)
+        if self._lost and self._candidacy is None:
+            self._court(now)
+
+    # -- finding one: the orphan's side ------------------------------------------------------------------------
+
+    def _heirs(self) -> list[str]:
+        """In the order of succession; whom we lost comes last, since it may come back."""
+        nodes = [node for node in self.membership.voters.nodes if node != self._avoid]
+        return [*nodes, self._avoid] if self._avoid in self.membership.voters.nodes else nodes
+
+    def _court(self, now: float) -> None:
+        if self._courted:
+            answered = self._answered_at > self._courted_at or self._courted == self._node
+            if now - self._courted_at < (PATIENCE_S if answered else TURN_S):
+                if self._courted != self._node:
+                    self._call(now)
+                return
+            self._turn += 1
+        heirs = self._heirs()
+        for step in range(len(heirs)):
+            node = heirs[(self._turn + step) % len(heirs)]
+            endpoint = self.membership.endpoint(node)
+            if node == self._node or endpoint:
+                self._turn += step
+                self._address(node, endpoint, now)
+                return
+
+    def _address(self, node: str, endpoint: str, now: float) -> None:
+        self._courted, self._courted_at = node, now
+        if node != self._node:
+            self._ports.court(node, endpoint)
+            self._call(now)
+
+    def _call(self, now: float) -> None:
+        self._ports.to_controller(m.Orphan(self._node, self.newest, self.membership, self.silent_s(now)))
+
+    def answered(self, message: m.Standing | m.Canvass | m.Redirect | m.NotLeading | m.Welcome, now: float) -> None:
+        """The node that we courted or followed said something about who leads."""
+        if isinstance(message, m.NotLeading):
+            if self.following is not None and message.epoch >= self.following.epoch:
+                self.lose(now, closed=False, alive=True)
+            return
+        self._answered_at = now
+        if isinstance(message, m.Canvass):
+            self._asked_to_vote(message, now)
+        elif isinstance(message, m.Redirect | m.Welcome):
+            self._pointed_to(message, now)
+
+    def _asked_to_vote(self, message: m.Canvass, now: float) -> None:
+        if not self._lost:
+            return
+        ballot = self.ballot
+        granted = (message.epoch, message.node) == (ballot.promised, ballot.promised_to)
+        if not granted and message.epoch > self.newest and message.version >= self.membership.version:
+            self._candidacy = None  # ours is over: there is an older one
+            self._promise(message.epoch, message.node)
+            granted = True
+        if granted:
+            self._patient_until = now + SETTLE_S
+            self._ports.to_controller(m.Vote(self._node, message.epoch, self.silent_s(now)))
+        else:
+            self._call(now)  # so that it learns what we know
+
+    def _pointed_to(self, message: m.Redirect | m.Welcome, now: float) -> None:
+        known = self.following.epoch if self.following is not None else 0
+        record = EpochRecord(message.epoch, message.node, message.endpoint, self._job)
+        if message.epoch < self.ballot.promised:
+            if self._lost and message.node != self._courted:  # it must hear of our promise, and stand again
+                self._address(message.node, message.endpoint, now)
+        elif message.epoch > known or (self._lost and isinstance(message, m.Redirect) and message.epoch == known):
+            self._follow(record, now)
+
+    # -- being one: the candidate's side -----------------------------------------------------------------------
+
+    def peer_said(self, message: m.Orphan | m.Vote, now: float) -> None:
+        """Another agent called this one."""
+        if isinstance(message, m.Orphan):
+            self._orphan_called(message, now)
+        elif self._candidacy is not None and message.epoch == self._candidacy.epoch:
+            self._candidacy.votes[message.node] = message.silent_s
+            self._count(now)
+
+    def _orphan_called(self, message: m.Orphan, now: float) -> None:
+        if not self._lost and self.following is not None:
+            if message.newest > self.following.epoch and self.following.node == self._node:
+                self._chief.step_down()  # it may not follow us any more: an election gives us an epoch that it may
+            else:
+                record = self.following
+                self._ports.to_orphan(message.node, m.Redirect(record.epoch, record.node, record.endpoint))
+            return
+        self._orphans[message.node] = (message, now)
+        self.enrol(message.membership)
+        candidacy = self._candidacy
+        if candidacy is None:
+            self._ports.to_orphan(message.node, m.Standing(self.newest))
+            if self._may_be_enough(len(self._orphans) + 1):
+                self._stand_if_possible(now)
+        elif message.node not in candidacy.votes:
+            self._ports.to_orphan(message.node, m.Canvass(candidacy.epoch, self._node, self.membership.version))
+
+    def _may_be_enough(self, count: int) -> bool:
+        """Whether it is worth while to count properly, which takes time among thousands."""
+        return 2 * count >= len(self.membership.voters.nodes)
+
+    def _stand_if_possible(self, now: float) -> None:
+        self._orphans = {node: (word, at) for node, (word, at) in self._orphans.items() if now - at < FRESH_S}
+        if self._candidacy is not None and now - self._candidacy.since > PATIENCE_S:
+            self._candidacy = None
+        if now < self._patient_until or self._node not in self.membership.nodes:
+            return
+        if self._candidacy is None:
+            supporters = {*self._orphans, self._node}
+            waited = now - self._lost_at >= TIE_S
+            if not has_quorum(self.membership, supporters) and not (waited and has_tie(self.membership, supporters)):
+                return
+            self._stand(now)
+        self._canvass(now)
+
+    def _stand(self, now: float) -> None:
+        known = max([self.newest, *(word.newest for word, _ in self._orphans.values())])
+        self._promise(known + 1, self._node)
+        self._candidacy = Candidacy(known + 1, now, {self._node: self.silent_s(now)})
+
+    def _canvass(self, now: float) -> None:
+        candidacy = self._candidacy
+        assert candidacy is not None
+        for node in self._orphans.keys() - candidacy.votes.keys():
+            self._ports.to_orphan(node, m.Canvass(candidacy.epoch, self._node, self.membership.version))
+        self._count(now)
+
+    def _count(self, now: float) -> None:
+        candidacy = self._candidacy
+        if candidacy is None or not self._may_be_enough(len(candidacy.votes)):
+            return
+        if has_quorum(self.membership, candidacy.votes):
+            self._win(candidacy, False, now)
+        elif (
+            has_tie(self.membership, candidacy.votes) and now - candidacy.since >= TIE_S and not candidacy.asked_witness
+        ):
+            candidacy.asked_witness = True
+            self._ports.claim_witness(self.membership.epoch)
+
+    def witness_claimed(self, epoch: int, won: bool, now: float) -> None:
+        """Whether the witness of the membership of ``epoch`` stands on our side."""
+        candidacy = self._candidacy
+        if candidacy is not None and won and epoch == self.membership.epoch:
+            if has_tie(self.membership, candidacy.votes):
+                self._win(candidacy, True, now)
+        elif candidacy is not None and not won:
+            self._candidacy = None  # the other side has it: a scan will tell who leads there
+            self._patient_until = now + TURN_S
+
+    def _win(self, candidacy: Candidacy, witnessed: bool, now: float) -> None:
+        silence = silence_of_quorum(self.membership, candidacy.votes, witnessed)
+        self._candidacy = None
+        supporters = frozenset(candidacy.votes)
+        self._chief.lead(self._term(candidacy.epoch, witnessed, silence, supporters))
+        self._follow(EpochRecord(candidacy.epoch, self._node, self._endpoint, self._job), now)
+
+    def _term(
+        self, epoch: int, witnessed: bool = False, silent_s: float = 0.0, supporters: frozenset[str] = frozenset(),
+        first: bool = False,
+    ) -> Term:  # fmt: skip
+        return Term(epoch, self._node, self._endpoint, self.membership, witnessed, silent_s, supporters, first)
+
+    # -- the run directory -------------------------------------------------------------------------------------
+
+    def scanned(self, record: EpochRecord | None, pulse: int | None, now: float) -> None:
+        """The answer to a scan: the newest epoch of any job, or None, and the pulse of its controller."""
+        self._scanning = False
         if record is not None:
-            self.newest = max(self.newest, record.epoch)
             known = self.following.epoch if self.following else 0
-            if record.job == self._job and record.epoch > known and not self._is_dead_self(record):
-                return self._follow(record, now)
+            ours = record.job == self._job or not self._job  # a joiner's run is another job's
+            newer = record.epoch > known and record.epoch >= self.ballot.promised
+            if ours and newer and not self._is_dead_self(record):
+                self._follow(record, now)
+                return
             if (record.epoch, pulse) != self._pulse:
                 self._pulse, self._pulse_seen = (record.epoch, pulse), now
-        if self._lost_at is None or now < self._lost_at + self._delay() or self._may_live(record, now):
-            return None
-        self._busy = True
-        return Claim(self.newest + 1)
+        if self._may_claim_first(record, now):
+            self._scanning = True
+            self._ports.claim_epoch(max(self.newest, record.epoch if record else 0) + 1)
 
-    def _may_live(self, record: EpochRecord | None, now: float) -> bool:
-        """Whether the silent controller may still lead others."""
-        if record is None or record.job != self._job or record.node == self._node or self._closed:
+    def _may_claim_first(self, record: EpochRecord | None, now: float) -> bool:
+        """The first controller of a job is whoever creates its file: normally the first node."""
+        if not self._lost or self.membership.epoch > 0 or self._node not in self.membership.nodes:
             return False
-        return now < self._pulse_seen + self.still_s
+        heirs = [node for node in self.membership.voters.nodes if self.following is None or node != self.following.node]
+        turn = heirs.index(self._node) if self._node in heirs else len(heirs)
+        if now < self._lost_at + turn * TURN_S:
+            return False
+        if record is None or record.job != self._job or record.node == self._node or self._closed:
+            return True
+        return now > self._pulse_seen + STILL_S
 
-    def claimed(self, epoch: int, won: bool, record: EpochRecord | None, now: float) -> Follow | None:
-        """The answer to a Claim. Having won, we follow ourselves."""
-        self._busy = False
+    def claimed(self, epoch: int, won: bool, now: float) -> None:
+        """The answer to a claim. Having won, we lead, though nobody follows yet."""
+        self._scanning = False
         self.newest = max(self.newest, epoch)
-        return self._follow(record, now) if won and record is not None else None
+        if won and epoch > self.ballot.promised and self._lost:
+            self._promise(epoch, self._node)
+            self._chief.lead(self._term(epoch, first=True))
+            self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
 
     def storage_failed(self, now: float) -> None:
         """The run directory did not answer: try again later."""
-        self._busy = False
+        self._scanning = False
         self._next_scan = now + 1.0
+        if self._candidacy is not None:
+            self._candidacy.asked_witness = False
 
     def _is_dead_self(self, record: EpochRecord) -> bool:
         """At start, a record of our own node is our dead predecessor's."""
         return self._fresh_start and record.node == self._node
 
-    def _delay(self) -> float:
-        dead = self.following.node if self.following else None
-        heirs = [node for node in self._order if node != dead]
-        turn = heirs.index(self._node) if self._node in heirs else len(heirs)
-        return (0.0 if self._fresh_start else self.settle_s) + turn * self.turn_s
-
-    def _follow(self, record: EpochRecord, now: float) -> Follow:
+    def _follow(self, record: EpochRecord, now: float) -> None:
+        connected = self._courted == record.node and record.node != self._node
         self.following = record
         self.newest = max(self.newest, record.epoch)
+        self._lost = True
         self._lost_at = now  # until it speaks
         self._closed = False
+        self._candidacy = None
+        self._courted = ""
+        self._turn = 0
         self._pulse, self._pulse_seen = (record.epoch, None), now
-        self._next_scan = now + self._limit / 2
-        return Follow(record)
+        self._next_scan = self._patient_until = now + self._limit / 2
+        self._chief.follow(record, connected)

@@ -1,0 +1,131 @@
+"""The controller's part for votes: who has one, whether a quorum is with us, and how long leases may last. Pure.
+
+A voter's support is proven by what it echoes: the stamp of a Beat that it got from us. Until a quorum's stamps are no
+older than the heartbeat timeout, nobody else can have been elected, since a voter stands by its controller for that
+long after the last Beat. No lease that we give reaches beyond ``LEASE_SHARE`` of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.quorum import NEVER, Membership, has_quorum, next_membership, quorum_since, settled
+from resilio_hpc.launch.roster import Entry, Roster
+
+if TYPE_CHECKING:
+    from resilio_hpc.launch.ballot import Term
+    from resilio_hpc.launch.controller import Controller
+
+LEASE_SHARE = 0.8  # of the time after which we may be replaced: ranks must be gone by then, whatever the clocks do
+RESEND_S = 0.5
+
+
+class Enrolment:
+    """Follows the agents that are with us, one joint membership at a time."""
+
+    def __init__(self, controller: Controller, term: Term) -> None:
+        self._controller = controller
+        halves = term.membership.groups if term.witnessed else ()
+        self._witnessed = tuple(group for group in halves if 2 * len(term.supporters & set(group)) == len(group))
+        voters = term.membership.voters
+        if term.witnessed:  # the other half shall have no vote in what follows
+            voters = Roster.of([entry for entry in voters.entries() if entry.node in term.supporters])
+        self.membership = next_membership(term.membership, term.epoch, voters, settled=False)
+        self._joint_settled = False
+        self._kept: set[str] = set()
+        self._supported_since = NEVER
+        self._next_send = self._next_count = self._next_proposal = controller.now()
+        self.changed = True  # somebody came or went, or has another rank
+
+    # -- quorum ------------------------------------------------------------------------------------------------
+
+    @property
+    def since(self) -> float:
+        """The latest time at which a quorum was with us for certain, as of the last tick."""
+        return self._supported_since
+
+    @property
+    def leads(self) -> bool:
+        """Whether leases that we give now are worth something; without it nothing is decided."""
+        return self.lease_end > self._controller.now()
+
+    @property
+    def lease_end(self) -> float:
+        """Until when ranks may run at all, on our clock."""
+        return self._supported_since + LEASE_SHARE * self._controller.config.heartbeat_timeout_s
+
+    def tick(self) -> None:
+        """See who is with us; propose and settle memberships."""
+        controller = self._controller
+        now = controller.now()
+        agents = controller.agents
+        if now < self._next_count and self.leads:
+            return
+        self._next_count = now + controller.config.heartbeat_timeout_s / 40
+
+        def supported(node: str) -> float:
+            agent = agents.get(node)
+            return now if node == controller.node else agent.echo if agent is not None else NEVER
+
+        since = quorum_since(self.membership, supported, self._witnessed)
+        self._supported_since = max(self._supported_since, since)
+        self._settle()
+        if not self.leads:
+            return
+        if self._joint_settled and self.changed and now >= self._next_proposal:
+            self._next_proposal = now + RESEND_S
+            self._propose()
+        if now >= self._next_send:
+            self._next_send = now + RESEND_S
+            for node in self.membership.nodes - self._kept:
+                self.send_to(node)
+
+    # -- memberships -------------------------------------------------------------------------------------------
+
+    def send_to(self, node: str) -> None:
+        """Tell an agent who votes."""
+        if node in self._controller.agents:
+            self._controller.send(node, m.Enrol(self._controller.epoch, self.membership))
+
+    def kept(self, node: str, number: int) -> None:
+        """An agent has the current membership on its disk."""
+        if number == self.membership.number:
+            self._kept.add(node)
+
+    def _settle(self) -> None:
+        """A joint membership that a quorum of all its groups has kept gives way to its voters alone."""
+        if self._joint_settled or not has_quorum(self.membership, self._kept, self._witnessed):
+            return
+        if self.membership.before:
+            self._begin(settled(self.membership))
+        else:
+            self._joint_settled = True
+            self._witnessed = ()
+            self._controller.enrolled()
+
+    def _propose(self) -> None:
+        self.changed = False
+        wanted = self._wanted()
+        if wanted != self.membership.voters and wanted.nodes:
+            self._begin(next_membership(self.membership, self._controller.epoch, wanted, settled=True))
+
+    def _wanted(self) -> Roster:
+        """Everybody who is admitted, and whoever has not come yet but was not lost either."""
+        controller = self._controller
+        gone = controller.lost | controller.left
+        ranks = {member.node: member.node_rank for member in controller.members}
+        known = {entry.node: entry for entry in self.membership.voters.entries() if entry.node not in gone}
+        for node, agent in controller.agents.items():
+            host, _, port = agent.hello.endpoint.rpartition(":")
+            if node not in gone:
+                known[node] = Entry(node, host, int(port) if port.isdigit() else 0)
+        return Roster.of(sorted(known.values(), key=lambda entry: (ranks.get(entry.node, len(ranks)), entry.node)))
+
+    def _begin(self, membership: Membership) -> None:
+        self.membership = membership
+        self._kept = set()
+        self._joint_settled = False
+        self._next_send = self._controller.now()
+        if not membership.before:
+            self._controller.record("voters", nodes=list(membership.voters.nodes))
