@@ -33,9 +33,7 @@ ENDINGS = {
     "terminated": Ending("terminated", "{resume}", True),
     "interrupted": Ending("interrupted", "{resume}"),
     "cancelled": Ending("cancelled", "{resume}"),
-    "failed": Ending(
-        "failed", "put the first failure right (--mode recover would have tried to go on), then {resume}"
-    ),
+    "failed": Ending("failed", "put the first failure right (--mode recover would have tried to go on), then {resume}"),
     "no_progress": Ending("gave up", "put the first failure right, then {resume}"),
     "not_enough_nodes": Ending(
         "not enough nodes", "lower --nnodes MIN, add --spares, or ask for other nodes; then {resume}"

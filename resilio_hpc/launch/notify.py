@@ -31,6 +31,8 @@ Record = Callable[..., None]  # Ledger.append
 class Channel:
     """One target and its child, which is started when there is something to send."""
 
+    answer_timeout_s = ANSWER_TIMEOUT_S
+
     def __init__(self, target: Target) -> None:
         self.target = target
         self.throttle = Throttle()
@@ -61,7 +63,7 @@ class Channel:
         except OSError as error:
             self.kill()
             return error.strerror or "the sending process cannot be started"
-        self._busy_until = now + ANSWER_TIMEOUT_S
+        self._busy_until = now + self.answer_timeout_s
         return ""
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -85,7 +87,7 @@ class Channel:
             if now <= self._busy_until:
                 return None
             self.kill()
-            return f"no answer within {ANSWER_TIMEOUT_S:g} s"
+            return f"no answer within {self.answer_timeout_s:g} s"
         if not data:
             self.kill()
             return "the sending process died"
