@@ -71,7 +71,7 @@ def decode_request(line: bytes) -> Request:
     """A line from the agent. Raises WireError."""
     try:
         return _request_decoder.decode(line)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"not a request to the saver: {error}") from error
 
 
@@ -79,5 +79,5 @@ def decode_answer(line: bytes) -> Answer:
     """A line from the saver. Raises WireError."""
     try:
         return _answer_decoder.decode(line)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"not an answer of the saver: {error}") from error

@@ -114,7 +114,7 @@ def decode_rank_message(packet: bytes) -> RankMessage:
     """A packet that a rank sent. Raises WireError."""
     try:
         return _rank_decoder.decode(packet)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"not a message from a rank: {error}") from error
 
 
@@ -122,7 +122,7 @@ def decode_agent_message(packet: bytes) -> AgentMessage:
     """A packet that an agent sent. Raises WireError."""
     try:
         return _agent_decoder.decode(packet)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"not a message from an agent: {error}") from error
 
 

@@ -83,7 +83,7 @@ class Codec(Generic[Message]):
             raise WireError("not a message of this protocol version")
         try:
             return self._decoder.decode(frame[1:])
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WireError(f"not a valid message: {error}") from error
 
 

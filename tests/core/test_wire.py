@@ -168,6 +168,8 @@ GARBAGE = {
     "a newer version": bytes([wire.VERSION + 1]) + codec.encode(Ping(1))[1:],
     "an unknown type": bytes([wire.VERSION]) + msgspec.msgpack.encode({"type": "Exec", "number": 1}),
     "an unknown field": bytes([wire.VERSION]) + msgspec.msgpack.encode({"type": "Ping", "number": 1, "extra": 2}),
+    "text that is no UTF-8": bytes([wire.VERSION]) + b"\x82\xa4type\xa4Ping\xa6num\xff\xfer\x01",
+    "a name that is no UTF-8": bytes([wire.VERSION]) + b"\x82\xa4type\xa4P\xff\xfe\xfd\xa6number\x01",
     "a wrong type": bytes([wire.VERSION]) + msgspec.msgpack.encode({"type": "Ping", "number": "one"}),
     "a missing field": bytes([wire.VERSION]) + msgspec.msgpack.encode({"type": "Ping"}),
     "a recursion bomb": nested(100_000),
