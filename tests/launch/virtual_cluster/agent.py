@@ -8,28 +8,29 @@ from typing import TYPE_CHECKING, Any
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
+from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.local_round import LocalRound
-from resilio_hpc.launch.succession import EpochRecord, Succession
+from resilio_hpc.launch.quorum import first_membership
+from virtual_cluster.directory import JOB
 from virtual_cluster.host import VirtualHost
 from virtual_cluster.network import Connection
+from virtual_cluster.process import Process
+from virtual_cluster.ranks import Life, life_of
 
 if TYPE_CHECKING:
-    from virtual_cluster.ranks import Life
     from virtual_cluster.world import Site, World
 
-JOB = "job"
 FORK_S = 0.02
 
 
-class VirtualAgent:
+class VirtualAgent(Process):
     """Implements ``Ports``."""
 
     def __init__(self, world: World, site: Site) -> None:
+        super().__init__()
         self.node = site.name
         self.site = site
-        self.alive = True
-        self.suspended = False  # the process was stopped (SIGSTOP): what happens to it waits
         self.stores: set[int] = set()  # ports
         self.connection: Connection | None = None  # to the controller that we follow
         self.port = 40_000 + site.incarnations
@@ -38,14 +39,12 @@ class VirtualAgent:
         self.said: list[m.ToController] = []
         self.heard: list[m.ToAgent] = []
         self._world = world
-        self._waiting: list[Callable[[], None]] = []
         self._lives: set[Life] = set()  # whose ranks are alive here
         self._life = 0  # grows when ranks are stopped: what was on its way for them is void
-        timeout = world.config.heartbeat_timeout_s
-        succession = Succession(self.node, JOB, world.config.expected, timeout, self.monotonic())
         incarnation = f"{self.node}.{site.incarnations}"
-        hello = m.Hello(self.node, incarnation, self.endpoint, self.node, world.slots, last=site.kept)
-        self.core = AgentCore(hello, succession, self, timeout)
+        hello = m.Hello(self.node, incarnation, 0, self.endpoint, self.node, world.slots, last=site.kept)
+        ballot = site.ballot or Ballot(first_membership(world.config.expected))
+        self.core = AgentCore(hello, JOB, ballot, self, world.config.heartbeat_timeout_s)
 
     @property
     def controller(self) -> Controller | None:
@@ -57,26 +56,12 @@ class VirtualAgent:
         """The node of the controller that we are connected to."""
         return self.connection.node if self.connection else ""
 
+    @property
+    def at_ease(self) -> bool:
+        """Whether nothing is urgent."""
+        return self.core.next_wakeup_s > 0.06
+
     # -- events ------------------------------------------------------------------------------------------------
-
-    def event(self, call: Callable[[], None]) -> None:
-        """Something happens to this process: now, when it goes on, or never."""
-        if self.suspended:
-            self._waiting.append(call)
-        elif self.alive:
-            call()
-
-    def suspend(self) -> None:
-        """SIGSTOP."""
-        self.suspended = True
-
-    def resume(self) -> None:
-        """SIGCONT: everything that has waited happens in its order, then time is noticed."""
-        self.suspended = False
-        waiting, self._waiting = self._waiting, []
-        for call in waiting:
-            self.event(call)
-        self.tick()
 
     def hears(self, message: m.ToAgent) -> None:
         """The controller's word has arrived."""
@@ -84,6 +69,7 @@ class VirtualAgent:
 
     def _hear(self, message: m.ToAgent) -> None:
         self.heard.append(message)
+        self._world.on_message(self, "heard", message)
         self.core.controller_said(message)
 
     def lost_connection(self) -> None:
@@ -102,6 +88,11 @@ class VirtualAgent:
         """The process is gone, and its ranks with it."""
         self.alive = False
         self._ranks_doomed()()
+
+    def store_dies(self) -> None:
+        """The process with the newest rendezvous store is killed."""
+        self.stores.clear()
+        self.core.store_died(self.core._store[0], "killed", self.unix())
 
     def spawner_dies(self) -> None:
         """The process that forks ranks is killed, and they go with it."""
@@ -155,6 +146,7 @@ class VirtualAgent:
 
     def to_controller(self, message: m.ToController) -> None:
         self.said.append(message)
+        self._world.on_message(self, "says", message)
         connection = self.connection
         if connection is not None:
             copy = m.to_controller.decode(m.to_controller.encode(message))
@@ -164,14 +156,23 @@ class VirtualAgent:
         self._world.watch.follows(self, record.epoch, record.endpoint)
         self.connection = self._world.network.connect(self, record.endpoint)
 
-    def become_controller(self, epoch: int) -> None:
-        self.host.begin(epoch)
+    def court(self, node: str, endpoint: str) -> None:
+        self.connection = self._world.network.connect(self, endpoint)
+
+    def to_orphan(self, node: str, message: m.ToAgent) -> None:
+        self.host.say_to(node, message)
+
+    def become_controller(self, term: Term) -> None:
+        self.host.begin(term)
+
+    def step_down(self, reason: str) -> None:
+        self.host.step_down(reason)
 
     def scan_epochs(self) -> None:
         directory = self._world.directory
 
         def question() -> tuple[EpochRecord | None, int | None]:
-            record = directory.epochs[-1] if directory.epochs else None
+            record = max(directory.epochs, key=lambda known: known.epoch, default=None)
             epoch, pulse = directory.pulse
             return record, pulse if record is not None and record.epoch == epoch else None
 
@@ -185,21 +186,28 @@ class VirtualAgent:
 
     def claim_epoch(self, epoch: int) -> None:
         record = EpochRecord(epoch, self.node, self.endpoint, JOB)
-        epochs = self._world.directory.epochs
-
-        def question() -> bool:
-            if any(known.epoch == epoch for known in epochs):
-                return False
-            epochs.append(record)
-            return True
 
         def answer(won: bool | None) -> None:
             if won is None:
                 self.core.storage_failed()
             else:
-                self.core.claimed(epoch, won, record)
+                self.core.claimed(epoch, won)
 
-        self._world.storage.ask(self, question, answer)
+        self._world.storage.ask(self, lambda: self._world.directory.claim_epoch(record), answer)
+
+    def claim_witness(self, epoch: int) -> None:
+        def answer(won: bool | None) -> None:
+            if won is None:
+                self.core.storage_failed()
+            else:
+                self.core.witness_claimed(epoch, won)
+
+        self._world.storage.ask(self, lambda: self._world.directory.claim_witness(epoch, self.node), answer)
+
+    def keep_ballot(self, ballot: Ballot) -> None:
+        if ballot.promised != (self.site.ballot.promised if self.site.ballot else 0):
+            self._world.watch.promises(self.node, ballot.promised)
+        self.site.ballot = ballot
 
     def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
         gone = self._ranks_doomed()
@@ -290,8 +298,3 @@ class VirtualAgent:
         self.die()
         self._world.agents.pop(self.node, None)
         self._world.network.closed(self)
-
-
-def life_of(local: LocalRound) -> Life:
-    """Which life of the ranks a node's part belongs to."""
-    return (local.epoch, local.number)

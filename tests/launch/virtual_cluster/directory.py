@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from resilio_hpc.launch.succession import EpochRecord
+from resilio_hpc.launch.ballot import EpochRecord
 
 if TYPE_CHECKING:
     from virtual_cluster.agent import VirtualAgent
     from virtual_cluster.ranks import History
     from virtual_cluster.world import World
 
+JOB = "job"
 STORAGE_S = 0.005
 
 
@@ -21,6 +22,7 @@ class Directory:
     """What lies there."""
 
     epochs: list[EpochRecord] = field(default_factory=list)
+    witnesses: dict[int, str] = field(default_factory=dict)  # epoch of a membership → the node that has it
     committed: dict[int, History] = field(default_factory=dict)
     commit_times: list[tuple[float, int]] = field(default_factory=list)
     fence: int = 0  # the lowest epoch that may still commit
@@ -32,6 +34,32 @@ class Directory:
     def newest(self) -> int:
         """The newest epoch on record."""
         return max((record.epoch for record in self.epochs), default=0)
+
+    def claim_epoch(self, record: EpochRecord) -> bool:
+        """Exclusively, and from then on no older epoch commits."""
+        holder = next((known for known in self.epochs if known.epoch == record.epoch), None)
+        if holder is None:
+            self.epochs.append(record)
+        won = holder is None or holder == record
+        if won:
+            self.fence = max(self.fence, record.epoch)
+        return won
+
+    def write_verdict(self, verdict: dict[str, Any]) -> int:
+        """The first of the job stands. Returns the newest epoch."""
+        if self.verdict is None and self.newest <= verdict.get("epoch", 1 << 60):
+            self.verdict = verdict
+        return self.newest
+
+    def write_status(self, epoch: int, leads: bool) -> int:
+        """The pulse moves while the controller leads. Returns the newest epoch."""
+        if self.newest <= epoch:
+            self.pulse = (epoch, self.pulse[1] + leads)
+        return self.newest
+
+    def claim_witness(self, epoch: int, node: str) -> bool:
+        """Exclusively."""
+        return self.witnesses.setdefault(epoch, node) == node
 
 
 class SharedStorage:

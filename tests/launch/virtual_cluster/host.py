@@ -5,8 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.ballot import EpochRecord, Term
 from resilio_hpc.launch.controller import Controller
-from resilio_hpc.launch.controller_state import Action, AskPast, Clock, Finish, Past, Record, Send
+from resilio_hpc.launch.controller_host import STATUS_INTERVAL_S, VERDICT_RETRY_S, VERDICT_TIMEOUT_S
+from resilio_hpc.launch.controller_state import (
+    Action,
+    AskPast,
+    Clock,
+    Finish,
+    Past,
+    Record,
+    RecordEpoch,
+    Send,
+    StepDown,
+)
+from virtual_cluster.directory import JOB
 from virtual_cluster.network import Connection
 
 if TYPE_CHECKING:
@@ -23,57 +36,75 @@ class VirtualHost:
         self._agent = agent
         self._callers: dict[str, Connection] = {}  # by node: where an answer goes
         self._verdict: dict[str, Any] | None = None
-        self._next_verdict = 0.0
-        self._next_pulse = 0.0
+        self._verdict_due = self._next_verdict = 0.0
+        self._next_status = 0.0
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, term: Term) -> None:
         """Become controller."""
-        clock = Clock(self._agent.monotonic, self._agent.unix)
-        self._callers.clear()
-        self.controller = Controller(self._world.config, epoch, self._agent.node, clock)
         self._verdict = None
+        self.controller = Controller(self._world.config, term, Clock(self._agent.monotonic, self._agent.unix))
+        self._carry_out(self.controller.begin())
         self._ask_past()
 
     def heard(self, message: m.ToController, connection: Connection) -> None:
         """A message has arrived at our socket."""
-        if self.controller is None or self._superseded(getattr(message, "epoch", 0)):
-            return
         self._callers[message.node] = connection
-        self._carry_out(self.controller.handle(message))
+        if isinstance(message, m.Orphan | m.Vote):
+            self._agent.core.peer_said(message)
+        elif self.controller is None:
+            if isinstance(message, m.Hello | m.Heartbeat):
+                self._agent.core.taken_for_controller(message)
+        elif not self._superseded(message.epoch):
+            self._carry_out(self.controller.handle(message))
 
-    def tick(self) -> None:
-        """Let time pass."""
-        if self.controller is not None:
-            self._carry_out(self.controller.tick())
-        if self._verdict is not None and self._world.now >= self._next_verdict:
-            self._next_verdict = self._world.now + 1.0
-            self._world.storage.ask(self._agent, self._store_verdict, self._verdict_stored)
-        if self.controller is not None and self._world.now >= self._next_pulse:
-            self._next_pulse = self._world.now + 0.5
-            self._world.storage.ask(self._agent, self._store_pulse, self._learn_newest)
-
-    def _carry_out(self, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Send):
-                self._send(action.node, action.message)
-            elif isinstance(action, Record):
-                self._world.record(action.kind, action.fields)
-            elif isinstance(action, AskPast):
-                self._ask_past()
-            else:
-                self._finish(action)
-
-    def _send(self, node: str, message: m.ToAgent) -> None:
+    def say_to(self, node: str, message: m.ToAgent) -> None:
+        """Send to an agent that called this one."""
         connection = self._callers.get(node)
         if connection is not None:
             self._world.network.to_caller(connection, lambda: connection.caller.hears(message))
 
+    def step_down(self, reason: str, since: float | None = None) -> None:
+        """There is no controller here any more."""
+        if self.controller is not None:
+            self._world.record("stepped_down", {"node": self._agent.node, "reason": reason})
+            since = self.controller.enrolment.since if since is None else since
+            self.controller = None
+            self._agent.core.stepped_down(since)
+
+    def tick(self) -> None:
+        """Let time pass."""
+        if self.controller is None:
+            return
+        self._carry_out(self.controller.tick())
+        now = self._agent.monotonic()
+        if self._verdict is not None and self.controller is not None and now >= self._next_verdict:
+            self._write_verdict()
+        if self.controller is not None and now >= self._next_status:
+            self._next_status = now + STATUS_INTERVAL_S
+            epoch, leads = self.controller.epoch, self.controller.enrolment.leads
+            self._world.storage.ask(
+                self._agent, lambda: self._world.directory.write_status(epoch, leads), self._learn_newest
+            )
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self.say_to(action.node, action.message)
+            elif isinstance(action, Record):
+                self._world.record(action.kind, action.fields)
+            elif isinstance(action, AskPast):
+                self._ask_past()
+            elif isinstance(action, RecordEpoch):
+                self._record_epoch()
+            elif isinstance(action, StepDown):
+                self.step_down(action.reason, action.since)
+            else:
+                self._finish(action)
+
     def _superseded(self, newest: int) -> bool:
         if self.controller is None or newest <= self.controller.epoch:
             return False
-        self._world.record("stepped_down", {"node": self._agent.node, "newer": newest})
-        self.controller = None
-        self._agent.core.connection_lost()
+        self.step_down(f"epoch {newest} has begun")
         return True
 
     def _learn_newest(self, newest: int | None) -> None:
@@ -82,20 +113,38 @@ class VirtualHost:
 
     # -- the run directory -------------------------------------------------------------------------------------
 
+    def _record_epoch(self) -> None:
+        controller = self.controller
+        if controller is None:
+            return
+        record = EpochRecord(controller.epoch, self._agent.node, controller.term.endpoint, JOB)
+
+        def answer(won: bool | None) -> None:
+            if self.controller is not controller:
+                return
+            if won is None:
+                self._world.after(1.0, lambda: self._agent.event(self._record_epoch))
+            elif won:
+                self._carry_out(controller.epoch_recorded())
+            else:
+                self.step_down("another controller holds the same epoch")
+
+        self._world.storage.ask(self._agent, lambda: self._world.directory.claim_epoch(record), answer)
+
     def _ask_past(self) -> None:
         directory = self._world.directory
-        epoch = self.controller.epoch if self.controller else 0
 
         def question() -> tuple[int, Past]:
-            directory.fence = max(directory.fence, epoch)  # before the steps are read
             said = directory.verdict
             verdict = (said["verdict"], said["exit_code"]) if said is not None else None
             return directory.newest, Past(tuple(sorted(directory.committed)), directory.last_round, verdict)
 
         def answer(reply: tuple[int, Past] | None) -> None:
+            if self.controller is None:
+                return
             if reply is None:
-                self._world.after(1.0, self._ask_past)
-            elif self.controller is not None and not self._superseded(reply[0]):
+                self._world.after(1.0, lambda: self._agent.event(self._ask_past))
+            elif not self._superseded(reply[0]):
                 self._carry_out(self.controller.inform(reply[1]))
 
         self._world.storage.ask(self._agent, question, answer)
@@ -104,22 +153,26 @@ class VirtualHost:
         self._verdict = {
             "verdict": finish.verdict, "exit_code": finish.exit_code, "reason": finish.reason, **finish.fields,
         }  # fmt: skip
+        self._world.record("verdict", {"node": self._agent.node, "verdict": finish.verdict, "reason": finish.reason})
+        self._verdict_due = self._agent.monotonic() + VERDICT_TIMEOUT_S
+        self._write_verdict()
 
-    def _store_pulse(self) -> int:
-        directory = self._world.directory
-        if self.controller is not None and directory.newest <= self.controller.epoch and self.controller.leads():
-            directory.pulse = (self.controller.epoch, directory.pulse[1] + 1)
-        return directory.newest
+    def _write_verdict(self) -> None:
+        self._next_verdict = self._agent.monotonic() + VERDICT_RETRY_S
+        if self._agent.monotonic() > self._verdict_due:
+            self._verdict_written()
+        else:
+            verdict = self._verdict
+            assert verdict is not None
+            self._world.storage.ask(
+                self._agent, lambda: self._world.directory.write_verdict(verdict), self._learn_verdict
+            )
 
-    def _store_verdict(self) -> int:
-        newest = self._world.directory.newest
-        if self._verdict is not None and newest <= self._verdict["epoch"]:
-            self._world.directory.verdict = self._verdict
-        return newest
+    def _learn_verdict(self, newest: int | None) -> None:
+        if newest is not None and self._verdict is not None and not self._superseded(newest):
+            self._verdict_written()
 
-    def _verdict_stored(self, newest: int | None) -> None:
-        if newest is None or self._verdict is None or self._superseded(newest):
-            return
+    def _verdict_written(self) -> None:
         self._verdict = None
         if self.controller is not None:
             self._carry_out(self.controller.verdict_written())

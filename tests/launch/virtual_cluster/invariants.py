@@ -73,6 +73,13 @@ class Invariants:
 
     def promises(self, node: str, epoch: int) -> None:
         """A node gives its vote."""
-        if epoch <= self._promised.get(node, 0):
+        if epoch < self._promised.get(node, 0):
             raise Violation(f"{node} promises epoch {epoch} after {self._promised[node]}")
         self._promised[node] = epoch
+
+    def ended(self) -> None:
+        """Every agent has left."""
+        verdict = self._world.directory.verdict
+        done = any(life.step >= life.script.steps for life in self._world.trainings.values())
+        if verdict is not None and verdict["verdict"] == "completed" and not done:
+            raise Violation("the verdict is completed, but training is not")

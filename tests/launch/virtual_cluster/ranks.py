@@ -18,6 +18,11 @@ Life = tuple[int, int]  # (epoch, round)
 History = tuple[tuple[int, int, int], ...]  # (step from which on, epoch, round): which lives computed the state
 
 
+def life_of(local: LocalRound) -> Life:
+    """Which life of the ranks a node's part belongs to."""
+    return (local.epoch, local.number)
+
+
 @dataclass(frozen=True)
 class Script:
     """What the training script does. ``attached``: it uses resilio_hpc.train, else it is a plain program."""

@@ -9,14 +9,15 @@ from typing import Any
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.ballot import Ballot
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.controller_state import ControllerConfig
 from resilio_hpc.launch.rendezvous import Shape
-from virtual_cluster.agent import VirtualAgent, life_of
+from virtual_cluster.agent import VirtualAgent
 from virtual_cluster.directory import Directory, SharedStorage
 from virtual_cluster.invariants import Invariants
 from virtual_cluster.network import LATENCY_S, Network
-from virtual_cluster.ranks import History, Life, Script, Training
+from virtual_cluster.ranks import History, Life, Script, Training, life_of
 
 TICK_S = 0.05
 UNIX_0 = 1_700_000_000.0
@@ -43,6 +44,7 @@ class Site:
     unix_offset_s: float = 0.0
     incarnations: int = 0
     kept: m.RoundState | None = None
+    ballot: Ballot | None = None
     memory: dict[tuple[int, int], Snapshot] = field(default_factory=dict)  # (rank, step)
     pinned: int = -1  # the step that the saver reads
 
@@ -83,6 +85,8 @@ class World:
         self.watch = Invariants(self)
         self.network = Network(self)
         self.storage = SharedStorage(self)
+        self.on_message: Callable[[VirtualAgent, str, object], None] = lambda agent, word, message: None
+        self._furnish()
         self.agents: dict[str, VirtualAgent] = {}
         self.trainings: dict[Life, Training] = {}
         self.ledger: list[tuple[float, str, dict[str, Any]]] = []
@@ -93,6 +97,9 @@ class World:
             if name not in absent:
                 self.start_agent(name)
         self._tick()
+
+    def _furnish(self) -> None:
+        """For worlds that are built otherwise."""
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -118,6 +125,14 @@ class World:
                 return
             self.now, _, call = heapq.heappop(self._queue)
             call()
+
+    def advance(self, until: float) -> None:
+        """Go on until then, or until every agent has left."""
+        queue = self._queue
+        while self.agents and queue[0][0] <= until:
+            self.now, _, call = heapq.heappop(queue)
+            call()
+        self.now = max(self.now, until) if self.agents else self.now
 
     # -- what the agents' virtual worlds share -----------------------------------------------------------------
 

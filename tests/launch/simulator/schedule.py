@@ -1,0 +1,142 @@
+"""What a seed means: a cluster, a script, and faults with their times. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from virtual_cluster.ranks import Script
+
+KINDS = {  # how often each fault is drawn
+    "rank_dies": 10, "agent_killed": 10, "power_cut": 5, "node_alone": 7, "halves": 5, "groups": 3, "one_way": 4,
+    "connection_breaks": 6, "bad_network": 6, "storage_hangs": 5, "storage_hangs_here": 5, "storage_fails": 3,
+    "warning": 2, "saver_fails": 3, "frozen": 6, "agent_stopped": 3, "clock_jumps": 2, "spawner_dies": 3,
+    "store_dies": 2, "slow_to_die": 2,
+}  # fmt: skip
+ONCE = ("warning",)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``kind`` strikes ``nodes`` at ``at`` for ``lasts`` (seconds of virtual time); ``value``: see ``faults``."""
+
+    at: float
+    kind: str
+    nodes: tuple[str, ...] = ()
+    lasts: float = 0.0
+    value: float = 0.0
+
+    def __str__(self) -> str:
+        lasts = f" for {self.lasts:.2f} s" if self.lasts else ""
+        return f"{self.kind} {','.join(self.nodes)}{lasts} ({self.value:.2f})"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything that a run needs to be the same again."""
+
+    seed: int
+    nodes: int
+    spares: int
+    slots: int
+    minimum: int
+    unit: int
+    script: Script
+    heartbeat_timeout_s: float
+    max_without_progress: int
+    chained: bool
+    stalls_when_cut: bool  # the ranks' own network is cut with ours
+    faults: tuple[Fault, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"n{number}" for number in range(1, self.nodes + self.spares + 1))
+
+    @property
+    def healed_at(self) -> float:
+        """From then on nothing breaks any more."""
+        return max((fault.at + fault.lasts for fault in self.faults), default=0.0) + 0.1
+
+    def __str__(self) -> str:
+        nodes = f"{self.nodes} nodes (at least {self.minimum}, unit {self.unit}), {self.spares} spares"
+        script = f"{'attached' if self.script.attached else 'plain'} script, {self.script.steps} steps of"
+        return (
+            f"seed {self.seed}: {nodes}, {self.slots} ranks each; {script} {self.script.step_s} s, save every "
+            f"{self.script.save_every}; heartbeat timeout {self.heartbeat_timeout_s} s; "
+            f"max restarts {self.max_without_progress}{', chained' if self.chained else ''}"
+        )
+
+
+def schedule(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    draw = Random(seed)
+    nodes = draw.choices((1, 2, 3, 4, 5), (1, 4, 5, 4, 2))[0]
+    spares = draw.choices((0, 1, 2), (5, 3, 1))[0] if nodes < 5 else draw.choice((0, 1))
+    minimum = draw.choice((nodes, max(1, nodes - 1), 1, max(1, nodes // 2)))
+    script = Script(
+        steps=draw.randint(6, 18), step_s=draw.choice((0.4, 0.7, 1.1)), save_every=draw.randint(1, 5),
+        attached=draw.random() < 0.8, start_s=draw.choice((0.1, 0.6)),
+    )  # fmt: skip
+    shape = Schedule(
+        seed, nodes, spares, draw.choice((1, 1, 2)), minimum, 1, script, draw.choice((3.0, 5.0, 8.0)),
+        draw.choice((2, 4, 8)), draw.random() < 0.2, draw.random() < 0.5, (),
+    )  # fmt: skip
+    until = shape.script.steps * shape.script.step_s + 2.0
+    return Schedule(**{**shape.__dict__, "faults": _faults(draw, shape, until)})
+
+
+def _faults(draw: Random, shape: Schedule, until: float) -> tuple[Fault, ...]:
+    found: list[Fault] = []
+    for _ in range(draw.choices((1, 2, 3, 4, 6), (4, 5, 4, 3, 1))[0]):
+        at = draw.uniform(0.0, until)
+        if found and draw.random() < 0.6:  # shortly after another one: in its recovery
+            at = found[-1].at + draw.choice(
+                (0.0, draw.uniform(0.0, 1.0), draw.uniform(0.0, 2 * shape.heartbeat_timeout_s))
+            )
+        (kind,) = draw.choices(tuple(KINDS), tuple(KINDS.values()))
+        if kind in ONCE and any(fault.kind == kind for fault in found):
+            continue
+        found.append(_DRAW.get(kind, _plain)(draw, shape, at, kind))
+    return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _span(draw: Random, shape: Schedule) -> float:
+    """Short, about as long as it takes to be noticed, or long."""
+    return draw.choice(
+        (draw.uniform(0.05, 1.0), draw.uniform(0.5, 1.5) * shape.heartbeat_timeout_s, draw.uniform(5, 25))
+    )
+
+
+def _plain(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
+    return Fault(at, kind, (draw.choice(shape.names),), 0.0, draw.random())
+
+
+def _lasting(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
+    return Fault(at, kind, (draw.choice(shape.names),), _span(draw, shape), draw.random())
+
+
+def _many(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
+    """Some of the nodes, at least one."""
+    some = tuple(name for name in shape.names if draw.random() < 0.5) or (draw.choice(shape.names),)
+    return Fault(at, kind, some, _span(draw, shape), draw.random())
+
+
+def _halves(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
+    shuffled = draw.sample(shape.names, len(shape.names))
+    return Fault(at, kind, tuple(shuffled[: len(shuffled) // 2]), _span(draw, shape), draw.random())
+
+
+def _everywhere(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
+    return Fault(at, kind, (), _span(draw, shape), draw.random())
+
+
+def _brief(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
+    return Fault(at, kind, (draw.choice(shape.names),), draw.uniform(0.01, 0.05) * shape.heartbeat_timeout_s, 0.0)
+
+
+_DRAW: dict[str, Callable[[Random, Schedule, float, str], Fault]] = {
+    "node_alone": _lasting, "halves": _halves, "groups": _many, "one_way": _many, "bad_network": _everywhere,
+    "storage_hangs": _everywhere, "storage_hangs_here": _lasting, "storage_fails": _everywhere, "saver_fails": _lasting,
+    "frozen": _lasting, "agent_stopped": _brief, "slow_to_die": _lasting,
+}  # fmt: skip

@@ -1,0 +1,63 @@
+"""A virtual cluster in which nothing is quite in time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from random import Random
+
+from virtual_cluster.agent import VirtualAgent
+from virtual_cluster.world import World
+
+from simulator.network import SeededNetwork
+from simulator.schedule import Schedule
+from simulator.storage import SeededStorage
+
+DRIFT = 0.02  # clocks go wrong by up to so much
+
+
+class SeededWorld(World):
+    """See ``schedule`` for what is drawn before; this draws delays."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.draw = Random(schedule.seed * 7919 + 1)
+        self.network: SeededNetwork
+        self.storage: SeededStorage
+        super().__init__(
+            schedule.nodes, schedule.spares, schedule.slots, schedule.script, schedule.minimum, schedule.unit,
+            heartbeat_timeout_s=schedule.heartbeat_timeout_s, max_without_progress=schedule.max_without_progress,
+            chained=schedule.chained, join_timeout_s=6.0, start_timeout_s=25.0, stop_grace_s=10.0,
+        )  # fmt: skip
+
+    def _furnish(self) -> None:
+        super()._furnish()
+        self.network = SeededNetwork(self, self.draw)
+        self.storage = SeededStorage(self, self.draw)
+        for site in self.sites.values():
+            site.clock = (self.draw.uniform(0.0, 1e6), self.draw.uniform(1 - DRIFT, 1 + DRIFT))
+            site.unix_offset_s = self.draw.uniform(-5.0, 5.0)
+
+    def _tick(self) -> None:
+        """Each agent has its own beat here."""
+
+    def start_agent(self, node: str) -> None:
+        super().start_agent(node)
+        self._tick_agent(self.agents[node])
+
+    def _tick_agent(self, agent: VirtualAgent) -> None:
+        if agent.alive:
+            agent.tick()
+            wait = (0.5 + self.draw.random()) * (0.1 if not agent.at_ease else self.config.heartbeat_timeout_s / 20)
+            self.after(wait, partial(self._tick_agent, agent))
+
+    def wanted(self, node: str) -> bool:
+        """Whether the node's supervisor starts another agent."""
+        return self.directory.verdict is None
+
+    def stands_still(self, nodes: Collection[str]) -> bool:
+        if super().stands_still(nodes):
+            return True
+        if not self.schedule.stalls_when_cut or not self.network.cuts:
+            return False
+        return any((one, other) in self.network.cuts for one in nodes for other in nodes)
