@@ -141,7 +141,7 @@ class ControllerHost:
     def step_down(self, reason: str, since: float | None = None) -> None:
         """There is no controller here any more; ``since``: it had no quorum since (monotonic seconds)."""
         if self.controller is not None:
-            self._ledger.append("stepped_down", epoch=self.controller.epoch, reason=reason)
+            self._write("stepped_down", epoch=self.controller.epoch, reason=reason)
             since = self.controller.enrolment.since if since is None else since
             self.controller = None
             self._agent.stepped_down(since)

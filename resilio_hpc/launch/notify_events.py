@@ -54,7 +54,7 @@ class NoticeMaker:
         self._decision = ""
         self._tell_at = 0.0
         self._incident = False
-        self._saving_fails = False
+        self._unsaved: set[int] = set()  # steps that could not be committed since the last one that was
         self._known: set[str] = set()  # nodes that have been with this controller
         self._members: tuple[str, ...] = ()
         self._round = -1
@@ -135,14 +135,15 @@ class NoticeMaker:
         self._ready.append(Notice("recovered", now, words("recovered", f.data), about, node, rank, kind))
 
     def _on_persist_failed(self, f: Fields, now: float) -> None:
-        if not self._saving_fails:  # once, until a checkpoint succeeds
-            self._saving_fails = True
+        before = len(self._unsaved)
+        self._unsaved.add(_whole(f, "step"))  # a single one may just have been overtaken by the next
+        if before == 1 and len(self._unsaved) == 2:  # once, until a checkpoint succeeds
             text, about = words("persist_failed", f.data), f"step {f.whole('step')}"
             error = printable(f.text("error"), MAX_TEXT)
             self._ready.append(Notice("checkpoint_failed", now, text, about, f.text("node"), message=error))
 
     def _on_committed(self, f: Fields, now: float) -> None:
-        self._saving_fails = False
+        self._unsaved.clear()
 
     def _on_verdict(self, f: Fields, now: float) -> None:
         self._tell_failure(now)

@@ -106,12 +106,18 @@ def test_a_node_that_left_may_join_again() -> None:
     assert [(notice.event, notice.node) for notice in notices] == [("left", "n2"), ("joined", "n2")]
 
 
-def test_checkpoints_that_fail_are_told_once_until_one_succeeds() -> None:
-    bad = ("persist_failed", {"node": "n1", "step": 40, "error": "No space left on device"})
+def test_checkpoints_that_fail_again_and_again_are_told_once_until_one_succeeds() -> None:
+    bad = [("persist_failed", {"node": "n1", "step": step, "error": "No space left"}) for step in range(5)]
     good = ("committed", {"step": 60, "seconds": 1.0, "epoch": 1})
-    notices = told(ROUND, bad, bad, good, bad)
+    notices = told(ROUND, *bad, good, *bad)
     assert events(notices) == ["checkpoint_failed"] * 2
-    assert notices[0].text == "checkpoint of step 40 could not be written on n1: No space left on device"
+    assert notices[0].text == "checkpoint of step 1 could not be written on n1: No space left"
+
+
+def test_a_checkpoint_that_the_next_one_overtook_is_not_worth_telling() -> None:
+    overtaken = [("persist_failed", {"node": node, "step": 5, "error": "overwritten"}) for node in ("n1", "n2")]
+    good = ("committed", {"step": 10, "seconds": 1.0, "epoch": 1})
+    assert told(ROUND, *overtaken, good, *overtaken) == []
 
 
 def test_the_verdict_comes_last_and_names_the_first_failure() -> None:
