@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,19 +15,7 @@ from pathlib import Path
 
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.slurm import commands
-
-# What of a running job's description its successor repeats: field of scontrol → option of sbatch.
-REPEATED = (
-    ("JobName", "--job-name"),
-    ("Partition", "--partition"),
-    ("Account", "--account"),
-    ("QOS", "--qos"),
-    ("TimeLimit", "--time"),
-    ("WorkDir", "--chdir"),
-    ("Features", "--constraint"),
-    ("Comment", "--comment"),
-)
-EMPTY = ("", "(null)", "N/A")
+from resilio_hpc.slurm.successor_options import EMPTY, arguments_unknown, successor_arguments
 
 
 @dataclass(frozen=True)
@@ -59,58 +46,6 @@ def link_number(environment: Mapping[str, str]) -> int:
     return int(text) if text.isdigit() and int(text) > 0 else 1
 
 
-def successor_arguments(
-    fields: Mapping[str, str], job: str, nodes: int, script: Path, text: str = "", words: Sequence[str] = ()
-) -> list[str]:
-    """sbatch's arguments for the next job, from ``scontrol show job``'s fields of this one. Pure.
-
-    The batch script's own ``#SBATCH`` lines hold as well; what was given on sbatch's command line is repeated here.
-    ``text``: the script's; ``words``: arguments known to this process, some of them the script's.
-    """
-    arguments = [f"--dependency=afterany:{job}", "--no-kill", f"--nodes={nodes}", "--export=ALL"]
-    for field, option in REPEATED:
-        value = fields.get(field, "")
-        if value not in EMPTY:
-            arguments.append(f"{option}={value}")
-    arguments += generic_resources(fields.get("TresPerNode", ""), text)
-    for field, option in (("StdOut", "--output"), ("StdErr", "--error")):
-        value = fields.get(field, "")
-        if value not in EMPTY and (field == "StdOut" or value != fields.get("StdOut")):
-            arguments.append(f"{option}={re.sub(rf'(?<![0-9]){re.escape(job)}(?![0-9])', '%j', value)}")
-    return [*arguments, "--open-mode=append", str(script), *script_arguments(fields.get("Command", ""), words)]
-
-
-def generic_resources(value: str, text: str) -> list[str]:
-    """Options that ask for a job's TresPerNode (``gres:gpu:4``) again. Pure.
-
-    sbatch adds ``--gres`` to what the script's ``#SBATCH --gpus-per-node`` asks for, so the same option must be used.
-    """
-    if value in EMPTY:
-        return []
-    entries = [entry.removeprefix("gres:").removeprefix("gres/") for entry in value.split(",")]
-    options = []
-    if re.search(r"^#SBATCH\s.*--gpus-per-node\b", text, re.MULTILINE):
-        gpus = [entry for entry in entries if entry.split(":")[0] == "gpu"]
-        entries = [entry for entry in entries if entry not in gpus]
-        options = [f"--gpus-per-node={','.join(entry.partition(':')[2] or '1' for entry in gpus)}"] if gpus else []
-    return [*options, *([f"--gres={','.join(entries)}"] if entries else [])]
-
-
-def script_arguments(command: str, words: Sequence[str]) -> list[str]:
-    """A batch script's own arguments, from the job's Command, which joins script and arguments by spaces. Pure.
-
-    An argument that holds spaces is put together again if it is among ``words``.
-    """
-    pieces = command.split(" ")[1:] if command not in EMPTY else []
-    known = sorted((word.split(" ") for word in words if " " in word), key=len, reverse=True)
-    arguments = []
-    while pieces:
-        length = next((len(parts) for parts in known if pieces[: len(parts)] == parts), 1)
-        arguments.append(" ".join(pieces[:length]))
-        del pieces[:length]
-    return arguments
-
-
 def successor_environment(environment: Mapping[str, str], run_path: Path, number: int, job: str) -> dict[str, str]:
     """The next job's environment: the user's own without this job's Slurm variables, and where to go on. Pure."""
     kept = {key: value for key, value in environment.items() if not key.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
@@ -124,15 +59,48 @@ def successor_environment(environment: Mapping[str, str], run_path: Path, number
     }
 
 
+def waiting_successor(links: Sequence[Link], number: int, job: str) -> str | None:
+    """The next job, where this one has submitted it already (in an earlier run, before Slurm requeued it). Pure."""
+    known = {link.number: link.job for link in links}
+    return known.get(number + 1) if known.get(number) == job else None
+
+
 def submit_successor(run_path: Path, job: str, nodes: int) -> Link:
-    """Submit the next job of the chain and note it. Raises SlurmError."""
+    """Submit the next job of the chain and note it; one that waits for this job already is kept.
+
+    Raises SlurmError, and commands.SubmitLimit where no more jobs may be in the queue."""
     number = link_number(os.environ)
+    links = read_links(run_path)
+    waiting = waiting_successor(links, number, job)
+    if waiting is not None and commands.job_state(waiting) == "PENDING":
+        return Link(number + 1, waiting)
     script = run_path / f"batch-{job}.sh"
     commands.batch_script(job, script)
-    fields = commands.job_fields(job)
-    arguments = successor_arguments(fields, job, nodes, script, script.read_text(errors="replace"), sys.argv)
+    text = script.read_text(errors="replace")
+    fields = job_description(job, text)
+    arguments = successor_arguments(fields, job, nodes, script, text, sys.argv)
     successor = commands.submit(arguments, successor_environment(os.environ, run_path, number, job))
-    known = [link for link in read_links(run_path) if link.number < number]
     link = Link(number + 1, successor)
-    write_links(run_path, [*known, Link(number, job), link])
+    write_links(run_path, [*(known for known in links if known.number < number), Link(number, job), link])
     return link
+
+
+def job_description(job: str, text: str) -> dict[str, str]:
+    """``scontrol show job``'s fields, with the submit line from accounting where only that has it."""
+    fields = commands.job_fields(job)
+    if fields.get("SubmitLine", "") in EMPTY:
+        fields["SubmitLine"] = commands.submit_line(job)
+    if arguments_unknown(fields, text):
+        print(
+            f"[resilio] warning: this Slurm does not tell the arguments of job {job}'s batch script: the next job of "
+            "the chain gets none (write them into the script, or name them in variables)",
+            file=sys.stderr,
+        )  # fmt: skip
+    return fields
+
+
+def waits_without_aging(config: Mapping[str, str]) -> bool:
+    """Whether a job that waits for another one gains no priority by age meanwhile (slurm.conf, PriorityFlags). Pure."""
+    weight = config.get("PriorityWeightAge", "0")
+    by_age = config.get("PriorityType", "").endswith("multifactor") and weight not in ("", "0")
+    return by_age and "ACCRUE_ALWAYS" not in config.get("PriorityFlags", "").upper()

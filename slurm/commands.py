@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.core.errors import CommandError, SlurmError
@@ -15,6 +16,15 @@ TIMEOUT_S = 20.0
 UNKNOWN = "UNKNOWN"
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9/:_]*)=")
 _COMMAND = re.compile(r"(?<=\s)Command=(.*?)\s(?=(?:SubmitLine|WorkDir)=)")  # the script and its arguments: any text
+_SUBMIT_LINE = re.compile(r"(?<=\s)SubmitLine=(.*)\s(?=WorkDir=)")  # a field from 25.05 on: any text, too
+_SUBMIT_LIMIT = re.compile(
+    r"AssocMaxSubmitJobLimit|AssocGrpSubmitJobsLimit|QOSMaxSubmitJobPerUserLimit|QOSGrpSubmitJobsLimit"
+    r"|MaxSubmitJobsPerAccount|QOSMaxSubmitJobPerAccountLimit|Slurm temporarily unable to accept job"
+)
+
+
+class SubmitLimit(SlurmError):
+    """sbatch refused a job since too many are in the queue already (limits of the account, the QOS, MaxJobCount)."""
 
 
 def job_nodes(job: str) -> list[str] | None:
@@ -61,14 +71,101 @@ def job_fields(job: str) -> dict[str, str]:
 def parse_fields(text: str) -> dict[str, str]:
     """``Key=value`` words of scontrol's one-line output; values may hold spaces and equal signs. Pure."""
     line = text.strip().splitlines()[0] if text.strip() else ""
-    command = _COMMAND.search(line)
-    fields = {"Command": command.group(1).strip()} if command else {}
-    line = _COMMAND.sub("", line)  # a script's arguments may look like fields
+    fields = {}
+    for name, pattern in (("Command", _COMMAND), ("SubmitLine", _SUBMIT_LINE)):
+        found = pattern.search(line)
+        if found:  # a script's arguments may look like fields
+            fields[name] = found.group(1).strip()
+            line = line[: found.start()] + line[found.end() :]
     matches = list(_FIELD.finditer(line))
     ends = [*(match.start() for match in matches[1:]), len(line)]
     for match, end in zip(matches, ends, strict=False):  # no match, and yet one end
         fields.setdefault(match.group(1), line[match.end() : end].strip())
     return fields
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What Slurm says of a job and its nodes: the batch script's node, the nodes it holds now, its state."""
+
+    batch_host: str
+    nodes: tuple[str, ...]
+    state: str
+
+
+def holding(job: str) -> Holding | None:
+    """None when Slurm does not answer; state ``UNKNOWN`` when it does not know the job (any more)."""
+    try:
+        text = run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%B|%N|%T"], TIMEOUT_S).stdout.strip()
+    except CommandError as error:
+        return Holding("", (), UNKNOWN) if "Invalid job id" in str(error) else None
+    return parse_holding(text)
+
+
+def parse_holding(text: str) -> Holding:
+    """``n1|n[1-3]|RUNNING``. Pure."""
+    parts = text.splitlines()[0].split("|") if text else []
+    if len(parts) != 3:
+        return Holding("", (), UNKNOWN)
+    return Holding(parts[0], tuple(expand(parts[1])), parts[2] or UNKNOWN)
+
+
+def node_states(nodes: Sequence[str]) -> dict[str, str] | None:
+    """Slurm's whole state of nodes, such as ``IDLE`` or ``DOWN+NOT_RESPONDING``; None when Slurm does not answer."""
+    try:
+        text = run(["sinfo", "-h", "-N", "-n", ",".join(nodes), "-O", "NodeHost:|,StateComplete:|"], TIMEOUT_S).stdout
+    except CommandError:
+        return None
+    return {name: state.upper() for name, state, *_ in (line.split("|") for line in text.splitlines() if "|" in line)}
+
+
+@dataclass(frozen=True)
+class PartEnd:
+    """How one run of a job ended; a requeued job has several. ``by``: the user number that cancelled it, or ""."""
+
+    state: str
+    by: str = ""
+
+
+def accounted_ends(job: str) -> list[PartEnd]:
+    """From accounting, oldest first, the current run last; empty without accounting or an answer."""
+    try:
+        text = run(["sacct", "-n", "-X", "-P", "-D", "-j", job, "-o", "State"], TIMEOUT_S).stdout
+    except CommandError:
+        return []
+    return parse_accounted(text)
+
+
+def parse_accounted(text: str) -> list[PartEnd]:
+    """Lines such as ``REQUEUED`` or ``CANCELLED by 20001``. Pure."""
+    ends = []
+    for words in (line.split() for line in text.splitlines() if line.strip()):
+        ends.append(PartEnd(words[0].rstrip("+"), words[2] if words[1:2] == ["by"] and len(words) > 2 else ""))
+    return ends
+
+
+def submit_line(job: str) -> str:
+    """The command line that submitted the job, from accounting; "" without."""
+    try:
+        return run(["sacct", "-n", "-X", "-P", "-j", job, "-o", "SubmitLine"], TIMEOUT_S).stdout.strip()
+    except CommandError:
+        return ""
+
+
+def requeue(job: str) -> None:
+    """End a job's present run and queue it again under its number. Raises SlurmError."""
+    try:
+        run(["scontrol", "requeue", job], TIMEOUT_S)
+    except CommandError as error:
+        raise SlurmError(str(error)) from error
+
+
+def set_comment(job: str, text: str) -> None:
+    """Write a job's Comment, which its user may. Raises SlurmError."""
+    try:
+        run(["scontrol", "update", f"JobId={job}", f"Comment={text}"], TIMEOUT_S)
+    except CommandError as error:
+        raise SlurmError(str(error)) from error
 
 
 def cancel(job: str, signal: str | None = None) -> None:
@@ -84,8 +181,18 @@ def submit(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     try:
         text = run(["sbatch", "--parsable", *arguments], TIMEOUT_S, env=environment).stdout
     except CommandError as error:
-        raise SlurmError(str(error)) from error
+        limit = limit_reached(error.stderr)
+        raise (SubmitLimit(limit) if limit else SlurmError(str(error))) from error
     return text.strip().splitlines()[-1].split(";")[0]
+
+
+def limit_reached(stderr: str) -> str:
+    """The limit on submitted jobs for which sbatch refused one (as seen on 22.05, 24.11, 26.05), or "". Pure.
+
+    These count pending jobs too, so a job cannot have its successor in the queue; other limits would only delay it.
+    """
+    found = _SUBMIT_LIMIT.search(stderr)
+    return found.group(0) if found else ""
 
 
 def batch_script(job: str, target: Path) -> None:
@@ -97,14 +204,18 @@ def batch_script(job: str, target: Path) -> None:
         raise SlurmError(str(error)) from error
 
 
-def config_value(name: str) -> str:
-    """A value of Slurm's configuration; "" when it is not set or Slurm does not answer."""
+def config() -> dict[str, str]:
+    """Slurm's configuration as ``scontrol show config`` prints it; empty when Slurm does not answer."""
     try:
         text = run(["scontrol", "show", "config"], TIMEOUT_S).stdout
     except CommandError:
-        return ""
-    match = re.search(rf"^{re.escape(name)}\s*=\s*(.*)$", text, re.MULTILINE)
-    return match.group(1).strip() if match else ""
+        return {}
+    return {key: value.strip() for key, value in re.findall(r"^(\w+)\s*=[ \t]*(.*)$", text, re.MULTILINE)}
+
+
+def config_value(name: str) -> str:
+    """A value of Slurm's configuration; "" when it is not set or Slurm does not answer."""
+    return config().get(name, "")
 
 
 def version() -> str:

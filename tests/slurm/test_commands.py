@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm import chain
+from resilio_hpc.slurm import chain, commands
+from resilio_hpc.slurm import successor_options as options
 from resilio_hpc.slurm.allocation import detect
 from resilio_hpc.slurm.commands import parse_fields
 
 SAMPLES = Path(__file__).with_name("samples")
 SERIES = ("22.05", "24.11", "26.05")
+
+
+def no_file(path: str) -> bool:
+    return False
 
 
 def jobs(series: str) -> list[dict[str, str]]:
@@ -48,7 +53,7 @@ def test_nothing_is_read_from_nothing() -> None:
 def test_a_successor_repeats_what_the_job_was_given(series: str) -> None:
     fields = jobs(series)[0]
     job = fields["JobId"]
-    arguments = chain.successor_arguments(fields, job, 5, Path("/run/batch.sh"))
+    arguments = options.successor_arguments(fields, job, 5, Path("/run/batch.sh"))
     assert arguments[0] == f"--dependency=afterany:{job}"
     assert {"--nodes=5", "--no-kill", "--export=ALL", f"--partition={fields['Partition']}"} <= set(arguments)
     assert f"--time={fields['TimeLimit']}" in arguments
@@ -58,10 +63,10 @@ def test_a_successor_repeats_what_the_job_was_given(series: str) -> None:
 
 def test_a_successors_output_is_named_for_itself_and_nothing_else_changes() -> None:
     fields = {"StdOut": "/scratch42/j.42.out", "StdErr": "/scratch42/j.42.err", "TresPerNode": "gres:gpu:4"}
-    arguments = chain.successor_arguments(fields, "42", 1, Path("b.sh"))
+    arguments = options.successor_arguments(fields, "42", 1, Path("b.sh"))
     assert "--gres=gpu:4" in arguments
     assert "--output=/scratch%j/j.%j.out" in arguments  # a number on its own; 420 and 142 are left alone
-    other = chain.successor_arguments({"StdOut": "/d420/142.out", "StdErr": "/d420/142.out"}, "42", 1, Path("b.sh"))
+    other = options.successor_arguments({"StdOut": "/d420/142.out", "StdErr": "/d420/142.out"}, "42", 1, Path("b.sh"))
     assert "--output=/d420/142.out" in other
     assert not any(argument.startswith("--error") for argument in other)
 
@@ -112,15 +117,16 @@ def test_a_successor_gets_the_scripts_own_arguments() -> None:
     )
     fields = parse_fields(line)
     assert (fields["WorkDir"], fields["TimeLimit"]) == ("/w", "02:00:00")
-    arguments = chain.successor_arguments(fields, "7", 1, Path("b.sh"), words=["train.py", "lr=0.1", "my run"])
+    arguments = options.successor_arguments(fields, "7", 1, Path("b.sh"), words=["train.py", "lr=0.1", "my run"])
     assert arguments[-6:] == ["b.sh", "train.py", "lr=0.1", "--name", "my run", "TimeLimit=1"]
     newest = parse_fields("JobId=7 Command=/jobs/a.sh one SubmitLine=sbatch -n 3 /jobs/a.sh one WorkDir=/w\n")
-    assert chain.script_arguments(newest["Command"], ()) == ["one"]
-    assert chain.script_arguments("(null)", ()) == chain.script_arguments("", ()) == []
+    assert options.script_arguments(newest, (), no_file) == ["one"]
+    assert options.script_arguments({"Command": "(null)"}, (), no_file) == []
+    assert options.script_arguments({}, (), no_file) == []
 
 
 @pytest.mark.parametrize(
-    ("value", "script", "options"),
+    ("value", "script", "expected"),
     [
         ("gres:gpu:2", "#SBATCH --gpus-per-node=8", ["--gpus-per-node=2"]),
         ("gres/gpu:h100:8,gres/nvme:1", "#SBATCH -N 2 --gpus-per-node 8", ["--gpus-per-node=h100:8", "--gres=nvme:1"]),
@@ -130,5 +136,115 @@ def test_a_successor_gets_the_scripts_own_arguments() -> None:
         ("(null)", "#SBATCH --gpus-per-node=0", []),
     ],
 )
-def test_a_successor_asks_for_gpus_as_its_script_does(value: str, script: str, options: list[str]) -> None:
-    assert chain.generic_resources(value, f"#!/bin/bash\n{script}\n") == options
+def test_a_successor_asks_for_gpus_as_its_script_does(value: str, script: str, expected: list[str]) -> None:
+    assert options.generic_resources(value, f"#!/bin/bash\n{script}\n") == expected
+
+
+# Command and SubmitLine of one job, as three of Slurm's series showed them
+SPACED = {
+    "22.05": {"Command": "/home/me/my dir/a job.sh x y z"},
+    "24.11, with accounting": {
+        "Command": "/home/me/my dir/a job.sh",
+        "SubmitLine": "sbatch --mem=200 -N1 --signal=USR2@90 /home/me/my dir/a job.sh x y z",
+    },
+    "26.05": {
+        "Command": "/home/me/my dir/a job.sh",
+        "SubmitLine": "sbatch --parsable --signal USR2@90 --job-name=a ./a job.sh x y z",
+    },
+}
+
+
+@pytest.mark.parametrize("series", SPACED)
+def test_a_script_whose_path_holds_spaces_keeps_its_arguments(series: str) -> None:
+    fields = SPACED[series]
+    arguments = options.script_arguments(fields, ["x y"], lambda path: path == "/home/me/my dir/a job.sh")
+    assert arguments == ["x y", "z"]
+    assert options.warning_signal(fields, "") == (["--signal=USR2@90"] if "SubmitLine" in fields else [])
+
+
+def test_arguments_that_nobody_tells_are_noticed() -> None:
+    bare = {"Command": "/jobs/a.sh"}
+    assert options.arguments_unknown(bare, 'exec train.py "$@"')
+    assert not options.arguments_unknown(bare, "exec train.py")
+    assert not options.arguments_unknown(bare | {"SubmitLine": "sbatch /jobs/a.sh"}, 'exec "$@"')
+    assert not options.arguments_unknown({"Command": "/jobs/a.sh one"}, 'exec "$1"')
+
+
+SHAPES = [
+    ({"MinMemoryNode": "100M", "CPUs/Task": "2"}, "", ["--mem=100M", "--cpus-per-task=2"]),
+    ({"MinMemoryCPU": "50M"}, "", ["--mem-per-cpu=50M"]),
+    ({"NtasksPerN:B:S:C": "2:0:*:*", "NumTasks": "8"}, "", ["--ntasks-per-node=2"]),
+    ({"MinMemoryNode": "0", "NumTasks": "4", "CPUs/Task": "1"}, "", []),
+    ({"NumTasks": "8"}, "", ["--ntasks=8"]),
+    ({"MinMemoryNode": "1G"}, "#SBATCH --mem-per-gpu=2G", []),  # sbatch: "mutually exclusive"
+    ({"MinMemoryNode": "1G"}, "#SBATCH --mem=2G", ["--mem=1G"]),
+    ({"OverSubscribe": "NO"}, "", ["--exclusive"]),  # 22.05, 24.11
+    ({"OverSubscribe": "NO", "Exclusive": "NO"}, "", []),  # 26.05 says NO to everybody
+    ({"OverSubscribe": "NO", "Exclusive": "NODE"}, "", ["--exclusive"]),
+    ({"OverSubscribe": "OK", "Requeue": "0"}, "", ["--no-requeue"]),
+]
+
+
+@pytest.mark.parametrize(("fields", "text", "expected"), SHAPES)
+def test_a_successor_has_the_shape_of_its_job(fields: dict[str, str], text: str, expected: list[str]) -> None:
+    assert options.shape(fields, 4, text) == expected
+
+
+def test_our_own_note_in_the_comment_is_not_repeated() -> None:
+    arguments = options.successor_arguments({"Comment": "resilio: handed over: x"}, "7", 1, Path("b.sh"))
+    assert not any(argument.startswith("--comment") for argument in arguments)
+
+
+REFUSALS = {  # from 22.05.8, 24.11.5 and 26.05.5
+    "AssocMaxSubmitJobLimit": "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job "
+    "violates accounting/QOS policy (job submit limit, user's size and/or time limits)\n",
+    "AssocGrpSubmitJobsLimit": "sbatch: error: AssocGrpSubmitJobsLimit\nsbatch: error: Batch job submission failed",
+    "QOSMaxSubmitJobPerUserLimit": "sbatch: error: QOSMaxSubmitJobPerUserLimit\n",
+    "QOSGrpSubmitJobsLimit": "sbatch: error: QOSGrpSubmitJobsLimit\n",
+    "MaxSubmitJobsPerAccount": "sbatch: error: MaxSubmitJobsPerAccount\nsbatch: error: Batch job submission failed: …",
+    "Slurm temporarily unable to accept job": "sbatch: error: Slurm temporarily unable to accept job, sleeping …",
+    "": "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+}
+
+
+@pytest.mark.parametrize("limit", REFUSALS)
+def test_a_limit_on_submitted_jobs_is_told_from_other_refusals(limit: str) -> None:
+    assert commands.limit_reached(REFUSALS[limit]) == limit
+
+
+def test_a_requeued_job_finds_the_successor_that_it_submitted_before() -> None:
+    links = [chain.Link(1, "7"), chain.Link(2, "8")]
+    assert chain.waiting_successor(links, 1, "7") == "8"
+    assert chain.waiting_successor(links, 1, "9") is None  # another job's chain
+    assert chain.waiting_successor(links, 2, "8") is None
+    assert chain.waiting_successor([], 1, "7") is None
+
+
+AGING = {"PriorityType": "priority/multifactor", "PriorityWeightAge": "1000"}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (AGING, True),
+        (AGING | {"PriorityFlags": "SMALL_RELATIVE_TO_TIME,ACCRUE_ALWAYS"}, False),
+        (AGING | {"PriorityWeightAge": "0"}, False),
+        (AGING | {"PriorityType": "priority/basic"}, False),
+        ({}, False),
+    ],
+)
+def test_whether_a_waiting_job_ages(config: dict[str, str], expected: bool) -> None:
+    assert chain.waits_without_aging(config) is expected
+
+
+def test_where_a_job_is_held() -> None:
+    assert commands.parse_holding("n1|n[2-3]|RUNNING\n") == commands.Holding("n1", ("n2", "n3"), "RUNNING")
+    assert commands.parse_holding("").state == commands.parse_holding("n1|n2").state == commands.UNKNOWN
+
+
+def test_how_each_run_of_a_job_ended() -> None:
+    text = "REQUEUED\nPREEMPTED\nCANCELLED by 20001\n"
+    assert commands.parse_accounted(text) == [
+        commands.PartEnd("REQUEUED"), commands.PartEnd("PREEMPTED"), commands.PartEnd("CANCELLED", "20001")
+    ]  # fmt: skip
+    assert commands.parse_accounted("\n") == []
