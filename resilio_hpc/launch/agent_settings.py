@@ -30,6 +30,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end_time: float | None = None
     supervisor_pid: int = 0
     join: bool = False  # our nodes join a run that another job began
+    own_job: str = ""  # of a joiner: whose time limit ``end_time`` is, and whose nodes ``expected`` are
 
     def to_json(self) -> str:
         """One line."""
