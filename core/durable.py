@@ -29,7 +29,11 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644, durable: bool = Tru
 
 
 def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:
-    """Create ``path`` with its whole content, unless it exists: then False. Exclusive on NFS too (link(2) is)."""
+    """Create ``path`` with its whole content, unless it exists: then False. Exclusive on NFS too.
+
+    There link(2) is, too, but where the answer to it is lost, the client asks again and is told that the name exists.
+    Who has won is then told by the number of links of the file that only we know (open(2), O_EXCL).
+    """
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
@@ -40,7 +44,8 @@ def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:
         try:
             os.link(temporary, path)
         except FileExistsError:
-            return False
+            if Path(temporary).stat().st_nlink != 2:
+                return False
     finally:
         Path(temporary).unlink(missing_ok=True)
     sync_directory(path.parent)

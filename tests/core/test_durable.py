@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from resilio_hpc.core.durable import create_exclusive, write_atomic
 
 REWRITE = """
@@ -47,6 +49,24 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
     except OSError:
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["directory"]
+
+
+def test_a_creation_whose_answer_was_lost_is_known_by_its_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An NFS client repeats a link(2) that was not answered, and the server then says that the name exists."""
+    link = os.link
+
+    def answered_late(source: str, target: Path) -> None:
+        link(source, target)
+        raise FileExistsError(target)
+
+    monkeypatch.setattr(os, "link", answered_late)
+    assert create_exclusive(tmp_path / "epoch.1", b"ours") is True
+    monkeypatch.undo()
+    assert create_exclusive(tmp_path / "epoch.1", b"theirs") is False
+    assert (tmp_path / "epoch.1").read_bytes() == b"ours"
+    assert [path.name for path in tmp_path.iterdir()] == ["epoch.1"]
 
 
 def test_mode_and_content(tmp_path: Path) -> None:
