@@ -168,6 +168,8 @@ class Agent:
                 self.counters.dropped += 1
                 continue
             self.core.controller_said(message)
+            if self.caller is not caller:
+                return  # it was the last word of one that we have hung up on
 
     def _on_monitor(self) -> None:
         assert self.monitor is not None
@@ -175,6 +177,7 @@ class Agent:
             event = int.from_bytes(frames[0][:2], "little")
             if event == zmq.EVENT_DISCONNECTED:
                 self.core.connection_lost()
+                return
 
     def _close(self) -> int:
         """Everything of this node goes, the ledger is drained."""
