@@ -67,6 +67,7 @@ class Campaign:
                 while worker.is_alive():
                     worker.join(0.5)  # so that Ctrl-C is heard
         finally:
+            self._work = queue.SimpleQueue()  # no worker begins another one
             for number in range(self._options.parallel):
                 remove(cluster_name(number))  # what an interrupted drill has left running
 

@@ -121,7 +121,8 @@ class DrillRun:
         if now < self._next_look:
             return False
         self._next_look = now + QUEUE_POLL_S
-        asked = self.cluster.run("ctl", ["squeue", "-h", "-t", "PD,R,S,CF", "-o", "%i"], check=False)
+        states = "PD,R,S,CF,CG" if self.drill.jobs > 1 else "PD,R,S,CF"  # a requeued job completes, then pends
+        asked = self.cluster.run("ctl", ["squeue", "-h", "-t", states, "-o", "%i"], check=False)
         return asked.returncode == 0 and not asked.stdout.strip()
 
     # -- acts --------------------------------------------------------------------------------------------------

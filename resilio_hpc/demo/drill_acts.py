@@ -110,7 +110,7 @@ class Actor:
 
     def _submit_urgent(self) -> None:
         count = len(self._cluster.nodes)
-        options = ["--partition=urgent", f"--nodes={count}", "--job-name=urgent", "--output=/dev/null"]
+        options = ["--partition=urgent", "--exclusive", f"--nodes={count}", "--job-name=urgent", "--output=/dev/null"]
         self._cluster.submit("#!/bin/bash\nsleep 3\n", options)
 
     def _submit_joiner(self) -> None:

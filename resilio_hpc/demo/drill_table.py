@@ -71,6 +71,7 @@ SHRINK: dict[str, Any] = {"nnodes": "2:3"}
 TWO_NODES: dict[str, Any] = {"nodes": 2, "nnodes": "1:2"}
 CHAIN: dict[str, Any] = {"launch_arguments": ("--chain",), "jobs": 2}
 LONG: dict[str, Any] = {"steps": 700, "step_s": 0.1}  # for what takes a minute
+HANGS: dict[str, Any] = {**LONG, "shared_mount": "fuse", "sbatch": ("--no-kill", "--chdir=/nvme")}
 LOST = ("node_lost", "controller_lost", "agent_lost")
 
 
@@ -109,18 +110,20 @@ def _both() -> list[Drill]:
               (Act("save_job"), Act("kill_slurmctld"), Act("kill_rank", "follower", after_s=5.0),
                Act("start_slurmctld", after_s=15.0)),
               ("rank_killed",), steps=700, step_s=0.05, steps_meanwhile=150, world_size=6),
-        Drill("shared directory hangs for 60 s", (hang, release), **LONG, steps_meanwhile=300,
-              shared_mount="fuse", world_size=6),
+        Drill("shared directory hangs for 60 s", (hang, release), **HANGS, steps_meanwhile=300, world_size=6),
         Drill("shared directory hangs for 60 s, a rank killed inside",
               (hang, Act("kill_rank", "follower", after_s=10.0), replace(release, after_s=50.0)), ("rank_killed",),
-              **LONG, steps_meanwhile=250, shared_mount="fuse", world_size=6),
+              **HANGS, steps_meanwhile=250, world_size=6),
         Drill("shared directory hangs for 60 s, controller's agent killed inside",
-              (hang, Act("kill_agent", "leader", after_s=10.0), replace(release, after_s=50.0)), ("controller_lost",),
-              **LONG, steps_meanwhile=200, shared_mount="fuse", world_size=6),
+              (hang, Act("kill_agent", "leader", after_s=10.0), replace(release, after_s=50.0)), LOST,
+              **HANGS, **SHRINK, steps_meanwhile=200),
         Drill("shared directory hangs on one node, its rank killed",
               (Act("hang_shared", "follower"), Act("kill_rank", "follower", after_s=3.0),
-               Act("release_shared", "follower", after_s=20.0)), ("rank_killed",), steps=600, step_s=0.05,
-              steps_meanwhile=100, shared_mount="fuse", world_size=6),
+               Act("release_shared", "follower", after_s=20.0)), ("rank_killed",),
+              **HANGS, steps_meanwhile=100, world_size=6),
+        Drill("working directory hangs for 20 s, a rank killed inside",
+              (hang, Act("kill_rank", "follower", after_s=3.0), Act("release_shared", after_s=17.0)), ("rank_killed",),
+              steps=600, step_s=0.05, shared_mount="fuse", steps_meanwhile=100, world_size=6),
         Drill("a lost node boots again", (Act(POWER, "follower"), Act("boot", "follower", after_s=6.0)), LOST,
               steps=400, **SHRINK),
         Drill("a joiner replaces a lost node",
