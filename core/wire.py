@@ -21,9 +21,14 @@ from zmq.utils import z85
 from resilio_hpc.core.errors import WireError
 
 VERSION = 1
-MAX_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 16 * 1024 * 1024  # the records of one checkpoint of 4,000 nodes take 5 MiB
+MAX_BYTES_HEARD = 1024 * 1024  # by a listener, which many callers may fill
 MAX_PER_READ = 256
+MAX_UNSENT = 1000
+MAX_UNREAD = 10_000
+MAX_UNREAD_HEARD = 256  # messages of one caller; what it says beyond waits at its own end
 BACKLOG = 4096  # all agents of a job connect at once; what does not fit is tried again by TCP only after a second
+PORTS = range(20000, 30000)  # below those that the kernel gives to outgoing connections
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 Message = TypeVar("Message")
 
@@ -35,12 +40,16 @@ def new_secret() -> bytes:
 
 @dataclass(frozen=True)
 class Keys:
-    """The two CURVE key pairs of a run (Z85 text), derived from its secret, so that no key is ever exchanged."""
+    """The two CURVE key pairs of a run (Z85 text), derived from its secret, so that no key is ever exchanged.
+
+    ``port``: where a listener is if nobody else is there. The same on all nodes, so that lists of addresses stay short.
+    """
 
     listener_public: bytes
     listener_secret: bytes
     caller_public: bytes
     caller_secret: bytes
+    port: int = 0
 
     @classmethod
     def derive(cls, secret: bytes) -> Keys:
@@ -48,11 +57,15 @@ class Keys:
         if len(secret.strip()) < 32:
             raise WireError("the run's secret is shorter than 32 characters: remove the run directory's 'secret' file")
 
+        def derived(label: bytes) -> bytes:
+            return hmac.new(secret.strip(), label, hashlib.sha256).digest()
+
         def pair(label: bytes) -> tuple[bytes, bytes]:
-            private = z85.encode(hmac.new(secret.strip(), label, hashlib.sha256).digest())
+            private = z85.encode(derived(label))
             return zmq.curve_public(private), private
 
-        return cls(*pair(b"resilio listener"), *pair(b"resilio caller"))
+        port = PORTS.start + int.from_bytes(derived(b"resilio port")[:4], "big") % len(PORTS)
+        return cls(*pair(b"resilio listener"), *pair(b"resilio caller"), port)
 
 
 @dataclass
@@ -71,8 +84,11 @@ class Codec(Generic[Message]):
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
 
     def encode(self, message: Message) -> bytes:
-        """One frame. Raises WireError if it would exceed the size bound."""
-        frame = bytes([VERSION]) + self._encoder.encode(message)
+        """One frame. Raises WireError if it would exceed the size bound, or holds what no message can."""
+        try:
+            frame = bytes([VERSION]) + self._encoder.encode(message)
+        except (OverflowError, RecursionError, TypeError) as error:  # what a peer said, to be passed on
+            raise WireError(f"cannot be a message: {error}") from error
         if len(frame) > MAX_BYTES:
             raise WireError(f"message of {len(frame)} bytes exceeds the bound of {MAX_BYTES}")
         return frame
@@ -110,20 +126,24 @@ class Gatekeeper:
 
 
 def listen(context: zmq.Context[Any], keys: Keys, host: str) -> tuple[zmq.Socket[bytes], int]:
-    """A ROUTER socket on a free port of ``host``; returns (socket, port)."""
+    """A ROUTER socket on ``keys.port`` of ``host``, or where that is taken on another; returns (socket, port)."""
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-    _bound(socket)
+    _bound(socket, MAX_BYTES_HEARD, MAX_UNREAD_HEARD)
     socket.setsockopt(zmq.BACKLOG, BACKLOG)
     socket.curve_server = True
     socket.curve_secretkey = keys.listener_secret
     socket.curve_publickey = keys.listener_public
-    return socket, socket.bind_to_random_port(f"tcp://{host}")
+    try:
+        socket.bind(f"tcp://{host}:{keys.port}")
+    except zmq.ZMQError:
+        return socket, socket.bind_to_random_port(f"tcp://{host}")
+    return socket, keys.port
 
 
 def call(context: zmq.Context[Any], keys: Keys, endpoint: str, name: bytes) -> zmq.Socket[bytes]:
     """A DEALER socket connected to ``endpoint`` ("host:port"), known there as ``name``."""
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-    _bound(socket)
+    _bound(socket, MAX_BYTES, MAX_UNREAD)
     socket.setsockopt(zmq.IDENTITY, name)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
@@ -134,11 +154,11 @@ def call(context: zmq.Context[Any], keys: Keys, endpoint: str, name: bytes) -> z
     return socket
 
 
-def _bound(socket: zmq.Socket[bytes]) -> None:
+def _bound(socket: zmq.Socket[bytes], message_bytes: int, unread: int) -> None:
     socket.linger = 0
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
-    socket.setsockopt(zmq.SNDHWM, 1000)
-    socket.setsockopt(zmq.RCVHWM, 10000)
+    socket.setsockopt(zmq.MAXMSGSIZE, message_bytes)
+    socket.setsockopt(zmq.SNDHWM, MAX_UNSENT)
+    socket.setsockopt(zmq.RCVHWM, unread)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
 
 

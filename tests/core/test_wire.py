@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -106,7 +107,8 @@ def test_who_has_the_secret_is_answered(listener: Listener, outside: Outside) ->
 
 def test_keys_come_from_the_secret_alone() -> None:
     assert wire.Keys.derive(b"a" * 64 + b"\n") == KEYS
-    assert len({*vars(KEYS).values(), *vars(STRANGER).values()}) == 8
+    assert len({*vars(KEYS).values(), *vars(STRANGER).values()}) == 10
+    assert KEYS.port in wire.PORTS
     with pytest.raises(WireError, match="shorter than 32"):
         wire.Keys.derive(b"short")
 
@@ -201,10 +203,37 @@ def test_an_oversized_message_never_arrives(listener: Listener, outside: Outside
     with pytest.raises(WireError, match="exceeds"):
         codec.encode(Ping(1, {"x": "y" * wire.MAX_BYTES}))
     caller = outside.call(KEYS, listener.port, b"large")
-    wire.send(caller, [b"x" * (wire.MAX_BYTES + 1)])
+    wire.send(caller, [b"x" * (wire.MAX_BYTES_HEARD + 1)])
     genuine_works(listener, outside)
     assert listener.heard == [Ping(42)]
     assert listener.counters.dropped == 0
+
+
+class Unsendable(msgspec.Struct, frozen=True, tag=True):
+    content: Any
+
+
+def deep(levels: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(levels):
+        made = [made]
+    return made
+
+
+@pytest.mark.parametrize("content", [1 << 64, deep(100_000), object()], ids=["a huge number", "deep", "an object"])
+def test_what_cannot_be_said_is_refused_at_once(content: Any) -> None:
+    with pytest.raises(WireError, match="cannot be a message"):
+        wire.Codec[Any](Unsendable).encode(Unsendable(content))
+
+
+def test_listeners_of_a_run_have_the_same_port_where_it_is_free(context: zmq.Context[Any]) -> None:
+    keys = wire.Keys.derive(secrets.token_bytes(32))
+    first, port = wire.listen(context, keys, "127.0.0.1")
+    second, other = wire.listen(context, keys, "127.0.0.1")
+    assert port == keys.port
+    assert other != keys.port
+    first.close(0)
+    second.close(0)
 
 
 def test_a_flood_does_not_starve_a_genuine_peer(listener: Listener, outside: Outside) -> None:
