@@ -1,22 +1,32 @@
-"""The chain as the launcher sees it: judge the predecessor, submit the successor, end the chain when it must end."""
+"""The chain as the launcher sees it: judge the part before, take the turn, keep a successor queued, end the chain.
+
+Decisions are in ``judge``; the order of turns in ``turns``; waiting for nodes that may still run in ``link_lease``.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import run_directory
+from resilio_hpc.launch import link_lease, run_directory, turns
+from resilio_hpc.launch.announce import say
+from resilio_hpc.launch.judge import CONTINUES, Decision, judge
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.placements import Site
+from resilio_hpc.launch.predecessor import gather, newest_commit
 from resilio_hpc.slurm import chain, commands
 
-# How this job's part ended → the next job of the chain carries on. Everything else ends the chain.
-CONTINUES = ("time_limit", "needs_new_job")
 USER_ENDED = ("CANCELLED",)
+LATE_S = 300.0  # before the end of a job whose successor could not be submitted at its start
+RETRY_S = 15.0
+FOLLOWER_WAIT_S = 60.0  # for the leading supervisor of an srun step to take the turn
 
 
 class Chain:
@@ -26,6 +36,10 @@ class Chain:
         self.number = chain.link_number(os.environ) if site.mode != "local" else 1
         self.active = options.chain and site.mode != "local" and self.number < options.chain_max
         self.successor: str | None = None
+        self.late = ""  # the limit for which no successor could be submitted yet
+        self._turn: turns.Turn | None = None
+        self._next_try = 0.0
+        self._goes_on = False  # at the end: there is something left to do
         self._options = options
         self._site = site
         self._run_path = run_path
@@ -33,54 +47,134 @@ class Chain:
         if options.chain and site.mode == "local" and site.leads:
             print("[resilio] note: --chain has no effect outside of Slurm", file=sys.stderr)
 
+    # -- the beginning -----------------------------------------------------------------------------------------
+
     def judge_predecessor(self) -> str | None:
-        """Why this job has nothing to do, or None. Only a job that the chain started asks about its predecessor."""
+        """Why this job has nothing to do, or None: then it has the turn, and nothing of the part before can train."""
         verdict = run_directory.read_verdict(self._run_path)
         if verdict is not None and verdict.get("verdict") == "completed":
             return f"this run is already complete: nothing to do (another --run-dir starts a new run; {self._run_path})"
-        predecessor = os.environ.get("RESILIO_PREDECESSOR")
-        if not predecessor or self._site.mode == "local":
+        if self._site.mode == "local":
             return None
-        ended = run_directory.read_verdict(self._run_path, predecessor)
-        name = ended.get("verdict") if ended else None
-        state = commands.job_state(predecessor)
-        self._ledger.append("predecessor", job=predecessor, verdict=name, state=state, link=self.number)
-        if name in CONTINUES:
-            return None
-        if state in USER_ENDED:
-            return self._stop("cancelled", f"job {predecessor} was cancelled: the chain ends here")
-        if name in ("no_progress", "not_enough_nodes", "interrupted", "agents_lost"):
-            return self._stop(str(name), f"job {predecessor} ended with {name}: the chain ends here")
-        return None  # time limit, node failure, preemption, or nobody can tell: carry on
-
-    def _stop(self, verdict: str, reason: str) -> str:
         if not self._site.leads:
-            return reason
-        run_directory.write_verdict(
-            self._run_path, self._site.key, {"verdict": verdict, "exit_code": 0, "reason": reason}
+            return self._follow_the_leader()
+        while True:
+            last = turns.newest(self._run_path)
+            if last and last[0].part == self._site.key:
+                return None  # another launch in the same part of the same job
+            decision = self._judge(last[0]) if last else Decision(True, "", clean=True)
+            if not decision.goes_on:
+                return self._stop(decision)
+            if self._take_turn(last[0].number + 1 if last else 1):
+                if last and not decision.clean:
+                    self._wait_for(last[0])
+                if self._site.mode == "step":
+                    self._ready_file().touch()
+                return None
+
+    def _judge(self, last: turns.Turn) -> Decision:
+        evidence = gather(self._run_path, last, self._site, os.environ.get("RESILIO_PREDECESSOR", ""))
+        decision = judge(evidence)
+        self._ledger.append(
+            "predecessor", job=last.job, part=last.part, verdict=evidence.verdict or None, state=evidence.state,
+            by=evidence.by, handover=evidence.handover.reason if evidence.handover else None, link=self.number,
+            goes_on=decision.goes_on, reason=decision.reason,
         )  # fmt: skip
-        return reason
+        return decision
+
+    def _take_turn(self, number: int) -> bool:
+        turn = turns.Turn(
+            number,
+            self._site.key,
+            self._site.job,
+            self.number,
+            self._site.nodes,
+            newest_commit(self._run_path),
+            time.time(),
+        )
+        self._turn = turn if turns.take(self._run_path, turn) else None
+        return self._turn is not None
+
+    def _wait_for(self, last: turns.Turn) -> None:
+        waited = link_lease.wait_for_predecessor(
+            self._run_path, last, self._site.key, self._options.heartbeat_timeout_s, say
+        )
+        self._ledger.append("waited_for_predecessor", part=last.part, seconds=round(waited, 1))
+
+    def _ready_file(self) -> Path:
+        return self._run_path / "links" / f"{self._site.key}.ready"
+
+    def _follow_the_leader(self) -> str | None:
+        """Every other task of an srun step waits for what the first one decides."""
+        deadline = time.monotonic() + FOLLOWER_WAIT_S + link_lease.LIMIT_S
+        while time.monotonic() < deadline:
+            if self._ready_file().exists():
+                return None
+            ended = run_directory.read_verdict(self._run_path, self._site.key)
+            if ended is not None:
+                return str(ended.get("reason", "this job has nothing to do"))
+            time.sleep(0.2)
+        return "the first task of this step did not take its turn: nothing to do here"
+
+    def _stop(self, decision: Decision) -> str:
+        verdict = {"verdict": decision.verdict, "exit_code": 0, "reason": decision.reason}
+        if decision.verdict == "superseded":  # the run's verdict is another job's affair
+            write_atomic(self._run_path / "links" / f"{self._site.key}.json", json.dumps({"v": 1, **verdict}).encode())
+        else:
+            run_directory.write_verdict(self._run_path, self._site.key, verdict)
+        return decision.reason
+
+    # -- the successor -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Submit the successor at the start, so that it exists whatever happens to this job."""
         if not (self.active and self._site.leads):
             return
         try:
-            link = chain.submit_successor(self._run_path, self._site.job, len(self._site.nodes))
+            self._submit()
+        except commands.SubmitLimit as error:
+            self._ledger.append("successor_refused", limit=str(error))
+            self.late = str(error)
+            say(f"--chain: no further job may be in the queue ({error}): the next one is submitted near this one's end")
         except SlurmError as error:
             raise UsageError(f"--chain: the next job could not be submitted: {error}") from error
-        self.successor = link.job
+        if self.number == 1 and self.successor and chain.waits_without_aging(commands.config()):
+            say("note: on this cluster a waiting job gains no priority by age (PriorityFlags lacks ACCRUE_ALWAYS)")
+
+    def _submit(self) -> None:
+        link = chain.submit_successor(self._run_path, self._site.job, len(self._site.nodes))
+        self.successor, self.late = link.job, ""
         self._ledger.append("successor", job=link.job, link=link.number)
+
+    def tick(self, now: float, end_time: float | None) -> None:
+        """Near the end (Unix seconds), try again what was refused at the start."""
+        if self.late and now >= self._next_try and end_time is not None and now >= end_time - LATE_S:
+            self.submit_late(now)
+
+    def submit_late(self, now: float) -> None:
+        """The end is near: try again."""
+        if not self.late or not self._site.leads:
+            return
+        self._next_try = now + RETRY_S
+        try:
+            self._submit()
+            say(f"--chain: the next job is {self.successor}")
+        except SlurmError as error:
+            self._ledger.append("successor_refused", limit=str(error))
+
+    # -- the end -----------------------------------------------------------------------------------------------
 
     def close(self, verdict: dict[str, Any]) -> None:
         """Cancel the successor unless there is something left for it to do."""
-        if self.successor is None or not self._site.leads:
+        if not self._site.leads:
             return
         name = verdict.get("verdict")
-        continues = name in CONTINUES or (
+        self._goes_on = name in CONTINUES or (
             name == "terminated" and commands.job_state(self._site.job) not in USER_ENDED
         )  # fmt: skip
-        if continues:
+        if self._goes_on:
+            self.submit_late(time.time())
+        if self._goes_on or self.successor is None:
             return
         try:
             commands.cancel(self.successor)
@@ -89,6 +183,20 @@ class Chain:
         except SlurmError as error:
             print(f"[resilio] job {self.successor} could not be cancelled, it will end by itself: {error}",
                   file=sys.stderr)  # fmt: skip
+
+    def requeue_instead(self) -> bool:
+        """Where no successor may be in the queue at all, this very job is queued again. The last thing that it does."""
+        turn = self._turn.number if self._turn else self._options.chain_max
+        if not (self.late and self._goes_on and self._site.leads) or turn >= self._options.chain_max:
+            return False
+        say(f"--chain: no further job may be in the queue ({self.late}): job {self._site.job} is requeued instead")
+        self._ledger.append("requeued_instead", job=self._site.job, limit=self.late)
+        try:
+            commands.requeue(self._site.job)
+        except SlurmError as error:
+            say(f"--chain: job {self._site.job} could not be requeued: {error}; start the next one by hand")
+            return False
+        return True
 
     def exit_code(self, verdict: dict[str, Any]) -> int:
         """0 when the chain carries on, else the verdict's own."""

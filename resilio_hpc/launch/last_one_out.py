@@ -1,37 +1,170 @@
-"""Closing the job where nobody else is left to: its batch host, and with it the supervisor, is lost.
+"""Closing a job where nobody else is left to: its batch host, and with it the supervisor, is lost.
 
-Slurm keeps such a job (``--no-kill``) until its time limit, though nothing runs in it any more.
+Slurm keeps such a job (``--no-kill``) until its time limit, though nothing runs in it any more. Whoever is left first
+writes a handover record (``handover.py``), so that the next job does not take our CANCELLED for its user's; then it
+cancels. Several may do so at once, one may die in between, slurmctld may be away: all of it may be repeated.
 """
 
 from __future__ import annotations
 
-import sys
+import os
+import threading
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.launch import run_directory
+from resilio_hpc.core.errors import ResilioError, SlurmError
+from resilio_hpc.launch import handover, run_directory
 from resilio_hpc.launch.announce import say
-from resilio_hpc.launch.chaining import CONTINUES
+from resilio_hpc.launch.judge import CONTINUES
+from resilio_hpc.launch.link_lease import last_pulse
 from resilio_hpc.slurm import chain, commands
+from resilio_hpc.slurm.successor_options import HANDOVER_COMMENT
 
-# A supervisor that lives has closed the run within FAREWELL_S (supervisor.py), and ended us with it.
-SUPERVISOR_DEAD_S = 30.0
+T = TypeVar("T")
+SUPERVISOR_DEAD_S = 30.0  # a supervisor that lives has closed the run within FAREWELL_S (supervisor.py), and ended us
+STILL_S = 10.0  # a controller that lives moves its pulse several times in that
+LIMIT_S = 600.0  # Slurm takes SlurmdTimeout (300 s) to believe that the batch host is lost
+FILES_S = 20.0  # for the run directory to answer
+CANCEL_S = 240.0  # for slurmctld to come back
+POLL_S = 1.0
 
 
-def close_job(run_path: Path, part: str) -> None:
-    """``part`` names this job's part of the run (``placements.Site.key``): the job's number, and how often requeued.
+@dataclass(frozen=True)
+class Sight:
+    """One look around. ``holding``: Slurm's word on the job, None without an answer; ``pulse``: the run's, of whoever
+    leads it; ``verdict``: the part's, "" without; times in monotonic seconds."""
 
-    Wait until a supervisor would have ended us; then cancel the next job, if it has nothing to do, and this one."""
-    time.sleep(SUPERVISOR_DEAD_S)
-    verdict = run_directory.read_verdict(run_path, part)
+    now: float
+    holding: commands.Holding | None
+    pulse: object
+    verdict: str
+
+
+class Closing:
+    """Whether the job may be closed from here. Pure.
+
+    With a verdict, a supervisor that lives closes the run by itself and soon; without, another controller may be
+    leading the run where we cannot see it."""
+
+    def __init__(self, now: float, verdict: str) -> None:
+        self._began = self._moved = now
+        self._verdict = verdict
+        self._pulse: object = None
+        self._moves = -1  # the first look only learns the pulse
+
+    def look(self, sight: Sight) -> str:
+        """ "close", "over" (nothing is left to close), "others" (somebody leads the run), or "wait"."""
+        holding = sight.holding
+        if holding is not None and holding.state not in ("RUNNING", "SUSPENDED"):
+            return "over"
+        if sight.pulse != self._pulse or self._moves < 0:
+            self._pulse, self._moved, self._moves = sight.pulse, sight.now, self._moves + 1
+        host_lost = holding is not None and bool(holding.nodes) and holding.batch_host not in holding.nodes
+        waited_s = sight.now - self._began
+        if self._verdict or sight.verdict:
+            return "close" if host_lost or waited_s >= SUPERVISOR_DEAD_S else "wait"
+        if self._moves > 0:
+            return "others"
+        still = sight.now - self._moved >= STILL_S
+        return "close" if still and (host_lost or waited_s >= LIMIT_S) else "wait"
+
+
+def close_job(run_path: Path, part: str, verdict: Mapping[str, Any] | None = None, reason: str = "") -> bool:
+    """Close this job, of which ``part`` (``placements.Site.key``) is ours: never raises, ends within bounds.
+
+    ``verdict``: the part's, where one was reached, else it is looked up; ``reason``: for the record (such as
+    "batch_host_lost"). Returns whether the job is over or was cancelled; False where somebody else leads the run, or
+    Slurm did not answer for CANCEL_S."""
+    try:
+        return _close(run_path, part, str((verdict or {}).get("verdict", "")), reason or "batch_host_lost")
+    except (ResilioError, OSError, ValueError) as error:
+        say(f"job {part} could not be closed from here: {error}")
+        return False
+
+
+def _close(run_path: Path, part: str, verdict: str, reason: str) -> bool:
     job = part.partition("r")[0]
-    say(f"the batch host of job {job} is lost: the job is closed from here")
+    closing = Closing(time.monotonic(), verdict)
+    while True:
+        verdict = verdict or _verdict(run_path, part)
+        pulse = _bounded(lambda: last_pulse(run_path), None)
+        answer = closing.look(Sight(time.monotonic(), commands.holding(job), pulse, verdict))
+        if answer != "wait":
+            break
+        time.sleep(POLL_S)
+    if answer == "others":
+        say(f"job {job} is left alone: another controller leads its run")
+        return False
+    if answer == "over":
+        return True
+    return hand_over(run_path, part, verdict, reason)
+
+
+def hand_over(run_path: Path, part: str, verdict: str, reason: str) -> bool:
+    """Record, then cancel: the next job if it has nothing to do, and this one."""
+    job = part.partition("r")[0]
+    carries_on = verdict in ("", *CONTINUES, "terminated")
+    node = os.environ.get("SLURMD_NODENAME", "?")
+    say(f"the batch host of job {job} is lost: the job is closed from {node} ({reason})")
+    if _bounded(lambda: handover.leave(run_path, part, node, reason, carries_on), None) is None and carries_on:
+        _note_in_comment(job, reason)
+    none: list[str] = []
+    for number in [*(none if carries_on else _bounded(lambda: following(run_path, job), none)), job]:
+        if not cancel(number):
+            return False
+    return True
+
+
+def following(run_path: Path, job: str) -> list[str]:
+    """The jobs of the chain after this one."""
     jobs = [link.job for link in chain.read_links(run_path)]
-    following = jobs[jobs.index(job) + 1 :] if job in jobs else []
-    goes_on = verdict is None or verdict.get("verdict") in (*CONTINUES, "terminated")
-    for number in [*([] if goes_on else following), job]:
+    return jobs[jobs.index(job) + 1 :] if job in jobs else []
+
+
+def cancel(job: str) -> bool:
+    """Cancel a job; slurmctld may be away for a while. Whether it is cancelled, or was over anyhow."""
+    deadline = time.monotonic() + CANCEL_S
+    while True:
         try:
-            commands.cancel(number)
+            commands.cancel(job)
+            return True
         except SlurmError as error:
-            print(f"[resilio] job {number} could not be cancelled: {error}", file=sys.stderr)
+            holding = commands.holding(job)
+            if holding is not None and holding.state not in ("RUNNING", "PENDING", "SUSPENDED"):
+                return True
+            if time.monotonic() > deadline:
+                say(f"job {job} could not be cancelled: {error}")
+                return False
+        time.sleep(POLL_S)
+
+
+def _note_in_comment(job: str, reason: str) -> None:
+    """The run directory does not take the record: the next job finds it in the job's Comment."""
+    try:
+        commands.set_comment(job, f"{HANDOVER_COMMENT}: {reason}")
+    except SlurmError as error:
+        say(f"job {job}: neither its run directory nor Slurm takes the handover record: {error}")
+
+
+def _verdict(run_path: Path, part: str) -> str:
+    found = _bounded(lambda: run_directory.read_verdict(run_path, part), None)
+    return str(found.get("verdict", "")) if found else ""
+
+
+def _bounded(call: Callable[[], T], otherwise: T) -> T:
+    """A file operation in a thread of its own: a run directory that hangs does not hold us up."""
+    answers: list[T] = []
+
+    def answer() -> None:
+        try:
+            answers.append(call())
+        except OSError as error:
+            say(f"the run directory does not answer: {error}")
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    thread.join(FILES_S)
+    return answers[0] if answers else otherwise

@@ -44,6 +44,7 @@ class Supervisor:
         self.chain = Chain(options, self.site, self.run.path, self.ledger)
         self.placements: list[p.Placement] = []
         self.last_words: list[str] = []
+        self.end_time: float | None = None
         self._received: list[int] = []
         self._forwarded = 0
 
@@ -56,7 +57,7 @@ class Supervisor:
         if over is not None:
             self.last_words = [over] if self.site.leads else []
             return 0
-        end_time = commands.job_end_time(self.site.job) if self.site.mode != "local" else None
+        self.end_time = end_time = commands.job_end_time(self.site.job) if self.site.mode != "local" else None
         self.chain.begin()
         self.placements = p.placements(self.options, self.site, self.allocation, self.chain.active, end_time)
         self.ledger.append(
@@ -98,6 +99,7 @@ class Supervisor:
         while True:
             now = time.monotonic()
             self._forward_signals()
+            self.chain.tick(time.time(), self.end_time)
             alive = self._tend_agents(now, verdict is not None)
             if verdict is None and (now >= next_look or not alive):
                 next_look = now + VERDICT_POLL_S
@@ -161,6 +163,8 @@ class Supervisor:
             if number == signal.SIGINT and self._forwarded > 1:
                 say("interrupted again: everything is killed at once")
                 raise KeyboardInterrupt
+            if number in WARNINGS:
+                self.chain.submit_late(time.time())
             target = number if number == signal.SIGINT else signal.SIGUSR2 if number in WARNINGS else signal.SIGTERM
             if self.site.mode == "batch":
                 self._signal_steps("USR2" if target == signal.SIGUSR2 else "TERM")
@@ -209,4 +213,5 @@ def run(options: LaunchOptions) -> int:
     else:
         code = supervisor.run_to_verdict()
     closing.show(supervisor.last_words)
+    supervisor.chain.requeue_instead()
     return code

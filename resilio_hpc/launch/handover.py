@@ -1,0 +1,48 @@
+"""The handover record of a job's part: who closed it from outside the batch script, why, and whether the run goes on.
+
+Slurm says CANCELLED of a job that we cancel ourselves, since nobody was left to end it. The record is written first
+and durably, so that the next job never takes that for its user's wish.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from resilio_hpc.core.durable import create_exclusive
+
+
+@dataclass(frozen=True)
+class Handover:
+    """``part``: which job's part was closed; ``by``: the node that did it; ``time``: Unix seconds."""
+
+    part: str
+    by: str
+    reason: str
+    carries_on: bool
+    time: float
+
+
+def _file(run_path: Path, part: str) -> Path:
+    return run_path / "links" / f"{part}.handover.json"
+
+
+def leave(run_path: Path, part: str, by: str, reason: str, carries_on: bool) -> Handover:
+    """Write the record, unless another node has; returns the one that stands. Raises OSError."""
+    record = Handover(part, by, reason, carries_on, time.time())
+    created = create_exclusive(_file(run_path, part), json.dumps({"v": 1, **asdict(record)}).encode(), 0o644)
+    return record if created else read(run_path, part) or record
+
+
+def read(run_path: Path, part: str) -> Handover | None:
+    """The record of a part; None where there is none, or no readable one."""
+    try:
+        fields = json.loads(_file(run_path, part).read_text())
+        return Handover(
+            str(fields["part"]), str(fields["by"]), str(fields["reason"]), fields["carries_on"] is True,
+            float(fields["time"]),
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,164 @@
+"""Two jobs of a run never train at once: the new one waits for the old one's lease, the old one stops when it ends.
+
+A part that ended with a verdict has stopped its ranks. One that ended without may still have nodes that run: cut off
+from Slurm, which counts its job as over, but not from each other. The new part
+
+1. takes the next epoch, so that an old controller that reads the run directory steps down;
+2. asks Slurm which of the old part's nodes are not known to be free of it;
+3. waits until those are, or until the old controller's pulse has stood still for as long as the old lease holds.
+
+The old controller keeps ``LinkLease``: it goes on only while it can write its pulse, or Slurm says that its job runs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilio_hpc.core.errors import LaunchError
+from resilio_hpc.launch import run_directory
+from resilio_hpc.launch.ballot import EpochRecord
+from resilio_hpc.launch.turns import Turn
+from resilio_hpc.slurm import commands
+
+LINK_LEASE_S = 60.0
+LIMIT_S = 900.0  # a pulse that still moves then is beyond what waiting can mend
+POLL_S = 1.0
+NOWHERE = "127.0.0.1:9"  # the endpoint of an epoch that nobody leads
+# Slurm's words for a node on which processes of an ended job may still run. A node that is powered down runs nothing.
+UNCONFIRMED = ("DOWN", "NOT_RESPONDING", "COMPLETING", "FAIL", "UNKNOWN", "REBOOT", "POWERING_DOWN")
+OFF = ("POWERED_DOWN", "POWER_DOWN")
+
+
+class LinkLease:
+    """How long a controller may lead without hearing from its run directory or from Slurm. Pure; monotonic seconds.
+
+    Both times are when the answer was *asked for*, not when it came."""
+
+    def __init__(self, now: float, lease_s: float = LINK_LEASE_S) -> None:
+        self._lease_s = lease_s
+        self._until = now + lease_s
+
+    def pulse_written(self, asked: float) -> None:
+        """The run directory took our pulse, and knows no newer epoch."""
+        self._renew(asked)
+
+    def slurm_says_running(self, asked: float) -> None:
+        """``squeue`` says that our job is RUNNING: then no later job of the chain runs."""
+        self._renew(asked)
+
+    def _renew(self, asked: float) -> None:
+        self._until = max(self._until, asked + self._lease_s)
+
+    def expired(self, now: float) -> bool:
+        """Whether another job may train by now: our ranks must be stopped."""
+        return now >= self._until
+
+    def ends_in_s(self, now: float) -> float:
+        """Seconds until then; when less than half is left, Slurm should be asked."""
+        return self._until - now
+
+
+def unconfirmed_nodes(nodes: Sequence[str], states: Mapping[str, str] | None) -> tuple[str, ...]:
+    """The nodes that Slurm does not confirm to be free of an ended job. ``states``: None without an answer. Pure."""
+    if states is None:
+        return tuple(nodes)
+    return tuple(node for node in nodes if not _is_free(states.get(node, "UNKNOWN")))
+
+
+def _is_free(state: str) -> bool:
+    words = state.upper().replace("*", "+NOT_RESPONDING").split("+")
+    return any(word in OFF for word in words) or not any(word.startswith(UNCONFIRMED) for word in words)
+
+
+class PredecessorWait:
+    """The wait as a pure decision. ``look`` answers "go", "wait", or "alive" when it has lasted too long."""
+
+    def __init__(self, heartbeat_timeout_s: float, now: float, lease_s: float = LINK_LEASE_S) -> None:
+        self._began = self._moved = now
+        self._short_s = heartbeat_timeout_s  # the ranks of nodes that Slurm has cleared, and ours that were orphaned
+        self._long_s = lease_s + heartbeat_timeout_s
+        self._pulse: object = None
+
+    def look(self, now: float, unconfirmed: Sequence[str], pulse: object) -> str:
+        """``pulse``: anything that changes when the old controller writes its status."""
+        if pulse != self._pulse:
+            self._pulse, self._moved = pulse, now
+        still_s = now - self._moved
+        if now - self._began >= self._short_s and still_s >= self._short_s and not unconfirmed:
+            return "go"
+        if still_s >= self._long_s:
+            return "go"
+        return "alive" if now - self._began >= LIMIT_S else "wait"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one look found: Slurm's word on the nodes, and the pulse of the run directory's last controller."""
+
+    states: Mapping[str, str] | None
+    pulse: object
+
+
+def look_at(run_path: Path, nodes: Sequence[str]) -> Seen:
+    """Ask Slurm and the run directory."""
+    return Seen(commands.node_states(nodes), last_pulse(run_path))
+
+
+def last_pulse(run_path: Path) -> tuple[object, object] | None:
+    """(epoch, counter) of whichever controller wrote its status last; None when there is none, or no answer."""
+    try:
+        status = json.loads((run_path / "status.json").read_text())
+        return status["epoch"], status["pulse"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def wait_for_predecessor(
+    run_path: Path,
+    before: Turn,
+    part: str,
+    heartbeat_timeout_s: float,
+    say: Callable[[str], None],
+    look: Callable[[Path, Sequence[str]], Seen] = look_at,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float:
+    """Wait until nothing of ``before`` (a part without a verdict) can train any more; returns the seconds it took.
+
+    Raises LaunchError when its controller still writes after LIMIT_S.
+    """
+    take_epoch(run_path, part)
+    began = clock()
+    wait = PredecessorWait(heartbeat_timeout_s, began)
+    told = False
+    while True:
+        seen = look(run_path, before.nodes)
+        unconfirmed = unconfirmed_nodes(before.nodes, seen.states)
+        answer = wait.look(clock(), unconfirmed, seen.pulse)
+        if answer == "go":
+            return clock() - began
+        if answer == "alive":
+            raise LaunchError(
+                f"the controller of {before.part} still writes to {run_path}, {LIMIT_S:.0f} s after its job ended: "
+                f"end its processes on {', '.join(before.nodes)}, then start this job again"
+            )
+        if unconfirmed and not told:
+            told = True
+            say(
+                f"{before.part} ended without a verdict, and Slurm does not confirm that it has left "
+                f"{', '.join(unconfirmed)}: waiting until it must have stopped ({LINK_LEASE_S:.0f} s or a little more)"
+            )
+        sleep(POLL_S)
+
+
+def take_epoch(run_path: Path, part: str) -> int:
+    """Create the next epoch's record in nobody's name: controllers of older epochs step down when they see it."""
+    while True:
+        newest = run_directory.newest_epoch(run_path)
+        epoch = (newest.epoch if newest else 0) + 1
+        if run_directory.claim_epoch(run_path, EpochRecord(epoch, "", NOWHERE, f"{part}-begins")):
+            return epoch

@@ -1,0 +1,88 @@
+"""What the run directory and Slurm tell of the part of a run before this one: the evidence for ``judge``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from resilio_hpc.ckpt.catalogue import committed_steps
+from resilio_hpc.launch import handover, run_directory, turns
+from resilio_hpc.launch.judge import ALIVE, CONTINUES, MAX_FRUITLESS, Evidence
+from resilio_hpc.launch.placements import Site
+from resilio_hpc.slurm import chain, commands
+from resilio_hpc.slurm.successor_options import HANDOVER_COMMENT
+
+
+def gather(run_path: Path, last: turns.Turn, site: Site, predecessor: str) -> Evidence:
+    """``last``: the newest turn; ``predecessor``: the job that submitted this one ("": none did)."""
+    followed = last.job in (site.job, predecessor)
+    ended = run_directory.read_verdict(run_path, last.part)
+    verdict = str(ended.get("verdict", "")) if ended else ""
+    record = handover.read(run_path, last.part)
+    state, by = commands.UNKNOWN, ""
+    if not (followed and verdict in CONTINUES):  # else the run directory has told everything
+        state, by = part_state(last.part)
+        record = record or _comment_record(last)
+    return Evidence(
+        last.part,
+        chained=bool(predecessor),
+        requeued=last.job == site.job,
+        followed=followed,
+        heir="" if followed else _heir(run_path, last, site.job),
+        verdict=verdict,
+        handover=record,
+        state=state,
+        by=by,
+        fruitless=_fruitless(run_path),
+    )
+
+
+def part_state(part: str) -> tuple[str, str]:
+    """Slurm's word for how a part ended, and who cancelled it.
+
+    A requeued job has several runs: accounting keeps all of them, slurmctld only the newest.
+    """
+    job, _, run = part.partition("r")
+    index = int(run) if run.isdecimal() else 0
+    fields = commands.job_fields(job)
+    if fields.get("Restarts") == str(index):
+        state = (fields.get("JobState", "").split() or [commands.UNKNOWN])[0]
+        if state != "CANCELLED":
+            return state, ""
+        ends = commands.accounted_ends(job)
+        return state, ends[-1].by if ends else ""
+    ends = commands.accounted_ends(job)
+    if index < len(ends):
+        return ends[index].state, ends[index].by
+    return ("REQUEUED" if fields else commands.UNKNOWN), ""
+
+
+def newest_commit(run_path: Path) -> int:
+    """The newest durable step, -1 when there is none."""
+    return max(committed_steps(run_path / "checkpoints"), default=-1)
+
+
+def _comment_record(last: turns.Turn) -> handover.Handover | None:
+    """A handover record that the run directory did not take."""
+    comment = commands.job_fields(last.job).get("Comment", "")
+    if not comment.startswith(HANDOVER_COMMENT):
+        return None
+    return handover.Handover(last.part, "another node", comment.partition(": ")[2], True, 0.0)
+
+
+def _heir(run_path: Path, last: turns.Turn, own_job: str) -> str:
+    """The job that follows ``last``'s in the chain, if it waits or runs and is not this one."""
+    jobs = [link.job for link in chain.read_links(run_path)]
+    after = jobs[jobs.index(last.job) + 1 :] if last.job in jobs else []
+    alive = [job for job in after if job != own_job and commands.job_state(job) in ALIVE]
+    return alive[0] if alive else ""
+
+
+def _fruitless(run_path: Path) -> int:
+    """How many parts in a row ended without a verdict and without a commit."""
+    committed = newest_commit(run_path)
+    count = 0
+    for turn in turns.newest(run_path, MAX_FRUITLESS):
+        if turn.committed != committed or run_directory.read_verdict(run_path, turn.part) is not None:
+            break
+        count += 1
+    return count

@@ -1,0 +1,58 @@
+"""Turns: which part of which job carries the run. ``links/turn.N.json``, created exclusively, one after the other.
+
+A requeued job, the job that was submitted to follow it, and one that somebody started by hand may all want to go on.
+Each takes the next turn before it starts anything; only one can, and the others see whom to ask Slurm about. A turn
+also tells the job after it on which nodes its predecessor ran.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from resilio_hpc.core.durable import create_exclusive
+
+_NAME = re.compile(r"turn\.(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """``part`` of ``job`` carries the run on ``nodes``; ``committed``: the newest durable step when it began, or -1."""
+
+    number: int
+    part: str
+    job: str
+    link: int
+    nodes: tuple[str, ...]
+    committed: int
+    time: float
+
+
+def newest(run_path: Path, count: int = 1) -> list[Turn]:
+    """The last turns, newest first. Damaged ones are left out."""
+    found = [_NAME.fullmatch(path.name) for path in (run_path / "links").iterdir()]
+    numbers = sorted((int(match.group(1)) for match in found if match), reverse=True)
+    turns = (_read(_file(run_path, number)) for number in numbers[:count])
+    return [turn for turn in turns if turn is not None]
+
+
+def take(run_path: Path, turn: Turn) -> bool:
+    """Take a turn; False when somebody else has it. Raises OSError."""
+    return create_exclusive(_file(run_path, turn.number), json.dumps({"v": 1, **asdict(turn)}).encode(), 0o644)
+
+
+def _file(run_path: Path, number: int) -> Path:
+    return run_path / "links" / f"turn.{number}.json"
+
+
+def _read(file: Path) -> Turn | None:
+    try:
+        fields = json.loads(file.read_text())
+        return Turn(
+            int(fields["number"]), str(fields["part"]), str(fields["job"]), int(fields["link"]),
+            tuple(str(node) for node in fields["nodes"]), int(fields["committed"]), float(fields["time"]),
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

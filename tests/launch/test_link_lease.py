@@ -1,0 +1,140 @@
+"""A new job waits for the old one's lease exactly when it must; an old lease ends when nobody renews it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.core.errors import LaunchError
+from resilio_hpc.launch import run_directory
+from resilio_hpc.launch.link_lease import (
+    LIMIT_S,
+    LINK_LEASE_S,
+    LinkLease,
+    Seen,
+    last_pulse,
+    unconfirmed_nodes,
+    wait_for_predecessor,
+)
+from resilio_hpc.launch.turns import Turn
+
+BEAT_S = 10.0
+BEFORE = Turn(1, "7", "7", 1, ("n1", "n2"), -1, 0.0)
+FREE = {"n1": "IDLE", "n2": "ALLOCATED"}
+CUT = {"n1": "IDLE", "n2": "DOWN+NOT_RESPONDING"}
+
+
+class Times:
+    """A clock that only sleeping moves, and what is seen at each time."""
+
+    def __init__(self, states: Mapping[str, str] | None, pulses: Mapping[float, int] | None = None) -> None:
+        self.now = 1000.0
+        self.states = states
+        self.pulses = {0.0: 5, **(pulses or {})}
+        self.said: list[str] = []
+        self.clears_at = float("inf")
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def look(self, _run: Path, nodes: Sequence[str]) -> Seen:
+        assert tuple(nodes) == BEFORE.nodes
+        waited = self.now - 1000.0
+        pulse = max(moment for moment in self.pulses if moment <= waited)
+        return Seen(FREE if waited >= self.clears_at else self.states, self.pulses[pulse])
+
+    def wait(self, run: Path) -> float:
+        return wait_for_predecessor(run, BEFORE, "8", BEAT_S, self.said.append, self.look, self.clock, self.sleep)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return run_directory.open_run(tmp_path / "run").path
+
+
+def test_nodes_that_slurm_has_cleared_are_waited_for_shortly(run: Path) -> None:
+    times = Times(FREE)
+    assert times.wait(run) == BEAT_S
+    assert times.said == []
+
+
+@pytest.mark.parametrize("states", [CUT, None, {"n1": "IDLE"}, {"n1": "IDLE", "n2": "IDLE+COMPLETING"}])
+def test_a_node_that_may_still_run_is_waited_for_as_long_as_its_lease(run: Path, states: dict[str, str] | None) -> None:
+    times = Times(states)
+    assert times.wait(run) == LINK_LEASE_S + BEAT_S
+    assert len(times.said) == 1
+    assert "n2" in times.said[0]
+
+
+def test_the_wait_counts_from_the_last_beat_of_the_old_pulse(run: Path) -> None:
+    assert Times(CUT, {20.0: 6, 33.0: 7}).wait(run) == 33.0 + LINK_LEASE_S + BEAT_S
+
+
+def test_the_wait_ends_early_when_slurm_clears_the_nodes(run: Path) -> None:
+    times = Times(CUT)
+    times.clears_at = 25.0
+    assert times.wait(run) == 25.0
+
+
+def test_an_old_controller_that_does_not_stop_is_an_error_that_names_its_nodes(run: Path) -> None:
+    times = Times(CUT, {float(second): second for second in range(1, int(LIMIT_S) + 10)})
+    with pytest.raises(LaunchError, match="n1, n2"):
+        times.wait(run)
+
+
+def test_the_next_epoch_is_taken_before_the_wait(run: Path) -> None:
+    times = Times(FREE)
+    seen = []
+    look = times.look
+    times.look = lambda path, nodes: seen.append(run_directory.newest_epoch(path)) or look(path, nodes)  # type: ignore
+    times.wait(run)
+    assert seen[0].epoch == 1
+    assert seen[0].job not in ("7", "8")  # agents of neither part follow it
+    times.wait(run)
+    newest = run_directory.newest_epoch(run)
+    assert newest is not None
+    assert newest.epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "free"),
+    [
+        ("IDLE", True), ("MIXED+DRAIN", True), ("ALLOCATED", True), ("IDLE+POWERED_DOWN", True), ("RESERVED", True),
+        ("DOWN", False), ("DOWN+DRAIN", False), ("IDLE*", False), ("ALLOCATED+COMPLETING", False), ("FAILING", False),
+        ("UNKNOWN", False), ("IDLE+POWERING_DOWN", False), ("DOWN+POWERED_DOWN", True), ("IDLE+NOT_RESPONDING", False),
+    ],
+)  # fmt: skip
+def test_which_nodes_are_known_to_be_free(state: str, free: bool) -> None:
+    assert (unconfirmed_nodes(["n1"], {"n1": state}) == ()) is free
+
+
+def test_a_lease_counts_from_the_question_and_never_shrinks() -> None:
+    lease = LinkLease(now=0.0)
+    assert not lease.expired(LINK_LEASE_S - 0.1)
+    lease.pulse_written(asked=30.0)
+    lease.slurm_says_running(asked=10.0)  # a late answer to an older question
+    assert not lease.expired(30.0 + LINK_LEASE_S - 0.1)
+    assert lease.expired(30.0 + LINK_LEASE_S)
+    lease.slurm_says_running(asked=100.0)
+    assert lease.ends_in_s(now=110.0) == LINK_LEASE_S - 10.0
+
+
+def test_the_new_job_waits_longer_than_any_old_lease_lasts(run: Path) -> None:
+    """The old side counts from its last beat at the latest; the new side sees that beat, or an earlier one."""
+    lease = LinkLease(now=0.0)
+    lease.pulse_written(asked=33.0)
+    assert lease.expired(Times(CUT, {33.0: 6}).wait(run))
+
+
+def test_the_pulse_is_read_and_damage_is_none(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({"epoch": 3, "pulse": 9}))
+    assert last_pulse(tmp_path) == (3, 9)
+    for damage in ("", "{}", "[]"):
+        (tmp_path / "status.json").write_text(damage)
+        assert last_pulse(tmp_path) is None
