@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.launch import mpi_step
 from resilio_hpc.launch.devices import NodeDevices, local_world_size
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.program_check import check_command, check_module, check_script
@@ -28,13 +29,19 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
         raise UsageError("--json belongs to --dry-run; a run's events are in RUN_DIR/ledger")
     if options.view and options.tee != "0":
         raise UsageError("--view and --tee both want the console: choose one")
+    if options.mpi:
+        mpi_step.check(options.mpi, in_slurm(options, environment))
     return check_ranks(options, devices) if runs_here(options, environment) else ()
 
 
 def runs_here(options: LaunchOptions, environment: Mapping[str, str]) -> bool:
     """Whether ranks will run on this machine: outside of Slurm always, inside when it is a node of the allocation."""
-    in_slurm = environment.get("SLURM_JOB_ID") and not (options.standalone or options.local_nodes)
-    return not in_slurm or "SLURMD_NODENAME" in environment
+    return not in_slurm(options, environment) or "SLURMD_NODENAME" in environment
+
+
+def in_slurm(options: LaunchOptions, environment: Mapping[str, str]) -> bool:
+    """Whether the launch is to use an allocation."""
+    return bool(environment.get("SLURM_JOB_ID")) and not (options.standalone or options.local_nodes)
 
 
 def check_program(options: LaunchOptions, environment: Mapping[str, str], cwd: Path) -> None:

@@ -32,6 +32,7 @@ class Plan:
     ranks_per_node: int
     world_size: tuple[int, int]
     forked_ranks: bool
+    mpi: str
     run_dir: str
     logs: str
     restarts_without_progress: int
@@ -62,7 +63,8 @@ def plan(
         spares=options.spares,
         ranks_per_node=ranks,
         world_size=(options.min_nodes * ranks, options.max_nodes * ranks),
-        forked_ranks=options.zygote and options.kind != "command",
+        forked_ranks=options.zygote and options.kind != "command" and not options.mpi,
+        mpi=options.mpi,
         run_dir=options.run_dir,
         logs=str(options.logs_directory),
         restarts_without_progress=options.max_restarts,
@@ -83,6 +85,8 @@ def as_text(plan: Plan) -> str:
     ranks = str(plan.ranks_per_node) if plan.ranks_per_node else "counted on each node"
     world = _range(plan.world_size) if plan.ranks_per_node else "counted on the nodes"
     start = "forked with torch loaded" if plan.forked_ranks else "new processes"
+    if plan.mpi:
+        start = f"one srun --mpi={plan.mpi} step per round"
     checkpoints = f"the newest {plan.checkpoints_kept} kept" if plan.mode != "observe" else "none"
     chain = f"on in a new job at the time limit, {plan.chained_jobs} jobs at most" if plan.chained_jobs else "off"
     restarts = f"{plan.restarts_without_progress} without progress, then stop with a verdict"

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from resilio_hpc.launch.messages import RankFailure
 
-# Texts of errors that a rank raises because a *peer* went away. Sources: torch 2.13 gloo and c10d, NCCL 2.2x.
+# Texts of errors that a rank raises because a *peer* went away. Sources: torch 2.13 gloo and c10d, NCCL 2.2x; the last
+# one is ours (mpi_ranks): Slurm's PMIx ends the whole step when one rank does not end as it should.
 CONSEQUENCES = (
     "connection closed by peer",
     "connection reset by peer",
@@ -24,6 +25,7 @@ CONSEQUENCES = (
     "watchdog caught collective operation timeout",
     "nccl communicator was aborted",
     "store might have been closed",
+    "killed together with its mpi step",
 )
 
 

@@ -21,6 +21,7 @@ from resilio_hpc.launch.spawner import Spawner
 
 if TYPE_CHECKING:
     from resilio_hpc.launch.agent import Agent
+    from resilio_hpc.launch.mpi_spawner import MpiSpawner
 
 MAX_SPAWNER_RESTARTS = 5
 INTERNAL_PREFIXES = ("RESILIO_SETTINGS", "RESILIO_LINK")
@@ -34,16 +35,12 @@ class LocalRanks:
         self._options = agent.settings.options
         environment = rank_environment(dict(os.environ), agent.core.slots, token)
         self._base = environment
-        self._spawner = Spawner(
-            environment,
-            self._options.preload,
-            self._options.zygote and self._options.kind != "command",
-            agent.local_dir,
-        )
+        self._spawner = self._new_spawner(environment, agent.local_dir)
         self._logs = Path(self._options.log_dir) if self._options.log_dir else spool / "logs"
         self._console = Console(self._options)
         self.server = RankServer(agent.local_dir / "agent.sock", agent.core.rank_said)
         self._errors: dict[int, Path] = {}
+        self._error_logs: dict[int, Path] = {}  # where a rank's standard error goes
         self._pids: dict[int, int] = {}
         self._starting: set[int] = set()
         self._start_began = 0.0
@@ -51,23 +48,29 @@ class LocalRanks:
         self._spawner_restarts = 0
         self._fork_refused = ""
 
+    def _new_spawner(self, environment: dict[str, str], directory: Path) -> Spawner | MpiSpawner:
+        zygote = self._options.zygote and self._options.kind != "command"
+        return Spawner(environment, self._options.preload, zygote, directory)
+
     def start(self) -> None:
         """Start the spawner; it imports torch while the agents find each other."""
         self._spawner.start()
 
     def filenos(self) -> Iterator[int]:
         """Descriptors to poll."""
-        if self._spawner.pid is not None:
-            yield self._spawner.fileno()
+        yield from self._spawner.filenos()
         yield from self.server.filenos()
 
     def serve(self, ready: set[int]) -> None:
         """Some descriptors are readable; ranks' words are heard before their ends."""
         for descriptor in [fd for fd in self.server.filenos() if fd in ready]:
             self.server.serve(descriptor)
-        if self._spawner.pid is not None and self._spawner.fileno() in ready:
-            for event in self._spawner.events():
-                self._on_event(event)
+        if not ready.isdisjoint(self._spawner.filenos()):
+            self._take_events()
+
+    def _take_events(self) -> None:
+        for event in self._spawner.events():
+            self._on_event(event)
 
     def tick(self) -> None:
         """Show the ranks' output."""
@@ -106,6 +109,7 @@ class LocalRanks:
         for rank in local.ranks.values():
             out, err = self._log_paths(directory, rank.rank)
             logs.append(RankLogs(rank.rank, rank.local_rank, out, err))
+            self._error_logs[rank.local_rank] = err
             self._errors[rank.local_rank] = errors / f"{rank.local_rank}.json"
             placement = Placement(
                 local.member.node_rank, len(start.state.members), rank.local_rank, local.member.local_world_size,
@@ -184,7 +188,7 @@ class LocalRanks:
     def _on_exited(self, event: sm.Exited) -> None:
         self._pids.pop(event.local_rank, None)
         self.server.drain(event.local_rank)
-        error = (describe_exit(event.exit_code, event.signal), "")
+        error = (self._end_in_words(event), "")
         if event.exit_code != 0 and event.local_rank in self._errors:
             said, note = read_error(self._errors[event.local_rank])
             if note:
@@ -192,6 +196,9 @@ class LocalRanks:
             if said is not None:
                 error = (said.message, said.traceback)
         self._agent.core.rank_exited(event.local_rank, event.exit_code, event.signal, event.time, error)
+
+    def _end_in_words(self, event: sm.Exited) -> str:
+        return describe_exit(event.exit_code, event.signal)
 
     def _on_spawner_died(self, event: sm.SpawnerDied) -> None:
         agent = self._agent

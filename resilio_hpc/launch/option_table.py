@@ -101,6 +101,12 @@ PROGRAM = (
         ("--no-zygote",), "start each rank as a new interpreter instead of forking one with torch loaded", None, False
     ),
     Flag(("--preload",), "import these too before the ranks are forked", comma_separated, [], "MODULES"),
+    Flag(
+        ("--mpi",),
+        "start the ranks through srun --mpi=TYPE, so that MPI programs find their PMI (see srun --mpi=list)",
+        metavar="pmix|pmi2|…",
+        default="none",
+    ),
 )
 
 FAILURES = (

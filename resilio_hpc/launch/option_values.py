@@ -67,6 +67,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         keep_checkpoints=raw.keep_checkpoints,
         zygote=not raw.no_zygote,
         preload=tuple(name.strip() for name in raw.preload if name.strip()),
+        mpi=_mpi(raw.mpi),
         view=raw.view,
         log_dir=str(caller.cwd / raw.log_dir) if raw.log_dir else "",
         redirects=raw.redirects,
@@ -253,6 +254,13 @@ def _signals(text: str) -> tuple[str, ...]:
             near = difflib.get_close_matches(name.upper(), known, 1, 0.5)
             raise UsageError(f"--signals-to-handle: no signal is named {name!r}{f'; {near[0]}?' if near else ''}")
     return names
+
+
+def _mpi(text: str) -> str:
+    name = text.strip().lower()
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise UsageError(f"--mpi: {text!r} is no type of PMI; srun --mpi=list names those of this Slurm")
+    return "" if name == "none" else name
 
 
 def _ranks(text: str) -> tuple[int, ...]:

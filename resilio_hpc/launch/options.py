@@ -65,6 +65,7 @@ class LaunchOptions:
     # starting ranks
     zygote: bool = True
     preload: tuple[str, ...] = ()
+    mpi: str = ""  # a type of srun --mpi: each round's ranks are one step with that PMI; "": ranks are ours
 
     # output
     view: bool = False

@@ -130,9 +130,9 @@ def kill_descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int
     return list(frozen)
 
 
-def with_token(token: str, proc: Path = PROC) -> list[int]:
-    """Processes whose environment at exec held ``RESILIO_TREE_TOKEN=token``, apart from us and our ancestors."""
-    wanted = f"{TOKEN_VARIABLE}={token}".encode()
+def with_token(token: str, proc: Path = PROC, variable: str = TOKEN_VARIABLE) -> list[int]:
+    """Processes whose environment at exec held ``variable=token``, apart from us and our ancestors."""
+    wanted = f"{variable}={token}".encode()
     kin = _ancestors(os.getpid(), proc)
     return [pid for pid in _pids(proc) if pid not in kin and _has_token(pid, wanted, proc)]
 
@@ -154,17 +154,17 @@ def _ancestors(pid: int, proc: Path) -> set[int]:
     return kin
 
 
-def sweep(token: str, timeout_s: float = 2.0) -> list[int]:
+def sweep(token: str, timeout_s: float = 2.0, variable: str = TOKEN_VARIABLE) -> list[int]:
     """Kill what an earlier spawner left behind, found by its token; returns the pids killed.
 
     Looks again until nobody is left or ``timeout_s`` is over. A pidfd is taken before the token is read a second
     time, so a reused pid is never hit.
     """
-    wanted = f"{TOKEN_VARIABLE}={token}".encode()
+    wanted = f"{variable}={token}".encode()
     killed: dict[int, None] = {}
     deadline = time.monotonic() + timeout_s
     while True:
-        left = [pid for pid in with_token(token) if _kill_if(pid, wanted)]
+        left = [pid for pid in with_token(token, variable=variable) if _kill_if(pid, wanted)]
         killed.update(dict.fromkeys(left))
         reap(left)
         if not left or time.monotonic() >= deadline:

@@ -41,7 +41,8 @@ def run(kind: str, argv: Sequence[str]) -> None:
         else:
             _set_first_path(str(Path(argv[0]).resolve().parent))
             _run_file(argv[0], main)
-    except SystemExit:
+    except SystemExit as end:
+        _leave_mpi(end.code)
         raise
     except BaseException as error:  # noqa: BLE001 - the last handler of the process
         _end(error, main)
@@ -102,7 +103,21 @@ def _end(error: BaseException, main: types.ModuleType) -> None:
     if isinstance(error, KeyboardInterrupt):
         sys.excepthook = lambda *_: None  # shown already; the interpreter finalises and then dies of SIGINT
         raise KeyboardInterrupt from None
+    _leave_mpi(1)
     sys.exit(1)
+
+
+def _leave_mpi(code: object) -> None:
+    """End a rank that failed without MPI_Finalize, which mpi4py calls at exit: it would wait there for its peers, who
+    wait for it. Its sudden end is what PMI tells the others of."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if code in (None, 0) or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)  # what sys.exit does with anything else
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code & 255 if isinstance(code, int) else 1)
 
 
 def _user_frames(shown: types.TracebackType | None, main: types.ModuleType) -> types.TracebackType | None:

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -133,6 +133,11 @@ class Spawner:
     def fileno(self) -> int:
         """For poll: readable when events() has something to say. A new one after each start()."""
         return self._running().fileno()
+
+    def filenos(self) -> Iterator[int]:
+        """Descriptors to poll, none where it does not run."""
+        if self._link is not None:
+            yield self._link.fileno()
 
     def spawn(self, command: RankCommand) -> None:
         """Start a rank → Started, then Exited; or SpawnFailed. During a stop it waits for AllStopped."""

@@ -14,7 +14,7 @@ from resilio_hpc.core.errors import WireError
 MAX_BYTES = 1024 * 1024
 
 Kind = Literal["script", "module", "command"]
-Mode = Literal["fork", "exec"]
+Mode = Literal["fork", "exec", "mpi"]
 
 
 class RankCommand(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
