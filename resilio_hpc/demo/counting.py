@@ -41,12 +41,13 @@ def expected(steps: int) -> int:
 class Stamps:
     """One rank's stamps of one round: lines ``KIND STEP UNIX_SECONDS``, each written at once; none without a place."""
 
-    def __init__(self, directory: Path | None, rank: int, round_number: int, life: int) -> None:
+    def __init__(self, directory: Path | None, rank: int, life: int) -> None:
         self._fd = -1
         if directory is None:
             return
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / f"{life:016x}.{round_number}.{rank}.{os.getpid()}"
+        epoch, number = os.environ.get("RESILIO_EPOCH", "0"), os.environ.get("RESILIO_ROUND", "0")
+        path = directory / f"{life:016x}.{epoch}.{number}.{rank}.{os.getpid()}"
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         threading.Thread(target=self._live, daemon=True).start()
 
@@ -73,7 +74,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     life = torch.tensor([secrets.randbits(62)])
     dist.broadcast(life, 0)
-    stamps = Stamps(options.stamps, run.rank, run.round, int(life))
+    stamps = Stamps(options.stamps, run.rank, int(life))
     state = {"vector": torch.ones(1000, dtype=torch.int64)}
     checkpointer = ckpt.Checkpointer(layout=ckpt.REPLICATED)
     restored = checkpointer.restore(state)

@@ -95,7 +95,8 @@ class Actor:
     def _kill_srun(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
         batch_host = self.roles["batch_host"][0]
         wanted = {f"--nodelist={node}" for node in nodes}
-        self._kill(batch_host, lambda _, argv: argv[0].endswith("srun") and wanted <= set(argv))
+        pids = [p.pid for p in self._cluster.pids(batch_host) if p.program == "srun" and wanted <= set(p.argv)]
+        self._kill(batch_host, lambda pid, _: pid == min(pids))  # it has a child, which ends its step
 
     def _kill(self, node: str, chosen: Callable[[int, tuple[str, ...]], bool]) -> None:
         for process in self._cluster.pids(node):

@@ -16,6 +16,7 @@ class Life:
     """One life of all ranks: a process group, known by the number that its rank 0 drew. Times are Unix seconds."""
 
     token: str
+    epoch: int  # of the controller that started it; rounds are counted within an epoch
     round: int
     nodes: set[str] = field(default_factory=set)
     first_step: float | None = None  # when the first of its ranks began its first step
@@ -23,14 +24,19 @@ class Life:
     last_node: str = ""
     ends: list[tuple[float, int]] = field(default_factory=list)  # when a rank had done which step
 
+    @property
+    def name(self) -> str:
+        """As it is told."""
+        return f"round {self.round} of epoch {self.epoch}"
+
 
 def read_lives(directories: Iterable[tuple[str, Path]]) -> list[Life]:
     """All lives that left stamps on the nodes (name, directory), in the order of their first steps."""
     lives: dict[str, Life] = {}
     for node, directory in directories:
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-            token, number, _, _ = path.name.split(".")
-            life = lives.setdefault(token, Life(token, int(number)))
+            token, epoch, number, _, _ = path.name.split(".")
+            life = lives.setdefault(token, Life(token, int(epoch), int(number)))
             life.nodes.add(node)
             for line in path.read_text().splitlines():
                 _add(life, node, line.split())
@@ -58,11 +64,11 @@ def overlap(lives: Sequence[Life]) -> str:
             if new.first_step is not None and old.last_sign > new.first_step:
                 late = old.last_sign - new.first_step
                 return (
-                    f"round {old.round} was alive on {old.last_node} {late:.3f} s after round {new.round} "
+                    f"{old.name} was alive on {old.last_node} {late:.3f} s after {new.name} "
                     f"had begun its first step on {', '.join(sorted(new.nodes))}"
                 )
-            if new.round <= old.round:
-                return f"round {new.round} began after round {old.round}: their numbers must grow"
+            if (new.epoch, new.round) <= (old.epoch, old.round):
+                return f"{new.name} began after {old.name}: their numbers must grow"
     return ""
 
 

@@ -26,7 +26,7 @@ from resilio_hpc.demo.drill_table import DRILLS, Drill
 def stamp(root: Path, node: str, token: str, round_number: int, lines: str) -> None:
     directory = root / node
     directory.mkdir(exist_ok=True)
-    (directory / f"{token}.{round_number}.0.{len(list(directory.iterdir()))}").write_text(lines)
+    (directory / f"{token}.1.{round_number}.0.{len(list(directory.iterdir()))}").write_text(lines)
 
 
 def lives_of(root: Path) -> list[Life]:
@@ -49,7 +49,7 @@ def test_rounds_that_follow_each_other_do_not_overlap(tmp_path: Path) -> None:
 def test_any_sign_of_an_older_round_after_a_newer_ones_first_step_is_found(tmp_path: Path, sign: str) -> None:
     stamp(tmp_path, "n1", "aa", 0, "b 0 10.0\n" + sign)
     stamp(tmp_path, "n2", "bb", 1, "b 0 12.0\n")
-    assert "round 0 was alive on n1 0.100 s after round 1" in overlap(lives_of(tmp_path))
+    assert "round 0 of epoch 1 was alive on n1 0.100 s after round 1 of epoch 1" in overlap(lives_of(tmp_path))
 
 
 def test_two_worlds_with_one_round_number_are_found(tmp_path: Path) -> None:
