@@ -172,7 +172,11 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "node_left_job": lambda f: f"node {f.text('node', '?')} has left the job",
     "signal": _signal,
     "predecessor": lambda f: f"job {f.text('job', '?')} before this one: {_predecessor(f)}",
-    "successor": lambda f: f"job {f.text('job', '?')} submitted as link {f.whole('link')}",
+    "successor": lambda f: (
+        f"job {f.text('job', '?')} submitted as link {f.whole('link')}"
+        if f.data.get("acted", True)
+        else f"link {f.whole('link')} would have been submitted (--mode observe)"
+    ),
     "successor_cancelled": lambda f: f"job {f.text('job', '?')} cancelled: nothing is left for it to do",
     "notify_failed": lambda f: f"{f.text('target', '?')} could not be told: {f.text('error')}",
     # agents

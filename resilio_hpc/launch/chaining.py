@@ -34,7 +34,9 @@ class Chain:
 
     def __init__(self, options: LaunchOptions, site: Site, run_path: Path, ledger: Ledger) -> None:
         self.number = chain.link_number(os.environ) if site.mode != "local" else 1
-        self.active = options.chain and site.mode != "local" and self.number < options.chain_max
+        wanted = options.chain and site.mode != "local" and self.number < options.chain_max
+        self.active = wanted and options.mode != "observe"
+        self._only_observed = wanted and not self.active
         self.successor: str | None = None
         self.late = ""  # the limit for which no successor could be submitted yet
         self._turn: turns.Turn | None = None
@@ -128,6 +130,8 @@ class Chain:
 
     def begin(self) -> None:
         """Submit the successor at the start, so that it exists whatever happens to this job."""
+        if self._only_observed and self._site.leads:
+            self._ledger.append("successor", job="", link=self.number + 1, acted=False)
         if not (self.active and self._site.leads):
             return
         try:
