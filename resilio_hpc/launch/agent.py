@@ -28,9 +28,9 @@ from resilio_hpc.launch.agent_settings import AGENT_FAILED, AgentSettings
 from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
 from resilio_hpc.launch.controller_host import ControllerHost
 from resilio_hpc.launch.devices import local_world_size, read_devices
-from resilio_hpc.launch.local_ranks import LocalRanks
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
+from resilio_hpc.launch.mpi_ranks import local_ranks
 from resilio_hpc.launch.notify import Notifier
 from resilio_hpc.launch.quorum import Membership, first_membership
 from resilio_hpc.launch.storage import Storage
@@ -40,6 +40,8 @@ SIGNALS = {
     signal.SIGUSR1: "USR2", signal.SIGUSR2: "USR2",  # sbatch --signal: either means that the time limit is near
     signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGHUP: "TERM",
 }  # fmt: skip
+ABANDON_S = 300.0  # without a quorum for so long: what is left of the job ends
+TERM_LEAVES_S = 10.0  # Slurm kills 30 s (KillWait) after SIGTERM: a joiner is gone by then
 ORPHAN_LIMIT_S = 60.0  # told to end but without a controller for so long: end anyway
 
 
@@ -83,9 +85,10 @@ class Agent:
             topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""), last=self._kept_state(),
         )  # fmt: skip
         self.core: AgentCore = AgentCore(
-            hello, settings.job, self._kept_ballot(), self, settings.options.heartbeat_timeout_s, settings.join
-        )
-        self.ranks = LocalRanks(self, token, spool)
+            hello, settings.job, self._kept_ballot(), self, settings.options.heartbeat_timeout_s, settings.join,
+            min(ABANDON_S, settings.options.join_timeout_s),
+        )  # fmt: skip
+        self.ranks = local_ranks(self, token, spool)
         self.caller: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
         self._told_to_end_at: float | None = None
@@ -149,9 +152,15 @@ class Agent:
             name = SIGNALS.get(signal.Signals(number))
             if name:
                 self.ledger.append("signal", signal=name, node=self.settings.node)
-                self.core.warned(name)
+                self.core.warned(name, self._lasts_s(name))
                 if name != "USR2" and self._told_to_end_at is None:
                     self._told_to_end_at = time.monotonic()
+
+    def _lasts_s(self, signal_name: str) -> float | None:
+        """How long our own job lasts yet after a warning, where known."""
+        if signal_name != "USR2":
+            return TERM_LEAVES_S
+        return self.settings.end_time - time.time() if self.settings.end_time is not None else None
 
     def _give_up_alone(self) -> None:
         told = self._told_to_end_at
@@ -262,7 +271,8 @@ class Agent:
         if reply is None:
             self.core.storage_failed()
         else:
-            self.core.scanned(EpochRecord(**reply["record"]) if reply["record"] else None, reply["pulse"])
+            record = EpochRecord(**reply["record"]) if reply["record"] else None
+            self.core.scanned(record, reply["pulse"], reply["verdict"])
 
     def claim_epoch(self, epoch: int) -> None:
         """Try to create the epoch's record."""
@@ -287,6 +297,17 @@ class Agent:
                 self.core.witness_claimed(epoch, reply["won"])
 
         self.storage.request("witness", answer, epoch=epoch, node=self.settings.node)
+
+    def abandon(self, epoch: int, reason: str) -> None:
+        """Write a verdict for a job in which nobody leads."""
+        name, code = ("needs_new_job", 75) if self.settings.chained else ("quorum_lost", 1)
+        verdict = {"verdict": name, "exit_code": code, "reason": reason, "epoch": epoch}
+
+        def answer(reply: dict[str, Any] | None) -> None:
+            if reply is not None and reply["verdict"] is not None:
+                self.core.abandoned(*reply["verdict"])
+
+        self.storage.request("verdict", answer, verdict=verdict)
 
     def keep_ballot(self, ballot: Ballot) -> None:
         """Write to this node's disk, before anything else is said."""

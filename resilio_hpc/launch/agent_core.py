@@ -26,13 +26,15 @@ class AgentCore(NodeRanks):
     """
 
     def __init__(
-        self, hello: m.Hello, job: str, ballot: Ballot, ports: Ports, heartbeat_timeout_s: float, joiner: bool = False
-    ) -> None:
+        self, hello: m.Hello, job: str, ballot: Ballot, ports: Ports, heartbeat_timeout_s: float,
+        joiner: bool = False, orphan_limit_s: float = 300.0,
+    ) -> None:  # fmt: skip
         super().__init__(hello.node, hello.last, ports)
         self.slots = hello.local_world_size
         self.joiner = joiner
         self.warnings: list[str] = []
-        self._hello = hello
+        self._hello = msgspec.structs.replace(hello, joiner=joiner)
+        self._orphan_limit_s = orphan_limit_s
         self._succession = Succession(
             hello.node, "" if joiner else job, hello.endpoint, ballot, heartbeat_timeout_s, ports, self
         )
@@ -41,6 +43,8 @@ class AgentCore(NodeRanks):
         self._welcomed = False
         self._echo = NEVER  # the newest stamp of this epoch's controller
         self._leaves_at: float | None = None
+        self._lost_at: float | None = None  # since when no controller is known to live
+        self._next_abandon = 0.0
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -49,8 +53,8 @@ class AgentCore(NodeRanks):
         now = self._ports.monotonic()
         if self.ending is None:
             self._succession.tick(now)
-        following = self._succession.following
-        if now >= self._next_beat and following is not None and self.ending is None:
+            self._abandon_when_alone(now)
+        if now >= self._next_beat and self._may_follow() and self.ending is None:
             self._next_beat = now + self._beat_interval
             if self._welcomed and self._succession.in_contact:
                 self._beat(now)
@@ -58,6 +62,29 @@ class AgentCore(NodeRanks):
                 self._say_hello(now)
         if self._ranks_alive and now > self._lease and self.ending is None and not self._stopping:
             self._end_lease()
+
+    def _may_follow(self) -> bool:
+        """Whether there is a controller that no promise to a later one forbids to follow."""
+        following = self._succession.following
+        return following is not None and following.epoch >= self.ballot.promised
+
+    def _abandon_when_alone(self, now: float) -> None:
+        """No quorum comes together any more: what is left of the job must not wait for ever."""
+        if self._succession.in_contact:
+            self._lost_at = None
+        elif self._lost_at is None:
+            self._lost_at = now
+        elif now - self._lost_at > self._orphan_limit_s and now >= self._next_abandon:
+            self._next_abandon = now + 1.0
+            if self.joiner:
+                self._end(m.End(self.epoch, "left", 0))
+            elif not self._succession.somebody_leads(now):
+                self._ports.abandon(self._succession.newest, f"no quorum of voters for {self._orphan_limit_s:.0f} s")
+
+    def abandoned(self, verdict: str, exit_code: int) -> None:
+        """The verdict of a job without a controller is durable, ours or another's."""
+        if self.ending is None and not self._succession.in_contact:
+            self._end(m.End(self.epoch, verdict, exit_code))
 
     @property
     def next_wakeup_s(self) -> float:
@@ -112,8 +139,12 @@ class AgentCore(NodeRanks):
         self._succession.lose(self._ports.monotonic(), closed=False, alive=True, silent_since=since)
         self._welcomed = False
 
-    def scanned(self, record: EpochRecord | None, pulse: int | None = None) -> None:
-        """Newest epoch record, or None when there is none, and its controller's pulse."""
+    def scanned(
+        self, record: EpochRecord | None, pulse: int | None = None, verdict: tuple[str, int] | None = None
+    ) -> None:
+        """Newest epoch record, or None when there is none, its controller's pulse, and this job's verdict, if any."""
+        if verdict is not None:
+            self.abandoned(*verdict)  # it was said while we had no controller
         if self.ending is None:
             self._succession.scanned(record, pulse, self._ports.monotonic())
 
@@ -178,7 +209,7 @@ class AgentCore(NodeRanks):
             self._succession.answered(message, now)
             return
         forced = isinstance(message, m.End) and message.epoch >= self.epoch
-        if message.epoch != self.epoch and not forced:
+        if not forced and (message.epoch != self.epoch or not self._may_follow()):
             return
         self._succession.heard(message.epoch, now)
         if isinstance(message, m.Beat):
@@ -202,13 +233,13 @@ class AgentCore(NodeRanks):
         first = self._echo == NEVER
         self._echo = max(self._echo, message.stamp)
         if first:  # the sooner it knows that we are with it, the sooner it may decide
-            self._next_beat = now
+            self._beat(now)
         self._start_when_leased()
 
     def _welcome(self) -> None:
         self._welcomed = True
         if self._echo == NEVER:
-            self._next_beat = self._ports.monotonic()
+            self._beat(self._ports.monotonic())
         for signal in self.warnings:
             self._warn(signal)
         for fact in self._facts.values():

@@ -55,7 +55,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         options = self.options
         return ControllerConfig(
             shape=Shape(options.min_nodes, options.max_nodes, options.node_unit),
-            expected=self.expected,
+            expected=() if self.join else self.expected,
             heartbeat_timeout_s=options.heartbeat_timeout_s,
             join_timeout_s=options.join_timeout_s,
             start_timeout_s=options.start_timeout_s,

@@ -108,7 +108,7 @@ class CheckpointPhase:
 
     def _persist(self, step: int | None) -> None:
         controller = self._controller
-        if step is not None:
+        if step is not None and controller.config.mode != "observe":
             for member in controller.members:
                 controller.send(member.node, m.Persist(controller.epoch, controller.round, step))
 

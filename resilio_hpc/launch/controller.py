@@ -21,6 +21,7 @@ from resilio_hpc.launch.checkpoint_phase import CheckpointMessage, CheckpointPha
 from resilio_hpc.launch.controller_state import (
     Action,
     AskPast,
+    ClaimWitness,
     Clock,
     ControllerConfig,
     Finish,
@@ -33,6 +34,7 @@ from resilio_hpc.launch.controller_state import (
 )  # fmt: skip
 from resilio_hpc.launch.enrolment import Enrolment
 from resilio_hpc.launch.incidents import Incidents
+from resilio_hpc.launch.quorum import has_quorum, has_tie
 from resilio_hpc.launch.recovery import Plan
 from resilio_hpc.launch.rounds import Rounds
 from resilio_hpc.launch.stop_phase import StopPhase
@@ -62,6 +64,7 @@ class Controller:
         self.without_progress = 0
         self.informed = False  # the run directory has told what it knows, or others know enough
         self.recorded = False  # older epochs cannot commit any more, and what they committed is known
+        self._asked_witness = False
         self._fenced = term.first  # the epoch's file is there: they are refused
         self.now = clock.monotonic
         self.unix = clock.unix
@@ -143,13 +146,29 @@ class Controller:
 
     def _step_down(self) -> None:
         """Others may lead by now; whoever is with us elects anew, with us if we can."""
-        if self.term.first and not self.members:
-            have, voters = len(self.agents), len(self.enrolment.membership.voters.nodes)
-            reason = f"{have} of {voters} nodes joined within --join-timeout: fewer than half cannot begin alone"
-            if 2 * have < voters:
-                self._end_with(Finish("not_enough_nodes", 1, reason, self._verdict_fields()))
-                return
-        self._out.append(StepDown(self.enrolment.since, "no quorum"))
+        if not self.term.first or self.members:
+            self._out.append(StepDown(self.enrolment.since, "no quorum"))
+            return
+        present, voters = set(self.agents), self.enrolment.membership
+        if has_tie(voters, present):
+            if not self._asked_witness:
+                self._asked_witness = True
+                self._out.append(ClaimWitness())
+        elif not has_quorum(voters, present):
+            reason = f"{len(present)} of {len(voters.nodes)} nodes joined within --join-timeout: half of them must"
+            self._end_with(Finish("not_enough_nodes", 1, reason, self._verdict_fields()))
+        else:
+            self._out.append(StepDown(self.enrolment.since, "no quorum"))
+
+    def witness_claimed(self, won: bool | None) -> list[Action]:
+        """Whether the witness stands with the half that came; None: the run directory did not answer."""
+        self._asked_witness = False
+        if won:
+            self.began = self.now()
+            self.enrolment.witness(self.agents)
+        elif won is not None:
+            self._out.append(StepDown(self.enrolment.since, "the other half has the witness"))
+        return self._flush()
 
     def _go_on_without_the_past(self) -> None:
         """A hung run directory does not hold up a change of controller: the agents know what matters."""
@@ -275,9 +294,20 @@ class Controller:
             if beat.round == self.round:
                 agent.step = max(agent.step, beat.step)
                 agent.step_time = beat.step_time
-        self.send(beat.node, m.Beat(self.epoch, beat.sent, max(0.0, self.enrolment.lease_end - now), now))
+        agent.sent = beat.sent
+        self._renew_lease(beat.node, agent)
         if self.phase == "ended":
             self._say_end(beat.node)
+
+    def renew_leases(self) -> None:
+        """A quorum is with us (again): nobody should wait for the answer to its next Heartbeat."""
+        for node, agent in self.agents.items():
+            self._renew_lease(node, agent)
+
+    def _renew_lease(self, node: str, agent: KnownAgent) -> None:
+        if agent.sent is not None:
+            now = self.now()
+            self.send(node, m.Beat(self.epoch, agent.sent, max(0.0, self.enrolment.lease_end - now), now))
 
     def _on_goodbye(self, message: m.Goodbye) -> None:
         heard = self.agents.pop(message.node).heard
@@ -338,8 +368,8 @@ class Controller:
 
     def _let_go(self) -> None:
         """Our own agent goes when all others have gone, or have had time enough."""
-        if self._end is None or self._own_end_due is None:
-            return
+        if self._end is None or self._own_end_due is None or self.node not in self.agents:
+            return  # our own agent has not presented itself yet
         if not self.agents.keys() - {self.node} or self.now() >= self._own_end_due:
             self.send(self.node, self._end)
             self._end = None
@@ -364,8 +394,8 @@ class Controller:
         """The soft state that agents keep for the next controller."""
         return m.RoundState(
             self.epoch, self.round, m.world_of(self.members), self.restarts, self.without_progress,
-            self.checkpoints.known, tuple(sorted(self.lost)), tuple(self.checkpoints.bad_copies), tuple(sorted(self.left)),
-            self.rounds.steps_reported, tuple(sorted(self.losses.items())),
+            self.checkpoints.known, tuple(sorted(self.lost)), tuple(self.checkpoints.bad_copies),
+            tuple(sorted(self.left)), self.rounds.steps_reported, tuple(sorted(self.losses.items())),
         )  # fmt: skip
 
     def set_phase(self, phase: str) -> None:

@@ -22,6 +22,7 @@ from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.controller_state import (
     Action,
     AskPast,
+    ClaimWitness,
     Clock,
     ControllerConfig,
     Finish,
@@ -182,10 +183,22 @@ class ControllerHost:
                 self._ask_past()
             elif isinstance(action, RecordEpoch):
                 self._record_epoch()
+            elif isinstance(action, ClaimWitness):
+                self._claim_witness()
             elif isinstance(action, StepDown):
                 self.step_down(action.reason, action.since)
             else:
                 self._finish(action)
+
+    def _claim_witness(self) -> None:
+        controller = self.controller
+        assert controller is not None
+
+        def answer(reply: dict[str, Any] | None) -> None:
+            if self.controller is controller:
+                self._carry_out(controller.witness_claimed(None if reply is None else reply["won"]))
+
+        self._storage.request("witness", answer, epoch=controller.term.membership.epoch, node=controller.node)
 
     def _record_epoch(self) -> None:
         """Create the epoch's file; again until the file system answers."""

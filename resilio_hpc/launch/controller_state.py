@@ -73,6 +73,11 @@ class RecordEpoch:
 
 
 @dataclass(frozen=True)
+class ClaimWitness:
+    """Action: claim the witness of the job's first membership, then call ``Controller.witness_claimed``."""
+
+
+@dataclass(frozen=True)
 class StepDown:
     """Action: there is no controller here any more; it had no quorum since ``since`` (monotonic seconds)."""
 
@@ -80,7 +85,7 @@ class StepDown:
     reason: str
 
 
-Action = Send | Record | Finish | AskPast | RecordEpoch | StepDown
+Action = Send | Record | Finish | AskPast | RecordEpoch | ClaimWitness | StepDown
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ class KnownAgent:
     started: bool = False
     step: int = -1
     step_time: float = 0.0
+    sent: float | None = None  # its clock: when it sent its newest Heartbeat
     echo: float = NEVER  # our clock: when we sent the newest Beat that it is known to have got
     leaves_at: float | None = None  # our clock: its own job ends then
 

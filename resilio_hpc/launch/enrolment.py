@@ -7,6 +7,7 @@ long after the last Beat. No lease that we give reaches beyond ``LEASE_SHARE`` o
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from resilio_hpc.launch import messages as m
@@ -26,17 +27,23 @@ class Enrolment:
 
     def __init__(self, controller: Controller, term: Term) -> None:
         self._controller = controller
-        halves = term.membership.groups if term.witnessed else ()
-        self._witnessed = tuple(group for group in halves if 2 * len(term.supporters & set(group)) == len(group))
-        voters = term.membership.voters
-        if term.witnessed:  # the other half shall have no vote in what follows
-            voters = Roster.of([entry for entry in voters.entries() if entry.node in term.supporters])
-        self.membership = next_membership(term.membership, term.epoch, voters, settled=False)
+        self._witnessed: tuple[tuple[str, ...], ...] = ()
+        self.membership = term.membership  # until a quorum is with us
+        self.known = False  # a quorum has kept a membership of this epoch
         self._joint_settled = False
         self._kept: set[str] = set()
         self._supported_since = NEVER
         self._next_send = self._next_count = self._next_proposal = controller.now()
         self.changed = True  # somebody came or went, or has another rank
+        if term.witnessed:
+            self.witness(term.supporters)
+
+    def witness(self, supporters: Collection[str]) -> None:
+        """The witness stands on our side: exactly half is enough, and the other half has no vote in what follows."""
+        groups = self.membership.groups
+        self._witnessed = tuple(group for group in groups if 2 * len(set(supporters) & set(group)) == len(group))
+        voters = Roster.of([entry for entry in self._wanted().entries() if entry.node in supporters])
+        self._begin(next_membership(self.membership, self._controller.epoch, voters, settled=False))
 
     # -- quorum ------------------------------------------------------------------------------------------------
 
@@ -62,6 +69,7 @@ class Enrolment:
         agents = controller.agents
         if now < self._next_count and self.leads:
             return
+        led = self.leads
         self._next_count = now + controller.config.heartbeat_timeout_s / 40
 
         def supported(node: str) -> float:
@@ -70,10 +78,15 @@ class Enrolment:
 
         since = quorum_since(self.membership, supported, self._witnessed)
         self._supported_since = max(self._supported_since, since)
+        if self.leads and not led:
+            controller.renew_leases()
         self._settle()
         if not self.leads:
             return
-        if self._joint_settled and self.changed and now >= self._next_proposal:
+        if self.membership.epoch < controller.epoch:  # those that came give us their addresses
+            self._begin(next_membership(self.membership, controller.epoch, self._wanted(), settled=False))
+            self.changed = False
+        elif self._joint_settled and self.changed and now >= self._next_proposal:
             self._next_proposal = now + RESEND_S
             self._propose()
         if now >= self._next_send:
@@ -95,12 +108,14 @@ class Enrolment:
 
     def _settle(self) -> None:
         """A joint membership that a quorum of all its groups has kept gives way to its voters alone."""
-        if self._joint_settled or not has_quorum(self.membership, self._kept, self._witnessed):
+        if self._joint_settled or self.membership.epoch < self._controller.epoch:
+            return
+        if not has_quorum(self.membership, self._kept, self._witnessed):
             return
         if self.membership.before:
             self._begin(settled(self.membership))
         else:
-            self._joint_settled = True
+            self._joint_settled = self.known = True
             self._witnessed = ()
             self._controller.enrolled()
 
@@ -120,7 +135,12 @@ class Enrolment:
             host, _, port = agent.hello.endpoint.rpartition(":")
             if node not in gone:
                 known[node] = Entry(node, host, int(port) if port.isdigit() else 0)
-        return Roster.of(sorted(known.values(), key=lambda entry: (ranks.get(entry.node, len(ranks)), entry.node)))
+        joiners = {node for node, agent in controller.agents.items() if agent.hello.joiner}  # they will go: last
+
+        def turn(entry: Entry) -> tuple[bool, int, str]:
+            return (entry.node in joiners, ranks.get(entry.node, len(ranks)), entry.node)
+
+        return Roster.of(sorted(known.values(), key=turn))
 
     def _begin(self, membership: Membership) -> None:
         self.membership = membership

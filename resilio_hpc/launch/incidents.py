@@ -61,7 +61,7 @@ class Incidents:
             self.current.plan = plan
             controller.record(
                 "decision", rung=plan.rung.value, reason=plan.reason, round=controller.round,
-                without_progress=controller.without_progress,
+                without_progress=controller.without_progress, acted=controller.config.mode == "recover",
             )  # fmt: skip
 
     def reached(self, step: int) -> None:

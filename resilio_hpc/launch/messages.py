@@ -119,6 +119,7 @@ class Hello(Struct, frozen=True):
     last: RoundState | None = None
     prepared: int = -1  # the highest round number that this agent ever heard of
     silent_s: float = 0.0
+    joiner: bool = False  # of another job than the run
 
 
 class Heartbeat(Struct, frozen=True):

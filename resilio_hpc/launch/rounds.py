@@ -165,20 +165,23 @@ class Rounds:
         controller = self._controller
         if controller.phase != "preparing" or self._store_port is None:
             return
-        if not controller.informed or not controller.enrolment.leads:
-            return
+        if not controller.informed or not controller.enrolment.leads or not controller.enrolment.known:
+            return  # before anybody trains, a quorum knows who votes, and where to find the others
         for member in controller.members:
             agent = controller.agents.get(member.node)
             if agent is None or agent.stopped_round < controller.round:
                 return
-        restore = controller.checkpoints.restore_point()
+        wanted = controller.checkpoints.restore_point()
+        acts = controller.config.mode != "observe"
+        restore = wanted if acts else None
         self.started_round = controller.round
         controller.set_phase("starting")
         self._start = m.Start(
             controller.epoch, controller.state(), controller.members[0].address, self._store_port, restore
         )  # fmt: skip
         controller.record(
-            "start", round=controller.round, restore=f"{restore.source}:{restore.step}" if restore else ""
+            "start", round=controller.round, restore=f"{wanted.source}:{wanted.step}" if wanted else "",
+            **({} if acts else {"acted": False}),
         )  # fmt: skip
         controller.broadcast(self._start)
         controller.checkpoints.restored(restore)
@@ -219,8 +222,8 @@ class Rounds:
     def _let_leavers_go(self) -> None:
         controller = self._controller
         for node, agent in controller.agents.items():
-            if agent.leaves_at is not None and not controller.is_member(node) and node != controller.node:
-                controller.send(node, m.End(controller.epoch, "left", 0))
+            if agent.leaves_at is not None and not controller.is_member(node):
+                controller.send(node, m.End(controller.epoch, "left", 0))  # if it is our own, others elect anew
 
     def _leavers(self) -> list[tuple[str, float]]:
         """Members that must go, and when."""

@@ -53,11 +53,20 @@ class StopPhase:
         due = self._urgent or (end_time is not None and unix >= self._latest_begin(end_time))
         if due and not self.reason:
             self.reason = "time_limit"
-            self._controller.record("time_limit_near", end_time=end_time, save_s=round(self.save_s, 3))
-        if due and not self.terminating:
+            self._controller.record(
+                "time_limit_near", end_time=end_time, save_s=round(self.save_s, 3), **self._not_acted()
+            )
+        if due and not self.terminating and not (self._only_observes and self.reason == "time_limit"):
             self._begin(unix)
         if self.terminating:
             self._proceed(unix)
+
+    @property
+    def _only_observes(self) -> bool:
+        return self._controller.config.mode == "observe"
+
+    def _not_acted(self) -> dict[str, bool]:
+        return {"acted": False} if self._only_observes else {}
 
     def _begin(self, unix: float) -> None:
         config = self._controller.config
@@ -65,7 +74,7 @@ class StopPhase:
         self._deadline = unix + config.stop_grace_s
         if self.reason == "time_limit" and config.end_time is not None:
             self._deadline = max(self._deadline, config.end_time)
-        self._controller.record("stopping", reason=self.reason, step=self._controller.max_step)
+        self._controller.record("stopping", reason=self.reason, step=self._controller.max_step, **self._not_acted())
         if self._controller.phase in ("gathering", "preparing"):
             self.ended()
 
@@ -77,6 +86,10 @@ class StopPhase:
         elif controller.phase in ("starting", "running") and self._proposed_round != controller.round:
             self._proposed_round = controller.round
             self._agreement = StopAgreement()
+            if self._only_observes:  # what plain srun does: SIGTERM, and no agreed step
+                for member in controller.members:
+                    controller.send(member.node, self._final_word())
+                return
             self._agreement.propose([member.node for member in controller.members], controller.max_step)
             self._propose()
 
@@ -115,6 +128,9 @@ class StopPhase:
         """``node`` may have missed what it was told."""
         controller = self._controller
         if self._proposed_round != controller.round:
+            return
+        if self._only_observes:
+            controller.send(node, self._final_word())
             return
         controller.send(node, m.ProposeStop(controller.epoch, controller.round, self._agreement.target))
         if self._agreement.confirmed:

@@ -205,6 +205,7 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
         if operation == "scan":
             reply["record"] = asdict(record) if record else None
             reply["pulse"] = run_directory.read_pulse(run_path, record.epoch) if record else None
+            reply["verdict"] = _verdict(run_path, job)
         elif operation == "claim":
             reply["won"] = _claim(run_path, EpochRecord(**request["record"]))
         elif operation == "witness":
@@ -213,6 +214,7 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
             leads = reply["epoch"] <= request["verdict"].get("epoch", 1 << 60)  # else somebody else leads the run
             if leads and run_directory.read_verdict(run_path, job) is None:  # the first verdict of a part stands
                 run_directory.write_verdict(run_path, job, request["verdict"])
+            reply["verdict"] = _verdict(run_path, job)
         elif operation == "status":
             if reply["epoch"] <= request["status"]["epoch"]:
                 write_atomic(run_path / "status.json", json.dumps(request["status"]).encode(), durable=False)
@@ -238,12 +240,17 @@ def _claim(run_path: Path, record: EpochRecord) -> bool:
 def _past(run_path: Path, job: str) -> dict[str, Any]:
     from resilio_hpc.ckpt import catalogue  # here, so that the child is up at once
 
-    verdict = run_directory.read_verdict(run_path, job)
     return {
         "steps": catalogue.committed_steps(run_path / "checkpoints"),
         "last_round": run_directory.last_round(run_path),
-        "verdict": [str(verdict["verdict"]), int(verdict["exit_code"])] if verdict is not None else None,
+        "verdict": _verdict(run_path, job),
     }
+
+
+def _verdict(run_path: Path, job: str) -> list[Any] | None:
+    """Name and exit code of the verdict of a job's part, if there is one."""
+    verdict = run_directory.read_verdict(run_path, job)
+    return [str(verdict["verdict"]), int(verdict["exit_code"])] if verdict is not None else None
 
 
 if __name__ == "__main__":

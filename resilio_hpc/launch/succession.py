@@ -150,13 +150,20 @@ class Succession:
 
     def _seek(self, now: float) -> None:
         """Stand where we can, and call the one whose turn it is."""
-        if self.membership.epoch == 0 or not self._lost:
-            return  # nobody's address is known yet: the run directory tells of the first controller
+        if not self._knows_others or not self._lost:
+            return  # the run directory tells of the first controller
         self._stand_if_possible(now)
-        if self._lost and self._candidacy is None:
+        if self._lost and self._candidacy is None and now >= self._patient_until:
             self._court(now)
 
     # -- finding one: the orphan's side ------------------------------------------------------------------------
+
+    @property
+    def _knows_others(self) -> bool:
+        """Whether a controller has ever told how to reach another voter, or that there is none."""
+        voters = self.membership.voters
+        ports = any(entry.number for entry in voters.entries() if entry.node != self._node)
+        return self.membership.epoch > 0 and (ports or len(voters.nodes) == 1)
 
     def _heirs(self) -> list[str]:
         """In the order of succession; whom we lost comes last, since it may come back."""
@@ -338,7 +345,7 @@ class Succession:
 
     def _may_claim_first(self, record: EpochRecord | None, now: float) -> bool:
         """The first controller of a job is whoever creates its file: normally the first node."""
-        if not self._lost or self.membership.epoch > 0 or self._node not in self.membership.nodes:
+        if not self._lost or self._knows_others or self._node not in self.membership.nodes:
             return False
         heirs = [node for node in self.membership.voters.nodes if self.following is None or node != self.following.node]
         turn = heirs.index(self._node) if self._node in heirs else len(heirs)
@@ -356,6 +363,10 @@ class Succession:
             self._promise(epoch, self._node)
             self._chief.lead(self._term(epoch, first=True))
             self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
+
+    def somebody_leads(self, now: float) -> bool:
+        """Whether the pulse in the run directory moves: then others go on without us."""
+        return now < self._pulse_seen + 10 * STILL_S
 
     def storage_failed(self, now: float) -> None:
         """The run directory did not answer: try again later."""

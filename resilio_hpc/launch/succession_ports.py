@@ -32,6 +32,9 @@ class SuccessionPorts(Protocol):
     def claim_witness(self, epoch: int) -> None:
         """Create the witness of the membership of ``epoch`` → ``witness_claimed`` or ``storage_failed``."""
 
+    def abandon(self, epoch: int, reason: str) -> None:
+        """Write the verdict of a job in which nobody leads, unless an epoch after ``epoch`` began → ``abandoned``."""
+
     def keep_ballot(self, ballot: Ballot) -> None:
         """Write to this node's disk, before anything else is said."""
 

@@ -12,7 +12,7 @@ def test_a_round_starts_as_soon_as_its_members_are_in() -> None:
     world = World(nodes=4)
     world.run(lambda: bool(world.starts))
     joined, (started, _) = max(world.times("agent_joined")), world.starts[0]
-    assert started - joined < 0.1
+    assert started - joined < 0.3  # a few turns of its loop: the quorum must be proven first
     assert world.members() == ["n1", "n2", "n3", "n4"]
 
 

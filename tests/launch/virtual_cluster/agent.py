@@ -68,8 +68,8 @@ class VirtualAgent(Process):
         self.event(lambda: self._hear(message))
 
     def _hear(self, message: m.ToAgent) -> None:
-        self.heard.append(message)
-        self._world.on_message(self, "heard", message)
+        self._world.on_message(self, False, message)
+        self._world.watch.led(self, message)
         self.core.controller_said(message)
 
     def lost_connection(self) -> None:
@@ -145,8 +145,8 @@ class VirtualAgent(Process):
         return self._world.unix() + self.site.unix_offset_s
 
     def to_controller(self, message: m.ToController) -> None:
-        self.said.append(message)
-        self._world.on_message(self, "says", message)
+        self._world.watch.says(self.node, message)
+        self._world.on_message(self, True, message)
         connection = self.connection
         if connection is not None:
             copy = m.to_controller.decode(m.to_controller.encode(message))
@@ -171,12 +171,12 @@ class VirtualAgent(Process):
     def scan_epochs(self) -> None:
         directory = self._world.directory
 
-        def question() -> tuple[EpochRecord | None, int | None]:
+        def question() -> tuple[EpochRecord | None, int | None, tuple[str, int] | None]:
             record = max(directory.epochs, key=lambda known: known.epoch, default=None)
             epoch, pulse = directory.pulse
-            return record, pulse if record is not None and record.epoch == epoch else None
+            return record, pulse if record is not None and record.epoch == epoch else None, directory.said
 
-        def answer(reply: tuple[EpochRecord | None, int | None] | None) -> None:
+        def answer(reply: tuple[EpochRecord | None, int | None, tuple[str, int] | None] | None) -> None:
             if reply is None:
                 self.core.storage_failed()
             else:
@@ -203,6 +203,19 @@ class VirtualAgent(Process):
                 self.core.witness_claimed(epoch, won)
 
         self._world.storage.ask(self, lambda: self._world.directory.claim_witness(epoch, self.node), answer)
+
+    def abandon(self, epoch: int, reason: str) -> None:
+        directory = self._world.directory
+
+        def question() -> tuple[str, int] | None:
+            directory.write_verdict({"verdict": "quorum_lost", "exit_code": 1, "reason": reason, "epoch": epoch})
+            return directory.said
+
+        def answer(said: tuple[str, int] | None) -> None:
+            if said is not None:
+                self.core.abandoned(*said)
+
+        self._world.storage.ask(self, question, answer)
 
     def keep_ballot(self, ballot: Ballot) -> None:
         if ballot.promised != (self.site.ballot.promised if self.site.ballot else 0):

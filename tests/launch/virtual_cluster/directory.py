@@ -35,6 +35,11 @@ class Directory:
         """The newest epoch on record."""
         return max((record.epoch for record in self.epochs), default=0)
 
+    @property
+    def said(self) -> tuple[str, int] | None:
+        """Name and exit code of the verdict, if there is one."""
+        return (self.verdict["verdict"], self.verdict["exit_code"]) if self.verdict is not None else None
+
     def claim_epoch(self, record: EpochRecord) -> bool:
         """Exclusively, and from then on no older epoch commits."""
         holder = next((known for known in self.epochs if known.epoch == record.epoch), None)

@@ -11,6 +11,7 @@ from resilio_hpc.launch.controller_host import STATUS_INTERVAL_S, VERDICT_RETRY_
 from resilio_hpc.launch.controller_state import (
     Action,
     AskPast,
+    ClaimWitness,
     Clock,
     Finish,
     Past,
@@ -55,6 +56,8 @@ class VirtualHost:
             if isinstance(message, m.Hello | m.Heartbeat):
                 self._agent.core.taken_for_controller(message)
         elif not self._superseded(message.epoch):
+            if isinstance(message, m.Heartbeat):
+                self._world.watch.supports(self.controller, message)
             self._carry_out(self.controller.handle(message))
 
     def say_to(self, node: str, message: m.ToAgent) -> None:
@@ -96,6 +99,8 @@ class VirtualHost:
                 self._ask_past()
             elif isinstance(action, RecordEpoch):
                 self._record_epoch()
+            elif isinstance(action, ClaimWitness):
+                self._claim_witness()
             elif isinstance(action, StepDown):
                 self.step_down(action.reason, action.since)
             else:
@@ -130,6 +135,19 @@ class VirtualHost:
                 self.step_down("another controller holds the same epoch")
 
         self._world.storage.ask(self._agent, lambda: self._world.directory.claim_epoch(record), answer)
+
+    def _claim_witness(self) -> None:
+        controller = self.controller
+        assert controller is not None
+
+        def answer(won: bool | None) -> None:
+            if self.controller is controller:
+                self._carry_out(controller.witness_claimed(won))
+
+        directory, node = self._world.directory, self._agent.node
+        self._world.storage.ask(
+            self._agent, lambda: directory.claim_witness(controller.term.membership.epoch, node), answer
+        )
 
     def _ask_past(self) -> None:
         directory = self._world.directory

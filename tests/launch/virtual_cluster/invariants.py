@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.controller import Controller
+from resilio_hpc.launch.quorum import Membership, has_quorum
 
 if TYPE_CHECKING:
     from virtual_cluster.agent import VirtualAgent
     from virtual_cluster.ranks import History, Life
     from virtual_cluster.world import World
+
+
+SLACK_S = 0.05  # a kill takes effect, a message is on its way within the node
+SUPPORT = (m.Hello, m.Heartbeat, m.Enrolled, m.RanksStopped)
+
+
+@dataclass
+class Supported:
+    """A controller's backing, seen from outside."""
+
+    membership: Membership = field(default_factory=Membership)
+    witnessed: Collection[Collection[str]] = ()
+    heard: dict[str, float] = field(default_factory=dict)
 
 
 class Violation(AssertionError):
@@ -26,15 +45,41 @@ class Invariants:
         self._world = world
         self._controllers: dict[int, str] = {}  # epoch → endpoint of the one that others follow
         self._promised: dict[str, int] = {}  # node → the newest epoch that it promised or followed
+        self._supported: dict[str, Supported] = {}  # endpoint of a controller → who was with it, and when
+        self._led: dict[tuple[str, str], float] = {}  # (node, endpoint) → when the node last heard the controller
 
     def trains(self, life: Life) -> None:
         """A round makes a step: no rank of another one lives."""
         for agent in self._world.agents.values():
+            if agent.lives() and not agent.site.frozen and not self._is_leased(agent.node):
+                raise Violation(f"ranks live on {agent.node}, though no controller with a quorum can have leased them")
             for other in agent.lives():
                 if other != life and not agent.site.frozen:
                     raise Violation(
                         f"round {life[1]} makes a step while a rank of round {other[1]} lives on {agent.node}"
                     )
+
+    def _is_leased(self, node: str) -> bool:
+        """Whether a controller that this node heard had a quorum within the heartbeat timeout."""
+        since = self._world.now - self._world.config.heartbeat_timeout_s - SLACK_S
+        return any(
+            self._led.get((node, endpoint), since) > since
+            and has_quorum(known.membership, [one for one, at in known.heard.items() if at > since], known.witnessed)
+            for endpoint, known in self._supported.items()
+        )
+
+    def supports(self, controller: Controller, message: m.Heartbeat) -> None:
+        """A heartbeat has arrived at its controller."""
+        known = self._supported.setdefault(controller.term.endpoint, Supported())
+        enrolment = controller.enrolment
+        known.membership, known.witnessed = enrolment.membership, enrolment._witnessed
+        if message.epoch == controller.epoch:
+            known.heard[message.node] = known.heard[controller.node] = self._world.now
+
+    def led(self, agent: VirtualAgent, message: m.ToAgent) -> None:
+        """A controller's word has arrived."""
+        if isinstance(message, m.Beat) and agent.connection is not None:
+            self._led[agent.node, agent.connection.endpoint] = self._world.now
 
     def restores(self, life: Life, contents: set[History | None]) -> None:
         """The ranks of a round restore their copies: all from the same life."""
@@ -70,6 +115,12 @@ class Invariants:
         if epoch < self._promised.get(agent.node, 0):
             raise Violation(f"{agent.node} follows epoch {epoch} after it promised {self._promised[agent.node]}")
         self._promised[agent.node] = epoch
+
+    def says(self, node: str, message: m.ToController) -> None:
+        """An agent supports a controller."""
+        if isinstance(message, SUPPORT) and message.epoch < self._promised.get(node, 0):
+            word = type(message).__name__
+            raise Violation(f"{node} says {word} to epoch {message.epoch} after it promised {self._promised[node]}")
 
     def promises(self, node: str, epoch: int) -> None:
         """A node gives its vote."""

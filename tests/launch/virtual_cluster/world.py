@@ -85,7 +85,6 @@ class World:
         self.watch = Invariants(self)
         self.network = Network(self)
         self.storage = SharedStorage(self)
-        self.on_message: Callable[[VirtualAgent, str, object], None] = lambda agent, word, message: None
         self._furnish()
         self.agents: dict[str, VirtualAgent] = {}
         self.trainings: dict[Life, Training] = {}
@@ -125,6 +124,10 @@ class World:
                 return
             self.now, _, call = heapq.heappop(self._queue)
             call()
+
+    def on_message(self, agent: VirtualAgent, said: bool, message: Any) -> None:
+        """An agent says something, or hears it."""
+        (agent.said if said else agent.heard).append(message)
 
     def advance(self, until: float) -> None:
         """Go on until then, or until every agent has left."""
