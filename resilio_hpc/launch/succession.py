@@ -338,10 +338,18 @@ class Succession:
                 self._follow(record, now)
                 return
             if (record.epoch, pulse) != self._pulse:
+                moves = record.epoch == self._pulse[0]
                 self._pulse, self._pulse_seen = (record.epoch, pulse), now
+                if ours and moves and self._lost and record.epoch < self.ballot.promised:
+                    self._tell_of_promise(record, now)
         if self._may_claim_first(record, now):
             self._scanning = True
             self._ports.claim_epoch(max(self.newest, record.epoch if record else 0) + 1)
+
+    def _tell_of_promise(self, record: EpochRecord, now: float) -> None:
+        """Somebody leads whom we may not follow any more: once it hears that, it stands anew."""
+        if self._candidacy is None and record.node not in (self._node, self._courted):
+            self._address(record.node, record.endpoint, now)
 
     def _may_claim_first(self, record: EpochRecord | None, now: float) -> bool:
         """The first controller of a job is whoever creates its file: normally the first node."""
