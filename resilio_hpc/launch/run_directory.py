@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -92,9 +93,12 @@ def node_directories(run_id: str, node: str) -> tuple[Path, Path]:
 
 def make_private(path: Path) -> None:
     """Create a directory of mode 0700; refuse one that somebody else prepared."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        pass  # no directory: refused below
     status = path.lstat()
-    if status.st_uid != os.geteuid() or path.is_symlink():
+    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
         raise UsageError(f"{path} belongs to somebody else: set RESILIO_LOCAL_DIR to a directory of yours")
     path.chmod(0o700)
 
