@@ -169,7 +169,7 @@ def _store_dies(world: SeededWorld, fault: Fault) -> None:
 
 def _slow_to_die(world: SeededWorld, fault: Fault) -> None:
     for node in fault.nodes:
-        world.sites[node].stop_s = 0.02 + 0.05 * fault.value * world.config.heartbeat_timeout_s
+        world.sites[node].stop_s = 0.02 + 0.04 * fault.value * world.config.heartbeat_timeout_s
 
 
 _STRIKE: dict[str, Callable[[SeededWorld, Fault], None]] = {

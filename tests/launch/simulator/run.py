@@ -73,6 +73,8 @@ def _to_the_end(world: SeededWorld, plan: Schedule) -> None:
     world.advance(deadline)
     if world.agents and world.directory.verdict is None and _most_are_there(world):
         raise Violation(f"no verdict {bound_s(plan):.0f} s after everything was healed")
+    if world.agents and world.directory.verdict is not None:
+        raise Violation(f"{', '.join(world.agents)} stayed though the verdict is known")
     for agent in list(world.agents.values()):
         _tell_to_end(world, agent)
     world.advance(world.now + FAREWELL_S)

@@ -132,7 +132,7 @@ def _everywhere(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
 
 
 def _brief(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
-    return Fault(at, kind, (draw.choice(shape.names),), draw.uniform(0.01, 0.05) * shape.heartbeat_timeout_s, 0.0)
+    return Fault(at, kind, (draw.choice(shape.names),), draw.uniform(0.01, 0.04) * shape.heartbeat_timeout_s, 0.0)
 
 
 _DRAW: dict[str, Callable[[Random, Schedule, float, str], Fault]] = {

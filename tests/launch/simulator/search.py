@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 
 from simulator.run import Outcome, simulate
 
@@ -33,43 +34,59 @@ class Found:
                 self.violations.append(outcome)
 
 
-def some(first: int, count: int) -> list[Outcome]:
+def some(seeds: range) -> list[Outcome]:
     """In this process."""
-    gc.disable()  # worlds are circles of references: collected when many of them are gone
-    try:
-        return [simulate(seed) for seed in range(first, first + count)]
-    finally:
-        gc.enable()
-        gc.collect()
+    gc.disable()  # worlds are circles of references: collected when some of them are gone
+    outcomes = []
+    for seed in seeds:
+        outcomes.append(simulate(seed))
+        if seed % 10 == 0:
+            gc.collect()
+    gc.enable()
+    return outcomes
 
 
 def search(first: int, count: int, at_most: int = 1, progress: Callable[[Found], None] = lambda found: None) -> Found:
     """Run ``count`` seeds from ``first``; stop when ``at_most`` have failed."""
     found = Found()
-    chunks = iter(range(first, first + count, CHUNK))
-    workers = os.cpu_count() or 1
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        running: set[Future[list[Outcome]]] = set()
-        for outcomes in _in_turn(pool, running, chunks, first + count, 2 * workers):
-            found.take(outcomes)
-            progress(found)
-            if len(found.violations) >= at_most:
-                break
-        for future in running:
-            future.cancel()
+    workers = min(os.cpu_count() or 1, 1 + count // CHUNK)
+    context = get_context("spawn")
+    pipes: dict[Connection, SpawnProcess] = {}
+    for index in range(workers):
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(theirs, first, count, index, workers), daemon=True)
+        process.start()
+        theirs.close()
+        pipes[ours] = process
+    try:
+        while pipes and len(found.violations) < at_most:
+            for pipe in wait(list(pipes)):
+                assert isinstance(pipe, Connection)
+                _receive(pipe, pipes, found)
+                progress(found)
+    finally:
+        for process in pipes.values():
+            process.kill()
     found.violations.sort(key=lambda outcome: outcome.seed)
     return found
 
 
-def _in_turn(
-    pool: ProcessPoolExecutor, running: set[Future[list[Outcome]]], chunks: Iterator[int], end: int, at_once: int
-) -> Iterator[list[Outcome]]:
-    while True:
-        while len(running) < at_once and (begin := next(chunks, None)) is not None:
-            running.add(pool.submit(some, begin, min(CHUNK, end - begin)))
-        if not running:
-            return
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
-        running -= done
-        for future in done:
-            yield future.result()
+def _receive(pipe: Connection, pipes: dict[Connection, SpawnProcess], found: Found) -> None:
+    try:
+        outcomes = pipe.recv()
+    except EOFError:
+        outcomes = None
+    if outcomes:
+        found.take(outcomes)
+        return
+    process = pipes.pop(pipe)
+    process.join()
+    if process.exitcode != 0:
+        raise RuntimeError(f"a process of the search ended with {process.exitcode}")
+
+
+def _work(pipe: Connection, first: int, count: int, index: int, workers: int) -> None:
+    """Every ``workers``-th chunk."""
+    for begin in range(first + index * CHUNK, first + count, workers * CHUNK):
+        pipe.send(some(range(begin, min(begin + CHUNK, first + count))))
+    pipe.close()

@@ -12,7 +12,7 @@ from resilio_hpc.launch import messages as m
 if TYPE_CHECKING:
     from simulator.world import SeededWorld
 
-QUIET = (m.Heartbeat, m.Beat, m.StageReached)
+QUIET = (m.Heartbeat, m.Beat, m.StageReached, m.Orphan, m.Standing)
 
 
 class Story:
@@ -21,11 +21,11 @@ class Story:
     def __init__(self, world: SeededWorld) -> None:
         self._world = world
         self._began = world.now
-        world.on_message = self._message
+        world.listener = self._message
 
-    def _message(self, agent: VirtualAgent, word: str, message: object) -> None:
+    def _message(self, agent: VirtualAgent, said: bool, message: object) -> None:
         if not isinstance(message, QUIET):
-            self._world.record(word, {"node": agent.node, "message": message})
+            self._world.record("says" if said else "heard", {"node": agent.node, "message": message})
 
     def lines(self, violation: str) -> Iterator[str]:
         """The story, and how it ended."""

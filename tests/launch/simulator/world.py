@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from random import Random
+from typing import Any
 
 from virtual_cluster.agent import VirtualAgent
 from virtual_cluster.world import World
@@ -21,7 +22,9 @@ class SeededWorld(World):
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
+        self.listener: Callable[[VirtualAgent, bool, Any], None] | None = None
         self.draw = Random(schedule.seed * 7919 + 1)
+        self._ease_s = schedule.heartbeat_timeout_s / 20
         self.network: SeededNetwork
         self.storage: SeededStorage
         super().__init__(
@@ -38,6 +41,10 @@ class SeededWorld(World):
             site.clock = (self.draw.uniform(0.0, 1e6), self.draw.uniform(1 - DRIFT, 1 + DRIFT))
             site.unix_offset_s = self.draw.uniform(-5.0, 5.0)
 
+    def on_message(self, agent: VirtualAgent, said: bool, message: Any) -> None:
+        if self.listener is not None:
+            self.listener(agent, said, message)
+
     def _tick(self) -> None:
         """Each agent has its own beat here."""
 
@@ -48,7 +55,7 @@ class SeededWorld(World):
     def _tick_agent(self, agent: VirtualAgent) -> None:
         if agent.alive:
             agent.tick()
-            wait = (0.5 + self.draw.random()) * (0.1 if not agent.at_ease else self.config.heartbeat_timeout_s / 20)
+            wait = (0.5 + 0.5 * self.draw.random()) * (0.1 if not agent.at_ease else self._ease_s)
             self.after(wait, partial(self._tick_agent, agent))
 
     def wanted(self, node: str) -> bool:

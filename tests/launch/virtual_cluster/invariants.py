@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.controller import Controller
-from resilio_hpc.launch.quorum import Membership, has_quorum
+from resilio_hpc.launch.quorum import NEVER, quorum_since
 
 if TYPE_CHECKING:
     from virtual_cluster.agent import VirtualAgent
@@ -24,9 +23,8 @@ SUPPORT = (m.Hello, m.Heartbeat, m.Enrolled, m.RanksStopped)
 class Supported:
     """A controller's backing, seen from outside."""
 
-    membership: Membership = field(default_factory=Membership)
-    witnessed: Collection[Collection[str]] = ()
-    heard: dict[str, float] = field(default_factory=dict)
+    heard: dict[str, float] = field(default_factory=dict)  # node → when
+    quorum_at: float = NEVER  # the latest time since when a quorum has been heard
 
 
 class Violation(AssertionError):
@@ -60,21 +58,23 @@ class Invariants:
                     )
 
     def _is_leased(self, node: str) -> bool:
-        """Whether a controller that this node heard had a quorum within the heartbeat timeout."""
+        """Whether a controller that this node heard had a quorum, both within the heartbeat timeout."""
         since = self._world.now - self._world.config.heartbeat_timeout_s - SLACK_S
         return any(
-            self._led.get((node, endpoint), since) > since
-            and has_quorum(known.membership, [one for one, at in known.heard.items() if at > since], known.witnessed)
+            known.quorum_at > since and self._led.get((node, endpoint), since) > since
             for endpoint, known in self._supported.items()
         )
 
     def supports(self, controller: Controller, message: m.Heartbeat) -> None:
         """A heartbeat has arrived at its controller."""
         known = self._supported.setdefault(controller.term.endpoint, Supported())
-        enrolment = controller.enrolment
-        known.membership, known.witnessed = enrolment.membership, enrolment._witnessed
         if message.epoch == controller.epoch:
             known.heard[message.node] = known.heard[controller.node] = self._world.now
+            enrolment = controller.enrolment
+            quorum_at = quorum_since(
+                enrolment.membership, lambda node: known.heard.get(node, NEVER), enrolment._witnessed
+            )
+            known.quorum_at = max(known.quorum_at, quorum_at)
 
     def led(self, agent: VirtualAgent, message: m.ToAgent) -> None:
         """A controller's word has arrived."""
