@@ -5,7 +5,7 @@ set -eu
 export DEBIAN_FRONTEND=noninteractive
 PATH=$PATH:/usr/sbin:/sbin
 
-# Each row: a command that proves the row is there, then the packages that bring it.
+# Each row: a command (or a file) that proves the row is there, then the packages that bring it.
 required='gcc gcc libc6-dev'
 wanted='slurmctld slurmctld slurm-wlm-basic-plugins
 slurmd slurmd
@@ -16,11 +16,13 @@ unshare util-linux
 ps procps
 debootstrap debootstrap
 bindfs bindfs
-mpiexec openmpi-bin'
+mpiexec openmpi-bin
+/usr/lib/*/pmix2/lib/libpmix.so libpmix-dev'
 
 missing_packages() {
     echo "$1" | while read -r command packages; do
-        command -v "$command" >/dev/null || printf '%s ' "$packages"
+        # shellcheck disable=SC2086  # a file's name may hold a pattern
+        command -v "$command" >/dev/null || ls $command >/dev/null 2>&1 || printf '%s ' "$packages"
     done
 }
 

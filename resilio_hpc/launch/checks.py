@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch import mpi_step
+from resilio_hpc.launch import mpi_check
 from resilio_hpc.launch.devices import NodeDevices, local_world_size
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.program_check import check_command, check_module, check_script
@@ -30,7 +30,7 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
     if options.view and options.tee != "0":
         raise UsageError("--view and --tee both want the console: choose one")
     if options.mpi:
-        mpi_step.check(options.mpi, in_slurm(options, environment))
+        mpi_check.check(options.mpi, in_slurm(options, environment))
     return check_ranks(options, devices) if runs_here(options, environment) else ()
 
 

@@ -1,4 +1,4 @@
-"""The srun step that starts all ranks of an MPI round: its command, environment and hostfile. Pure but for ``check``.
+"""The srun step that starts all ranks of an MPI round: its command, environment and hostfile. Pure.
 
 Ranks get their PMI from slurmstepd, so one step holds the whole world of a round. It is started by the agent of node
 rank 0, inside of that agent's own step.
@@ -6,18 +6,14 @@ rank 0, inside of that agent's own step.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from resilio_hpc.core.errors import CommandError, UsageError
-from resilio_hpc.core.process import run
 from resilio_hpc.launch import bootstrap
 from resilio_hpc.launch import messages as m
 
 SURVIVAL_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
-_LIST_TIMEOUT_S = 20.0
 # What srun may see of Slurm's variables. All others describe the step around us (SLURM_PROCID), or are defaults of
 # srun's own flags (srun(1), "input environment variables") that were meant for another step (SLURM_NTASKS).
 _KEPT = {
@@ -64,30 +60,3 @@ def srun_argv(
 def task_argv(run_id: str, round_number: int) -> tuple[str, ...]:
     """What each task runs: it asks the agent of its node what to be (``mpi_task``)."""
     return (sys.executable, "-u", "-c", bootstrap.source("mpi_task"), run_id, str(round_number))
-
-
-# -- before the launch -----------------------------------------------------------------------------------------------
-
-
-def check(mpi: str, in_slurm: bool) -> None:
-    """Raises UsageError where a step with this PMI cannot be had."""
-    if not in_slurm:
-        raise UsageError(
-            f"--mpi={mpi}: the ranks get their PMI from Slurm's srun, but this is no Slurm job: submit the launch "
-            "with sbatch (sbatch_templates/mpi.sbatch), or leave --mpi out"
-        )
-    try:
-        listed = run(["srun", "--mpi=list"], _LIST_TIMEOUT_S)
-    except CommandError:
-        return  # srun itself will say what is wrong
-    known = plugin_types(listed.stdout + listed.stderr)
-    if known and mpi not in known:
-        raise UsageError(f"--mpi={mpi}: this Slurm has {', '.join(known)}")
-
-
-def plugin_types(listed: str) -> list[str]:
-    """The types in the answer to ``srun --mpi=list``: one to a line, or from 22.05 on versions in a last line."""
-    types = re.findall(r"^(?:srun: )?\s*([a-z][a-z0-9_]*)\s*$", listed, re.MULTILINE)
-    for versions in re.findall(r"plugin versions available: (.*)$", listed, re.MULTILINE):
-        types += [version.strip() for version in versions.split(",")]
-    return [name for name in dict.fromkeys(types) if name and name != "none"]
