@@ -85,7 +85,8 @@ class Campaign:
     def _drill(self, drill: Drill, repeat: int, cluster: str) -> DrillResult:
         with cluster_for(drill, cluster, self._options.slurm) as running:
             result = DrillRun(running, drill, "drill", repeat).run()
-            if not result.passed and self._options.evidence:
+            kept = not result.passed or self._options.keep_all
+            if kept and self._options.evidence:
                 keep_evidence(running, self._options.evidence / f"{slug(drill.full_name)}.{repeat}")
         return result
 
@@ -171,6 +172,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--json", type=Path, help="write all results here")
     made.add_argument("--results", type=Path, help="add each result to this JSONL file at once, and skip what it holds")
     made.add_argument("--evidence", type=Path, help="copy what failed drills leave to this directory")
+    made.add_argument("--keep-all", action="store_true", help="evidence of the passed ones, too")
     made.add_argument("--quick", action="store_true", help="each fault once")
     made.add_argument("--repeats", type=int, default=5)
     made.add_argument("--first-repeat", type=int, default=0, help="number of the first repeat (it chooses the jitter)")

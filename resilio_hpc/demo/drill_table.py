@@ -141,7 +141,7 @@ def _both() -> list[Drill]:
         Drill("NODE_FAIL of a job that Slurm ends", (Act("set_down", "follower"),), sbatch=("--no-requeue",),
               steps=1200, **CHAIN),
         Drill("an administrator sets a node down", (Act("set_down", "follower"),), LOST, steps=400, **SPARE),
-        Drill("time limit", steps=1200, time_limit=1, **CHAIN),
+        Drill("time limit", steps=1000, time_limit=1, **CHAIN),
         Drill("scancel", (Act("scancel"),), verdict="cancelled", launch_arguments=("--chain",)),
         Drill("scancel -s KILL", (Act("scancel_kill"),), verdict="cancelled", launch_arguments=("--chain",)),
         Drill("two ranks killed, the second during recovery",
@@ -155,7 +155,7 @@ def _both() -> list[Drill]:
         Drill("caching: rank SIGKILL", (Act("kill_rank", "follower"),), ("rank_killed",), shared_mount="caching"),
         Drill("caching: controller's agent SIGKILL", (Act("kill_agent", "leader"),), ("controller_lost",),
               shared_mount="caching"),
-        Drill("caching: time limit", steps=1200, time_limit=1, shared_mount="caching", **CHAIN),
+        Drill("caching: time limit", steps=1000, time_limit=1, shared_mount="caching", **CHAIN),
     ]  # fmt: skip
 
 
