@@ -1,0 +1,61 @@
+"""One real run with two ranks, snapshots and a committed checkpoint, that goes on while others look at it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live_run import Running
+
+SCRIPT = """
+import time
+import torch
+from resilio_hpc import train
+from resilio_hpc.ckpt import REPLICATED, Checkpointer
+run = train.attach()
+checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)
+weights = torch.arange(1000.0)
+for step in run.steps(0, 1 << 40, save=lambda step: checkpoint.save(step, {"weights": weights}), every=20):
+    print("step", step, flush=True)
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The run, committed at least once."""
+    folder = tmp_path_factory.mktemp("seen by others")
+    for path in (folder, *folder.parents):  # the way there is open: what is closed shall be so by itself
+        if path.stat().st_uid == os.geteuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o055)
+    (folder / "train.py").write_text(SCRIPT)
+    path = folder / "run"
+    before = local_directories()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "RESILIO"))}
+    argv = [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--standalone", "--nproc-per-node", "2",
+            "--run-dir", str(path), "train.py"]  # fmt: skip
+    with (folder / "out").open("wb") as out:
+        launch = subprocess.Popen(
+            argv, cwd=folder, stdout=out, stderr=out, start_new_session=True,
+            env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not list((path / "checkpoints").glob("*/*")) or not list((path / "checkpoints").rglob("manifest*")):
+            assert launch.poll() is None and time.monotonic() < deadline, (folder / "out").read_text()
+            time.sleep(0.05)
+        local = tuple(sorted(local_directories() - before))
+        yield Running(path, (path / "secret").read_bytes().strip(), launch.pid, local)
+    finally:
+        launch.terminate()
+        launch.wait(60)
+
+
+def local_directories() -> set[Path]:
+    """What launches of this user keep on this node."""
+    return {path for base in (Path("/tmp"), Path("/dev/shm")) for path in base.glob(f"resilio-{os.geteuid()}-*")}

@@ -1,0 +1,60 @@
+"""What comes from a peer, a disk or a rank is data: nothing in the package runs it, and no shell is ever asked."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "resilio_hpc"
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+FORBIDDEN_CALLS = {"eval", "os.system", "os.popen", "torch.load", "yaml.load", "subprocess.getoutput", "numpy.load"}
+BECOMING_SOMEBODY = {"os.setuid", "os.seteuid", "os.setreuid", "os.setresuid", "os.setgid", "os.setgroups"}
+RUNS_THE_USERS_OWN_PROGRAM = {"launch/rank_main.py", "launch/forked_child.py", "launch/zygote.py"}
+
+
+def sources() -> Iterator[tuple[str, ast.AST]]:
+    found = sorted(path for folder in (PACKAGE, *PACKAGE.iterdir()) if folder.is_dir() for path in folder.rglob("*.py"))
+    assert len(found) > 80
+    for path in dict.fromkeys(found):
+        name = path.relative_to(PACKAGE).as_posix()
+        if "devcluster" not in name:  # a tool that plays a cluster, and says that it needs root
+            yield name, ast.parse(path.read_text())
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def test_nothing_is_unpickled_or_evaluated() -> None:
+    for name, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                assert not FORBIDDEN_MODULES & {alias.name.split(".")[0] for alias in node.names}, name
+            if isinstance(node, ast.ImportFrom):
+                assert (node.module or "").split(".")[0] not in FORBIDDEN_MODULES, name
+        called = {function for function, _ in calls(tree)}
+        assert not called & FORBIDDEN_CALLS, name
+        assert "exec" not in called or name in RUNS_THE_USERS_OWN_PROGRAM, name
+
+
+def test_no_shell_is_asked() -> None:
+    for name, tree in sources():
+        for function, call in calls(tree):
+            shell = [word for word in call.keywords if word.arg == "shell"]
+            assert not any(not isinstance(word.value, ast.Constant) or word.value.value for word in shell), (
+                f"{name}: {function}"
+            )
+
+
+def test_nobody_becomes_somebody_else() -> None:
+    """No part of the launcher is meant to run as root or to give a user root's rights."""
+    for name, tree in sources():
+        called = {function for function, _ in calls(tree)}
+        assert not called & BECOMING_SOMEBODY, name
+        words = {
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        assert not words & {"sudo", "su", "setpriv", "pkexec", "doas"}, name
