@@ -177,13 +177,18 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         if f.data.get("acted", True)
         else f"link {f.whole('link')} would have been submitted (--mode observe)"
     ),
+    "successor_refused": lambda f: f"no next job could be submitted yet: {f.text('limit')}",
+    "requeued_instead": lambda f: f"job {f.text('job', '?')} is requeued, since no next job could be submitted",
+    "waited_for_predecessor": lambda f: (
+        f"waited {seconds(f.number('seconds'))} until nothing of {f.text('part', '?')} can train any more"
+    ),
     "successor_cancelled": lambda f: f"job {f.text('job', '?')} cancelled: nothing is left for it to do",
     "notify_failed": lambda f: f"{f.text('target', '?')} could not be told: {f.text('error')}",
     # agents
     "agent": lambda f: f"agent starts on {f.text('node', '?')} with {plural(f.whole('slots'), 'slot')}",
     "agent_ends": lambda f: f"agent on {f.text('node', '?')} ends: {_reason_of(f, 'verdict')}",
     "controller": lambda f: f"{f.text('node', '?')} becomes controller of epoch {f.whole('epoch')}",
-    "stepped_down": lambda f: f"controller steps down: epoch {f.whole('newer')} exists",
+    "stepped_down": lambda f: f"controller of epoch {f.whole('epoch')} steps down: {_reason(f)}",
     "lease_ended": lambda f: f"{f.text('node', '?')} has heard no controller for too long: its ranks are stopped",
     "spawner_ready": lambda f: f"{f.text('node', '?')} is ready to fork ranks after {seconds(f.number('seconds'))}",
     "spawner_died": lambda f: f"the process that forks ranks on {f.text('node', '?')} died: {exit_words(f)}",
@@ -195,6 +200,11 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     # the controller
     "informed": lambda f: f"found {plural(_length(f, 'committed'), 'committed checkpoint')} in the run directory",
     "agent_joined": lambda f: f"agent of {f.text('node', '?')} joined",
+    "voters": lambda f: f"{plural(len(f.texts('nodes')), 'node')} may vote: {names(f.texts('nodes'))}",
+    "uninformed": lambda f: "the run directory does not answer: going on with what the agents know",
+    "leaving": lambda f: f"{f.text('node', '?')} leaves within {seconds(f.number('within_s'))}: its own job ends",
+    "node_returned": lambda f: f"{f.text('node', '?')} is back, after {plural(f.whole('losses'), 'loss')}",
+    "regroup": lambda f: f"a round of other nodes follows: {f.text('reason')}",
     "agent_left": lambda f: f"agent of {f.text('node', '?')} left: {f.text('reason')}",
     "node_lost": lambda f: f"node {f.text('node', '?')} lost: silent for {seconds(f.number('silent_s'))}",
     "waiting": _waiting,
