@@ -40,6 +40,7 @@ SIGNALS = {
     signal.SIGUSR1: "USR2", signal.SIGUSR2: "USR2",  # sbatch --signal: either means that the time limit is near
     signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGHUP: "TERM",
 }  # fmt: skip
+PREDECESSOR_DIES_S = 3.0
 ABANDON_S = 300.0  # without a quorum for so long: what is left of the job ends
 TERM_LEAVES_S = 10.0  # Slurm kills 30 s (KillWait) after SIGTERM: a joiner is gone by then
 ORPHAN_LIMIT_S = 60.0  # told to end but without a controller for so long: end anyway
@@ -55,7 +56,7 @@ class Agent:
         for directory in (self.local_dir, self.arena_dir):
             run_directory.make_private(directory)
         try:
-            self.held_directories = leftovers.Held([self.local_dir, self.arena_dir])
+            self.held_directories = leftovers.Held([self.local_dir, self.arena_dir], PREDECESSOR_DIES_S)
         except BlockingIOError:
             raise LaunchError(f"another agent of run {self.run.run_id} lives on {settings.node}") from None
         leftovers.sweep([self.local_dir.parent, self.arena_dir.parent])
@@ -63,6 +64,7 @@ class Agent:
         process_tree.become_subreaper()
         process_tree.sweep(token)  # ranks of a predecessor that was killed
         self.exit_code: int | None = None
+        self._abandoned = False  # there was no controller in the end
         self.counters = wire.Counters()
         self.keys = wire.Keys.derive(self.run.secret)
         self.context: zmq.Context[Any] = zmq.Context()
@@ -202,6 +204,14 @@ class Agent:
         self.context.destroy(linger=200)
         return self.exit_code or 0
 
+    @property
+    def may_be_last(self) -> bool:
+        """Whether our job may have lost its batch host, and with it whoever closes it."""
+        settings = self.settings
+        if settings.join or settings.supervisor_pid:
+            return False
+        return self._abandoned or settings.expected[0] in self.host.absent  # the batch host is the first node
+
     def say(self, line: str) -> None:
         """One line for the user."""
         announce.say(line)
@@ -272,6 +282,7 @@ class Agent:
             self.core.storage_failed()
         else:
             record = EpochRecord(**reply["record"]) if reply["record"] else None
+            self._abandoned = reply["verdict"] is not None
             self.core.scanned(record, reply["pulse"], reply["verdict"])
 
     def claim_epoch(self, epoch: int) -> None:
@@ -305,6 +316,7 @@ class Agent:
 
         def answer(reply: dict[str, Any] | None) -> None:
             if reply is not None and reply["verdict"] is not None:
+                self._abandoned = True
                 self.core.abandoned(*reply["verdict"])
 
         self.storage.request("verdict", answer, verdict=verdict)
@@ -395,7 +407,7 @@ def main(argv: list[str]) -> int:
         settings = settings.on_this_node(os.environ)
         agent = Agent(settings)
         code = agent.run_forever()
-        if not settings.supervisor_pid and settings.expected[0] in agent.host.absent:  # the batch host is the first
+        if agent.may_be_last:
             last_one_out.close_job(agent.run.path, settings.job)
         return code
     except ResilioError as error:

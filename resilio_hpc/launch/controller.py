@@ -307,7 +307,7 @@ class Controller:
     def _renew_lease(self, node: str, agent: KnownAgent) -> None:
         if agent.sent is not None:
             now = self.now()
-            self.send(node, m.Beat(self.epoch, agent.sent, max(0.0, self.enrolment.lease_end - now), now))
+            self.send(node, m.Beat(self.epoch, agent.sent, self.enrolment.lease_s, now))
 
     def _on_goodbye(self, message: m.Goodbye) -> None:
         heard = self.agents.pop(message.node).heard

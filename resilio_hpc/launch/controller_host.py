@@ -32,10 +32,11 @@ from resilio_hpc.launch.controller_state import (
     Send,
     StepDown,
 )  # fmt: skip
+from resilio_hpc.launch.link_guard import LinkGuard
 from resilio_hpc.launch.storage import Storage
 
 STATUS_INTERVAL_S = 0.5
-VERDICT_TIMEOUT_S = 10.0
+VERDICT_TIMEOUT_S = 120.0  # a hung file system comes back within that, mostly; without a verdict nobody knows
 VERDICT_RETRY_S = 1.0
 
 
@@ -80,6 +81,8 @@ class ControllerHost:
         self._agent = agent
         self._job = job
         self._notify = notify
+        self._slurm_job = "" if job.startswith("local-") else job.partition("r")[0]
+        self._guard = LinkGuard("", 0.0, True)
         self._pulse = 0
         self._next_status = 0.0
         self._ask_past_at: float | None = None
@@ -91,6 +94,7 @@ class ControllerHost:
         """Become controller of an epoch."""
         self._verdict = self._ask_past_at = self._record_epoch_at = None
         self.controller = Controller(config, term, Clock(time.monotonic, time.time))
+        self._guard = LinkGuard(self._slurm_job, time.monotonic(), term.first)
         self._carry_out(self.controller.begin())
         self._ask_past()
 
@@ -167,11 +171,15 @@ class ControllerHost:
             self._write_verdict(now)
         if now >= self._next_status:
             self._next_status = now + STATUS_INTERVAL_S
-            self._storage.request("status", self._learn_newest, status=self._status())
+            self._storage.request("status", lambda reply: self._learn_newest(reply, now), status=self._status())
+        self._guard.tick(now)
+        if self._guard.changed(now):
+            self.controller.enrolment.suspended = not self._guard.may_lead(now)
+            self._write("suspended" if self.controller.enrolment.suspended else "resumed", epoch=self.controller.epoch)
 
-    def _learn_newest(self, reply: dict[str, Any] | None) -> None:
-        if reply is not None:
-            self._superseded(reply["epoch"])
+    def _learn_newest(self, reply: dict[str, Any] | None, asked: float) -> None:
+        if reply is not None and not self._superseded(reply["epoch"]):
+            self._guard.pulse_written(asked)
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:

@@ -29,6 +29,7 @@ class Enrolment:
         self._controller = controller
         self._witnessed: tuple[tuple[str, ...], ...] = ()
         self.membership = term.membership  # until a quorum is with us
+        self.suspended = False  # another job of the run may lead by now
         self.known = False  # a quorum has kept a membership of this epoch
         self._joint_settled = False
         self._kept: set[str] = set()
@@ -55,12 +56,17 @@ class Enrolment:
     @property
     def leads(self) -> bool:
         """Whether leases that we give now are worth something; without it nothing is decided."""
-        return self.lease_end > self._controller.now()
+        return self.lease_end > self._controller.now() and not self.suspended
 
     @property
     def lease_end(self) -> float:
         """Until when ranks may run at all, on our clock."""
         return self._supported_since + LEASE_SHARE * self._controller.config.heartbeat_timeout_s
+
+    @property
+    def lease_s(self) -> float:
+        """How long ranks may run from now on."""
+        return max(0.0, self.lease_end - self._controller.now()) if self.leads else 0.0
 
     def tick(self) -> None:
         """See who is with us; propose and settle memberships."""

@@ -22,10 +22,12 @@ ABANDONED_S = 300.0
 class Held:
     """The locks of one agent. Descriptors are not inherited by children, so they end with this very process."""
 
-    def __init__(self, directories: Sequence[Path]) -> None:
+    def __init__(self, directories: Sequence[Path], wait_s: float = 0.0) -> None:
         self._locks = [os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) for path in directories]
+        deadline = time.monotonic() + wait_s  # a killed predecessor may take a moment to die
         for lock in self._locks:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: another agent lives here
+            while not _locked(lock, last_try=time.monotonic() >= deadline):
+                time.sleep(0.05)
         self._next_touch = 0.0
 
     def tick(self) -> None:
@@ -34,6 +36,17 @@ class Held:
             self._next_touch = time.monotonic() + TOUCH_S
             for lock in self._locks:
                 os.utime(lock)
+
+
+def _locked(lock: int, last_try: bool) -> bool:
+    """Take a lock if it is free. Raises BlockingIOError at the last try: another agent lives here."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if last_try:
+            raise
+        return False
+    return True
 
 
 def sweep(bases: Sequence[Path], abandoned_s: float = ABANDONED_S) -> list[Path]:

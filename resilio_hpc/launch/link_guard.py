@@ -1,0 +1,72 @@
+"""The controller's side of the lease between two jobs of a run: it leads only while it can be sure to be the only one.
+
+It is sure while the run directory takes its pulse and knows no newer epoch, or else while Slurm says that its job is
+running, since no later job of the chain can run then. With neither for ``LEASE_S`` it gives no leases until one answers.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+from resilio_hpc.launch.link_lease import LINK_LEASE_S, LinkLease
+
+LEASE_S = LINK_LEASE_S * 0.75
+ELECTED_S = LINK_LEASE_S - LEASE_S  # so that a change of controller in between stays within what the next job waits
+ASK_EVERY_S = 5.0
+ANSWER_S = 20.0
+
+
+class LinkGuard:
+    """Never blocks: Slurm is asked by a child that is killed when it hangs. ``job``: "" outside of Slurm."""
+
+    def __init__(self, job: str, now: float, first: bool) -> None:
+        self._job = job
+        self._lease = LinkLease(now - (0.0 if first else LEASE_S - ELECTED_S), LEASE_S)
+        self._question: subprocess.Popen[bytes] | None = None
+        self._asked = now
+        self._suspended = False
+
+    def pulse_written(self, asked: float) -> None:
+        """The run directory took our pulse, and knows no newer epoch."""
+        self._lease.pulse_written(asked)
+
+    def may_lead(self, now: float) -> bool:
+        """Whether leases may be given."""
+        return not self._job or not self._lease.expired(now)
+
+    def changed(self, now: float) -> bool:
+        """Whether ``may_lead`` says something else than at the last call."""
+        before, self._suspended = self._suspended, not self.may_lead(now)
+        return before != self._suspended
+
+    def tick(self, now: float) -> None:
+        """Ask Slurm when the run directory has been silent for long."""
+        if not self._job:
+            return
+        if self._question is not None:
+            self._read(now)
+        elif self._lease.ends_in_s(now) < LEASE_S / 2 and now - self._asked > ASK_EVERY_S:
+            self._asked = now
+            self._question = subprocess.Popen(
+                ["squeue", "-h", "-j", self._job, "-o", "%T"],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def _read(self, now: float) -> None:
+        question = self._question
+        assert question is not None and question.stdout is not None
+        if question.poll() is None:
+            if now - self._asked > ANSWER_S:
+                self.close()
+            return
+        self._question = None
+        with question.stdout as answer:
+            if answer.read(64).strip() == b"RUNNING":
+                self._lease.slurm_says_running(self._asked)
+
+    def close(self) -> None:
+        """No more questions."""
+        if self._question is not None:
+            self._question.kill()
+            self._question.communicate()
+            self._question = None
