@@ -34,6 +34,9 @@ class Bad:
     delay_s: float = 0.0
 
 
+FINE = Bad()
+
+
 class SeededConnection(Connection):
     """``life`` counts how often it was set up."""
 
@@ -53,7 +56,7 @@ class SeededNetwork(Network):
     def __init__(self, world: SeededWorld, draw: Random) -> None:
         super().__init__(world)
         self.cuts: set[tuple[str, str]] = set()
-        self.bad = Bad()
+        self.bad = FINE
         self._seeded = world
         self._random = draw.random
         self._connections: list[SeededConnection] = []
@@ -84,6 +87,10 @@ class SeededNetwork(Network):
         if self.host(connection) is None or not self._both_ways(connection):
             self._seeded.after(RETRY_S, partial(self._set_up, connection))
             return
+        for older in self._connections:  # the listener gives up what it had of the same caller
+            if older.caller is connection.caller and older.endpoint == connection.endpoint and older is not connection:
+                older.life += 1
+                older.held.clear()
         connection.open = True
         unsent, connection.unsent = connection.unsent, []
         for deliver in unsent:
@@ -130,17 +137,19 @@ class SeededNetwork(Network):
 
     def _send(self, connection: SeededConnection, forth: bool, deliver: Callable[..., None]) -> None:
         bad, random = self.bad, self._random
+        if connection.node == connection.caller.node:
+            bad = FINE  # it does not leave the node
         if bad.lost and random() < bad.lost:
             connection.lossy = True
             return
-        self._push(connection, forth, deliver)
+        self._push(connection, forth, deliver, bad)
         if bad.doubled and random() < bad.doubled:
-            self._push(connection, forth, deliver)
+            self._push(connection, forth, deliver, bad)
 
-    def _push(self, connection: SeededConnection, forth: bool, deliver: Callable[..., None]) -> None:
+    def _push(self, connection: SeededConnection, forth: bool, deliver: Callable[..., None], bad: Bad) -> None:
         random, now = self._random, self._seeded.now
-        at = now + 0.0005 + 0.01 * random() * random() + self.bad.delay_s * random()
-        if not self.bad.overtaking:
+        at = now + 0.0005 + 0.01 * random() * random() + bad.delay_s * random()
+        if not bad.overtaking:
             at = max(at, connection.last[forth])
             connection.last[forth] = at
         self._seeded.after(at - now, partial(self._arrive, connection, connection.life, forth, deliver))
@@ -181,7 +190,7 @@ class SeededNetwork(Network):
 
     def better(self) -> None:
         """A bad phase is over: what lost something has broken."""
-        self.bad = Bad()
+        self.bad = FINE
         for connection in list(self._connections):
             if connection.lossy:
                 self.break_connection(connection)
