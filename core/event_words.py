@@ -169,6 +169,13 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "launch": _launch,
     "launch_ends": lambda f: f"launch ends: {_reason_of(f, 'verdict')}, exit code {f.whole('exit_code')}",
     "agent_ended": lambda f: f"agent of {f.text('node', '?')} ended with {_code(f)} after start {f.whole('starts')}",
+    "launch_failed": lambda f: (
+        f"srun could not start the agent of {f.text('node', '?')} ({_code(f)}, start {f.whole('starts')}): tried again"
+    ),
+    "own_srun": lambda f: f"{f.text('node', '?')} gets an srun of its own",
+    "end_time": lambda f: f"Slurm has moved the end of job {f.text('job', '?')}",
+    "joins": lambda f: f"{names(f.texts('nodes'))} of job {f.text('job', '?')} join the run's part {f.text('part')}",
+    "joiner_ends": lambda f: f"joining job ends with exit code {f.whole('exit_code')}",
     "node_left_job": lambda f: f"node {f.text('node', '?')} has left the job",
     "signal": _signal,
     "predecessor": lambda f: f"job {f.text('job', '?')} before this one: {_predecessor(f)}",

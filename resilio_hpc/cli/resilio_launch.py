@@ -18,7 +18,7 @@ from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.launch import checks, devices
 from resilio_hpc.launch.option_values import Caller
 from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.options_parser import parse
+from resilio_hpc.launch.options_parser import parse, parse_join
 
 if TYPE_CHECKING:
     from resilio_hpc.launch.notify_targets import Target
@@ -44,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _launch(argv: Sequence[str]) -> int:
     caller = _caller()
+    request = parse_join(argv, caller)
+    if request is not None:
+        from resilio_hpc.launch import joiner
+
+        return joiner.run(request)
     parsed = parse(argv, caller)
     here = devices.read_devices(caller.environment)
     notes = parsed.notes + checks.check(parsed.options, caller.environment, caller.cwd, here)

@@ -180,6 +180,12 @@ RUN = (
         default=(),
         repeatable=True,
     ),
+    Flag(
+        ("--join",),
+        "instead of SCRIPT: add the nodes of this job to the run of another job, which says everything else; "
+        "only --join-timeout, --dry-run and --json can be given with it",
+        metavar="RUN_DIR",
+    ),
     Flag(("--dry-run",), "check everything, print what would be done, start nothing", None, False),
     Flag(("--json",), "with --dry-run: as JSON", None, False),
 )
@@ -282,6 +288,8 @@ EXAMPLES = """examples:
       resilio-launch --nproc-per-node gpu --chain train.py --config large.yaml
   in an allocation of 5 nodes, one of them a spare, going on with as few as 2:
       resilio-launch --nnodes 2:4 --spares 1 --nproc-per-node 8 train.py
+  in a job of its own, to add its nodes to a run that lost some:
+      resilio-launch --join /shared/runs/large
   on this machine:
       resilio-launch --nproc-per-node 2 train.py
   tell a chat's webhook (its URL, which is a secret, is the file's only line) and a command of yours:

@@ -33,7 +33,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
     """Options and notes from a namespace of ``options_parser.build_parser``. Raises UsageError."""
     _check_numbers(raw)
     script, kind, arguments = _program(raw, caller.environment)
-    local_nodes = _local_nodes(caller.environment)
+    local_nodes = local_nodes_of(caller.environment)
     least, most = _nodes(raw, caller.environment, local_nodes)
     join_timeout, notes = _join_timeout(raw)
     parse_std(raw.redirects, "--redirects")
@@ -124,7 +124,8 @@ def _program(raw: argparse.Namespace, environment: Mapping[str, str]) -> tuple[s
     return script, "module" if raw.module and not raw.run_path else "script", arguments
 
 
-def _local_nodes(environment: Mapping[str, str]) -> int:
+def local_nodes_of(environment: Mapping[str, str]) -> int:
+    """How many nodes this machine plays, 0 for none but itself. Raises UsageError."""
     text = environment.get(LOCAL_NODES_VARIABLE, "")
     if not text:
         return 0

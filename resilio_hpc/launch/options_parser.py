@@ -7,13 +7,14 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import resilio_hpc
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.option_table import DESCRIPTION, EXAMPLES, GROUPS, USAGE, Flag
-from resilio_hpc.launch.option_values import Caller, interpret
-from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.option_values import Caller, interpret, local_nodes_of
+from resilio_hpc.launch.options import DEFAULT_JOIN_TIMEOUT_S, LaunchOptions
 
 _FLAGS = tuple(flag for _, flags in GROUPS for flag in flags)
 
@@ -24,6 +25,20 @@ class Parsed:
 
     options: LaunchOptions
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """``--join``: everything but this comes from the run."""
+
+    run_dir: str
+    join_timeout_s: float = DEFAULT_JOIN_TIMEOUT_S
+    local_nodes: int = 0
+    dry_run: bool = False
+    json: bool = False
+
+
+WITH_JOIN = frozenset({"join", "join_timeout", "dry_run", "json"})
 
 
 class _NothingToRun(UsageError):
@@ -152,6 +167,42 @@ def parse(argv: Sequence[str], caller: Caller) -> Parsed:
     )
     options, more_notes = interpret(raw, caller)
     return Parsed(options, notes + more_notes)
+
+
+def parse_join(argv: Sequence[str], caller: Caller) -> JoinRequest | None:
+    """Read a command line that asks to join a run; None for any other. Raises UsageError."""
+    if not any(word.split("=", 1)[0] == "--join" for word in argv):
+        return None
+    parser = build_parser(caller.environment)
+    script = True
+    try:
+        raw, unknown = parser.parse_known_args(list(argv))
+    except _NothingToRun:
+        script = False
+        try:
+            raw, unknown = parser.parse_known_args([*argv, "-"])
+        except _NothingToRun:
+            raise UsageError("--join: needs a value, the directory of a run") from None
+    if raw.join is None:
+        return None  # the script's own flag
+    if unknown:
+        raise UsageError(_unknown_flag(unknown[0]))
+    if script:
+        raise UsageError(f"--join takes no script, {raw.training_script!r} was given: the run says what is trained")
+    others = sorted(raw.given - parser.get_default("given") - WITH_JOIN)
+    if others:
+        raise UsageError(f"--{others[0].replace('_', '-')} cannot be given with --join: the run's own options hold")
+    if raw.json and not raw.dry_run:
+        raise UsageError("--json belongs to --dry-run; a run's events are in RUN_DIR/ledger")
+    if not raw.join.strip():
+        raise UsageError("--join is empty: is the shell variable that should hold the run directory set?")
+    if raw.join_timeout is not None and raw.join_timeout < 0:
+        raise UsageError(f"--join-timeout: {raw.join_timeout:g} is not possible, it must be 0 or more")
+    return JoinRequest(
+        str(caller.cwd / Path(raw.join).expanduser()),
+        DEFAULT_JOIN_TIMEOUT_S if raw.join_timeout is None else raw.join_timeout,
+        local_nodes_of(caller.environment), raw.dry_run, raw.json,
+    )  # fmt: skip
 
 
 def _is_known(word: str) -> bool:

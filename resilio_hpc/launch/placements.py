@@ -1,4 +1,4 @@
-"""Where agents run and how one is started: on this machine, or on a node of the allocation through srun."""
+"""Where agents run and how they are started: on this machine, or on nodes of the allocation through srun."""
 
 from __future__ import annotations
 
@@ -9,54 +9,86 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from resilio_hpc.core.errors import UsageError
+import msgspec
+
+from resilio_hpc.core.errors import CommandError, UsageError
+from resilio_hpc.core.process import run
+from resilio_hpc.launch import srun_groups
 from resilio_hpc.launch.agent_settings import AgentSettings
+from resilio_hpc.launch.agent_starts import Attempts
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.allocation import Allocation
 
 # Without these flags srun ends the whole step when one node or task dies (Slurm's manual, srun(1)).
 SURVIVAL_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
-RESTART_WINDOW_S = 60.0
-MAX_RESTARTS_IN_WINDOW = 6
+GROUP_VARIABLE = "RESILIO_SRUN_GROUP"  # nodes per srun, for rehearsals: 1 is one srun per node at any size
 
 
-@dataclass
-class Placement:
-    """One node's agent process, started again when it dies."""
+@dataclass(frozen=True)
+class Recipe:
+    """How this job's agents are started. ``settings`` are those of any node; ``binds``: Slurm binds tasks to CPUs."""
 
     settings: AgentSettings
-    argv: tuple[str, ...]
-    process: subprocess.Popen[bytes] | None = None
-    given_up: bool = False
-    starts: list[float] = field(default_factory=list)
-    next_start: float = 0.0
+    allocation: Allocation | None
+    by_srun: bool
+    binds: bool = False
+
+    def argv(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """The command that runs an agent on each of the nodes."""
+        settings = self.settings
+        if len(nodes) == 1:
+            node = nodes[0]
+            settings = msgspec.structs.replace(settings, node=node, address=settings.address or node)
+        agent = (sys.executable, "-m", "resilio_hpc.launch.agent", settings.to_json())
+        if not self.by_srun or self.allocation is None:
+            return agent
+        return (*srun_argv(nodes, self.allocation, self.binds), *agent)
+
+
+class Placement:
+    """One process that runs the agents of one node, or of a group of nodes through one srun."""
+
+    def __init__(self, nodes: tuple[str, ...], recipe: Recipe, group: Placement | None = None) -> None:
+        self.nodes = nodes
+        self.covers_group = len(nodes) > 1
+        self.recipe = recipe
+        self.group = group  # the group that its node was taken out of
+        self.attempts = Attempts(recipe.settings.options.join_timeout_s)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.left = False  # it ended in good order, or has no node any more: not to be started again
 
     @property
-    def node(self) -> str:
-        """The node's name."""
-        return self.settings.node
+    def label(self) -> str:
+        """How the ledger and the user are told of it."""
+        return self.nodes[0] if len(self.nodes) == 1 else ",".join(self.nodes)
+
+    @property
+    def done(self) -> bool:
+        """Whether it runs no more and never will."""
+        return self.process is None and (self.left or self.attempts.given_up)
+
+    def due(self, now: float) -> bool:
+        """Whether it is to be started."""
+        return self.process is None and not self.done and now >= self.attempts.next_start
 
     def start(self, now: float) -> None:
         """Start the agent (or the srun that runs it), in a session of its own."""
-        self.starts.append(now)
-        self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.attempts.started(now)
+        self.process = subprocess.Popen(self.recipe.argv(self.nodes), stdin=subprocess.DEVNULL, start_new_session=True)
 
-    def ended(self, now: float) -> int | None:
-        """The exit code when the process has just ended, and plan a restart with growing delays; else None."""
-        if self.process is None:
-            return None
-        code = self.process.poll()
-        if code is None:
-            return None
-        self.process = None
-        recent = [start for start in self.starts if now - start < RESTART_WINDOW_S]
-        if len(recent) >= MAX_RESTARTS_IN_WINDOW:
-            self.given_up = True
-        self.next_start = now + 0.05 * 2 ** max(0, len(recent) - 1)
+    def exit_code(self) -> int | None:
+        """The exit code when the process has just ended, else None."""
+        code = self.process.poll() if self.process is not None else None
+        if code is not None:
+            self.process = None
         return code
+
+    def running_s(self, now: float) -> float:
+        """How long it has been running; 0 when it does not."""
+        return now - self.attempts.began if self.process is not None else 0.0
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, if it runs."""
@@ -65,11 +97,12 @@ class Placement:
 
     def kill(self) -> None:
         """End it for good."""
-        self.given_up = True
+        self.left = True
         if self.process is not None:
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+            self.process = None
 
 
 @dataclass(frozen=True)
@@ -106,38 +139,69 @@ def site_of(options: LaunchOptions, allocation: Allocation | None) -> Site:
     return site
 
 
-def placements(
-    options: LaunchOptions, site: Site, allocation: Allocation | None, chained: bool, end_time: float | None
-) -> list[Placement]:
+def joining_site(allocation: Allocation | None, local_nodes: int) -> Site:
+    """Where the agents of a joiner run: as any launch's, but with names of their own where one machine plays nodes."""
+    if allocation is None or local_nodes:
+        key = f"joiner-{os.getpid()}-{int(time.time())}"
+        host = socket.gethostname().split(".")[0]
+        return Site("local", key, tuple(f"j{os.getpid()}n{i}" for i in range(local_nodes)) or (host,), True)
+    leads = not allocation.in_step or allocation.task == 0
+    return Site(
+        "step" if allocation.in_step else "batch", allocation.job, allocation.nodes, leads, allocation.restart_count
+    )
+
+
+def recipe_of(site: Site, allocation: Allocation | None, settings: AgentSettings) -> Recipe:
+    """How this site's agents are started, with ``settings`` for what does not depend on the site."""
+    settings = msgspec.structs.replace(
+        settings,
+        address="127.0.0.1" if site.mode == "local" else "",
+        supervisor_pid=0 if site.mode == "batch" else os.getpid(),
+    )
+    if site.mode != "batch":
+        return Recipe(settings, allocation, by_srun=False)
+    binds = "task/none" not in commands.config_value("TaskPlugin")
+    return Recipe(settings, allocation, by_srun=True, binds=binds)
+
+
+def placements(site: Site, recipe: Recipe, environment: Mapping[str, str]) -> list[Placement]:
     """The agents that this supervisor starts."""
-    here = allocation.node if allocation is not None and site.mode == "step" else None
-    made = []
-    binds = site.mode == "batch" and "task/none" not in commands.config_value("TaskPlugin")
-    for index, node in enumerate(site.nodes):
-        if here is not None and node != here:
-            continue
-        settings = AgentSettings(
-            options=options,
-            node=node,
-            job=site.key,
-            expected=site.nodes,
-            address="127.0.0.1" if site.mode == "local" else node,
-            chained=chained,
-            end_time=end_time,
-            supervisor_pid=0 if site.mode == "batch" else os.getpid(),
-        )
-        command: tuple[str, ...] = (sys.executable, "-m", "resilio_hpc.launch.agent", settings.to_json())
-        if site.mode == "batch" and allocation is not None:
-            command = (*srun_argv(node, allocation, index, binds), *command)
-        made.append(Placement(settings, command))
-    return made
+    allocation = recipe.allocation
+    if site.mode == "step" and allocation is not None:
+        return [Placement((allocation.node,), recipe)]
+    if site.mode != "batch" or allocation is None:
+        return [Placement((node,), recipe) for node in site.nodes]
+    size = _group_size(len(site.nodes), environment)
+    if size == 1:
+        return [Placement((node,), recipe) for node in site.nodes]
+    groups = srun_groups.group_nodes(site.nodes, allocation.cpus_per_node, _domains(), size)
+    return [Placement(group, recipe) for group in groups]
 
 
-def srun_argv(node: str, allocation: Allocation, index: int, binds: bool) -> tuple[str, ...]:
-    """One step of one task that sees the whole of its node. ``binds``: this Slurm binds tasks to CPUs. Pure."""
-    cpus = allocation.cpus_per_node[index] if index < len(allocation.cpus_per_node) else 0
+def _group_size(nodes: int, environment: Mapping[str, str]) -> int:
+    text = environment.get(GROUP_VARIABLE, "")
+    if text:
+        if not text.isdecimal() or int(text) < 1:
+            raise UsageError(f"{GROUP_VARIABLE}={text!r} in the environment is not a number of nodes")
+        return int(text)
+    return 1 if nodes <= srun_groups.SINGLE_UP_TO else srun_groups.GROUP_SIZE
+
+
+def _domains() -> list[srun_groups.Group]:
+    try:
+        return srun_groups.parse_topology(run(["scontrol", "show", "topology"], commands.TIMEOUT_S).stdout)
+    except CommandError:  # most clusters have none
+        return []
+
+
+def srun_argv(nodes: tuple[str, ...], allocation: Allocation, binds: bool) -> tuple[str, ...]:
+    """One step with one task per node, each of which sees the whole of it. ``binds``: Slurm binds tasks to CPUs. Pure.
+
+    The nodes of a group have the same number of CPUs."""
+    cpus = dict(zip(allocation.nodes, allocation.cpus_per_node, strict=False)).get(nodes[0], 0)
     return (
-        "srun", *SURVIVAL_FLAGS, "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}",
+        "srun", *SURVIVAL_FLAGS, "--overlap", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
+        "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}",
         *((f"--cpus-per-task={cpus}",) if cpus else ()), *(("--cpu-bind=none",) if binds else ()), "--mpi=none",
         "--unbuffered", "--job-name=resilio-agent",
     )  # fmt: skip

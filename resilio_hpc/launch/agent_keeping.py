@@ -1,0 +1,250 @@
+"""Keeps the agents of one job (or of one node) running, and passes signals on to them.
+
+A leading supervisor does this until there is a verdict, a joiner until its nodes have left the run. Nothing here waits
+for Slurm: one dead srun, or a slurmctld that does not answer, holds up no other agent.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.core.event_words import names
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch import leftovers, process_tree, run_directory, srun_groups, time_limit
+from resilio_hpc.launch import placements as p
+from resilio_hpc.launch.agent_starts import Launches, Pace
+from resilio_hpc.launch.announce import say
+from resilio_hpc.launch.controller_view import ControllerView
+from resilio_hpc.launch.job_watch import JobView, JobWatch
+from resilio_hpc.launch.run_directory import Run
+from resilio_hpc.slurm import commands
+
+WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # sbatch --signal=B:…: the time limit is near
+STATUS_INTERVAL_S = 1.0
+GROUP_RESTART_S = 1.0  # Slurm takes so long to end the rest of a group whose srun was killed
+OWN_STARTS = 3  # how often a node of a group is given an srun of its own
+
+
+class AgentKeeper:
+    """The agents of one site. ``over``: whether the run's part has its verdict, so that whoever ends may end.
+
+    ``leaves``: an agent that ends with 0 has left in good order and is not started again (joiners).
+    """
+
+    def __init__(
+        self,
+        site: p.Site,
+        run: Run,
+        recipe: p.Recipe,
+        ledger: Ledger,
+        over: Callable[[], bool],
+        leaves: bool = False,
+        watch: JobWatch | None = None,
+    ) -> None:
+        self.site = site
+        self.placements = p.placements(site, recipe, os.environ)
+        self._run = run
+        self._ledger = ledger
+        self._over = over
+        self._known_over = False
+        self._leaves = leaves
+        self._pace = Pace()
+        self._launches = Launches(len(self.placements))
+        self.end_time = recipe.settings.end_time
+        self._watch = watch or JobWatch(site.job)
+        self._watched = 0  # how many of its answers were taken
+        self._controller = ControllerView(run.path)
+        self._next_look = 0.0
+        self._own_starts: dict[str, int] = {}
+        self._said: set[str] = set()
+        self._received: list[int] = []
+        self._interrupts = 0
+        if site.mode == "batch" or (site.mode == "step" and site.leads):
+            self._watch.start()
+
+    def tend(self, now: float, over: bool) -> bool:
+        """Start what is due, restart what ended too early. Returns whether any agent runs or will."""
+        over = over or self._known_over
+        if self._watched != self._watch.answers and self._watch.view is not None:
+            self._watched = self._watch.answers
+            self._job_seen(self._watch.view)
+        if not over:
+            self._look_after_groups(now)
+        for placement in list(self.placements):
+            code = placement.exit_code()
+            if code is not None and not over:
+                over = self._known_over = self._over()
+                if not over:
+                    self._ended(placement, code, now)
+        for placement in self.placements:
+            if not over and placement.due(now) and self._may_start(now):
+                placement.start(now)
+        return any(placement.process is not None or not (placement.done or over) for placement in self.placements)
+
+    def _may_start(self, now: float) -> bool:
+        return self.site.mode != "batch" or self._pace.take(now, self._watch.answering)
+
+    @property
+    def running(self) -> int:
+        """How many of its processes run."""
+        return sum(placement.process is not None for placement in self.placements)
+
+    @property
+    def kept(self) -> int:
+        """How many run, or would be started again if the run went on."""
+        return sum(not placement.done for placement in self.placements)
+
+    @property
+    def left_in_order(self) -> bool:
+        """Whether every one ended well, or its node left the job."""
+        return all(placement.left for placement in self.placements)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no agent could ever be started, though Slurm answers."""
+        now = time.monotonic()
+        return self._watch.answering and self._launches.hopeless(each.running_s(now) for each in self.placements)
+
+    # -- one that ended ----------------------------------------------------------------------------------------
+
+    def _ended(self, placement: p.Placement, code: int, now: float) -> None:
+        if placement.left:
+            return
+        ran = placement.attempts.ended(now, code, placement.recipe.by_srun)
+        self._launches.count(ran)
+        for node in placement.nodes:
+            kind = "agent_ended" if ran else "launch_failed"
+            self._ledger.append(kind, node=node, exit_code=code, starts=placement.attempts.starts)
+        if self._leaves and code == 0:
+            placement.left = True
+            return
+        if self.site.mode == "batch":
+            self._watch.look_now()  # does the job still have the node?
+        attempts = placement.attempts
+        if len(placement.nodes) > 1:
+            attempts.next_start = max(attempts.next_start, now + GROUP_RESTART_S)
+            if attempts.failed_launches > 1:  # one dead node would hold all of them up
+                self._give_own_sruns(placement, placement.nodes, now)
+                return
+        self._tell(placement, code, ran)
+        if attempts.given_up and placement.group is not None and not placement.group.done:
+            placement.left = True
+            placement.group.nodes += placement.nodes  # its agent may live on in there
+
+    def _tell(self, placement: p.Placement, code: int, ran: bool) -> None:
+        who = f"the agent on {placement.label}" if len(placement.nodes) == 1 else f"agents on {names(placement.nodes)}"
+        if placement.attempts.given_up:
+            how = "ends again and again" if ran else "could not be started for too long"
+            self._say_once(f"{who} {how} (exit code {code}): not started any more")
+        elif not ran and placement.attempts.failed_launches == 1:
+            patience = placement.attempts.patience_s
+            self._say_once(f"srun could not start {who} (exit code {code}): trying again, for up to {patience:.0f} s")
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            say(line)
+
+    # -- groups ------------------------------------------------------------------------------------------------
+
+    def _look_after_groups(self, now: float) -> None:
+        """A group's srun goes on when one of its agents ends: that node gets an srun of its own."""
+        groups = [each for each in self.placements if each.covers_group and each.process is not None]
+        if not groups or now < self._next_look:
+            return
+        self._next_look = now + STATUS_INTERVAL_S
+        if not self._controller.look():
+            return
+        for placement in groups:
+            absent = srun_groups.absent_agents(
+                placement.nodes, self._controller.agents, self._controller.lost, placement.running_s(now)
+            )
+            wanted = tuple(node for node in absent if self._own_starts.get(node, 0) < OWN_STARTS)
+            if wanted:
+                self._watch.look_now()
+                self._give_own_sruns(placement, wanted, now)
+
+    def _give_own_sruns(self, placement: p.Placement, nodes: tuple[str, ...], now: float) -> None:
+        group = placement if placement.process is not None else None
+        for node in nodes:
+            self._own_starts[node] = self._own_starts.get(node, 0) + 1
+            alone = p.Placement((node,), placement.recipe, group)
+            alone.attempts.next_start = max(now, placement.attempts.next_start)
+            self.placements.append(alone)
+            self._ledger.append("own_srun", node=node)
+        placement.nodes = tuple(node for node in placement.nodes if node not in nodes)
+        if not placement.nodes:
+            placement.left = True
+
+    # -- what Slurm says ---------------------------------------------------------------------------------------
+
+    def _job_seen(self, view: JobView) -> None:
+        if self.site.mode == "batch":
+            for placement in self.placements:
+                for node in [node for node in placement.nodes if node not in view.nodes]:
+                    self._node_left(placement, node)
+        if view.end_time != self.end_time:
+            self._ledger.append("end_time", job=self.site.job, end_time=view.end_time, before=self.end_time)
+            self.end_time = view.end_time
+            time_limit.write_end_time(self._run.path, self.site.key, view.end_time)
+
+    def _node_left(self, placement: p.Placement, node: str) -> None:
+        if placement.left:
+            return
+        self._ledger.append("node_left_job", node=node)
+        if len(placement.nodes) == 1:
+            placement.kill()  # an srun to a node that is gone may hang
+        else:
+            placement.nodes = tuple(each for each in placement.nodes if each != node)
+
+    # -- signals -----------------------------------------------------------------------------------------------
+
+    def catch_signals(self, handled: tuple[str, ...]) -> None:
+        """From now on signals are for the agents."""
+        for number in {*WARNINGS, *(signal.Signals[name] for name in handled)}:
+            signal.signal(number, lambda received, _frame: self._received.append(received))
+
+    def forward_signals(self) -> frozenset[int]:
+        """Pass on what came, and return it. Raises KeyboardInterrupt at the second SIGINT."""
+        received, self._received = self._received, []
+        for number in received:
+            self._interrupts += 1
+            self._ledger.append("signal", signal=signal.Signals(number).name, to="agents")
+            if number == signal.SIGINT and self._interrupts > 1:
+                say("interrupted again: everything is killed at once")
+                raise KeyboardInterrupt
+            target = number if number == signal.SIGINT else signal.SIGUSR2 if number in WARNINGS else signal.SIGTERM
+            if self.site.mode == "batch":
+                self._signal_steps("USR2" if target == signal.SIGUSR2 else "TERM")
+            else:
+                for placement in self.placements:
+                    placement.signal(target)
+        return frozenset(received)
+
+    def _signal_steps(self, name: str) -> None:
+        try:  # srun turns SIGTERM into a kill; scancel reaches the agents themselves
+            commands.cancel(self.site.job, name)
+        except SlurmError as error:
+            say(f"could not pass on SIG{name}: {error}")
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """End all of them for good."""
+        self._watch.close()
+        for placement in self.placements:
+            placement.kill()
+
+    def clean_up(self) -> None:
+        """Remove what agents on this machine that were killed have left."""
+        if self.site.mode == "batch":
+            return
+        for placement in self.placements:
+            for node in placement.nodes:
+                process_tree.sweep(f"{self._run.run_id}:{node}")
+                for directory in run_directory.node_directories(self._run.run_id, node)[1:]:
+                    leftovers.remove(directory)

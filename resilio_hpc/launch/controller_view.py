@@ -1,0 +1,29 @@
+"""What the run's controller says of itself in the run directory, for those who are not connected to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core.json_fields import Fields, read_object
+
+
+class ControllerView:
+    """The controller's status file. It tells of a living controller only while it is being written anew."""
+
+    def __init__(self, run_path: Path) -> None:
+        self.agents: tuple[str, ...] = ()
+        self.lost: tuple[str, ...] = ()
+        self._path = run_path / "status.json"
+        self._pulse: tuple[Any, Any] = (None, None)
+
+    def look(self) -> bool:
+        """Read it. True when a controller has led since the look before; then ``agents`` and ``lost`` are its."""
+        status = read_object(self._path) or {}
+        pulse = (status.get("epoch"), status.get("pulse"))
+        moved = None not in (self._pulse[0], pulse[0]) and pulse != self._pulse
+        self._pulse = pulse
+        if moved:
+            self.agents = tuple(Fields(status).inner("agents").data)
+            self.lost = Fields(status).texts("lost")
+        return moved

@@ -1,0 +1,97 @@
+"""What Slurm says of this job while it runs: its nodes and its end, which both may change.
+
+Asked once a minute, and at once when something happened, in a thread of its own: a slurmctld that does not answer
+holds nobody up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from resilio_hpc.core.errors import CommandError, UsageError
+from resilio_hpc.core.process import run
+from resilio_hpc.slurm.hostlist import expand
+
+INTERVAL_S = 60.0
+RETRY_S = 5.0  # after no answer
+LEAST_S = 1.0  # between two questions
+TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class JobView:
+    """The job's nodes now, and when its time limit ends it (Unix seconds; None: unlimited)."""
+
+    nodes: tuple[str, ...]
+    end_time: float | None
+
+
+def parse_view(text: str, job: str) -> JobView | None:
+    """From ``squeue -o "%A|%N|%e"``, which lists all tasks of a job array under its number. Pure."""
+    for line in text.splitlines():
+        number, _, rest = line.partition("|")
+        nodes, _, end = rest.partition("|")
+        if number.strip() != job or not nodes.strip():
+            continue
+        try:
+            return JobView(tuple(expand(nodes)), _unix(end.strip()))
+        except UsageError:
+            return None
+    return None
+
+
+def _unix(text: str) -> float | None:
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None  # N/A, UNLIMITED
+
+
+def ask(job: str) -> JobView | None:
+    """Ask Slurm; None when it does not answer, or does not know the job."""
+    try:
+        return parse_view(run(["squeue", "-h", "-j", job, "-o", "%A|%N|%e"], TIMEOUT_S).stdout, job)
+    except CommandError:
+        return None
+
+
+class JobWatch:
+    """``view`` is the last answer, ``answering`` whether the last question was answered."""
+
+    def __init__(self, job: str, ask: Callable[[str], JobView | None] = ask, interval_s: float = INTERVAL_S) -> None:
+        self.view: JobView | None = None
+        self.answering = True
+        self.answers = 0  # how many there were
+        self._job = job
+        self._ask = ask
+        self._interval = interval_s
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="job watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def look_now(self) -> None:
+        """Something happened: ask as soon as may be."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Ask no more; a question that is on its way is left to itself."""
+        self._closed = True
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._closed:
+            view = self._ask(self._job)
+            self.answering = view is not None
+            if view is not None:
+                self.view = view
+                self.answers += 1
+            self._wake.wait(self._interval if view is not None else RETRY_S)
+            self._wake.clear()
+            time.sleep(0 if self._closed else LEAST_S)

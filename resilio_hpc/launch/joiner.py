@@ -1,0 +1,158 @@
+"""The supervisor of nodes that join a run from another job: ``resilio-launch --join RUN_DIR``.
+
+It keeps agents on its own nodes as any supervisor does. It never judges the run: it submits no next job, writes no
+verdict, and ends when the run's part that it joined has its verdict, or when its nodes have left.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.event_words import names
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch import closing, joining, run_directory
+from resilio_hpc.launch import placements as p
+from resilio_hpc.launch.agent_keeping import AgentKeeper
+from resilio_hpc.launch.agent_settings import AgentSettings
+from resilio_hpc.launch.announce import say
+from resilio_hpc.launch.controller_view import ControllerView
+from resilio_hpc.launch.join_plan import JoinPlan, join_plan
+from resilio_hpc.launch.options_parser import JoinRequest
+from resilio_hpc.launch.supervisor import POLL_S, VERDICT_POLL_S, Farewell
+from resilio_hpc.slurm import commands
+from resilio_hpc.slurm.allocation import detect
+
+LOOK_S = 0.25
+LEAST_WAIT_S = (
+    3.0  # a controller shows by its pulse that it lives, twice a second: even without patience look that long
+)
+
+
+class Joiner:
+    """One job's nodes in somebody else's part of a run."""
+
+    def __init__(self, request: JoinRequest) -> None:
+        self.request = request
+        self.path = Path(request.run_dir)
+        self.run = joining.find_run(self.path)
+        self.allocation = detect(os.environ)
+        self.site = p.joining_site(self.allocation, request.local_nodes)
+        self._view = ControllerView(self.path)
+
+    def wait_for_run(self) -> joining.LaunchRecord:
+        """Until the run can be joined. Raises UsageError when it never can, or not within the join timeout."""
+        began = time.monotonic()
+        said = ""
+        patience = self.request.join_timeout_s
+        while True:
+            facts = joining.look(self.path, self._view)
+            why = joining.judge(facts, self.path, self.site.nodes, self.site.mode == "local")
+            waited = time.monotonic() - began
+            if not why:
+                assert facts.record is not None
+                return facts.record
+            if waited > max(patience, LEAST_WAIT_S):
+                raise UsageError(f"--join {self.path}: {why}, and has not changed for {waited:.0f} s (--join-timeout)")
+            if why != said and waited > LEAST_WAIT_S:
+                said = why
+                if self.site.leads:
+                    say(f"waiting: {why}; for up to {patience:.0f} s (--join-timeout)")
+            time.sleep(LOOK_S)
+
+    def plan(self) -> JoinPlan:
+        """What joining would do. Raises UsageError as joining would."""
+        deadline = time.monotonic() + LEAST_WAIT_S
+        while True:
+            facts = joining.look(self.path, self._view)
+            why = joining.judge(facts, self.path, self.site.nodes, self.site.mode == "local")
+            if not why or time.monotonic() > deadline:
+                return join_plan(facts, self.path, self.site, why)
+            time.sleep(LOOK_S)
+
+    def run_to_end(self) -> int:
+        """The whole life of a joiner. Returns the exit code."""
+        record = self.wait_for_run()
+        try:
+            os.chdir(record.cwd)
+        except OSError as error:
+            raise UsageError(f"--join: the run works in {record.cwd}, which is not here: {error.strerror}") from None
+        name = self.allocation.node if self.allocation is not None and self.site.mode == "step" else "main"
+        ledger = Ledger(self.run.path / "ledger", f"{self.site.key}-joiner-{name}")
+        recipe = self._recipe(record)
+        ledger.append(
+            "joins", mode=self.site.mode, job=self.site.job, nodes=self.site.nodes, part=record.key,
+            end_time=recipe.settings.end_time,
+        )  # fmt: skip
+        if self.site.leads:
+            say(f"{names(self.site.nodes)} of job {self.site.job} join run {self.run.run_id} in {self.run.path}")
+        keeper = AgentKeeper(
+            self.site, self.run, recipe, ledger, over=lambda: self._verdict(record) is not None, leaves=True
+        )
+        keeper.catch_signals(record.options.signals_to_handle)
+        try:
+            self._keep(keeper, record)
+            left = keeper.left_in_order
+        finally:
+            keeper.kill()
+        keeper.clean_up()
+        return self._last_words(record, left, ledger)
+
+    def _recipe(self, record: joining.LaunchRecord) -> p.Recipe:
+        request = self.request
+        settings = AgentSettings(
+            options=joining.options_for(record, self.run.path, request.local_nodes, request.join_timeout_s),
+            node="", job=record.key, expected=self.site.nodes, address="", chained=record.chained,
+            end_time=commands.job_end_time(self.site.job) if self.site.mode != "local" else None,
+            join=True, own_job=self.site.key,
+        )  # fmt: skip
+        return p.recipe_of(self.site, self.allocation, settings)
+
+    def _verdict(self, record: joining.LaunchRecord) -> dict[str, object] | None:
+        return run_directory.read_verdict(self.run.path, record.key)
+
+    def _keep(self, keeper: AgentKeeper, record: joining.LaunchRecord) -> None:
+        next_look = 0.0
+        farewell: Farewell | None = None
+        while True:
+            now = time.monotonic()
+            keeper.forward_signals()
+            alive = keeper.tend(now, farewell is not None)
+            if farewell is None and now >= next_look:
+                next_look = now + VERDICT_POLL_S
+                farewell = Farewell(now, keeper.kept) if self._verdict(record) is not None else None
+            if not alive or (farewell is None and keeper.hopeless):
+                return
+            if farewell is not None and farewell.over(now, keeper.running, self.site):
+                return
+            time.sleep(POLL_S)
+
+    def _last_words(self, record: joining.LaunchRecord, left: bool, ledger: Ledger) -> int:
+        verdict = self._verdict(record)
+        if verdict is not None:
+            name = str(verdict.get("verdict"))
+            title = closing.ENDINGS.get(name, closing.UNKNOWN).title
+            line, code = f"the run ended while these nodes took part: {title}: {verdict.get('reason')}", 0
+        elif left:
+            line, code = f"left in good order: the run goes on without {names(self.site.nodes)}", 0
+        else:
+            line, code = "the agents were lost, and the run goes on without them: see the lines above", 1
+        ledger.append("joiner_ends", verdict=verdict.get("verdict") if verdict else None, exit_code=code)
+        if self.site.leads:
+            closing.show([line, f"see: resilio ledger {self.run.path}"])
+        return code
+
+
+def run(request: JoinRequest) -> int:
+    """Join a run with this job's nodes."""
+    joiner = Joiner(request)
+    if joiner.site.mode == "step" and joiner.allocation is not None and joiner.allocation.local_task > 0:
+        say(f"task {joiner.allocation.task} ends: one resilio-launch per node is enough (use srun --ntasks-per-node=1)")
+        return 0
+    if request.dry_run:
+        plan = joiner.plan()
+        print(plan.as_json() if request.json else plan.as_text(), flush=True)
+        return 0
+    return joiner.run_to_end()

@@ -1,0 +1,33 @@
+"""A job's end may be moved while it runs (``scontrol update TimeLimit=``): the new one reaches agents by a small file.
+
+Each job of a run has its own, ``links/<job>.end`` in the run directory: Unix seconds as text, replaced atomically. It
+exists only where the end has changed since the job's start, or was not known then.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from resilio_hpc.core.durable import write_atomic
+
+UNLIMITED = "unlimited"
+
+
+def _file(run_path: Path, key: str) -> Path:
+    return run_path / "links" / f"{key}.end"
+
+
+def write_end_time(run_path: Path, key: str, end_time: float | None) -> None:
+    """Tell the agents of a job (``placements.Site.key``) when it ends; None: never."""
+    text = UNLIMITED if end_time is None else repr(end_time)
+    write_atomic(_file(run_path, key), text.encode())
+
+
+def read_end_time(run_path: Path, key: str) -> float | None:
+    """The job's end as it was last changed, ``math.inf`` for never; None when it was not changed."""
+    try:
+        text = _file(run_path, key).read_text()
+        return math.inf if text == UNLIMITED else float(text)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,293 @@
+"""Agents are kept running: real processes, an srun of our own making that does what a test tells it, and no Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.core.ledger import Ledger, read_ledger
+from resilio_hpc.launch import run_directory
+from resilio_hpc.launch.agent_keeping import AgentKeeper
+from resilio_hpc.launch.agent_settings import AgentSettings
+from resilio_hpc.launch.job_watch import JobView, JobWatch
+from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.placements import GROUP_VARIABLE, Placement, Recipe, Site, placements, srun_argv
+from resilio_hpc.launch.time_limit import read_end_time
+from resilio_hpc.slurm.allocation import Allocation
+
+SRUN = """#!/bin/sh
+nodes=
+for word in "$@"; do
+    case $word in
+    --nodelist=*) nodes=${word#--nodelist=} ;;
+    --no-kill|--kill-on-bad-exit=0|--wait=0|--overlap|--nodes=*|--ntasks=*|--ntasks-per-node=1) ;;
+    --cpus-per-task=*|--mpi=none|--unbuffered|--job-name=*) ;;
+    -*) echo "unknown flag $word" >&2; exit 99 ;;
+    *) break ;;
+    esac
+done
+echo "$nodes" >> "$FAKE_SRUN/started"
+if [ -e "$FAKE_SRUN/exit" ]; then exit "$(cat "$FAKE_SRUN/exit")"; fi
+exec sleep 1000
+"""
+
+
+class StillWatch(JobWatch):
+    """Says what the test sets, and asks nobody."""
+
+    def __init__(self) -> None:
+        super().__init__("7")
+        self.asked = 0
+
+    def start(self) -> None:
+        pass
+
+    def look_now(self) -> None:
+        self.asked += 1
+
+    def says(self, *nodes: str, end_time: float | None = None) -> None:
+        self.view = JobView(nodes, end_time)
+        self.answers += 1
+
+
+class Bench:
+    """A keeper whose time the test drives."""
+
+    def __init__(self, path: Path, nodes: int, leaves: bool = False) -> None:
+        self.path = path
+        self.now = 1000.0
+        self.over = False
+        self.run = run_directory.open_run(path / "run")
+        names = tuple(f"n{number}" for number in range(1, nodes + 1))
+        options = LaunchOptions(script="train.py", kind="script", run_dir=str(self.run.path), join_timeout_s=100.0)
+        settings = AgentSettings(options, "", "7", names, "")
+        recipe = Recipe(settings, Allocation("7", names, "n1", False), by_srun=True)
+        self.watch = StillWatch()
+        ledger = Ledger(self.run.path / "ledger", "7-supervisor-main")
+        site = Site("batch", "7", names, True)
+        self.keeper = AgentKeeper(site, self.run, recipe, ledger, lambda: self.over, leaves, self.watch)
+
+    def tick(self, seconds: float = 0.05) -> bool:
+        self.now += seconds
+        return self.keeper.tend(self.now, self.over)
+
+    def until(self, reached: Callable[[], bool], seconds: float = 0.05) -> None:
+        """Let processes run in real time and the keeper's clock in its own."""
+        deadline = time.monotonic() + 30.0
+        while not reached():
+            assert time.monotonic() < deadline, self.started()
+            self.tick(seconds)
+            time.sleep(0.002)
+
+    def started(self) -> list[str]:
+        path = self.path / "started"
+        return path.read_text().split() if path.exists() else []
+
+    def of(self, node: str) -> Placement:
+        return next(each for each in self.keeper.placements if node in each.nodes)
+
+    def kill(self, node: str) -> None:
+        process = self.of(node).process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+
+    def ending(self, code: int | None) -> None:
+        """What sruns do from now on: end at once with this code, or run."""
+        if code is None:
+            (self.path / "exit").unlink()
+        else:
+            (self.path / "exit").write_text(str(code))
+
+    def status(self, pulse: int, agents: list[str], lost: list[str]) -> None:
+        status = {"epoch": 1, "pulse": pulse, "agents": {node: {} for node in agents}, "lost": lost}
+        (self.run.path / "status.json").write_text(json.dumps(status))
+
+    def kinds(self) -> list[str]:
+        return [f"{event.kind} {event.fields.get('node', '')}" for event in read_ledger(self.run.path / "ledger")]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "srun").write_text(SRUN)
+    (tmp_path / "bin" / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SRUN", str(tmp_path))
+    made: list[Bench] = []
+
+    def make(nodes: int, group: int = 1, leaves: bool = False) -> Bench:
+        monkeypatch.setenv(GROUP_VARIABLE, str(group))
+        made.append(Bench(tmp_path, nodes, leaves))
+        return made[0]
+
+    yield make
+    for each in made:
+        each.keeper.kill()
+
+
+def test_a_dead_srun_is_started_again_and_the_others_are_not_touched(bench: Callable[..., Bench]) -> None:
+    b = bench(3)
+    b.until(lambda: sorted(b.started()) == ["n1", "n2", "n3"])
+    before = {node: b.of(node).process for node in ("n1", "n3")}
+    b.kill("n2")
+    b.until(lambda: len(b.started()) == 4)
+    assert b.started()[-1] == "n2"
+    assert {node: b.of(node).process for node in ("n1", "n3")} == before
+    assert b.watch.asked == 1  # whether the node is still ours; nobody waited for the answer
+    assert b.kinds() == ["agent_ended n2"]
+
+
+def test_starts_come_one_after_the_other_when_there_are_many(bench: Callable[..., Bench]) -> None:
+    b = bench(24)
+    b.tick()
+    running = [b.keeper.running]
+    while running[-1] < 24:
+        b.tick(0.075)
+        running.append(b.keeper.running)
+    assert running[:4] == [16, 17, 19, 20]
+
+
+def test_launches_that_fail_while_slurm_is_away_are_tried_until_it_is_back(bench: Callable[..., Bench]) -> None:
+    b = bench(2)
+    b.until(lambda: len(b.started()) == 2)
+    b.ending(1)
+    b.watch.answering = False
+    b.kill("n2")
+    away = b.now + 60.0
+    b.until(lambda: b.now > away, seconds=0.5)
+    assert len(b.started()) > 8
+    assert not b.of("n2").attempts.given_up
+    b.ending(None)
+    b.watch.answering = True
+    b.until(lambda: b.keeper.running == 2, seconds=0.5)
+    assert "launch_failed n2" in b.kinds()
+    assert not b.keeper.hopeless
+
+
+def test_agents_that_can_be_started_nowhere_are_hopeless_and_those_of_one_node_are_not(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(2)
+    b.ending(1)
+    b.until(lambda: b.keeper.hopeless, seconds=0.1)
+    assert len(b.started()) >= 12
+    assert b.now < 1030.0
+    b.watch.answering = False
+    assert not b.keeper.hopeless  # it may be Slurm
+
+
+def test_a_node_that_left_the_job_is_not_started_again_and_its_srun_not_waited_for(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(3)
+    b.until(lambda: len(b.started()) == 3)
+    b.watch.says("n1", "n3")
+    assert b.tick()
+    assert b.keeper.running == 2
+    assert "node_left_job n2" in b.kinds()
+    b.tick(100.0)
+    assert len(b.started()) == 3
+
+
+def test_nothing_is_started_after_the_verdict(bench: Callable[..., Bench]) -> None:
+    b = bench(2)
+    b.until(lambda: len(b.started()) == 2)
+    b.over = True
+    for node in ("n1", "n2"):
+        b.kill(node)
+    deadline = time.monotonic() + 30.0
+    while b.keeper.tend(b.now, over=False):  # its supervisor has not seen the verdict yet
+        assert time.monotonic() < deadline
+        b.now += 0.5
+    assert len(b.started()) == 2
+
+
+def test_an_agent_of_a_joiner_that_ends_well_has_left_and_any_other_is_started_again(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(2, leaves=True)
+    b.until(lambda: len(b.started()) == 2)
+    b.ending(0)
+    for node in ("n1", "n2"):
+        b.kill(node)
+    b.until(lambda: not b.tick())
+    assert b.keeper.left_in_order
+    assert len(b.started()) == 4
+
+
+def test_a_group_shares_an_srun_and_is_restarted_as_a_group(bench: Callable[..., Bench]) -> None:
+    b = bench(4, group=2)
+    b.until(lambda: sorted(b.started()) == ["n1,n2", "n3,n4"])
+    b.kill("n3")
+    b.until(lambda: len(b.started()) == 3)
+    assert b.started()[-1] == "n3,n4"
+
+
+def test_a_group_that_cannot_be_launched_is_taken_apart(bench: Callable[..., Bench]) -> None:
+    b = bench(4, group=4)
+    b.ending(233)
+    b.until(lambda: len(b.started()) == 2)
+    assert b.started() == ["n1,n2,n3,n4"] * 2
+    b.until(lambda: len(b.keeper.placements) > 1)
+    b.ending(None)
+    b.until(lambda: {*b.started()[2:]} == {"n1", "n2", "n3", "n4"} and b.keeper.running == 4)
+
+
+def test_a_node_whose_agent_is_gone_gets_an_srun_of_its_own_and_its_group_goes_on(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(4, group=4)
+    b.until(lambda: b.started() == ["n1,n2,n3,n4"])
+    b.tick(90.0)
+    everybody = ["n1", "n2", "n3", "n4"]
+    b.status(1, everybody, ["n3"])
+    b.tick(2.0)
+    b.tick(2.0)
+    assert len(b.keeper.placements) == 1  # nobody leads: the file is an old one
+    b.status(2, everybody, ["n3"])
+    b.tick(2.0)
+    b.until(lambda: b.started() == ["n1,n2,n3,n4", "n3"])
+    assert b.of("n1").nodes == ("n1", "n2", "n4")
+    assert "own_srun n3" in b.kinds()
+    b.kill("n1")
+    b.until(lambda: b.started()[2:] == ["n1,n2,n4"])
+
+
+def test_a_moved_end_of_the_job_reaches_the_run_directory(bench: Callable[..., Bench]) -> None:
+    b = bench(1)
+    b.watch.says("n1")
+    b.tick()
+    assert read_end_time(b.run.path, "7") is None
+    b.watch.says("n1", end_time=5000.0)
+    b.tick()
+    assert read_end_time(b.run.path, "7") == 5000.0
+    assert [kind for kind in b.kinds() if kind.startswith("end_time")] == ["end_time "]
+
+
+def test_what_a_group_is_told() -> None:
+    nodes = tuple(f"n{number}" for number in range(40))
+    allocation = Allocation("7", nodes, "n0", False, cpus_per_node=(8,) * 40)
+    options = LaunchOptions(script="train.py", kind="script", run_dir="/run")
+    recipe = Recipe(AgentSettings(options, "", "7", nodes, ""), allocation, by_srun=True, binds=True)
+    argv = recipe.argv(("n3", "n4"))
+    settings = AgentSettings.from_json(argv[-1])
+    assert settings.node == ""
+    assert settings.on_this_node({"SLURMD_NODENAME": "n4"}).address == "n4"
+    assert AgentSettings.from_json(recipe.argv(("n3",))[-1]).node == "n3"
+    flags = set(srun_argv(("n3", "n4"), allocation, binds=True))
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n3,n4", "--cpus-per-task=8"} <= flags
+    assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--cpu-bind=none"} <= flags
+
+
+def test_up_to_32_nodes_have_an_srun_each_and_more_share_them() -> None:
+    options = LaunchOptions(script="train.py", kind="script", run_dir="/run")
+    for count, groups in ((32, 32), (33, 3), (1024, 64)):
+        nodes = tuple(f"n{number}" for number in range(count))
+        recipe = Recipe(AgentSettings(options, "", "7", nodes, ""), Allocation("7", nodes, "n0", False), by_srun=True)
+        assert len(placements(Site("batch", "7", nodes, True), recipe, {})) == groups

@@ -1,0 +1,63 @@
+"""What Slurm says of our own job while it runs."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from pathlib import Path
+
+from resilio_hpc.launch.job_watch import JobView, JobWatch, parse_view
+from resilio_hpc.launch.time_limit import read_end_time, write_end_time
+
+
+def test_nodes_and_end_of_this_job_are_read() -> None:
+    end = time.mktime(time.strptime("2026-11-21T15:00:00", "%Y-%m-%dT%H:%M:%S"))
+    assert parse_view("7|n[1-2],m3|2026-11-21T15:00:00\n", "7") == JobView(("n1", "n2", "m3"), end)
+    assert parse_view("7|n1|N/A\n", "7") == JobView(("n1",), None)
+
+
+def test_of_an_array_only_our_own_task_counts() -> None:
+    assert parse_view("9|n9|N/A\n8|n8|N/A\n7|n1|N/A\n", "7") == JobView(("n1",), None)
+
+
+def test_no_answer_is_no_view() -> None:
+    for text in ("", "\n", "7||2026-11-21T15:00:00\n", "slurm_load_jobs error", "7|n[1-|N/A"):
+        assert parse_view(text, "7") is None
+
+
+def test_the_last_answer_stands_while_slurm_is_silent_and_a_look_does_not_wait() -> None:
+    answers = [JobView(("n1", "n2"), 5.0), None]
+    asked, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def ask(job: str) -> JobView | None:
+        assert job == "7"
+        asked.release()
+        go_on.acquire()
+        return answers.pop(0)
+
+    watch = JobWatch("7", ask, interval_s=1e6)
+    watch.start()
+    asked.acquire()
+    assert watch.view is None
+    go_on.release()
+    watch.look_now()
+    asked.acquire()  # the second question is on its way: the first was answered
+    assert (watch.view, watch.answers, watch.answering) == (JobView(("n1", "n2"), 5.0), 1, True)
+    watch.close()
+    go_on.release()
+    watch._thread.join(10.0)
+    assert not watch._thread.is_alive()
+    assert (watch.view, watch.answers, watch.answering) == (JobView(("n1", "n2"), 5.0), 1, False)
+
+
+def test_a_changed_end_is_read_back(tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    assert read_end_time(tmp_path, "7") is None
+    write_end_time(tmp_path, "7", 1795280000.25)
+    assert read_end_time(tmp_path, "7") == 1795280000.25
+    assert read_end_time(tmp_path, "7r1") is None
+    write_end_time(tmp_path, "7", None)
+    assert read_end_time(tmp_path, "7") == math.inf
+    (tmp_path / "links" / "7.end").write_text("soon")
+    assert read_end_time(tmp_path, "7") is None

@@ -1,0 +1,122 @@
+"""Nodes join a real run on this machine, take part in it, and leave it or see its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.core.ledger import Event, read_ledger
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60.0
+SCRIPT = """
+import time
+import torch
+from resilio_hpc import ckpt, train
+run = train.attach()
+state = {"x": torch.ones(10)}
+checkpointer = ckpt.Checkpointer(layout=ckpt.REPLICATED)
+begin = (checkpointer.restore(state) or (0,))[0]
+for step in run.steps(begin, 1_000_000, save=lambda done: checkpointer.save(done, state), every=10):
+    time.sleep(0.02)
+"""
+
+
+class LocalRun:
+    """Two nodes train until told to end, and would use three."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "run"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        (folder / "train.py").write_text(SCRIPT)
+        self.launch = self.start("main", 2, "--nnodes", "2:3", "--join-timeout", "1", "--run-dir", "run", "train.py")
+
+    def start(self, name: str, nodes: int, *argv: str) -> subprocess.Popen[bytes]:
+        foreign = ("SLURM", "PET_", "TORCH", "RESILIO")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+        environment = kept | {"PYTHONPATH": str(ROOT), "RESILIO_LOCAL_NODES": str(nodes)}
+        with (self.folder / f"{name}.txt").open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", *argv],
+                cwd=self.folder, env=environment, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+        self._processes.append(process)
+        return process
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.txt").read_text()
+
+    def events(self, kind: str) -> list[Event]:
+        directory = self.path / "ledger"
+        return [event for event in read_ledger(directory) if event.kind == kind] if directory.is_dir() else []
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not reached():
+            assert time.monotonic() < deadline, [path.read_text() for path in self.folder.glob("*.txt")]
+            assert self.launch.poll() is None, self.said("main")
+            time.sleep(0.05)
+
+    def round_of(self, nodes: int) -> bool:
+        """Whether ranks of so many nodes have done a step together, in the newest round."""
+        rounds = self.events("round")
+        number = rounds[-1].fields["round"] if rounds else -1
+        return (
+            bool(rounds)
+            and len(rounds[-1].fields["members"]) == nodes
+            and any(event.fields["round"] == number for event in self.events("first_step"))
+        )
+
+    def end(self) -> str:
+        """End the run in good order; returns its verdict."""
+        self.launch.send_signal(signal.SIGTERM)
+        self.launch.wait(PATIENCE_S)
+        return str(json.loads((self.path / "verdict.json").read_text())["verdict"])
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            process.wait(60.0)
+
+
+@pytest.fixture
+def local_run(tmp_path: Path) -> Iterator[LocalRun]:
+    run = LocalRun(tmp_path)
+    yield run
+    run.close()
+
+
+def test_a_joiner_takes_part_and_sees_the_end_of_the_run(local_run: LocalRun) -> None:
+    run = local_run
+    run.until(lambda: (run.path / "launch.json").exists())
+    joiner = run.start("joiner", 1, "--join", "run")  # it waits for a controller
+    run.until(lambda: run.round_of(3))
+    assert run.end() == "terminated"
+    assert joiner.wait(PATIENCE_S) == 0
+    assert "the run ended while these nodes took part: terminated" in run.said("joiner")
+    (event,) = run.events("joins")
+    assert event.fields["nodes"][0] in run.events("round")[-1].fields["members"]
+    assert len(list((run.path / "links").glob("*.json"))) == 1  # the verdict is the run's, not the joiner's
+
+
+def test_a_joiner_that_is_warned_leaves_and_the_run_goes_on(local_run: LocalRun) -> None:
+    run = local_run
+    run.until(lambda: run.round_of(2))
+    joiner = run.start("joiner", 1, "--join", "run")
+    run.until(lambda: run.round_of(3))
+    joiner.send_signal(signal.SIGTERM)
+    assert joiner.wait(PATIENCE_S) == 0
+    assert "left in good order: the run goes on without" in run.said("joiner")
+    run.until(lambda: run.round_of(2))
+    assert run.end() == "terminated"
