@@ -1,7 +1,7 @@
 """The controller's side of the lease between two jobs of a run: it leads only while it can be sure to be the only one.
 
 It is sure while the run directory takes its pulse and knows no newer epoch, or else while Slurm says that its job is
-running, since no later job of the chain can run then. With neither for ``LEASE_S`` it gives no leases until one answers.
+running, since no later job of the chain can run then. With neither for ``LEASE_S`` it gives no leases.
 """
 
 from __future__ import annotations
