@@ -32,10 +32,13 @@ from resilio_hpc.launch.controller_state import (
     Send,
     StepDown,
 )  # fmt: skip
+from resilio_hpc.launch.controller_status import status
 from resilio_hpc.launch.link_guard import LinkGuard
 from resilio_hpc.launch.storage import Storage
 
 STATUS_INTERVAL_S = 0.5
+STATUS_AGENTS_PER_S = 4000  # thousands of agents make a long status, written less often
+MAX_CALLERS = 25_000  # agents and orphans whom we could answer
 VERDICT_TIMEOUT_S = 120.0  # a hung file system comes back within that, mostly; without a verdict nobody knows
 VERDICT_RETRY_S = 1.0
 
@@ -73,7 +76,8 @@ class ControllerHost:
         self.controller: Controller | None = None
         self.absent: tuple[str, ...] = ()
         """Nodes of the job without an agent when our verdict fell."""
-        self._identities: dict[str, bytes] = {}
+        self._identities: dict[str, bytes] = {}  # whoever spoke last is last
+        self._encoded: tuple[m.ToAgent | None, bytes] = (None, b"")  # what goes to many is encoded once
         self._ledger = ledger
         self._storage = storage
         self._counters = counters
@@ -118,12 +122,12 @@ class ControllerHost:
         for frames in wire.receive_all(self.socket):
             try:
                 message = m.to_controller.decode(frames[1]) if len(frames) == 2 else None
-                if message is None:
-                    raise WireError("not two frames")
+                if message is None or not _speaks_for(frames[0], message.node):
+                    raise WireError("not two frames, or in another node's name")
             except WireError:
                 self._counters.dropped += 1
                 continue
-            self._identities[message.node] = frames[0]
+            self._remember(message.node, frames[0])
             if isinstance(message, m.Orphan | m.Vote):
                 self._agent.peer_said(message)
             elif self.controller is None:
@@ -131,6 +135,13 @@ class ControllerHost:
                     self._agent.taken_for_controller(message)
             elif not self._superseded(message.epoch):
                 self._carry_out(self.controller.handle(message))
+
+    def _remember(self, node: str, identity: bytes) -> None:
+        """Where to answer ``node``; whom we have not heard for longest is forgotten when there are too many."""
+        self._identities.pop(node, None)
+        self._identities[node] = identity
+        if len(self._identities) > MAX_CALLERS:
+            del self._identities[next(iter(self._identities))]
 
     def say_to(self, node: str, message: m.ToAgent) -> None:
         """Send to an agent that called this one."""
@@ -170,7 +181,7 @@ class ControllerHost:
         if self._verdict is not None and now >= self._next_verdict:
             self._write_verdict(now)
         if now >= self._next_status:
-            self._next_status = now + STATUS_INTERVAL_S
+            self._next_status = now + max(STATUS_INTERVAL_S, len(self.controller.agents) / STATUS_AGENTS_PER_S)
             self._storage.request("status", lambda reply: self._learn_newest(reply, now), status=self._status())
         self._guard.tick(now)
         if self._guard.changed(now):
@@ -231,8 +242,15 @@ class ControllerHost:
 
     def _send(self, node: str, message: m.ToAgent) -> None:
         identity = self._identities.get(node)
-        if identity is not None:
-            wire.send(self.socket, [identity, m.to_agent.encode(message)])
+        if identity is None:
+            return
+        if message is not self._encoded[0]:
+            try:
+                self._encoded = (message, m.to_agent.encode(message))
+            except WireError as error:
+                self._say(f"a {type(message).__name__} to {node} cannot be sent: {error}")
+                return
+        wire.send(self.socket, [identity, self._encoded[1]])
 
     def _finish(self, finish: Finish) -> None:
         if self.controller is not None:
@@ -274,32 +292,9 @@ class ControllerHost:
         assert controller is not None
         if controller.enrolment.leads:
             self._pulse += 1
-        return {
-            "v": 1,
-            "pulse": self._pulse,
-            "time": time.time(),
-            "epoch": controller.epoch,
-            "controller": controller.node,
-            "phase": controller.phase,
-            "round": controller.round,
-            "restarts": controller.restarts,
-            "without_progress": controller.without_progress,
-            "committed": controller.checkpoints.committed,
-            "members": [asdict_member(member) for member in controller.members],
-            "agents": {
-                node: {
-                    "silent_s": round(time.monotonic() - agent.heard, 2),
-                    "step": agent.step,
-                    "step_s": agent.step_time,
-                    "held": sorted({held.step for held in agent.held}),
-                }
-                for node, agent in controller.agents.items()
-            },
-            "lost": sorted(controller.lost),
-            "refused": asdict(self._counters),
-        }
+        return status(controller, self._pulse, self._counters)
 
 
-def asdict_member(member: m.Member) -> dict[str, Any]:
-    """A member as JSON."""
-    return {field: getattr(member, field) for field in member.__struct_fields__}
+def _speaks_for(identity: bytes, node: str) -> bool:
+    """Whether a connection (``node/incarnation``) is that node's: a peer cannot flood us with others' names."""
+    return identity.partition(b"/")[0] == node.encode()
