@@ -79,7 +79,8 @@ class Agent:
             self.notifier.take,
         )  # fmt: skip
         incarnation = secrets.token_hex(4)
-        self._name = f"{settings.node}/{incarnation}".encode()  # of our end of a connection, never used twice
+        self._name = f"{settings.node}/{incarnation}".encode()
+        self._calls = 0  # a connection's name is never used twice: a listener may not know yet that the last one died
         self.snapshots = LocalSnapshots(self)
         slots = local_world_size(settings.options.nproc_per_node, read_devices(os.environ))
         hello = m.Hello(
@@ -236,7 +237,8 @@ class Agent:
     def follow(self, record: EpochRecord) -> None:
         """Connect to a controller."""
         self._hang_up()
-        self.caller = wire.call(self.context, self.keys, record.endpoint, self._name)
+        self._calls += 1
+        self.caller = wire.call(self.context, self.keys, record.endpoint, self._name + b"/%d" % self._calls)
         self.monitor = self.caller.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     def _hang_up(self) -> None:

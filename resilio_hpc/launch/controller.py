@@ -77,6 +77,7 @@ class Controller:
         self._adopted: tuple[int, int] = (-1, -1)  # (epoch, round) of the newest soft state taken over
         self._end: m.End | None = None
         self._own_end_due: float | None = None
+        self._own_end_said = False
         self._finish: Finish | None = None  # decided, and waiting for a quorum
         self._out: list[Action] = []
 
@@ -363,16 +364,16 @@ class Controller:
 
     def _say_end(self, node: str) -> None:
         """``node`` may have missed it."""
-        if self._end is not None and self._own_end_due is not None and node != self.node:
+        if self._end is not None and self._own_end_due is not None and (node != self.node or self._own_end_said):
             self.send(node, self._end)
 
     def _let_go(self) -> None:
         """Our own agent goes when all others have gone, or have had time enough."""
         if self._end is None or self._own_end_due is None or self.node not in self.agents:
             return  # our own agent has not presented itself yet
-        if not self.agents.keys() - {self.node} or self.now() >= self._own_end_due:
+        if not self._own_end_said and (not self.agents.keys() - {self.node} or self.now() >= self._own_end_due):
+            self._own_end_said = True
             self.send(self.node, self._end)
-            self._end = None
 
     # -- what the parts share ----------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from resilio_hpc.launch.recovery import Plan
 if TYPE_CHECKING:
     from resilio_hpc.launch.controller import Controller
 
-ABSENT_S = 1.0  # how long the agents that are left may take to find a new controller
+ABSENT_S = 0.5  # how long the agents that are left may take to find a new controller, at least
+ABSENT_SHARE = 0.2  # of the heartbeat timeout: they do not all find it silent at the same moment
 KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 PREPARATION_KINDS = ("store_lost", "spawner_lost", "spawn")  # failures that can come before any rank runs
 
@@ -95,7 +96,11 @@ class Incidents:
         """Members of an earlier epoch that did not come to us, once the leases that they may hold are over."""
         controller = self._controller
         silent = min(controller.term.silent_s, controller.config.heartbeat_timeout_s)
-        wait = max(ABSENT_S, controller.config.heartbeat_timeout_s - silent)
+        wait = max(
+            ABSENT_S,
+            ABSENT_SHARE * controller.config.heartbeat_timeout_s,
+            controller.config.heartbeat_timeout_s - silent,
+        )
         if controller.phase != "gathering" or now < controller.began + wait:
             return {}
         known = controller.agents.keys() | controller.lost | controller.left

@@ -5,6 +5,8 @@ next, and says so. A node that is orphaned itself and hears a quorum of orphans 
 a quorum of votes it leads. A vote is kept on the node's disk: one per epoch, and nothing older is followed afterwards.
 Nobody who has a controller takes part, so one node with a bad link disturbs nobody.
 
+Elected epochs are even, and unique since votes are; claimed ones are odd, and unique since files are.
+
 The run directory is asked for three things: the very first epoch of a job, which is claimed by creating its file; the
 name of the controller, for agents that know nobody; and the witness, where exactly half of the votes are at hand.
 """
@@ -280,8 +282,9 @@ class Succession:
 
     def _stand(self, now: float) -> None:
         known = max([self.newest, *(word.newest for word, _ in self._orphans.values())])
-        self._promise(known + 1, self._node)
-        self._candidacy = Candidacy(known + 1, now, {self._node: self.silent_s(now)})
+        epoch = known + 2 - known % 2
+        self._promise(epoch, self._node)
+        self._candidacy = Candidacy(epoch, now, {self._node: self.silent_s(now)})
 
     def _canvass(self, now: float) -> None:
         candidacy = self._candidacy
@@ -344,7 +347,8 @@ class Succession:
                     self._tell_of_promise(record, now)
         if self._may_claim_first(record, now):
             self._scanning = True
-            self._ports.claim_epoch(max(self.newest, record.epoch if record else 0) + 1)
+            known = max(self.newest, record.epoch if record else 0)
+            self._ports.claim_epoch(known + 1 + known % 2)
 
     def _tell_of_promise(self, record: EpochRecord, now: float) -> None:
         """Somebody leads whom we may not follow any more: once it hears that, it stands anew."""
