@@ -61,13 +61,14 @@ class Chain:
         if not self._site.leads:
             return self._follow_the_leader()
         while True:
+            number = turns.next_number(self._run_path)  # before we look: whoever comes in between, takes it from us
             last = turns.newest(self._run_path)
             if last and last[0].part == self._site.key:
                 return None  # another launch in the same part of the same job
             decision = self._judge(last[0]) if last else Decision(True, "", clean=True)
             if not decision.goes_on:
                 return self._stop(decision)
-            if self._take_turn(last[0].number + 1 if last else 1):
+            if self._take_turn(number):
                 if last and not decision.clean:
                     self._wait_for(last[0])
                 if self._site.mode == "step":

@@ -32,10 +32,24 @@ class Turn:
 
 def newest(run_path: Path, count: int = 1) -> list[Turn]:
     """The last turns, newest first. Damaged ones are left out."""
+    found: list[Turn] = []
+    for number in _numbers(run_path):
+        turn = _read(_file(run_path, number))
+        if turn is not None:
+            found.append(turn)
+        if len(found) == count:
+            break
+    return found
+
+
+def next_number(run_path: Path) -> int:
+    """The number that the next turn has."""
+    return max(_numbers(run_path), default=0) + 1
+
+
+def _numbers(run_path: Path) -> list[int]:
     found = [_NAME.fullmatch(path.name) for path in (run_path / "links").iterdir()]
-    numbers = sorted((int(match.group(1)) for match in found if match), reverse=True)
-    turns = (_read(_file(run_path, number)) for number in numbers[:count])
-    return [turn for turn in turns if turn is not None]
+    return sorted((int(match.group(1)) for match in found if match), reverse=True)
 
 
 def take(run_path: Path, turn: Turn) -> bool:

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from cluster_fixture import repair, skip_without_slurm, unique_name
 
+from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.demo.stage import binds
-from resilio_hpc.launch import handover, turns
+from resilio_hpc.launch import handover, link_lease, turns
 from resilio_hpc.slurm import chain
 from resilio_hpc.slurm.devcluster import DevCluster, image
 
@@ -273,3 +274,25 @@ def test_where_no_further_job_may_be_queued_the_job_requeues_itself(
     wait_for(lambda: len(chain.read_links(run.path)) == 2, run.output)
     following = chain.read_links(run.path)[-1].job
     assert run.said(following)["over"] is None
+
+
+@pytest.mark.slow
+def test_a_lost_batch_host_leaves_a_record_and_its_node_is_waited_for(begin: Callable[..., ChainRun]) -> None:
+    run = begin("--nodes=2")
+    following = run.said(run.first)["successor"]
+    host, survivor = run.said(run.first)["nodes"]
+    run.cluster.crash(host)
+    program = (
+        "from pathlib import Path; from resilio_hpc.launch.last_one_out import close_job; "
+        f"print(close_job(Path({run.inside!r}), {run.first!r}, None, 'batch_host_lost'))"
+    )
+    closer = run.cluster.spawn(survivor, [sys.executable, "-c", program], env={"SLURMD_NODENAME": survivor})
+    assert closer.communicate(timeout=PATIENCE_S)[0].strip() == "True"
+    record = handover.read(run.path, run.first)
+    assert record is not None
+    assert (record.by, record.reason, record.carries_on) == (survivor, "batch_host_lost", True)
+    wait_for(lambda: f"does not confirm that it has left {host}" in run.output(), run.output)
+    run.cluster.boot(host)  # Slurm hears of it: nothing of the job runs there any more
+    assert run.said(following)["over"] is None
+    waited = next(event for event in read_ledger(run.path / "ledger") if event.kind == "waited_for_predecessor")
+    assert waited.fields["seconds"] < link_lease.LINK_LEASE_S

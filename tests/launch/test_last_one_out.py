@@ -1,0 +1,142 @@
+"""When a job may be closed from outside its batch script, and that closing it is safe to repeat and to interrupt."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.launch import handover, last_one_out, run_directory
+from resilio_hpc.launch.last_one_out import LIMIT_S, STILL_S, SUPERVISOR_DEAD_S, Closing, Sight
+from resilio_hpc.slurm import chain
+from resilio_hpc.slurm.commands import Holding
+
+LOST = Holding("n1", ("n2", "n3"), "RUNNING")
+HELD = Holding("n1", ("n1", "n2", "n3"), "RUNNING")
+
+
+def looks(closing: Closing, *sights: tuple[float, Holding | None, object, str]) -> list[str]:
+    return [closing.look(Sight(*sight)) for sight in sights]
+
+
+def test_with_a_verdict_and_the_batch_host_gone_the_job_is_closed_at_once() -> None:
+    assert looks(Closing(0.0, "completed"), (0.0, LOST, 5, "")) == ["close"]
+
+
+def test_a_supervisor_that_may_live_has_time_to_close_the_run() -> None:
+    closing = Closing(0.0, "")
+    seen = (1.0, HELD, 5, "time_limit"), (20.0, None, 5, "time_limit"), (SUPERVISOR_DEAD_S, HELD, 5, "time_limit")
+    assert looks(closing, *seen) == ["wait", "wait", "close"]
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "TIMEOUT", "UNKNOWN"])
+def test_a_job_that_is_over_is_left_alone(state: str) -> None:
+    assert looks(Closing(0.0, "terminated"), (0.0, Holding("n1", (), state), 5, "")) == ["over"]
+
+
+def test_without_a_verdict_a_run_that_somebody_leads_is_left_alone() -> None:
+    closing = Closing(0.0, "")
+    assert looks(closing, (0.0, LOST, 5, ""), (1.0, LOST, 5, ""), (2.0, LOST, 6, "")) == ["wait", "wait", "others"]
+
+
+def test_without_a_verdict_a_still_pulse_and_slurms_word_close_the_job() -> None:
+    closing = Closing(0.0, "")
+    seen = (0.0, HELD, 5, ""), (STILL_S + 1, HELD, 5, ""), (STILL_S + 2, None, 5, ""), (STILL_S + 3, LOST, 5, "")
+    assert looks(closing, *seen) == ["wait", "wait", "wait", "close"]
+
+
+def test_the_end_is_bounded_whatever_slurm_says() -> None:
+    closing = Closing(0.0, "")
+    assert looks(closing, (0.0, None, None, ""), (LIMIT_S - 1, None, None, ""), (LIMIT_S, None, None, "")) == [
+        "wait", "wait", "close"
+    ]  # fmt: skip
+
+
+# ---- closing
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = run_directory.open_run(tmp_path / "run").path
+    chain.write_links(path, [chain.Link(1, "7"), chain.Link(2, "8")])
+    return path
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An scancel that fails as often as ``refuse`` says, and notes what it cancelled in ``cancelled``; and a squeue."""
+    monkeypatch.setattr(last_one_out, "POLL_S", 0.01)
+    monkeypatch.setenv("SLURMD_NODENAME", "n3")
+    programs = {
+        "scancel": f'[ -e "{tmp_path}/refuse" ] && rm "{tmp_path}/refuse" && exit 1\n'
+        f'ls "{tmp_path}"/run/links/*.handover.json >/dev/null || echo "no record" >> "{tmp_path}/cancelled"\n'
+        f'[ $# = 1 ] && echo "$1" >> "{tmp_path}/cancelled"\n',
+        "squeue": 'case "$*" in "-h -t all -j 7 -o %B|%N|%T"|"-h -t all -j 8 -o %B|%N|%T") echo "n1|n[2-3]|RUNNING";; '
+        "*) exit 9;; esac\n",
+    }
+    for name, body in programs.items():
+        file = tmp_path / "bin" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{body}")
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    return tmp_path
+
+
+def cancelled(slurm: Path) -> list[str]:
+    return (slurm / "cancelled").read_text().split("\n")[:-1]
+
+
+def test_the_record_is_there_before_the_job_is_cancelled(run: Path, slurm: Path) -> None:
+    assert last_one_out.close_job(run, "7", {"verdict": "needs_new_job"}, "batch_host_lost")
+    assert cancelled(slurm) == ["7"]
+    record = handover.read(run, "7")
+    assert record is not None
+    assert (record.by, record.reason, record.carries_on) == ("n3", "batch_host_lost", True)
+
+
+def test_a_run_that_is_over_takes_its_successor_with_it(run: Path, slurm: Path) -> None:
+    run_directory.write_verdict(run, "7", {"verdict": "completed", "exit_code": 0})
+    assert last_one_out.close_job(run, "7")
+    assert cancelled(slurm) == ["8", "7"]
+    record = handover.read(run, "7")
+    assert record is not None
+    assert not record.carries_on
+
+
+def test_closing_again_after_a_crash_in_between_keeps_the_first_record(run: Path, slurm: Path) -> None:
+    first = handover.leave(run, "7", "n2", "batch_host_lost", True)
+    assert last_one_out.close_job(run, "7", {"verdict": "needs_new_job"}, "another reason")
+    assert handover.read(run, "7") == first
+    assert cancelled(slurm) == ["7"]
+
+
+def test_slurmctld_may_be_away_for_a_while(run: Path, slurm: Path) -> None:
+    (slurm / "refuse").touch()
+    assert last_one_out.close_job(run, "7", {"verdict": "needs_new_job"})
+    assert cancelled(slurm) == ["7"]
+
+
+def test_without_slurm_closing_gives_up_and_does_not_raise(
+    run: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("CANCEL_S", 0.05), ("SUPERVISOR_DEAD_S", 0.05)):
+        monkeypatch.setattr(last_one_out, name, value)
+    monkeypatch.setenv("PATH", str(slurm / "nothing"))
+    assert not last_one_out.close_job(run, "7", {"verdict": "needs_new_job"})
+
+
+def test_a_run_directory_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_one_out, "FILES_S", 0.05)
+    hung = threading.Event()
+    assert last_one_out._bounded(lambda: hung.wait(), False) is False
+    hung.set()
+
+
+def test_a_requeued_part_is_closed_under_its_jobs_number(run: Path, slurm: Path) -> None:
+    assert last_one_out.close_job(run, "7r2", {"verdict": "needs_new_job"})
+    assert cancelled(slurm) == ["7"]
+    assert handover.read(run, "7r2") is not None
+    assert handover.read(run, "7") is None
