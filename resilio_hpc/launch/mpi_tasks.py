@@ -189,23 +189,21 @@ class MpiTasks:
         if present.round <= self._over:
             self._send_away(task, f"round {present.round} is over")
             return []
-        local_rank = present.task - self._first_rank
-        if present.round != self._round or not self._commands:
+        if present.round != self._round:
             return []  # its round has not begun here
+        local_rank = present.task - self._first_rank
+        if not 0 <= local_rank < self._count:
+            last = self._first_rank + self._count - 1
+            self._send_away(task, f"task {present.task} is none of this node's")
+            return [sm.SpawnFailed(0, f"srun put task {present.task} here, where {self._first_rank} to {last} belong")]
         command = self._commands.pop(local_rank, None)
         if command is None:
-            reason = f"task {present.task} has no place on this node: its ranks begin at {self._first_rank}"
-            self._send_away(task, reason)
-            return [sm.SpawnFailed(next(iter(self._commands)), f"srun placed tasks wrongly: {reason}")]
+            return []
         task.local_rank = local_rank
         try:
             task.socket.send(mm.encode(command))
-        except OSError as error:
-            task.over = True
-            return [
-                sm.SpawnFailed(local_rank, f"cannot tell the MPI task what to run: {error.strerror}"),
-                *self._lost(task),
-            ]
+        except OSError:
+            return self._lost(task)
         return []
 
     def _send_away(self, task: Task, reason: str) -> None:
