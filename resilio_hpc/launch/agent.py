@@ -6,6 +6,7 @@ not outlive it; snapshots in shared memory outlive both.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
@@ -40,6 +41,8 @@ SIGNALS = {
     signal.SIGUSR1: "USR2", signal.SIGUSR2: "USR2",  # sbatch --signal: either means that the time limit is near
     signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGHUP: "TERM",
 }  # fmt: skip
+END_TIME_S = 60.0  # between two looks at our own job's end
+LEAVES_BEFORE_S = 60.0  # a joiner says so before its job ends
 PREDECESSOR_DIES_S = 3.0
 ABANDON_S = 300.0  # without a quorum for so long: what is left of the job ends
 TERM_LEAVES_S = 10.0  # Slurm kills 30 s (KillWait) after SIGTERM: a joiner is gone by then
@@ -64,6 +67,8 @@ class Agent:
         process_tree.become_subreaper()
         process_tree.sweep(token)  # ranks of a predecessor that was killed
         self.exit_code: int | None = None
+        self._end_time = settings.end_time  # of our own job
+        self._next_end_time = 0.0
         self._abandoned = False  # there was no controller in the end
         self.counters = wire.Counters()
         self.keys = wire.Keys.derive(self.run.secret)
@@ -121,6 +126,7 @@ class Agent:
             self.ranks.tick()
             self.snapshots.saver.tick()
             self.held_directories.tick()
+            self._leave_in_time()
             self._give_up_alone()
         return self._close()
 
@@ -163,7 +169,22 @@ class Agent:
         """How long our own job lasts yet after a warning, where known."""
         if signal_name != "USR2":
             return TERM_LEAVES_S
-        return self.settings.end_time - time.time() if self.settings.end_time is not None else None
+        return self._end_time - time.time() if self._end_time is not None and math.isfinite(self._end_time) else None
+
+    def _leave_in_time(self) -> None:
+        """A joiner goes before its own job's time limit, which may be changed."""
+        settings, now = self.settings, time.monotonic()
+        if not settings.join:
+            return
+        if now >= self._next_end_time:
+            self._next_end_time = now + END_TIME_S
+            self.storage.request("end_time", self._learn_end_time, job=settings.own_job)
+        if self._end_time is not None and time.time() > self._end_time - LEAVES_BEFORE_S and not self.core.warnings:
+            self.core.warned("USR2", self._end_time - time.time())
+
+    def _learn_end_time(self, reply: dict[str, Any] | None) -> None:
+        if reply is not None and reply["end_time"] is not None:
+            self._end_time = reply["end_time"]
 
     def _give_up_alone(self) -> None:
         told = self._told_to_end_at

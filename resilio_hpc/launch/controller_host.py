@@ -5,9 +5,10 @@ Every agent has one of these; the controller inside it exists only while the age
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 import zmq
@@ -191,6 +192,17 @@ class ControllerHost:
     def _learn_newest(self, reply: dict[str, Any] | None, asked: float) -> None:
         if reply is not None and not self._superseded(reply["epoch"]):
             self._guard.pulse_written(asked)
+            self._learn_end_time(reply.get("end_time"))
+
+    def _learn_end_time(self, end_time: float | None) -> None:
+        """The job's time limit may be changed while it runs."""
+        controller = self.controller
+        if controller is None or end_time is None:
+            return
+        limit = end_time if math.isfinite(end_time) else None
+        if limit != controller.config.end_time:
+            self._write("end_time", end_time=limit, before=controller.config.end_time)
+            controller.config = replace(controller.config, end_time=limit)
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:

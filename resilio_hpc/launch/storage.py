@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.launch import run_directory
+from resilio_hpc.launch import run_directory, time_limit
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.process_tree import die_with_parent, outlive_warnings
 
@@ -218,6 +218,9 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
         elif operation == "status":
             if reply["epoch"] <= request["status"]["epoch"]:
                 write_atomic(run_path / "status.json", json.dumps(request["status"]).encode(), durable=False)
+            reply["end_time"] = time_limit.read_end_time(run_path, job)
+        elif operation == "end_time":
+            reply["end_time"] = time_limit.read_end_time(run_path, request["job"])
         elif operation == "past":
             reply |= _past(run_path, job)
         else:
