@@ -118,7 +118,7 @@ def _waiting(f: Fields) -> str:
 
 
 def _start(f: Fields) -> str:
-    source, _, step = f.text("restore").partition(":")
+    source, _, step = f.text("restore").partition(":") if f.data.get("acted", True) else ("", "", "")
     going_on = f"restoring {restored(source, int(step))}" if step.isdigit() else "from the beginning"
     return f"round {f.whole('round')}: ranks start, {going_on}"
 

@@ -18,7 +18,7 @@ ANNOUNCED = frozenset({
 
 def announcement(kind: str, fields: Mapping[str, Any]) -> str:
     """One line about a ledger entry; "" for entries that only the ledger needs. Pure."""
-    restoring = kind == "start" and bool(Fields(fields).text("restore"))
+    restoring = kind == "start" and bool(Fields(fields).text("restore")) and fields.get("acted", True)
     return words(kind, fields) if restoring or kind in ANNOUNCED else ""
 
 

@@ -108,7 +108,10 @@ class CheckpointPhase:
 
     def _persist(self, step: int | None) -> None:
         controller = self._controller
-        if step is not None and controller.config.mode != "observe":
+        while step is not None and controller.config.mode == "observe":
+            controller.broadcast(m.StageReached(controller.epoch, step, "committed"))  # nobody shall wait for it
+            step = self._commits.abandon(step)
+        if step is not None:
             for member in controller.members:
                 controller.send(member.node, m.Persist(controller.epoch, controller.round, step))
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from webhook_server import Server
 
 from resilio_hpc.launch import notify_sender
 from resilio_hpc.launch.notify import Notifier
@@ -21,39 +20,6 @@ from resilio_hpc.launch.run_directory import Run
 NODE_LOST = ("node_lost", {"node": "n2", "silent_s": 5.1})
 VERDICT = ("verdict", {"verdict": "completed", "reason": "every rank exited with 0"})
 PATIENCE_S = 60.0
-
-
-class Server:
-    """An HTTP server on this machine that answers with the next of ``statuses`` (the last one again and again)."""
-
-    def __init__(self, *statuses: int) -> None:
-        self.received: list[tuple[str, dict[str, Any]]] = []
-        left = list(statuses)
-        received = self.received
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                received.append((self.path, body))
-                self.send_response(left.pop(0) if len(left) > 1 else left[0])
-                self.send_header("Location", "/elsewhere")
-                self.end_headers()
-
-            def do_GET(self) -> None:
-                received.append((f"GET {self.path}", {}))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_arguments: Any) -> None:
-                """Nothing on the test's output."""
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/SECRET"
-        threading.Thread(target=lambda: self.server.serve_forever(0.01), daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
 
 
 @pytest.fixture
