@@ -84,6 +84,12 @@ class NodeRanks:
             self._stopping = True
             self._ports.stop_ranks(False, 0.0, self._prepared)
 
+    def _stop_ranks_left_over(self) -> None:
+        """Others go on without us: what still runs here, or waits to be started, is of a life that is over."""
+        if self._ranks_alive:
+            self._stop_ranks()
+        self.local = None
+
     def _say_stopped(self) -> None:
         if self._prepared < 0 or self._started_round == self._prepared:
             return
@@ -108,7 +114,9 @@ class NodeRanks:
         # node that waits takes no part in the new life at all.
         keep = message.restore.step if message.restore is not None and member is not None else -1
         self._ports.forget_snapshots_after(keep)
+        self._waiting_start = None
         if member is None:
+            self._stop_ranks_left_over()
             return
         self.local = LocalRound(self.node, message.state, member, message.restore)
         if self._stopping or self._prepared != number:

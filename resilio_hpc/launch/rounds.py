@@ -26,6 +26,7 @@ class Rounds:
         self._controller = controller
         self._join_until = controller.now() + controller.config.join_timeout_s
         self._store_port: int | None = None
+        self._may_have_ranks: set[str] = set()  # nodes that must have stopped theirs before the next round starts
         self._start: m.Start | None = None
         self._first_step_round = -1
         self._waiting_said = False
@@ -127,6 +128,8 @@ class Rounds:
     def _prepare(self, members: tuple[m.Member, ...]) -> None:
         controller = self._controller
         nodes = [member.node for member in members]
+        before = [member.node for member in controller.members] if self.has_prepared else controller.agents
+        self._may_have_ranks = {*self._may_have_ranks, *before, *nodes}
         self.has_prepared = True
         controller.members = members
         controller.round += 1
@@ -167,10 +170,9 @@ class Rounds:
             return
         if not controller.informed or not controller.enrolment.leads or not controller.enrolment.known:
             return  # before anybody trains, a quorum knows who votes, and where to find the others
-        for member in controller.members:
-            agent = controller.agents.get(member.node)
-            if agent is None or agent.stopped_round < controller.round:
-                return
+        if not all(self._has_stopped(node) for node in self._may_have_ranks):
+            return
+        self._may_have_ranks.clear()
         wanted = controller.checkpoints.restore_point()
         acts = controller.config.mode != "observe"
         restore = wanted if acts else None
@@ -187,6 +189,13 @@ class Rounds:
         controller.checkpoints.restored(restore)
         self._let_leavers_go()
 
+    def _has_stopped(self, node: str) -> bool:
+        """Whether no rank of an earlier round lives there. Those of a node that is lost ended with its lease."""
+        agent = self._controller.agents.get(node)
+        if agent is None:
+            return not self._controller.is_member(node)
+        return agent.stopped_round >= self._controller.round
+
     # -- nodes that come again ---------------------------------------------------------------------------------
 
     def came(self, node: str, agent: KnownAgent, replaced: bool) -> None:
@@ -198,6 +207,7 @@ class Rounds:
         if controller.phase == "gathering":
             self.try_round()
         elif controller.phase == "preparing":
+            self._may_have_ranks.add(node)
             if replaced and node == controller.members[0].node:
                 self._store_port = None
             if agent.stopped_round < controller.round or node == controller.members[0].node:
