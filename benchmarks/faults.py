@@ -114,6 +114,8 @@ def wanted(drill: Drill, options: argparse.Namespace) -> bool:
     """Whether the command line asks for a drill."""
     if options.mode and drill.srun != (options.mode == "srun"):
         return False
+    if any(text in drill.full_name for text in options.skip):
+        return False
     return not options.only or any(text in drill.full_name for text in options.only)
 
 
@@ -177,6 +179,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--repeats", type=int, default=5)
     made.add_argument("--first-repeat", type=int, default=0, help="number of the first repeat (it chooses the jitter)")
     made.add_argument("--only", nargs="+", metavar="NAME", help="only the faults whose names hold one of these texts")
+    made.add_argument(
+        "--skip", nargs="+", metavar="NAME", default=[], help="all but those whose names hold such a text"
+    )
     made.add_argument("--mode", choices=("batch", "srun"), help="only one way in (default: both)")
     made.add_argument("--parallel", type=int, default=1, metavar="N", help="clusters at once (default 1)")
     made.add_argument("--slurm", default="22.05", choices=("22.05", "24.11", "26.05"))
