@@ -16,10 +16,11 @@ TIMEOUT_S = 20.0
 UNKNOWN = "UNKNOWN"
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9/:_]*)=")
 _COMMAND = re.compile(r"(?<=\s)Command=(.*?)\s(?=(?:SubmitLine|WorkDir)=)")  # the script and its arguments: any text
-_SUBMIT_LINE = re.compile(r"(?<=\s)SubmitLine=(.*)\s(?=WorkDir=)")  # a field from 25.05 on: any text, too
+_SUBMIT_LINE = re.compile(r"(?<=\s)SubmitLine=(.*)\s(?=WorkDir=)")  # 26.05 has it: any text, too
 _SUBMIT_LIMIT = re.compile(
     r"AssocMaxSubmitJobLimit|AssocGrpSubmitJobsLimit|QOSMaxSubmitJobPerUserLimit|QOSGrpSubmitJobsLimit"
     r"|MaxSubmitJobsPerAccount|QOSMaxSubmitJobPerAccountLimit|Slurm temporarily unable to accept job"
+    r"|Slurm job queue full"
 )
 
 

@@ -72,7 +72,8 @@ def shape(fields: Mapping[str, str], nodes: int, text: str) -> list[str]:
         options.append(f"--ntasks-per-node={per_node}")
     elif tasks.isdigit() and int(tasks) > nodes:
         options.append(f"--ntasks={tasks}")
-    exclusive = fields.get("Exclusive", "NODE" if fields.get("OverSubscribe") == "NO" else "NO")  # a field from 25.05
+    older = "NODE" if fields.get("OverSubscribe") == "NO" else "NO"
+    exclusive = fields.get("Exclusive", older)  # 26.05 has this field, and says OverSubscribe=NO of every job
     if exclusive == "NODE":
         options.append("--exclusive")
     if fields.get("Requeue") == "0":
@@ -122,8 +123,9 @@ def split_submit_line(line: str, command: str) -> tuple[str, str | None]:
 
 
 def script_arguments(fields: Mapping[str, str], words: Sequence[str], is_file: Callable[[str], bool]) -> list[str]:
-    """A batch script's own arguments. Up to 23.02 they follow the script in ``Command``; later they are only in the
-    submit line. Both join by spaces: an argument that holds spaces is put together again if it is among ``words``.
+    """A batch script's own arguments: on 22.05 behind the script in ``Command``, later only in the submit line.
+
+    Both join by spaces: an argument that holds spaces is put together again if it is among ``words``.
     """
     command = fields.get("Command", "")
     if command in EMPTY:

@@ -144,7 +144,10 @@ class Chain:
         except SlurmError as error:
             raise UsageError(f"--chain: the next job could not be submitted: {error}") from error
         if self.number == 1 and self.successor and chain.waits_without_aging(commands.config()):
-            say("note: on this cluster a waiting job gains no priority by age (PriorityFlags lacks ACCRUE_ALWAYS)")
+            say(
+                "note: on this cluster a job that waits for another one gains no priority by age (PriorityFlags lacks "
+                "ACCRUE_ALWAYS): each job of the chain may queue as long as the first did"
+            )
 
     def _submit(self) -> None:
         link = chain.submit_successor(self._run_path, self._site.job, len(self._site.nodes))
@@ -189,10 +192,16 @@ class Chain:
             print(f"[resilio] job {self.successor} could not be cancelled, it will end by itself: {error}",
                   file=sys.stderr)  # fmt: skip
 
+    @property
+    def next_job(self) -> str | None:
+        """The job that carries the run on, when there is something left to do: a successor, or this one again."""
+        turn = self._turn.number if self._turn else self._options.chain_max
+        requeues = self.late and self._goes_on and self._site.leads and turn < self._options.chain_max
+        return self._site.job if requeues else self.successor
+
     def requeue_instead(self) -> bool:
         """Where no successor may be in the queue at all, this very job is queued again. The last thing that it does."""
-        turn = self._turn.number if self._turn else self._options.chain_max
-        if not (self.late and self._goes_on and self._site.leads) or turn >= self._options.chain_max:
+        if self.next_job != self._site.job:
             return False
         say(f"--chain: no further job may be in the queue ({self.late}): job {self._site.job} is requeued instead")
         self._ledger.append("requeued_instead", job=self._site.job, limit=self.late)
@@ -205,7 +214,7 @@ class Chain:
 
     def exit_code(self, verdict: dict[str, Any]) -> int:
         """0 when the chain carries on, else the verdict's own."""
-        if self.active and verdict.get("verdict") in CONTINUES:
+        if self.active and not self.late and verdict.get("verdict") in CONTINUES:
             return 0
         code = verdict.get("exit_code", 1)
         return code if isinstance(code, int) else 1

@@ -163,7 +163,7 @@ class Supervisor:
                 tell_verdict(self.run, self.site.key, self.ledger.append, verdict)  # no controller did
         code = self.chain.exit_code(verdict)
         if self.site.leads:
-            self.last_words = closing.last_words(self.run.path, verdict, self.site.job, self.chain.successor)
+            self.last_words = closing.last_words(self.run.path, verdict, self.site.job, self.chain.next_job)
         self.ledger.append("launch_ends", verdict=verdict["verdict"], exit_code=code)
         return code
 

@@ -203,6 +203,7 @@ REFUSALS = {  # from 22.05.8, 24.11.5 and 26.05.5
     "QOSGrpSubmitJobsLimit": "sbatch: error: QOSGrpSubmitJobsLimit\n",
     "MaxSubmitJobsPerAccount": "sbatch: error: MaxSubmitJobsPerAccount\nsbatch: error: Batch job submission failed: …",
     "Slurm temporarily unable to accept job": "sbatch: error: Slurm temporarily unable to accept job, sleeping …",
+    "Slurm job queue full": "sbatch: error: Slurm job queue full, sleeping and retrying",  # 26.05, MaxJobCount
     "": "sbatch: error: Batch job submission failed: Requested node configuration is not available",
 }
 
