@@ -8,6 +8,7 @@ rendezvous store by itself. It may die with that rank, since PMI ends the whole 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import time
@@ -28,6 +29,7 @@ from resilio_hpc.launch.spawner import RESOLVER_OPTIONS
 RANK_VARIABLE = "RESILIO_MPI_TOKEN"  # marks ranks and their descendants only; the tree's token marks srun as well
 SRUN_GRACE_S = 0.3  # a step without a lost node ends within this after SIGTERM to its srun
 KILL_TIMEOUT_S = 5.0
+LAUNCH_FAILED = re.compile("launch failed|unable to create step", re.IGNORECASE)  # srun, when a node is lost meanwhile
 
 
 @dataclass
@@ -134,10 +136,11 @@ class MpiSpawner:
         if self._step is None or (code := self._step.poll()) is None:
             return
         self._forget_step()
-        if self._stopping is not None or (code >= 0 and self._tasks.started()):
+        launched = code >= 0 and self._tasks.started() and not LAUNCH_FAILED.search(read_log(self._log))
+        if self._stopping is not None or launched:
             return  # ranks tell themselves how they ended
         end = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        said = last_error(self._log)
+        said = last_error(read_log(self._log))
         self._events.append(sm.SpawnFailed(0, f"the srun of the MPI step {end}{': ' if said else ''}{said}"))
 
     def _stop_further(self, stopping: _Stopping) -> None:
@@ -176,11 +179,16 @@ class MpiSpawner:
         self._step, self._step_fd = None, -1
 
 
-def last_error(log: Path) -> str:
-    """The last line that looks like an error, else the last line, of srun's output."""
+def read_log(log: Path) -> str:
+    """What srun said, to the last 64 KiB; it may be nothing."""
     try:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        return log.read_bytes()[-65536:].decode(errors="replace")
     except OSError:
         return ""
+
+
+def last_error(said: str) -> str:
+    """The last line that looks like an error, else the last line, of srun's output."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     return (errors or lines or [""])[-1][:1000]

@@ -324,6 +324,20 @@ def test_an_srun_that_cannot_start_the_step_is_a_failed_start(bench: Bench) -> N
     assert bench.wait(SpawnFailed).error == wanted
 
 
+def test_a_step_that_failed_elsewhere_is_a_failed_start_though_our_ranks_ran(bench: Bench) -> None:
+    text = "#!/bin/sh\nread _ <'{fifo}'\necho 'srun: error: Application launch failed: Socket timed out' >&2\nexit 1\n"
+    fifo = bench.directory / "fifo"
+    os.mkfifo(fifo)
+    put_srun(bench, text.format(fifo=fifo))
+    bench.spawner.expect(0, MEMBER)
+    bench.give(WAIT)
+    bench.spawner.launch(RUN, 0, "pmix", (MEMBER,))
+    bench.task(4)
+    bench.wait(Started)
+    fifo.write_text("go on\n")
+    assert "Application launch failed" in bench.wait(SpawnFailed).error
+
+
 def test_no_srun_at_all_is_a_failed_start(bench: Bench) -> None:
     bench.spawner._environment["PATH"] = str(bench.programs)
     bench.spawner.expect(0, MEMBER)
