@@ -32,10 +32,10 @@ class Rounds:
         self._waiting_said = False
 
     def adopt(self, state: m.RoundState) -> None:
-        """Go on after an earlier controller: its members are awaited, nobody else."""
+        """Go on after an earlier controller. Who was with it has time to come over before anybody gives up or shrinks."""
         self.started_round = max(self.started_round, state.round)
         self.steps_reported = self.steps_reported or state.steps_reported
-        self._join_until = self._controller.now()
+        self._join_until = self._controller.now() + self._controller.config.heartbeat_timeout_s
 
     # -- gathering ---------------------------------------------------------------------------------------------
 
