@@ -146,3 +146,16 @@ def test_messages_of_older_rounds_and_epochs_change_nothing() -> None:
     world.run(limit_s=2.0)
     assert len(world.starts) == 2
     assert world.agents["n2"].rank_rounds() == {1}
+
+
+def test_a_spare_that_comes_late_to_a_new_controller_is_waited_for() -> None:
+    world = World(nodes=4, spares=1, heartbeat_timeout_s=5.0)
+    world.until_step(15)
+    world.power_off("n1")
+    world.cut("n5")
+    world.run(lambda: len(world.records("controller")) == 2)
+    world.run(limit_s=3.0)
+    assert world.records("verdict") == [], "nobody gives up while it may still come"
+    world.cut("n5", cut=False)
+    world.until_round(1)
+    assert sorted(world.members()) == ["n2", "n3", "n4", "n5"]
