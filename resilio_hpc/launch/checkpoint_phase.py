@@ -81,7 +81,7 @@ class CheckpointPhase:
     def _order_commit(self) -> None:
         """Have the manifest written, if every file is there and this epoch may commit."""
         controller, commits = self._controller, self._commits
-        if commits.records and controller.recorded:
+        if commits.records and controller.tenure.recorded:
             order = m.Commit(
                 controller.epoch, controller.round, commits.in_flight, controller.world_size, commits.records
             )

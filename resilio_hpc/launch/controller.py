@@ -21,28 +21,23 @@ from resilio_hpc.launch.checkpoint_phase import CheckpointMessage, CheckpointPha
 from resilio_hpc.launch.controller_state import (
     Action,
     AskPast,
-    ClaimWitness,
     Clock,
     ControllerConfig,
-    Finish,
     KnownAgent,
     Past,
     Record,
-    RecordEpoch,
     Send,
-    StepDown,
 )  # fmt: skip
+from resilio_hpc.launch.ending import Ending
 from resilio_hpc.launch.enrolment import Enrolment
 from resilio_hpc.launch.incidents import Incidents
-from resilio_hpc.launch.quorum import has_quorum, has_tie
-from resilio_hpc.launch.recovery import Plan
 from resilio_hpc.launch.rounds import Rounds
 from resilio_hpc.launch.stop_phase import StopPhase
+from resilio_hpc.launch.tenure import Tenure
 
 MAX_AGENTS = 20_000
 MAX_LOSSES = 3  # a node that was lost more often is not used again
 PAST_PATIENCE_S = 2.0  # how long the run directory may take to tell what other agents know as well
-FAREWELL_S = 3.0  # how long the other agents may take to leave before the controller's own agent does
 
 
 class Controller:
@@ -63,9 +58,6 @@ class Controller:
         self.restarts = 0
         self.without_progress = 0
         self.informed = False  # the run directory has told what it knows, or others know enough
-        self.recorded = False  # older epochs cannot commit any more, and what they committed is known
-        self._asked_witness = False
-        self._fenced = term.first  # the epoch's file is there: they are refused
         self.now = clock.monotonic
         self.unix = clock.unix
         self.began = self.phase_began = self.now()
@@ -74,11 +66,9 @@ class Controller:
         self.rounds = Rounds(self)
         self.stop = StopPhase(self)
         self.enrolment = Enrolment(self, term)
+        self.tenure = Tenure(self)
+        self.ending = Ending(self)
         self._adopted: tuple[int, int] = (-1, -1)  # (epoch, round) of the newest soft state taken over
-        self._end: m.End | None = None
-        self._own_end_due: float | None = None
-        self._own_end_said = False
-        self._finish: Finish | None = None  # decided, and waiting for a quorum
         self._out: list[Action] = []
 
     # -- entry points ------------------------------------------------------------------------------------------
@@ -113,11 +103,11 @@ class Controller:
         """Let time pass: lost nodes, slow starts, stops that are due."""
         self.enrolment.tick()
         if self.phase == "ended":
-            self._let_go()
-        elif self._has_lost_its_quorum():
-            self._step_down()
+            self.ending.let_go()
+        elif self.tenure.is_over:
+            self.tenure.step_down()
         else:
-            self._finish_when_led()
+            self.ending.finish_when_led()
             self._go_on_without_the_past()
             self.incidents.find_lost_nodes()
             if self.phase == "gathering":
@@ -131,44 +121,12 @@ class Controller:
 
     def epoch_recorded(self) -> list[Action]:
         """The epoch's file is durable."""
-        self._fenced = True
-        self.ask_past()
+        self.tenure.epoch_recorded()
         return self._flush()
-
-    def enrolled(self) -> None:
-        """A quorum knows who votes in this epoch."""
-        if not self._fenced:
-            self._out.append(RecordEpoch())
-
-    def _has_lost_its_quorum(self) -> bool:
-        patience = self.config.join_timeout_s if self.term.first and not self.members else 0.0
-        limit = max(patience, self.config.heartbeat_timeout_s)
-        return self.now() - max(self.enrolment.since, self.began) > limit
-
-    def _step_down(self) -> None:
-        """Others may lead by now; whoever is with us elects anew, with us if we can."""
-        if not self.term.first or self.members:
-            self._out.append(StepDown(self.enrolment.since, "no quorum"))
-            return
-        present, voters = set(self.agents), self.enrolment.membership
-        if has_tie(voters, present):
-            if not self._asked_witness:
-                self._asked_witness = True
-                self._out.append(ClaimWitness())
-        elif not has_quorum(voters, present):
-            reason = f"{len(present)} of {len(voters.nodes)} nodes joined within --join-timeout: half of them must"
-            self._end_with(Finish("not_enough_nodes", 1, reason, self._verdict_fields()))
-        else:
-            self._out.append(StepDown(self.enrolment.since, "no quorum"))
 
     def witness_claimed(self, won: bool | None) -> list[Action]:
         """Whether the witness stands with the half that came; None: the run directory did not answer."""
-        self._asked_witness = False
-        if won:
-            self.began = self.now()
-            self.enrolment.witness(self.agents)
-        elif won is not None:
-            self._out.append(StepDown(self.enrolment.since, "the other half has the witness"))
+        self.tenure.witness_claimed(won)
         return self._flush()
 
     def _go_on_without_the_past(self) -> None:
@@ -185,20 +143,16 @@ class Controller:
         if not self.informed:
             self.informed = True
             self.record("informed", committed=sorted(past.committed), last_round=past.last_round)
-        if self._fenced and not self.recorded:
-            self.recorded = True
-            self.checkpoints.epoch_recorded()
+        self.tenure.informed()
         if past.verdict is not None and self.phase != "ended":  # an earlier controller said it, not all have heard it
-            self.set_phase("ended")
-            self._end = m.End(self.epoch, *past.verdict)
-            self._release()
+            self.ending.adopt(*past.verdict)
         self.rounds.try_round()
         self.rounds.try_start()
         return self._flush()
 
     def verdict_written(self) -> list[Action]:
         """The verdict is durable: every agent may go, our own last, so that no message dies with us."""
-        self._release()
+        self.ending.release()
         return self._flush()
 
     # -- messages ----------------------------------------------------------------------------------------------
@@ -245,7 +199,7 @@ class Controller:
             self.enrolment.changed = True
             self.record("agent_joined", node=hello.node, incarnation=hello.incarnation, address=hello.address)
         if self.phase == "ended":
-            self._say_end(hello.node)
+            self.ending.say_again(hello.node)
             return
         self._adopt(hello)
         self._take_back(hello.node)
@@ -298,7 +252,7 @@ class Controller:
         agent.sent = beat.sent
         self._renew_lease(beat.node, agent)
         if self.phase == "ended":
-            self._say_end(beat.node)
+            self.ending.say_again(beat.node)
 
     def renew_leases(self) -> None:
         """A quorum is with us (again): nobody should wait for the answer to its next Heartbeat."""
@@ -313,67 +267,12 @@ class Controller:
     def _on_goodbye(self, message: m.Goodbye) -> None:
         heard = self.agents.pop(message.node).heard
         if self.phase == "ended":
-            self._let_go()
+            self.ending.let_go()
         elif message.epoch == self.epoch:
             self.left.add(message.node)
             self.enrolment.changed = True
             self.record("agent_left", node=message.node, reason=message.reason)
             self.incidents.nodes_gone([message.node], self.unix() - (self.now() - heard))
-
-    # -- the end -----------------------------------------------------------------------------------------------
-
-    def finish(self, verdict: str, exit_code: int, reason: str, failure: m.RankFailure | None = None) -> None:
-        """End the run, or this job's part of it."""
-        if self.phase == "ended":
-            return
-        fields = self._verdict_fields()
-        if failure is not None:
-            fields["first_failure"] = {k: getattr(failure, k) for k in failure.__struct_fields__ if k != "bad_copy"}
-        self._finish = Finish(verdict, exit_code, reason, fields)
-        self._finish_when_led()
-
-    def finish_unrecovered(self, plan: Plan) -> None:
-        """--mode observe, checkpoint: what we would have done is in the ledger; the failure ends the run."""
-        first = self.incidents.first_failure()
-        code = first.exit_code if first is not None and first.exit_code else 1
-        reason = f"--mode {self.config.mode}: {plan.rung.value} was decided and not done ({plan.reason})"
-        self.finish("failed", code, reason, first)
-
-    def _verdict_fields(self) -> dict[str, Any]:
-        return {
-            "round": self.round, "restarts": self.restarts, "committed": self.checkpoints.committed,
-            "epoch": self.epoch,
-        }  # fmt: skip
-
-    def _finish_when_led(self) -> None:
-        if self._finish is not None and self.enrolment.leads:
-            self._end_with(self._finish)
-
-    def _end_with(self, finish: Finish) -> None:
-        self.set_phase("ended")
-        self._end = m.End(self.epoch, finish.verdict, finish.exit_code)
-        self._out.append(finish)
-
-    def _release(self) -> None:
-        if self._end is None or self._own_end_due is not None:
-            return
-        self._own_end_due = self.now() + FAREWELL_S
-        for node in self.agents.keys() - {self.node}:
-            self.send(node, self._end)
-        self._let_go()
-
-    def _say_end(self, node: str) -> None:
-        """``node`` may have missed it."""
-        if self._end is not None and self._own_end_due is not None and (node != self.node or self._own_end_said):
-            self.send(node, self._end)
-
-    def _let_go(self) -> None:
-        """Our own agent goes when all others have gone, or have had time enough."""
-        if self._end is None or self._own_end_due is None or self.node not in self.agents:
-            return  # our own agent has not presented itself yet
-        if not self._own_end_said and (not self.agents.keys() - {self.node} or self.now() >= self._own_end_due):
-            self._own_end_said = True
-            self.send(self.node, self._end)
 
     # -- what the parts share ----------------------------------------------------------------------------------
 
@@ -402,8 +301,12 @@ class Controller:
     def set_phase(self, phase: str) -> None:
         """Enter a phase."""
         self.phase = phase
-        self._finish = None
+        self.ending.forget()
         self.phase_began = self.now()
+
+    def act(self, action: Action) -> None:
+        """Queue an action."""
+        self._out.append(action)
 
     def send(self, node: str, message: m.ToAgent) -> None:
         """Queue a message."""

@@ -123,7 +123,7 @@ class Enrolment:
         else:
             self._joint_settled = self.known = True
             self._witnessed = ()
-            self._controller.enrolled()
+            self._controller.tenure.enrolled()
 
     def _propose(self) -> None:
         self.changed = False

@@ -32,7 +32,7 @@ class Rounds:
         self._waiting_said = False
 
     def adopt(self, state: m.RoundState) -> None:
-        """Go on after an earlier controller. Who was with it has time to come over before anybody gives up or shrinks."""
+        """Go on after an earlier controller. Who was with it may still come: until then nobody gives up or shrinks."""
         self.started_round = max(self.started_round, state.round)
         self.steps_reported = self.steps_reported or state.steps_reported
         self._join_until = self._controller.now() + self._controller.config.heartbeat_timeout_s
@@ -58,7 +58,7 @@ class Rounds:
             coming = 0  # the plan has weighed them
         elif coming == 0 and not shape.trim(len(usable)):
             reason = f"{len(usable)} node(s) joined within --join-timeout, {shape.minimum} needed"
-            controller.finish("not_enough_nodes", 1, reason)
+            controller.ending.finish("not_enough_nodes", 1, reason)
             return
         if coming:
             self._say_waiting(len(usable))
@@ -107,14 +107,14 @@ class Rounds:
         controller = self._controller
         controller.incidents.planned(plan)
         if controller.config.mode != "recover" and plan.rung is not Rung.WAIT:
-            controller.finish_unrecovered(plan)
+            controller.ending.finish_unrecovered(plan)
             return False
         if plan.rung is Rung.STOP:
             spent = controller.without_progress > controller.config.max_without_progress
             first = controller.incidents.first_failure()
-            controller.finish("no_progress" if spent else "not_enough_nodes", 1, plan.reason, first)
+            controller.ending.finish("no_progress" if spent else "not_enough_nodes", 1, plan.reason, first)
         elif plan.rung is Rung.NEXT_JOB:
-            controller.finish("needs_new_job", 75, plan.reason)
+            controller.ending.finish("needs_new_job", 75, plan.reason)
         return plan.rung in (Rung.RESTART, Rung.REPLACE, Rung.SHRINK)
 
     def _candidate(self, node: str) -> Candidate:
@@ -324,7 +324,7 @@ class Rounds:
         if any(answer.stopped for answer in ended):
             controller.stop.ended()
         else:
-            controller.finish("completed", 0, "every rank exited with 0")
+            controller.ending.finish("completed", 0, "every rank exited with 0")
 
     def watch(self) -> None:
         """A round that does not come up in time is tried again (a hung rendezvous must not hold an allocation)."""

@@ -155,4 +155,4 @@ class StopPhase:
             "interrupted": "Ctrl-C",
         }
         reason = self.reason or "terminated"  # stopped at an earlier controller's word
-        self._controller.finish(reason, EXIT_CODES[reason], words[reason])
+        self._controller.ending.finish(reason, EXIT_CODES[reason], words[reason])

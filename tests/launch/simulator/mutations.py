@@ -1,0 +1,140 @@
+"""Bugs planted in the real code, to see that the simulator would find them. Each is one guard taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from virtual_cluster.agent import VirtualAgent
+from virtual_cluster.directory import Directory
+
+from resilio_hpc.launch import enrolment, quorum
+from resilio_hpc.launch.agent_core import AgentCore
+from resilio_hpc.launch.checkpoint_phase import CheckpointPhase
+from resilio_hpc.launch.enrolment import LEASE_SHARE, Enrolment
+from resilio_hpc.launch.incidents import Incidents
+from resilio_hpc.launch.node_ranks import NodeRanks
+from resilio_hpc.launch.quorum import Membership
+from resilio_hpc.launch.rounds import Rounds
+from resilio_hpc.launch.succession import Succession
+
+Patch = pytest.MonkeyPatch
+
+
+def votes_are_forgotten(patch: Patch) -> None:
+    """A node may vote twice in an epoch, and follow who is older."""
+    original = Succession._keep
+
+    def keep(self: Any, ballot: Any) -> None:
+        original(self, type(ballot)(ballot.membership, self.ballot.promised, self.ballot.promised_to))
+
+    patch.setattr(Succession, "_keep", keep)
+
+
+def a_ballot_dies_with_its_agent(patch: Patch) -> None:
+    """What was promised is not kept on the node's disk."""
+    patch.setattr(VirtualAgent, "keep_ballot", lambda self, ballot: None)
+
+
+def leases_without_a_quorum(patch: Patch) -> None:
+    """Every heartbeat renews a lease, whoever else is with the controller."""
+
+    def lease_end(self: Any) -> float:
+        return float(self._controller.now() + LEASE_SHARE * self._controller.config.heartbeat_timeout_s)
+
+    patch.setattr(Enrolment, "lease_end", property(lease_end))
+
+
+def leases_do_not_end(patch: Patch) -> None:
+    """An agent without a controller lets its ranks run."""
+    patch.setattr(NodeRanks, "_end_lease", lambda self: None)
+
+
+def half_is_enough(patch: Patch) -> None:
+    """Exactly half of the votes is a quorum without the witness."""
+    patch.setattr(quorum, "_needed", lambda group, witnessed: max(1, len(group) // 2))
+
+
+def everybody_gets_the_witness(patch: Patch) -> None:
+    """The witness is not created exclusively."""
+    patch.setattr(Directory, "claim_witness", lambda self, epoch, node: True)
+
+
+def memberships_change_at_once(patch: Patch) -> None:
+    """No joint membership: the old voters are not asked."""
+    original = enrolment.next_membership
+
+    def at_once(last: Any, epoch: int, voters: Any, settled: bool) -> Membership:
+        joint = original(last, epoch, voters, settled)
+        return Membership(joint.epoch, joint.number, joint.voters)
+
+    patch.setattr(enrolment, "next_membership", at_once)
+
+
+def old_epochs_are_obeyed(patch: Patch) -> None:
+    """Orders of a controller are taken though another one was elected with our vote."""
+    patch.setattr(AgentCore, "_may_follow", lambda self: self._succession.following is not None)
+
+
+def lost_before_the_lease_ends(patch: Patch) -> None:
+    """A new controller goes on at once without the nodes that did not come to it."""
+
+    def absent(self: Any, now: float) -> dict[str, float]:
+        controller = self._controller
+        known = controller.agents.keys() | controller.lost | controller.left
+        return {x.node: controller.began for x in controller.members if x.node not in known}
+
+    patch.setattr(Incidents, "_absent_members", absent)
+
+
+def no_commit_fence(patch: Patch) -> None:
+    """A controller that was replaced may still commit."""
+    patch.setattr(Directory, "fence", property(lambda self: 0, lambda self, epoch: None))
+
+
+def commits_before_the_epoch_is_recorded(patch: Patch) -> None:
+    """A new controller has steps committed before older ones are refused."""
+    original = CheckpointPhase._order_commit
+
+    def order(self: Any) -> None:
+        self._controller.tenure.recorded = True
+        original(self)
+
+    patch.setattr(CheckpointPhase, "_order_commit", order)
+
+
+def a_start_that_waits_for_nobody(patch: Patch) -> None:
+    """RanksStopped is not awaited."""
+
+    def has_stopped(self: Any, node: str) -> bool:
+        agent = self._controller.agents.get(node)
+        if agent is not None and not agent.held:
+            agent.known_round = -1
+        return True
+
+    patch.setattr(Rounds, "_has_stopped", has_stopped)
+
+
+def stopped_is_said_at_once(patch: Patch) -> None:
+    """RanksStopped is said while ranks are still being killed."""
+    original = NodeRanks._stop_ranks
+
+    def stop(self: Any) -> None:
+        original(self)
+        self._say_stopped()
+
+    patch.setattr(NodeRanks, "_stop_ranks", stop)
+
+
+def snapshots_of_other_lives_count(patch: Patch) -> None:
+    """A node keeps snapshots of steps that are computed anew."""
+    patch.setattr(VirtualAgent, "forget_snapshots_after", lambda self, step: None)
+
+
+MUTATIONS: tuple[Callable[[Patch], None], ...] = (
+    votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, half_is_enough,
+    everybody_gets_the_witness, memberships_change_at_once, old_epochs_are_obeyed, lost_before_the_lease_ends,
+    no_commit_fence, commits_before_the_epoch_is_recorded, a_start_that_waits_for_nobody, stopped_is_said_at_once,
+    snapshots_of_other_lives_count,
+)  # fmt: skip
