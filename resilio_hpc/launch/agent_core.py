@@ -33,6 +33,7 @@ class AgentCore(NodeRanks):
         self.slots = hello.local_world_size
         self.joiner = joiner
         self.warnings: list[str] = []
+        self.ready = True  # ranks would start at once
         self._hello = msgspec.structs.replace(hello, joiner=joiner)
         self._orphan_limit_s = orphan_limit_s
         self._succession = Succession(
@@ -95,8 +96,9 @@ class AgentCore(NodeRanks):
         number = self.local.number if self.local else -1
         step = self.local.step if self.local else -1
         step_time = self.local.step_time if self.local else 0.0
+        incarnation = self._hello.incarnation
         self._ports.to_controller(
-            m.Heartbeat(self.node, self._hello.incarnation, self.epoch, now, number, self._echo, step, step_time)
+            m.Heartbeat(self.node, incarnation, self.epoch, now, number, self._echo, step, step_time, self.ready)
         )
 
     def _say_hello(self, now: float) -> None:

@@ -98,7 +98,7 @@ class CheckpointPhase:
         controller.record("committed", step=message.step, seconds=message.seconds, epoch=controller.epoch)
         controller.broadcast(m.StageReached(controller.epoch, message.step, "committed"))
         self._persist(following)
-        controller.rounds.committed()
+        controller.regrouping.committed()
 
     def _given_up(self, step: int, error: str) -> None:
         controller = self._controller

@@ -7,8 +7,8 @@ Life of a round: ``gathering`` (who is in?) → ``preparing`` (old ranks stop, t
 run, first step not yet seen) → ``running``. A failure leads back to gathering with an open **incident**, which closes
 with the first step that all ranks complete. ``ended``: the verdict is said, and everybody is let go.
 
-Its subjects have a module each: rounds, incidents (failures), checkpoint_phase, stop_phase. This one holds what they
-share, takes messages apart, and ends the run.
+Its subjects have a module each: rounds, regrouping, incidents (failures), checkpoint_phase, stop_phase, enrolment
+(votes), tenure, ending. This one holds what they share, and takes messages apart.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from resilio_hpc.launch.controller_state import (
 from resilio_hpc.launch.ending import Ending
 from resilio_hpc.launch.enrolment import Enrolment
 from resilio_hpc.launch.incidents import Incidents
+from resilio_hpc.launch.regrouping import Regrouping
 from resilio_hpc.launch.rounds import Rounds
 from resilio_hpc.launch.stop_phase import StopPhase
 from resilio_hpc.launch.tenure import Tenure
@@ -64,6 +65,7 @@ class Controller:
         self.checkpoints = CheckpointPhase(self)
         self.incidents = Incidents(self)
         self.rounds = Rounds(self)
+        self.regrouping = Regrouping(self)
         self.stop = StopPhase(self)
         self.enrolment = Enrolment(self, term)
         self.tenure = Tenure(self)
@@ -115,7 +117,7 @@ class Controller:
             elif self.phase in ("preparing", "starting"):
                 self.rounds.watch()
             elif self.phase == "running":
-                self.rounds.part_with_leavers()
+                self.regrouping.part_with_leavers()
             self.stop.tick(self.now(), self.unix())
         return self._flush()
 
@@ -166,7 +168,7 @@ class Controller:
         elif isinstance(message, m.Warned):
             self.stop.warned(message.signal, message.node)
         elif isinstance(message, m.Leaving):
-            self.rounds.leaving(agent, message)
+            self.regrouping.leaving(agent, message)
         elif isinstance(message, m.Enrolled):
             self.enrolment.kept(message.node, message.number)
         elif getattr(message, "round", -1) != self.round:
@@ -202,7 +204,7 @@ class Controller:
             self.ending.say_again(hello.node)
             return
         self._adopt(hello)
-        self._take_back(hello.node)
+        self._take_back()
         replaced = known is not None and agent is not known
         if known is not None and replaced and self.is_member(hello.node) and self.phase in ("starting", "running"):
             self.incidents.agent_restarted(hello.node, known.heard)
@@ -211,11 +213,12 @@ class Controller:
                 self.incidents.note_restarted(hello.node, known.heard)
             self.rounds.came(hello.node, agent, replaced)
 
-    def _take_back(self, node: str) -> None:
+    def _take_back(self) -> None:
         """A node that was lost is here again: it waits as a spare, unless that happens all the time."""
-        if node in self.lost and self.losses.get(node, 0) <= MAX_LOSSES:
-            self.lost.discard(node)
-            self.record("node_returned", node=node, losses=self.losses.get(node, 0))
+        for node in sorted(self.lost & self.agents.keys()):  # that it was lost may be heard after its Hello
+            if self.losses.get(node, 0) <= MAX_LOSSES:
+                self.lost.discard(node)
+                self.record("node_returned", node=node, losses=self.losses.get(node, 0))
 
     def _adopt(self, hello: m.Hello) -> None:
         """Take over the soft state of an earlier controller from the agent that has the newest."""
@@ -250,6 +253,7 @@ class Controller:
                 agent.step = max(agent.step, beat.step)
                 agent.step_time = beat.step_time
         agent.sent = beat.sent
+        agent.ready = beat.ready
         self._renew_lease(beat.node, agent)
         if self.phase == "ended":
             self.ending.say_again(beat.node)

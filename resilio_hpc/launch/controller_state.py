@@ -113,6 +113,7 @@ class KnownAgent:
     step_time: float = 0.0
     sent: float | None = None  # its clock: when it sent its newest Heartbeat
     echo: float = NEVER  # our clock: when we sent the newest Beat that it is known to have got
+    ready: bool = False  # as its last Heartbeat said
     leaves_at: float | None = None  # our clock: its own job ends then
 
     def forget_round(self) -> None:

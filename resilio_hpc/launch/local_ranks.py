@@ -30,6 +30,8 @@ INTERNAL_PREFIXES = ("RESILIO_SETTINGS", "RESILIO_LINK")
 class LocalRanks:
     """Carries out what the core decides about this node's ranks, and reports what becomes of them."""
 
+    imports_first = True  # the spawner imports what ranks need, before they do
+
     def __init__(self, agent: Agent, token: str, spool: Path) -> None:
         self._agent = agent
         self._options = agent.settings.options
@@ -54,6 +56,7 @@ class LocalRanks:
 
     def start(self) -> None:
         """Start the spawner; it imports torch while the agents find each other."""
+        self._agent.core.ready = not self.imports_first
         self._spawner.start()
 
     def filenos(self) -> Iterator[int]:
@@ -147,6 +150,7 @@ class LocalRanks:
     def _on_event(self, event: sm.SpawnerEvent) -> None:
         agent = self._agent
         if isinstance(event, sm.Ready):
+            agent.core.ready = True
             agent.ledger.append("spawner_ready", node=agent.settings.node, seconds=round(event.seconds, 3),
                                 why_not_fork=event.why_not_fork)  # fmt: skip
             if event.why_not_fork and self._options.zygote and self._options.kind != "command":
@@ -206,7 +210,7 @@ class LocalRanks:
         self._spawner_restarts += 1
         self._pids.clear()
         if agent.core.ending is None and self._spawner_restarts <= MAX_SPAWNER_RESTARTS:
-            self._spawner.start()
+            self.start()
         elif agent.core.ending is None:
             log = agent.local_dir / "spawner.log"
             agent.say(f"the process that starts ranks died {self._spawner_restarts} times: {last_line(log)}")

@@ -136,6 +136,7 @@ class Heartbeat(Struct, frozen=True):
     echo: float = NEVER
     step: int = -1  # fewest steps completed by a local rank, -1 when unknown
     step_time: float = 0.0
+    ready: bool = True  # ranks would start at once: nothing has to be imported before
 
 
 class RanksStopped(Struct, frozen=True):

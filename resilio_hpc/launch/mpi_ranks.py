@@ -34,6 +34,7 @@ def local_ranks(agent: Agent, token: str, spool: Path) -> LocalRanks:
 class MpiRanks(LocalRanks):
     """Ranks that are tasks of a step."""
 
+    imports_first = False
     _spawner: MpiSpawner
 
     def _new_spawner(self, environment: dict[str, str], directory: Path) -> MpiSpawner:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from resilio_hpc.launch.controller_state import KnownAgent
 
 WAITING_SAID_AFTER_S = 10.0
-LEAVE_MARGIN_S = 10.0
 
 
 class Rounds:
@@ -49,7 +48,7 @@ class Rounds:
             return
         if not controller.informed or not controller.enrolment.leads:
             return
-        usable = self._usable()
+        usable = self.usable()
         coming = self._coming()
         shape = controller.config.shape
         if controller.members:
@@ -67,7 +66,8 @@ class Rounds:
         if members:
             self._prepare(tuple(members))
 
-    def _usable(self) -> list[str]:
+    def usable(self) -> list[str]:
+        """Nodes that could take part in a round."""
         agents, lost = self._controller.agents, self._controller.lost
         return [node for node, agent in agents.items() if node not in lost and agent.leaves_at is None]
 
@@ -187,7 +187,7 @@ class Rounds:
         )  # fmt: skip
         controller.broadcast(self._start)
         controller.checkpoints.restored(restore)
-        self._let_leavers_go()
+        controller.regrouping.let_leavers_go()
 
     def _has_stopped(self, node: str) -> bool:
         """Whether no rank of an earlier round lives there. Those of a node that is lost ended with its lease."""
@@ -217,56 +217,6 @@ class Rounds:
             if controller.is_member(node):
                 controller.checkpoints.connection_renewed(node)
                 controller.stop.connection_renewed(node)
-
-    # -- planned changes ---------------------------------------------------------------------------------------
-
-    def leaving(self, agent: KnownAgent, message: m.Leaving) -> None:
-        """A joiner's own job ends soon."""
-        controller = self._controller
-        if agent.leaves_at is None:
-            agent.leaves_at = controller.now() + max(0.0, message.within_s)
-            controller.record("leaving", node=message.node, within_s=round(message.within_s, 3))
-            if not controller.is_member(message.node) and controller.phase == "running":
-                self._let_leavers_go()
-
-    def _let_leavers_go(self) -> None:
-        controller = self._controller
-        for node, agent in controller.agents.items():
-            if agent.leaves_at is not None and not controller.is_member(node):
-                controller.send(node, m.End(controller.epoch, "left", 0))  # if it is our own, others elect anew
-
-    def _leavers(self) -> list[tuple[str, float]]:
-        """Members that must go, and when."""
-        controller = self._controller
-        known = [(x.node, controller.agents[x.node]) for x in controller.members if x.node in controller.agents]
-        return [(node, agent.leaves_at) for node, agent in known if agent.leaves_at is not None]
-
-    def part_with_leavers(self) -> None:
-        """At the last moment, if no commit made an earlier one better: go on without those that must go."""
-        controller = self._controller
-        now = controller.now()
-        due = [node for node, at in self._leavers() if now > at - LEAVE_MARGIN_S]
-        if due:
-            self._regroup(f"{', '.join(due)} must leave")
-
-    def committed(self) -> None:
-        """A step has just become durable: the best moment to take in nodes, or to part with some."""
-        controller = self._controller
-        if controller.phase != "running" or controller.stop.terminating or not controller.enrolment.leads:
-            return
-        parting = [node for node, _ in self._leavers()]
-        if parting:
-            self._regroup(f"{', '.join(parting)} must leave")
-        elif controller.config.shape.trim(len(self._usable())) > len(controller.members):
-            self._regroup("more nodes are here")
-
-    def _regroup(self, reason: str) -> None:
-        """A restart that nobody's failure asks for: it counts against no budget."""
-        controller = self._controller
-        if controller.config.mode == "recover":
-            controller.record("regroup", reason=reason, round=controller.round)
-            controller.set_phase("gathering")
-            self.try_round()
 
     # -- starting and running ----------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class StopPhase:
         self._agreement = StopAgreement()
         self._urgent = False  # begin at once, not as late as possible
         self._deadline: float | None = None
+        self._overdue = False
         self._proposed_round = -1
         self._snapshots: dict[int, float] = {}  # step → monotonic time of its first snapshot
 
@@ -81,7 +82,9 @@ class StopPhase:
     def _proceed(self, unix: float) -> None:
         controller = self._controller
         if self._deadline is not None and unix >= self._deadline:
-            controller.record("stop_overdue", reason=self.reason)
+            if not self._overdue:
+                self._overdue = True
+                controller.record("stop_overdue", reason=self.reason)
             self.ended()
         elif controller.phase in ("starting", "running") and self._proposed_round != controller.round:
             self._proposed_round = controller.round

@@ -159,3 +159,17 @@ def test_a_spare_that_comes_late_to_a_new_controller_is_waited_for() -> None:
     world.cut("n5", cut=False)
     world.until_round(1)
     assert sorted(world.members()) == ["n2", "n3", "n4", "n5"]
+
+
+def test_a_run_grows_only_when_the_newcomers_ranks_would_start_at_once() -> None:
+    world = World(nodes=3, minimum=2, absent=("n3",), join_timeout_s=2.0, script=Script(steps=400))
+    world.until_step(5)
+    world.start_agent("n3")
+    world.agents["n3"].core.ready = False  # it imports
+    world.run(lambda: len(world.directory.commit_times) >= 4)
+    assert world.members() == ["n1", "n2"]
+    world.agents["n3"].core.ready = True
+    world.until_round(1)
+    assert world.members() == ["n1", "n2", "n3"]
+    (regrouped,) = world.times("regroup")
+    assert any(0 <= regrouped - at < 0.01 for at, _ in world.directory.commit_times)
