@@ -7,7 +7,11 @@ from virtual_cluster.ranks import Script
 from virtual_cluster.world import World
 
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.node_ranks import LEASE_SHARE
+from resilio_hpc.launch.ballot import Term
+from resilio_hpc.launch.controller import MAX_LOSSES, Controller
+from resilio_hpc.launch.controller_state import Clock
+from resilio_hpc.launch.enrolment import LEASE_SHARE
+from resilio_hpc.launch.quorum import first_membership
 
 
 def recovered(world: World) -> dict[str, object]:
@@ -78,34 +82,74 @@ def test_nodes_that_go_one_after_the_other_are_one_restart_too() -> None:
     assert world.last.state.restarts == 1
 
 
-def test_a_lost_node_is_not_used_even_if_the_round_must_shrink_under_a_new_controller() -> None:
+def lose_and_return(world: World, node: str) -> None:
+    """The node is cut off until it is taken for lost, and comes back."""
+    before = len(world.records("node_lost"))
+    world.cut(node)
+    world.run(lambda: len(world.records("node_lost")) > before)
+    world.cut(node, False)
+    world.run(limit_s=10.0)
+
+
+def test_a_lost_node_that_comes_back_waits_as_a_spare_also_under_a_new_controller() -> None:
     world = World(nodes=3, spares=1, minimum=2)
+    world.until_step(15)
+    lose_and_return(world, "n2")
+    assert world.members() == ["n1", "n4", "n3"]
+    assert world.records("node_returned") == [{"node": "n2", "losses": 1}]
+    world.kill_agent("n1")
+    world.run(lambda: "n1" not in world.members())
+    assert world.members() == ["n2", "n4", "n3"]
+
+
+def test_a_run_that_had_to_shrink_grows_at_a_commit_when_the_node_is_back() -> None:
+    world = World(nodes=3, minimum=2)
     world.until_step(15)
     world.cut("n2")
     world.until_round(1)
+    assert world.members() == ["n1", "n3"]
     world.cut("n2", False)
-    world.run(limit_s=10.0)
-    assert world.members() == ["n1", "n4", "n3"]
-    world.power_off("n1")
     world.until_round(2)
+    assert world.members() == ["n1", "n3", "n2"]
+    (regroup,) = world.times("regroup")
+    assert min(abs(regroup - at) for at, _ in world.directory.commit_times) < 0.01
+    assert (world.last.state.restarts, world.last.state.without_progress) == (1, 0)  # nobody's failure
+
+
+def test_a_node_that_is_lost_for_the_fourth_time_is_not_used_again_by_later_controllers_either() -> None:
+    world = World(nodes=3, spares=1, minimum=2)
+    world.until_step(15)
+    for _ in range(MAX_LOSSES + 1):
+        lose_and_return(world, "n2")
+    assert [told["losses"] for told in world.records("node_returned")] == [1, 2, 3]
+    assert "n2" in world.controller.agents  # it came again, and waits
+    world.fail_rank(2)  # with each start of the ranks, agents learn what a later controller must know
+    world.run(limit_s=1.0)
+    world.kill_agent("n1")
+    world.run(lambda: "n1" not in world.members())
     assert "n2" in world.controller.agents
     assert world.members() == ["n4", "n3"]
 
 
-def test_a_lost_node_is_never_used_again() -> None:
+def test_a_node_that_was_there_before_it_was_known_as_lost_is_taken_back() -> None:
+    world = World(nodes=2)
+    term = Term(2, "n1", "n1:1", first_membership(("n1", "n2")))
+    controller = Controller(world.config, term, Clock(lambda: world.now, world.unix))
+    lost = m.RoundState(1, 5, m.world_of(()), 0, 0, (), ("n2",), losses=(("n2", 1),))
+    for node, last in (("n2", None), ("n1", lost)):
+        controller.handle(m.Hello(node, f"{node}.1", 2, f"{node}:1", node, 1, last=last))
+    assert (controller.round, controller.lost, controller.losses) == (5, set(), {"n2": 1})
+
+
+def test_a_returned_node_takes_nobodys_place() -> None:
     world = World(nodes=3, spares=1)
     world.until_step(15)
-    world.cut("n2")
-    world.until_round(1)
-    assert world.members() == ["n1", "n4", "n3"]
-    world.cut("n2", False)
-    world.run(limit_s=10.0)
-    assert "n2" in world.controller.agents  # it came again, and waits
+    lose_and_return(world, "n2")
     world.fail_rank(2)
     world.until_round(2)
     assert world.members() == ["n1", "n4", "n3"]
     world.kill_agent("n1")  # the controller's
-    world.run(limit_s=1.0)
+    world.run(limit_s=0.2)
     world.start_agent("n1")
     world.until_round(3)
     assert world.controller.node == "n4"
