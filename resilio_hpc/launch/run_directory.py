@@ -8,7 +8,7 @@
     logs/<round>/<node>/    the ranks' output
     checkpoints/        see resilio_hpc.ckpt
     chain.json          the jobs of the chain
-    links/<job>.json    how each job's part ended
+    links/<job>.json    how each job's part ended; {} until then
     verdict.json        how the run ended, or its last part
     status.json         what the controller sees now
 
@@ -152,6 +152,12 @@ def write_verdict(path: Path, job: str, verdict: dict[str, Any]) -> None:
     write_atomic(path / "verdict.json", data)
 
 
+def expect_verdict(path: Path, job: str) -> None:
+    """Create the file of a part's verdict, empty. An NFS client may hide a new name for a minute from whoever has
+    looked for it in vain, and shows the new content of a known one at once."""
+    create_exclusive(path / "links" / f"{job}.json", b"{}", 0o644)
+
+
 def read_verdict(path: Path, job: str | None = None) -> dict[str, Any] | None:
     """The verdict of a job's part, or the run's newest; None when there is none (yet)."""
     file = path / "links" / f"{job}.json" if job else path / "verdict.json"
@@ -159,4 +165,4 @@ def read_verdict(path: Path, job: str | None = None) -> dict[str, Any] | None:
         verdict = json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-    return verdict if isinstance(verdict, dict) else None
+    return verdict if isinstance(verdict, dict) and verdict else None

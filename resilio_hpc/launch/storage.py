@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.launch import run_directory, time_limit
+from resilio_hpc.core.json_fields import read_object
+from resilio_hpc.launch import notify_targets, run_directory, time_limit
 from resilio_hpc.launch.ballot import EpochRecord
+from resilio_hpc.launch.drain import Drain
 from resilio_hpc.launch.process_tree import die_with_parent, outlive_warnings
 
 DRAIN_INTERVAL_S = 0.2
@@ -34,6 +36,7 @@ class Storage:
     def __init__(self, run_path: Path, spool: Path, job: str) -> None:
         self._argv = [
             sys.executable,
+            "-P",  # the working directory may hang, too: nothing is looked for in it
             "-m",
             "resilio_hpc.launch.storage",
             str(run_path),
@@ -109,7 +112,10 @@ class Storage:
 
     def _restart(self) -> None:
         self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            pass  # it hangs in the kernel, and ends when the file system is back
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -132,40 +138,6 @@ class Storage:
 
 
 # -- the child -------------------------------------------------------------------------------------------------------
-
-
-class Drain:
-    """Copies what was appended to files under ``spool/{ledger,logs}`` to the same names in the run directory."""
-
-    def __init__(self, spool: Path, target: Path) -> None:
-        self._spool = spool
-        self._target = target
-        self._copied: dict[Path, int] = {}
-
-    def run(self) -> str:
-        """One pass over the spool. Returns why something was left for the next pass, or ""."""
-        problem = ""
-        for source in self._spool.glob("*/**/*"):
-            try:
-                if source.is_file():
-                    self._copy(source)
-            except OSError as error:
-                problem = str(error)
-        return problem
-
-    def _copy(self, source: Path) -> None:
-        target = self._target / source.relative_to(self._spool)
-        done = self._copied.pop(source, None)  # noted again only when all went well
-        if done is None:  # an earlier child, agent, or failed pass may have copied a part
-            target.parent.mkdir(parents=True, exist_ok=True)
-            done = target.stat().st_size if target.exists() else 0
-        if source.stat().st_size > done:
-            with source.open("rb") as read, target.open("ab") as write:
-                read.seek(done)
-                while chunk := read.read(1 << 20):
-                    write.write(chunk)
-                    done += len(chunk)
-        self._copied[source] = done
 
 
 def main() -> int:
@@ -200,6 +172,8 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
     reply: dict[str, Any] = {"id": request["id"]}
     try:
         operation = request["op"]
+        if operation in LOOKS:
+            return reply | LOOKS[operation](request, run_path, job)
         record = run_directory.newest_epoch(run_path)
         reply["epoch"] = record.epoch if record else 0
         if operation == "scan":
@@ -228,6 +202,24 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         reply["error"] = str(error)
     return reply
+
+
+def _look(_request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
+    """What a supervisor wants to know all the time."""
+    return {"ended": run_directory.read_verdict(run_path, job), "status": read_object(run_path / "status.json")}
+
+
+def _move_end(request: dict[str, Any], run_path: Path, _job: str) -> dict[str, Any]:
+    time_limit.write_end_time(run_path, request["job"], request["end_time"])
+    return {}
+
+
+def _targets(_request: dict[str, Any], run_path: Path, _job: str) -> dict[str, Any]:
+    return {"targets": [target.text for target in notify_targets.kept(run_path)]}
+
+
+# Requests that no epoch concerns.
+LOOKS = {"look": _look, "move_end": _move_end, "targets": _targets}
 
 
 def _claim(run_path: Path, record: EpochRecord) -> bool:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from resilio_hpc.launch import run_directory
-from resilio_hpc.launch.storage import Drain, Storage
+from resilio_hpc.launch.storage import Storage
 from resilio_hpc.launch.succession import EpochRecord
+from resilio_hpc.launch.time_limit import read_end_time
 
 RECORD = {"epoch": 1, "node": "n1", "endpoint": "h:1", "job": "7"}
 
@@ -140,29 +141,13 @@ def test_logs_arrive_whole_and_once_though_the_child_is_killed(storage: Storage,
     assert target.read_bytes() == written
 
 
-def test_a_pass_that_failed_halfway_is_continued_where_it_stopped(tmp_path: Path) -> None:
-    spool, target = tmp_path / "spool", tmp_path / "run"
-    (spool / "logs").mkdir(parents=True)
-    source = spool / "logs" / "a"
-    source.write_bytes(b"0123456789")
-    drain = Drain(spool, target)
-    assert drain.run() == ""
-    with (target / "logs" / "a").open("ab") as file:
-        file.write(b"abc")  # as a full disk leaves it: more arrived than was noted
-    with source.open("ab") as file:
-        file.write(b"abcdef")
-    (target / "logs" / "a").chmod(0o600)
-    drain._copied.clear()
-    assert drain.run() == ""
-    assert (target / "logs" / "a").read_bytes() == b"0123456789abcdef"
-
-
-def test_one_file_that_cannot_be_copied_holds_no_other_up(tmp_path: Path) -> None:
-    spool, target = tmp_path / "spool", tmp_path / "run"
-    for name in ("a", "b", "c"):
-        (spool / "logs" / name).parent.mkdir(parents=True, exist_ok=True)
-        (spool / "logs" / name).write_text(name * 100_000)
-    (target / "logs" / "b").mkdir(parents=True)  # in the way
-    drain = Drain(spool, target)
-    assert "b" in drain.run()
-    assert {(target / "logs" / name).stat().st_size for name in ("a", "c")} == {100_000}
+def test_what_a_supervisor_asks_for(storage: Storage, run_path: Path) -> None:
+    run_directory.expect_verdict(run_path, "7")
+    look = ask(storage, "look") or {}
+    assert (look["ended"], look["status"]) == (None, None)
+    ask(storage, "status", status={"epoch": 1, "pulse": 5})
+    ask(storage, "verdict", verdict={"verdict": "completed", "exit_code": 0, "epoch": 1})
+    look = ask(storage, "look") or {}
+    assert (look["ended"]["verdict"], look["status"]["pulse"]) == ("completed", 5)
+    assert ask(storage, "move_end", job="7", end_time=5.0) is not None
+    assert read_end_time(run_path, "7") == 5.0
