@@ -6,7 +6,6 @@ from virtual_cluster.ranks import Script
 from virtual_cluster.world import World
 
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.succession import Claim, EpochRecord, Follow, Scan, Succession
 
 
 def test_the_first_node_of_the_allocation_is_the_first_controller() -> None:
@@ -62,13 +61,13 @@ def test_the_change_of_controller_restores_memory_and_tells_how_long_it_took() -
     assert abs(told["recovery_s"] - (world.now - killed_at)) < 0.7
 
 
-def test_a_controller_that_loses_power_is_replaced_when_its_pulse_stands_still() -> None:
+def test_a_controller_that_loses_power_is_replaced_when_it_has_been_silent_for_too_long() -> None:
     world = World(nodes=3, spares=1, heartbeat_timeout_s=5.0)
     world.until_step(12)
     off_at = world.now
     world.power_off("n1")
     world.run(lambda: len(world.directory.epochs) == 2)
-    assert 5.0 <= world.now - off_at <= 5.0 + Succession.still_s + 1.0
+    assert 5.0 <= world.now - off_at <= 6.5
     world.until_round(1)
     assert world.members() == ["n4", "n2", "n3"]
     assert world.records("recovered")[0]["kind"] == "node_lost"
@@ -83,88 +82,89 @@ def test_a_minority_that_is_cut_off_with_the_controller_gives_way() -> None:
     assert world.members() == ["n2", "n3", "n4"]
     world.run(limit_s=30.0)
     assert len(world.directory.epochs) == 2
-    assert world.directory.verdict is None
     assert [controller.node for controller in world.controllers()] == ["n2"]
     world.cut("n1", False)
-    world.run(limit_s=10.0)
-    assert world.agents["n1"].follows == "n2"
-    assert world.members() == ["n2", "n3", "n4"]
+    world.run(lambda: world.agents["n1"].follows == "n2" and "n1" in world.members())
+    assert world.members() == ["n2", "n3", "n4", "n1"]  # it is taken in at a commit
+    assert world.directory.verdict is None
 
 
-def test_of_two_halves_the_controllers_goes_on() -> None:
+def test_of_two_halves_the_one_with_the_witness_goes_on() -> None:
     world = World(nodes=2, minimum=1)
     world.until_step(15)
     world.cut("n2")
     world.until_round(1)
-    assert world.members() == ["n1"]
-    world.run(limit_s=20.0)
-    assert len(world.directory.epochs) == 1
+    (winner,) = world.directory.witnesses.values()
+    assert world.members() == [winner]
+    world.run(limit_s=60.0)
+    assert world.directory.epochs[-1].node == winner
+    assert world.members() == [winner]
+    assert len(world.directory.epochs) == 2
 
 
-def test_when_most_nodes_are_really_gone_the_rest_goes_on_after_a_while() -> None:
+def test_halves_of_four_are_decided_by_one_witness_too() -> None:
+    world = World(nodes=4, minimum=1)
+    world.until_step(15)
+    reaches = world.network.reaches
+    sides = {"n1": 0, "n2": 1, "n3": 1, "n4": 0}
+    world.network.reaches = lambda one, other: sides[one] == sides[other] and reaches(one, other)  # type: ignore[method-assign]
+    world.until_round(1)
+    (winner,) = world.directory.witnesses.values()
+    assert sorted(world.members()) == [node for node in sides if sides[node] == sides[winner]]
+    world.run(limit_s=60.0)
+    assert world.directory.epochs[-1].node == winner
+
+
+def test_less_than_half_never_goes_on_and_ends_in_a_verdict() -> None:
     world = World(nodes=4, minimum=1)
     world.until_step(15)
     for node in ("n2", "n3", "n4"):
         world.power_off(node)
-    world.until_round(1)
-    assert world.members() == ["n1"]
+    verdict = world.until_over(limit_s=400.0)
+    assert (verdict["verdict"], verdict["exit_code"]) == ("quorum_lost", 1)
+    assert len(world.starts) == 1
 
 
-def test_a_run_directory_that_fails_for_a_while_delays_the_takeover_only() -> None:
+def test_a_hung_run_directory_delays_commits_and_no_change_of_controller() -> None:
     world = World(nodes=3)
     world.until_step(12)
     world.storage_fails = True
     world.run(limit_s=15.0)
     assert len(world.starts) == 1  # training does not care
     world.kill_agent("n1")
-    world.run(limit_s=3.0)
-    assert list(world.controllers()) == []
-    world.storage_fails = False
+    world.run(limit_s=0.5)
     world.start_agent("n1")
     world.until_round(1)
-    assert len(world.directory.epochs) == 2
+    assert [record.epoch for record in world.directory.epochs] == [1]
+    before = dict(world.directory.committed)
+    world.run(limit_s=10.0)
+    assert world.directory.committed == before, "older epochs are not yet fenced off"
+    world.storage_fails = False
+    world.run(lambda: len(world.directory.committed) > len(before))
+    assert [record.epoch for record in world.directory.epochs] == [1, 2]
 
 
-def test_an_agent_follows_and_beats_until_its_controller_is_gone() -> None:
-    agent = Succession("b", "job", ["a", "b", "c"], 5.0, now=0.0)
-    record = EpochRecord(1, "a", "a:1", "job")
-    assert agent.tick(0.0) == Scan()
-    assert agent.scanned(record, 1, 0.0) == Follow(record)
-    agent.heard(1, ["a", "b", "c"], 0.1)
-    assert agent.tick(4.0) is None
-    agent.connection_lost(4.0)
-    assert agent.tick(4.0) == Scan()
-    assert agent.scanned(record, 7, 4.0) is None  # it might only have been the connection
-    assert agent.tick(4.3) == Scan()
-    assert agent.scanned(record, 7, 4.3) == Claim(2)
-    lost = agent.claimed(2, False, None, 4.3)
-    assert lost is None
-    newer = EpochRecord(2, "c", "c:1", "job")
-    assert agent.tick(4.5) == Scan()
-    assert agent.scanned(newer, None, 4.5) == Follow(newer)
+def test_a_node_with_one_bad_link_disturbs_nobody() -> None:
+    world = World(nodes=3, minimum=1)
+    world.until_step(15)
+    reaches = world.network.reaches
+    bad = {"n1", "n3"}
+    world.network.reaches = lambda one, other: {one, other} != bad and reaches(one, other)  # type: ignore[method-assign]
+    world.until_round(1)
+    assert world.members() == ["n1", "n2"]
+    world.run(limit_s=60.0)
+    assert len(world.directory.epochs) == 1
+    assert world.controller.node == "n1"
 
 
-def test_a_claim_whose_answer_was_lost_is_honoured() -> None:
-    agent = Succession("b", "job", ["a", "b"], 5.0, now=0.0)
-    first, own = EpochRecord(1, "a", "a:1", "job"), EpochRecord(2, "b", "b:1", "job")
-    agent.tick(0.0)
-    agent.scanned(first, 1, 0.0)
-    agent.heard(1, [], 0.1)
-    agent.connection_lost(1.0)
-    agent.tick(1.3)
-    assert agent.scanned(first, 1, 1.3) == Claim(2)
-    agent.storage_failed(1.3)
-    assert agent.tick(2.4) == Scan()
-    assert agent.scanned(own, None, 2.4) == Follow(own)
-
-
-def test_epochs_of_an_earlier_job_are_counted_on_and_not_followed() -> None:
-    agent = Succession("a", "job2", ["a", "b"], 5.0, now=0.0)
-    agent.tick(0.0)
-    assert agent.scanned(EpochRecord(7, "b", "b:1", "job1"), 3, 0.0) == Claim(8)
-
-
-def test_an_agent_does_not_follow_its_dead_predecessor() -> None:
-    agent = Succession("a", "job", ["a", "b"], 5.0, now=0.0)
-    agent.tick(0.0)
-    assert agent.scanned(EpochRecord(3, "a", "a:1", "job"), 3, 0.0) == Claim(4)
+def test_an_agent_that_is_restarted_keeps_its_promise() -> None:
+    world = World(nodes=3)
+    world.until_step(15)
+    world.kill_agent("n1")
+    world.run(lambda: world.sites["n3"].ballot.promised == 2)  # type: ignore[union-attr]
+    world.kill_agent("n3")
+    world.start_agent("n3")
+    world.start_agent("n1")
+    assert world.agents["n3"].core.ballot.promised_to == "n2"
+    world.until_round(1)
+    assert len({record.epoch for record in world.directory.epochs}) == len(world.directory.epochs)
