@@ -13,13 +13,12 @@ name of the controller, for agents that know nobody; and the witness, where exac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
-from resilio_hpc.launch.quorum import Membership, has_quorum, has_tie, silence_of_quorum
+from resilio_hpc.launch.election import Election
+from resilio_hpc.launch.quorum import Membership
 from resilio_hpc.launch.succession_ports import Chief, SuccessionPorts
 
 SCAN_S = 0.1  # between two looks at the run directory
@@ -27,19 +26,7 @@ CALL_S = 0.1  # between two calls to the node that is courted
 SETTLE_S = 0.25  # long enough to connect again and hear an answer
 TURN_S = 1.0  # how long an heir may take to answer at all
 PATIENCE_S = 3.0  # how long one that answers may take to win
-FRESH_S = 1.0  # an orphan that has not called for so long is not counted
-TIE_S = 0.5  # with exactly half: how long to wait for one more
 STILL_S = 2.0  # a pulse that stands still for so long has stopped
-
-
-@dataclass
-class Candidacy:
-    """An election in which this node stands. ``votes``: node → seconds without a controller."""
-
-    epoch: int
-    since: float
-    votes: dict[str, float]
-    asked_witness: bool = False
 
 
 class Succession:
@@ -58,16 +45,15 @@ class Succession:
         self._limit = silence_limit_s
         self._ports = ports
         self._chief = chief
-        self._heard = self._lost_at = ports.monotonic()
+        self._heard = self.lost_at = ports.monotonic()
         self._lost = True
         self._fresh_start = True
         self._closed = False  # the other end closed the connection: its process is gone
-        self._next_scan = self._next_call = self._patient_until = self._heard
+        self._next_scan = self._next_call = self.patient_until = self._heard
         self._scanning = False
         self._pulse: tuple[int, int | None] = (0, None)
         self._pulse_seen = self._heard
-        self._orphans: dict[str, tuple[m.Orphan, float]] = {}
-        self._candidacy: Candidacy | None = None
+        self._election = Election(node, self, ports)
         self._turn = 0
         self._avoid = ""  # who is courted last, since it was lost
         self._courted = ""  # whom we are connected to for the sake of an election
@@ -99,8 +85,7 @@ class Succession:
         if self.following is not None and epoch == self.following.epoch and epoch >= self.ballot.promised:
             self._heard = now
             self._lost = self._fresh_start = self._closed = False
-            self._orphans.clear()
-            self._candidacy = None
+            self._election.over()
             self._courted = ""
 
     def lose(self, now: float, closed: bool = True, alive: bool = False, silent_since: float | None = None) -> None:
@@ -114,8 +99,8 @@ class Succession:
             self._lost = True
             self._closed = closed
             self._avoid = self.following.node if self.following is not None and not alive else ""
-            self._lost_at = self._next_scan = self._next_call = now
-            self._patient_until = now + (SETTLE_S if closed else 0.0)
+            self.lost_at = self._next_scan = self._next_call = now
+            self.patient_until = now + (SETTLE_S if closed else 0.0)
             self._turn = 0
             self._courted = ""
 
@@ -130,7 +115,8 @@ class Succession:
             self.ballot = ballot
             self._ports.keep_ballot(ballot)
 
-    def _promise(self, epoch: int, node: str) -> None:
+    def promise(self, epoch: int, node: str) -> None:
+        """Vote for ``node`` in ``epoch``: nothing older is followed afterwards."""
         self.newest = max(self.newest, epoch)
         self._keep(msgspec.structs.replace(self.ballot, promised=epoch, promised_to=node))
 
@@ -146,7 +132,7 @@ class Succession:
             self._scanning = True
             self._next_scan = now + SCAN_S
             self._ports.scan_epochs()
-        if now >= self._next_call and now >= self._patient_until:
+        if now >= self._next_call and now >= self.patient_until:
             self._next_call = now + CALL_S
             self._seek(now)
 
@@ -154,8 +140,8 @@ class Succession:
         """Stand where we can, and call the one whose turn it is."""
         if not self._knows_others or not self._lost:
             return  # the run directory tells of the first controller
-        self._stand_if_possible(now)
-        if self._lost and self._candidacy is None and now >= self._patient_until:
+        self._election.stand_if_possible(now)
+        if self._lost and not self._election.stands and now >= self.patient_until:
             self._court(now)
 
     # -- finding one: the orphan's side ------------------------------------------------------------------------
@@ -216,11 +202,11 @@ class Succession:
         ballot = self.ballot
         granted = (message.epoch, message.node) == (ballot.promised, ballot.promised_to)
         if not granted and message.epoch > self.newest and message.version >= self.membership.version:
-            self._candidacy = None  # ours is over: there is an older one
-            self._promise(message.epoch, message.node)
+            self._election.withdraw()  # there is an older one
+            self.promise(message.epoch, message.node)
             granted = True
         if granted:
-            self._patient_until = now + SETTLE_S
+            self.patient_until = now + SETTLE_S
             self._ports.to_controller(m.Vote(self._node, message.epoch, self.silent_s(now)))
         else:
             self._call(now)  # so that it learns what we know
@@ -234,93 +220,29 @@ class Succession:
         elif message.epoch > known or (self._lost and isinstance(message, m.Redirect) and message.epoch == known):
             self._follow(record, now)
 
-    # -- being one: the candidate's side -----------------------------------------------------------------------
+    # -- the election: see ``election`` --------------------------------------------------------------------------
 
     def peer_said(self, message: m.Orphan | m.Vote, now: float) -> None:
         """Another agent called this one."""
-        if isinstance(message, m.Orphan):
-            self._orphan_called(message, now)
-        elif self._candidacy is not None and message.epoch == self._candidacy.epoch:
-            self._candidacy.votes[message.node] = message.silent_s
-            self._count(now)
-
-    def _orphan_called(self, message: m.Orphan, now: float) -> None:
-        if not self._lost and self.following is not None:
-            if message.newest > self.following.epoch and self.following.node == self._node:
-                self._chief.step_down()  # it may not follow us any more: an election gives us an epoch that it may
-            else:
-                record = self.following
-                self._ports.to_orphan(message.node, m.Redirect(record.epoch, record.node, record.endpoint))
-            return
-        self._orphans[message.node] = (message, now)
-        self.enrol(message.membership)
-        candidacy = self._candidacy
-        if candidacy is None:
-            self._ports.to_orphan(message.node, m.Standing(self.newest))
-            if self._may_be_enough(len(self._orphans) + 1):
-                self._stand_if_possible(now)
-        elif message.node not in candidacy.votes:
-            self._ports.to_orphan(message.node, m.Canvass(candidacy.epoch, self._node, self.membership.version))
-
-    def _may_be_enough(self, count: int) -> bool:
-        """Whether it is worth while to count properly, which takes time among thousands."""
-        return 2 * count >= len(self.membership.voters.nodes)
-
-    def _stand_if_possible(self, now: float) -> None:
-        self._orphans = {node: (word, at) for node, (word, at) in self._orphans.items() if now - at < FRESH_S}
-        if self._candidacy is not None and now - self._candidacy.since > PATIENCE_S:
-            self._candidacy = None
-        if now < self._patient_until or self._node not in self.membership.nodes:
-            return
-        if self._candidacy is None:
-            supporters = {*self._orphans, self._node}
-            waited = now - self._lost_at >= TIE_S
-            if not has_quorum(self.membership, supporters) and not (waited and has_tie(self.membership, supporters)):
-                return
-            self._stand(now)
-        self._canvass(now)
-
-    def _stand(self, now: float) -> None:
-        known = max([self.newest, *(word.newest for word, _ in self._orphans.values())])
-        epoch = known + 2 - known % 2
-        self._promise(epoch, self._node)
-        self._candidacy = Candidacy(epoch, now, {self._node: self.silent_s(now)})
-
-    def _canvass(self, now: float) -> None:
-        candidacy = self._candidacy
-        assert candidacy is not None
-        for node in self._orphans.keys() - candidacy.votes.keys():
-            self._ports.to_orphan(node, m.Canvass(candidacy.epoch, self._node, self.membership.version))
-        self._count(now)
-
-    def _count(self, now: float) -> None:
-        candidacy = self._candidacy
-        if candidacy is None or not self._may_be_enough(len(candidacy.votes)):
-            return
-        if has_quorum(self.membership, candidacy.votes):
-            self._win(candidacy, False, now)
-        elif (
-            has_tie(self.membership, candidacy.votes) and now - candidacy.since >= TIE_S and not candidacy.asked_witness
-        ):
-            candidacy.asked_witness = True
-            self._ports.claim_witness(self.membership.epoch)
+        if isinstance(message, m.Vote):
+            self._election.voted(message, now)
+        elif self._lost or self.following is None:
+            self.enrol(message.membership)
+            self._election.orphan_called(message, now)
+        elif message.newest > self.following.epoch and self.following.node == self._node:
+            self._chief.step_down()  # it may not follow us any more: an election gives us an epoch that it may
+        else:
+            record = self.following
+            self._ports.to_orphan(message.node, m.Redirect(record.epoch, record.node, record.endpoint))
 
     def witness_claimed(self, epoch: int, won: bool, now: float) -> None:
         """Whether the witness of the membership of ``epoch`` stands on our side."""
-        candidacy = self._candidacy
-        if candidacy is not None and won and epoch == self.membership.epoch:
-            if has_tie(self.membership, candidacy.votes):
-                self._win(candidacy, True, now)
-        elif candidacy is not None and not won:
-            self._candidacy = None  # the other side has it: a scan will tell who leads there
-            self._patient_until = now + TURN_S
+        self._election.witness_claimed(epoch, won, now)
 
-    def _win(self, candidacy: Candidacy, witnessed: bool, now: float) -> None:
-        silence = silence_of_quorum(self.membership, candidacy.votes, witnessed)
-        self._candidacy = None
-        supporters = frozenset(candidacy.votes)
-        self._chief.lead(self._term(candidacy.epoch, witnessed, silence, supporters))
-        self._follow(EpochRecord(candidacy.epoch, self._node, self._endpoint, self._job), now)
+    def won(self, epoch: int, witnessed: bool, silent_s: float, supporters: frozenset[str], now: float) -> None:
+        """A quorum voted for this node."""
+        self._chief.lead(self._term(epoch, witnessed, silent_s, supporters))
+        self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
 
     def _term(
         self, epoch: int, witnessed: bool = False, silent_s: float = 0.0, supporters: frozenset[str] = frozenset(),
@@ -352,7 +274,7 @@ class Succession:
 
     def _tell_of_promise(self, record: EpochRecord, now: float) -> None:
         """Somebody leads whom we may not follow any more: once it hears that, it stands anew."""
-        if self._candidacy is None and record.node not in (self._node, self._courted):
+        if not self._election.stands and record.node not in (self._node, self._courted):
             self._address(record.node, record.endpoint, now)
 
     def _may_claim_first(self, record: EpochRecord | None, now: float) -> bool:
@@ -361,7 +283,7 @@ class Succession:
             return False
         heirs = [node for node in self.membership.voters.nodes if self.following is None or node != self.following.node]
         turn = heirs.index(self._node) if self._node in heirs else len(heirs)
-        if now < self._lost_at + turn * TURN_S:
+        if now < self.lost_at + turn * TURN_S:
             return False
         if record is None or record.job != self._job or record.node == self._node or self._closed:
             return True
@@ -372,7 +294,7 @@ class Succession:
         self._scanning = False
         self.newest = max(self.newest, epoch)
         if won and epoch > self.ballot.promised and self._lost:
-            self._promise(epoch, self._node)
+            self.promise(epoch, self._node)
             self._chief.lead(self._term(epoch, first=True))
             self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
 
@@ -384,8 +306,7 @@ class Succession:
         """The run directory did not answer: try again later."""
         self._scanning = False
         self._next_scan = now + 1.0
-        if self._candidacy is not None:
-            self._candidacy.asked_witness = False
+        self._election.storage_failed()
 
     def _is_dead_self(self, record: EpochRecord) -> bool:
         """At start, a record of our own node is our dead predecessor's."""
@@ -396,11 +317,11 @@ class Succession:
         self.following = record
         self.newest = max(self.newest, record.epoch)
         self._lost = True
-        self._lost_at = now  # until it speaks
+        self.lost_at = now  # until it speaks
         self._closed = False
-        self._candidacy = None
+        self._election.withdraw()
         self._courted = ""
         self._turn = 0
         self._pulse, self._pulse_seen = (record.epoch, None), now
-        self._next_scan = self._patient_until = now + self._limit / 2
+        self._next_scan = self.patient_until = now + self._limit / 2
         self._chief.follow(record, connected)
