@@ -33,7 +33,7 @@ ENDINGS = {
     "terminated": Ending("terminated", "{resume}", True),
     "interrupted": Ending("interrupted", "{resume}"),
     "cancelled": Ending("cancelled", "{resume}"),
-    "failed": Ending("failed", "put the first failure right (--mode recover would have tried to go on), then {resume}"),
+    "failed": Ending("failed", "put the first failure right, then {resume}"),
     "no_progress": Ending("gave up", "put the first failure right, then {resume}"),
     "not_enough_nodes": Ending(
         "not enough nodes", "lower --nnodes MIN, add --spares, or ask for other nodes; then {resume}"
@@ -116,12 +116,15 @@ def failure_lines(failure: Fields) -> list[str]:
     """The first failure: rank, node, end, time, message, traceback. Pure."""
     at = failure.number("time")
     when = _clock(at) if at is not None else "an unknown time"
-    head = (
-        f"first failure: rank {failure.data.get('rank')} (local rank {failure.data.get('local_rank')}) on "
-        f"{failure.text('node', '?')} at {when}: {exit_words(failure)}"
-    )
     traceback = [printable(line, 500) for line in failure.text("traceback").rstrip().splitlines()]
     message = [printable(line, 500) for line in failure.text("message").strip().splitlines()[:5]]
+    how = exit_words(failure)
+    if not traceback and message and how in message[0]:  # a message of ours has it already
+        how = message.pop(0)
+    head = (
+        f"first failure: rank {failure.data.get('rank')} (local rank {failure.data.get('local_rank')}) on "
+        f"{failure.text('node', '?')} at {when}: {how}"
+    )
     if traceback:  # its last line is the message
         skipped = len(traceback) - MAX_TRACEBACK_LINES
         told = [f"… {plural(skipped, 'line')} before"] if skipped > 0 else []

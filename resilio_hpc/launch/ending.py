@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from resilio_hpc.core.event_words import RUNGS
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.controller_state import Finish
 from resilio_hpc.launch.recovery import Plan
@@ -39,7 +40,8 @@ class Ending:
         first = self._controller.incidents.first_failure()
         code = first.exit_code if first is not None and first.exit_code else 1
         mode = self._controller.config.mode
-        self.finish("failed", code, f"--mode {mode}: {plan.rung.value} was decided and not done ({plan.reason})", first)
+        would = f"--mode recover would {RUNGS[plan.rung.value]} ({plan.reason})"
+        self.finish("failed", code, f"with --mode {mode} a failure ends the run; {would}", first)
 
     def finish_alone(self, verdict: str, exit_code: int, reason: str) -> None:
         """End a job in which no quorum ever came together."""

@@ -40,7 +40,7 @@ ENDS: list[tuple[str, str, int | None, str | None, list[str]]] = [
         None,
         [
             "failed: --mode observe",
-            f"next: put the first failure right (--mode recover would have tried to go on), then {ANEW}",
+            f"next: put the first failure right, then {ANEW}",
             SEE,
         ],
     ),
@@ -123,6 +123,13 @@ def test_a_signal_is_named_and_its_message_told() -> None:
     told = failure_lines(Fields(FAILURE | {"signal": 9, "exit_code": None, "message": "out of memory?"}))
     assert told[0].endswith(": killed by SIGKILL")
     assert told[1:] == ["    out of memory?"]
+
+
+def test_a_message_that_tells_the_end_is_not_told_twice() -> None:
+    killed = {"signal": 9, "exit_code": None, "message": "killed by SIGKILL (often by …)\nsecond line"}
+    told = failure_lines(Fields(FAILURE | killed))
+    assert told[0].endswith(":40: killed by SIGKILL (often by …)")
+    assert told[1:] == ["    second line"]
 
 
 def test_a_long_traceback_is_cut_at_its_beginning() -> None:

@@ -69,6 +69,7 @@ def test_observe_writes_down_what_it_would_do_and_does_nothing(tmp_path: Path) -
     assert (decision["rung"], decision["acted"]) == ("restart_ranks", False)
     assert len(entries(tmp_path, "round")) == 1
     assert entries(tmp_path, "committed") == []
+    assert "failed: with --mode observe a failure ends the run; --mode recover would restart the ranks" in done.stderr
     assert "first failure: rank 1 (local rank 0) on local1" in done.stderr
 
 
