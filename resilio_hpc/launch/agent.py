@@ -6,7 +6,6 @@ not outlive it; snapshots in shared memory outlive both.
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import signal
@@ -14,9 +13,8 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import zmq
 
 from resilio_hpc.core import rank_link, wire
@@ -25,6 +23,7 @@ from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import announce, last_one_out, leftovers, process_tree, run_directory
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
+from resilio_hpc.launch.agent_files import AgentFiles
 from resilio_hpc.launch.agent_settings import AGENT_FAILED, AgentSettings
 from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
 from resilio_hpc.launch.controller_host import ControllerHost
@@ -32,24 +31,22 @@ from resilio_hpc.launch.devices import local_world_size, read_devices
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.mpi_ranks import local_ranks
+from resilio_hpc.launch.node_memory import NodeMemory
 from resilio_hpc.launch.notify import Notifier
+from resilio_hpc.launch.own_job import OwnJob
 from resilio_hpc.launch.quorum import Membership, first_membership
 from resilio_hpc.launch.storage import Storage
 
-Kept = TypeVar("Kept")
 SIGNALS = {
     signal.SIGUSR1: "USR2", signal.SIGUSR2: "USR2",  # sbatch --signal: either means that the time limit is near
     signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGHUP: "TERM",
 }  # fmt: skip
-END_TIME_S = 60.0  # between two looks at our own job's end
-LEAVES_BEFORE_S = 60.0  # a joiner says so before its job ends
 PREDECESSOR_DIES_S = 3.0
 ABANDON_S = 300.0  # without a quorum for so long: what is left of the job ends
-TERM_LEAVES_S = 10.0  # Slurm kills 30 s (KillWait) after SIGTERM: a joiner is gone by then
 ORPHAN_LIMIT_S = 60.0  # told to end but without a controller for so long: end anyway
 
 
-class Agent:
+class Agent(AgentFiles):
     """Implements ``agent_core.Ports`` with real sockets and processes."""
 
     def __init__(self, settings: AgentSettings) -> None:
@@ -67,9 +64,6 @@ class Agent:
         process_tree.become_subreaper()
         process_tree.sweep(token)  # ranks of a predecessor that was killed
         self.exit_code: int | None = None
-        self._end_time = settings.end_time  # of our own job
-        self._next_end_time = 0.0
-        self._abandoned = False  # there was no controller in the end
         self.counters = wire.Counters()
         self.keys = wire.Keys.derive(self.run.secret)
         self.context: zmq.Context[Any] = zmq.Context()
@@ -77,6 +71,8 @@ class Agent:
         spool = self.local_dir / "spool"
         self.ledger = Ledger(spool / "ledger", f"{settings.job}-{settings.node}")
         self.storage = Storage(self.run.path, spool, settings.job)
+        self.memory = NodeMemory(self.local_dir, settings.job)
+        self._own_job = OwnJob(settings, self.storage)
         self.notifier = Notifier(self.run, settings.job, self.ledger.append)
         bind = settings.address
         self.host = ControllerHost(
@@ -90,10 +86,10 @@ class Agent:
         slots = local_world_size(settings.options.nproc_per_node, read_devices(os.environ))
         hello = m.Hello(
             settings.node, incarnation, 0, f"{bind}:{self.host.port}", settings.address, slots,
-            topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""), last=self._kept_state(),
+            topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""), last=self.memory.kept("state", m.RoundState),
         )  # fmt: skip
         self.core: AgentCore = AgentCore(
-            hello, settings.job, self._kept_ballot(), self, settings.options.heartbeat_timeout_s, settings.join,
+            hello, settings.job, self._ballot(), self, settings.options.heartbeat_timeout_s, settings.join,
             min(ABANDON_S, settings.options.join_timeout_s),
         )  # fmt: skip
         self.ranks = local_ranks(self, token, spool)
@@ -113,6 +109,11 @@ class Agent:
         self._signal_writer = theirs
         return ours
 
+    def _ballot(self) -> Ballot:
+        expected = () if self.settings.join else self.settings.expected
+        first = Ballot(first_membership(expected) if expected else Membership())
+        return self.memory.kept("ballot", Ballot) or first
+
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def run_forever(self) -> int:
@@ -126,7 +127,7 @@ class Agent:
             self.ranks.tick()
             self.snapshots.saver.tick()
             self.held_directories.tick()
-            self._leave_in_time()
+            self._own_job.tick(self.core)
             self._give_up_alone()
         return self._close()
 
@@ -161,30 +162,9 @@ class Agent:
             name = SIGNALS.get(signal.Signals(number))
             if name:
                 self.ledger.append("signal", signal=name, node=self.settings.node)
-                self.core.warned(name, self._lasts_s(name))
+                self.core.warned(name, self._own_job.lasts_s(name))
                 if name != "USR2" and self._told_to_end_at is None:
                     self._told_to_end_at = time.monotonic()
-
-    def _lasts_s(self, signal_name: str) -> float | None:
-        """How long our own job lasts yet after a warning, where known."""
-        if signal_name != "USR2":
-            return TERM_LEAVES_S
-        return self._end_time - time.time() if self._end_time is not None and math.isfinite(self._end_time) else None
-
-    def _leave_in_time(self) -> None:
-        """A joiner goes before its own job's time limit, which may be changed."""
-        settings, now = self.settings, time.monotonic()
-        if not settings.join:
-            return
-        if now >= self._next_end_time:
-            self._next_end_time = now + END_TIME_S
-            self.storage.request("end_time", self._learn_end_time, job=settings.own_job)
-        if self._end_time is not None and time.time() > self._end_time - LEAVES_BEFORE_S and not self.core.warnings:
-            self.core.warned("USR2", self._end_time - time.time())
-
-    def _learn_end_time(self, reply: dict[str, Any] | None) -> None:
-        if reply is not None and reply["end_time"] is not None:
-            self._end_time = reply["end_time"]
 
     def _give_up_alone(self) -> None:
         told = self._told_to_end_at
@@ -232,7 +212,7 @@ class Agent:
         settings = self.settings
         if settings.join or settings.supervisor_pid:
             return False
-        return self._abandoned or settings.expected[0] in self.host.absent  # the batch host is the first node
+        return self.abandoned or settings.expected[0] in self.host.absent  # the batch host is the first node
 
     def say(self, line: str) -> None:
         """One line for the user."""
@@ -296,62 +276,9 @@ class Agent:
         """There is no controller here any more."""
         self.core.stepped_down(since)
 
-    def scan_epochs(self) -> None:
-        """Ask for the newest epoch record."""
-        self.storage.request("scan", self._scanned)
-
-    def _scanned(self, reply: dict[str, Any] | None) -> None:
-        if reply is None:
-            self.core.storage_failed()
-        else:
-            record = EpochRecord(**reply["record"]) if reply["record"] else None
-            self._abandoned = reply["verdict"] is not None
-            self.core.scanned(record, reply["pulse"], reply["verdict"])
-
-    def claim_epoch(self, epoch: int) -> None:
-        """Try to create the epoch's record."""
-        endpoint = f"{self.settings.address}:{self.host.port}"
-        record = EpochRecord(epoch, self.settings.node, endpoint, self.settings.job)
-
-        def answer(reply: dict[str, Any] | None) -> None:
-            if reply is None:
-                self.core.storage_failed()
-            else:
-                self.core.claimed(epoch, reply["won"])
-
-        self.storage.request("claim", answer, record={f: getattr(record, f) for f in record.__dataclass_fields__})
-
-    def claim_witness(self, epoch: int) -> None:
-        """Try to create the witness of the membership of ``epoch``."""
-
-        def answer(reply: dict[str, Any] | None) -> None:
-            if reply is None:
-                self.core.storage_failed()
-            else:
-                self.core.witness_claimed(epoch, reply["won"])
-
-        self.storage.request("witness", answer, epoch=epoch, node=self.settings.node)
-
-    def abandon(self, epoch: int, reason: str) -> None:
-        """Write a verdict for a job in which nobody leads."""
-        name, code = ("needs_new_job", 75) if self.settings.chained else ("quorum_lost", 1)
-        verdict = {"verdict": name, "exit_code": code, "reason": reason, "epoch": epoch}
-
-        def answer(reply: dict[str, Any] | None) -> None:
-            if reply is not None and reply["verdict"] is not None:
-                self._abandoned = True
-                self.core.abandoned(*reply["verdict"])
-
-        self.storage.request("verdict", answer, verdict=verdict)
-
     def keep_ballot(self, ballot: Ballot) -> None:
         """Write to this node's disk, before anything else is said."""
-        self._keep("ballot", ballot)
-
-    def _kept_ballot(self) -> Ballot:
-        kept = self._kept("ballot", Ballot)
-        expected = () if self.settings.join else self.settings.expected
-        return kept or Ballot(first_membership(expected) if expected else Membership())
+        self.memory.keep("ballot", ballot)
 
     def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
         """End all ranks and their descendants; nothing shall compete with their restart."""
@@ -397,23 +324,7 @@ class Agent:
 
     def keep(self, state: m.RoundState) -> None:
         """Remember on this node, for a successor of this very process."""
-        self._keep("state", state)
-
-    def _kept_state(self) -> m.RoundState | None:
-        return self._kept("state", m.RoundState)
-
-    def _keep(self, name: str, value: msgspec.Struct) -> None:
-        """Write what a successor of this very process must know; a dead node needs none, so nothing is synced."""
-        temporary = self.local_dir / f"{name}.part"
-        temporary.write_bytes(msgspec.json.encode({"job": self.settings.job, "value": value}))
-        temporary.rename(self.local_dir / f"{name}.json")
-
-    def _kept(self, name: str, kind: type[Kept]) -> Kept | None:
-        try:
-            kept = msgspec.json.decode((self.local_dir / f"{name}.json").read_bytes())
-            return msgspec.convert(kept["value"], kind) if kept["job"] == self.settings.job else None
-        except (OSError, KeyError, TypeError, msgspec.MsgspecError):
-            return None
+        self.memory.keep("state", state)
 
     def leave(self, verdict: str, exit_code: int) -> None:
         """End this process."""

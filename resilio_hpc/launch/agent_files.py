@@ -1,0 +1,72 @@
+"""What an agent asks of the run directory, through a child that may hang in its place; answers go to the core."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from resilio_hpc.launch.ballot import EpochRecord
+
+if TYPE_CHECKING:
+    from resilio_hpc.launch.agent_core import AgentCore
+    from resilio_hpc.launch.agent_settings import AgentSettings
+    from resilio_hpc.launch.controller_host import ControllerHost
+    from resilio_hpc.launch.storage import Storage
+
+
+class AgentFiles:
+    """The part of ``agent_core.Ports`` that reads and creates files."""
+
+    settings: AgentSettings
+    storage: Storage
+    core: AgentCore
+    host: ControllerHost
+    abandoned = False  # there was no controller in the end
+
+    def scan_epochs(self) -> None:
+        """Ask for the newest epoch record."""
+        self.storage.request("scan", self._scanned)
+
+    def _scanned(self, reply: dict[str, Any] | None) -> None:
+        if reply is None:
+            self.core.storage_failed()
+        else:
+            record = EpochRecord(**reply["record"]) if reply["record"] else None
+            self.abandoned = reply["verdict"] is not None
+            self.core.scanned(record, reply["pulse"], reply["verdict"])
+
+    def claim_epoch(self, epoch: int) -> None:
+        """Try to create the epoch's record."""
+        endpoint = f"{self.settings.address}:{self.host.port}"
+        record = EpochRecord(epoch, self.settings.node, endpoint, self.settings.job)
+
+        def answer(reply: dict[str, Any] | None) -> None:
+            if reply is None:
+                self.core.storage_failed()
+            else:
+                self.core.claimed(epoch, reply["won"])
+
+        self.storage.request("claim", answer, record=asdict(record))
+
+    def claim_witness(self, epoch: int) -> None:
+        """Try to create the witness of the membership of ``epoch``."""
+
+        def answer(reply: dict[str, Any] | None) -> None:
+            if reply is None:
+                self.core.storage_failed()
+            else:
+                self.core.witness_claimed(epoch, reply["won"])
+
+        self.storage.request("witness", answer, epoch=epoch, node=self.settings.node)
+
+    def abandon(self, epoch: int, reason: str) -> None:
+        """Write a verdict for a job in which nobody leads."""
+        name, code = ("needs_new_job", 75) if self.settings.chained else ("quorum_lost", 1)
+        verdict = {"verdict": name, "exit_code": code, "reason": reason, "epoch": epoch}
+
+        def answer(reply: dict[str, Any] | None) -> None:
+            if reply is not None and reply["verdict"] is not None:
+                self.abandoned = True
+                self.core.abandoned(*reply["verdict"])
+
+        self.storage.request("verdict", answer, verdict=verdict)

@@ -1,0 +1,47 @@
+"""How long the job lasts to which an agent belongs: of interest to joiners, whose job is not the run's."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from resilio_hpc.launch.agent_core import AgentCore
+    from resilio_hpc.launch.agent_settings import AgentSettings
+    from resilio_hpc.launch.storage import Storage
+
+LOOK_S = 60.0  # between two looks at the job's end, which may be changed
+LEAVES_BEFORE_S = 60.0  # a joiner says so before its job ends
+TERM_LEAVES_S = 10.0  # Slurm kills 30 s (KillWait) after SIGTERM: a joiner is gone by then
+
+
+class OwnJob:
+    """Follows the end of our own job, and has a joiner leave in time."""
+
+    def __init__(self, settings: AgentSettings, storage: Storage) -> None:
+        self._settings = settings
+        self._storage = storage
+        self._end_time = settings.end_time
+        self._next_look = 0.0
+
+    def lasts_s(self, signal_name: str) -> float | None:
+        """How long the job lasts yet after a warning, where known."""
+        if signal_name != "USR2":
+            return TERM_LEAVES_S
+        return self._end_time - time.time() if self._end_time is not None and math.isfinite(self._end_time) else None
+
+    def tick(self, core: AgentCore) -> None:
+        """A joiner goes before its own job's time limit."""
+        now = time.monotonic()
+        if not self._settings.join:
+            return
+        if now >= self._next_look:
+            self._next_look = now + LOOK_S
+            self._storage.request("end_time", self._learn, job=self._settings.own_job)
+        if self._end_time is not None and time.time() > self._end_time - LEAVES_BEFORE_S and not core.warnings:
+            core.warned("USR2", self._end_time - time.time())
+
+    def _learn(self, reply: dict[str, Any] | None) -> None:
+        if reply is not None and reply["end_time"] is not None:
+            self._end_time = reply["end_time"]
