@@ -36,12 +36,11 @@ from resilio_hpc.launch.controller_state import (
 from resilio_hpc.launch.controller_status import status
 from resilio_hpc.launch.link_guard import LinkGuard
 from resilio_hpc.launch.storage import Storage
+from resilio_hpc.launch.verdict_writer import VerdictWriter
 
 STATUS_INTERVAL_S = 0.5
 STATUS_AGENTS_PER_S = 4000  # thousands of agents make a long status, written less often
 MAX_CALLERS = 25_000  # agents and orphans whom we could answer
-VERDICT_TIMEOUT_S = 120.0  # a hung file system comes back within that, mostly; without a verdict nobody knows
-VERDICT_RETRY_S = 1.0
 
 
 class LivesIn(Protocol):
@@ -92,12 +91,12 @@ class ControllerHost:
         self._next_status = 0.0
         self._ask_past_at: float | None = None
         self._record_epoch_at: float | None = None
-        self._verdict: dict[str, Any] | None = None  # not durable yet
-        self._verdict_due = self._next_verdict = 0.0
+        self._verdict = VerdictWriter(storage, self._verdict_written)
 
     def begin(self, config: ControllerConfig, term: Term) -> None:
         """Become controller of an epoch."""
-        self._verdict = self._ask_past_at = self._record_epoch_at = None
+        self._ask_past_at = self._record_epoch_at = None
+        self._verdict.forget()
         self.controller = Controller(config, term, Clock(time.monotonic, time.time))
         self._guard = LinkGuard(self._slurm_job, time.monotonic(), term.first)
         self._carry_out(self.controller.begin())
@@ -179,8 +178,7 @@ class ControllerHost:
             self._ask_past()
         if self._record_epoch_at is not None and now > self._record_epoch_at:
             self._record_epoch()
-        if self._verdict is not None and now >= self._next_verdict:
-            self._write_verdict(now)
+        self._verdict.tick(now)
         if now >= self._next_status:
             self._next_status = now + max(STATUS_INTERVAL_S, len(self.controller.agents) / STATUS_AGENTS_PER_S)
             self._storage.request("status", lambda reply: self._learn_newest(reply, now), status=self._status())
@@ -268,27 +266,11 @@ class ControllerHost:
         if self.controller is not None:
             self.absent = tuple(node for node in self.controller.config.expected if node not in self.controller.agents)
         self._write("verdict", verdict=finish.verdict, reason=finish.reason, **finish.fields)
-        self._verdict = {
-            "verdict": finish.verdict, "exit_code": finish.exit_code, "reason": finish.reason, **finish.fields,
-        }  # fmt: skip
-        self._verdict_due = time.monotonic() + VERDICT_TIMEOUT_S
-        self._write_verdict(time.monotonic())
+        verdict = {"verdict": finish.verdict, "exit_code": finish.exit_code, "reason": finish.reason, **finish.fields}
+        self._verdict.write(verdict, time.monotonic())
 
-    def _write_verdict(self, now: float) -> None:
-        """Until it is durable; everybody is let go only then, or when the file system has hung for too long."""
-        self._next_verdict = now + VERDICT_RETRY_S
-        if now > self._verdict_due:
-            self._verdict_written()
-        else:
-            self._storage.request("verdict", self._learn_verdict, verdict=self._verdict)
-
-    def _learn_verdict(self, reply: dict[str, Any] | None) -> None:
-        if reply is not None and self._verdict is not None and not self._superseded(reply["epoch"]):
-            self._verdict_written()
-
-    def _verdict_written(self) -> None:
-        self._verdict = None
-        if self.controller is not None:
+    def _verdict_written(self, newest_epoch: int) -> None:
+        if self.controller is not None and not self._superseded(newest_epoch):
             self._carry_out(self.controller.verdict_written())
 
     def _write(self, kind: str, /, **fields: Any) -> None:
