@@ -2,14 +2,17 @@
 """Every fault, several times, on a real Slurm dev cluster: does each run come over it, how soon, with what loss?
 
     python benchmarks/faults.py --json faults.json --repeats 10 --parallel 3 --results faults.jsonl
+    python benchmarks/faults.py --campaign --repeats 10 --parallel 3 --results campaign.jsonl
     python benchmarks/faults.py --mode batch --only "rank SIGKILL" "cut in halves"
     python benchmarks/faults.py --results faults.jsonl --repeats 0       # only the table of what is there
 
 Needs root and Slurm (see docs/devcluster.md); each drill has a cluster of its own. A run passes when its verdict is
 right, the ranks' stamps prove that no two rounds ever trained at once, and the number that all ranks computed together
-is exactly right. Recovery is from the last fault to the first step that was done after it by new ranks. Each result is
-added to --results at once: the same command, given again, goes on where it was ended. What a failed drill leaves (run
-directory, output, stamps) is copied to --evidence.
+is exactly right. Recovery is from the last fault to the first step that was done after it by new ranks; where a node
+was lost by its silence, the time after the heartbeat limit is told too. Each result is added to --results at once: the
+same command, given again, goes on until every drill has passed --repeats times, and failures stay counted as tries.
+What a failed drill leaves (run directory, output, stamps) is copied to --evidence. Clusters begin to train one after
+another, since importing torch on all nodes is the heaviest part. --campaign: the choice of drill_campaign.py.
 """
 
 from __future__ import annotations
@@ -20,23 +23,24 @@ import os
 import queue
 import shutil
 import signal
-import statistics
 import sys
 import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from faults_table import Record, table
 from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.process import run
 from resilio_hpc.demo.drill import DrillResult, DrillRun, cluster_for
+from resilio_hpc.demo.drill_campaign import campaign
 from resilio_hpc.demo.drill_table import DRILLS, Drill
+from resilio_hpc.demo.stage import PROJECT
 from resilio_hpc.slurm.devcluster import DevCluster, remove
 
-Record = dict[str, Any]
+START_S = 90.0  # at most so long does a drill wait for others to begin
 
 
 class Campaign:
@@ -47,12 +51,14 @@ class Campaign:
         self._console = console
         self._lock = threading.Lock()
         self.records = read_records(options.results)
+        self._commit = commit()
+        self._starting = threading.Lock()
         self._work: queue.SimpleQueue[tuple[Drill, int]] = queue.SimpleQueue()
-        done = {(record["name"], record["repeat"], record["slurm"]) for record in self.records}
-        drills = [drill for drill in DRILLS if wanted(drill, options)]
+        passed = {(record["name"], record["repeat"], record["slurm"]) for record in self.records if record["passed"]}
+        drills = [drill for drill in chosen(options) if wanted(drill, options)]
         for repeat in range(options.first_repeat, options.first_repeat + options.repeats):
             for drill in drills:
-                if (drill.full_name, repeat, options.slurm) not in done:
+                if (drill.full_name, repeat, options.slurm) not in passed:
                     self._work.put((drill, repeat))
 
     def run(self) -> None:
@@ -83,15 +89,27 @@ class Campaign:
                 self._console.print(f"{drill.full_name}: not done: {error}", markup=False)
 
     def _drill(self, drill: Drill, repeat: int, cluster: str) -> DrillResult:
-        with cluster_for(drill, cluster, self._options.slurm) as running:
-            result = DrillRun(running, drill, "drill", repeat).run()
-            kept = not result.passed or self._options.keep_all
-            if kept and self._options.evidence:
-                keep_evidence(running, self._options.evidence / f"{slug(drill.full_name)}.{repeat}")
+        turn = Turn(self._starting)
+        try:
+            with cluster_for(drill, cluster, self._options.slurm) as running:
+                turn.take()
+                result = DrillRun(running, drill, "drill", repeat).run(turn.give)
+                kept = not result.passed or self._options.keep_all
+                if kept and self._options.evidence:
+                    when = time.strftime("%H%M")
+                    keep_evidence(running, self._options.evidence / f"{slug(drill.full_name)}.{repeat}.{when}")
+        finally:
+            turn.give()
         return result
 
     def _keep(self, result: DrillResult, repeat: int) -> None:
-        record = {**asdict(result), "repeat": repeat, "slurm": self._options.slurm, "time": round(time.time())}
+        record = {
+            **asdict(result),
+            "repeat": repeat,
+            "slurm": self._options.slurm,
+            "commit": self._commit,
+            "time": round(time.time()),
+        }
         with self._lock:
             self.records.append(record)
             if self._options.results:
@@ -103,6 +121,37 @@ class Campaign:
             f"{time.strftime('%H:%M:%S')} {result.name} #{repeat}: {how}, {seconds}, {result.total_s:.0f} s in all",
             markup=False,
         )
+
+
+class Turn:
+    """Holds a lock from ``take`` to the first ``give``."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._held = False
+
+    def take(self) -> None:
+        """Wait for the lock; one who has held it for START_S holds up nobody any longer."""
+        self._held = self._lock.acquire(timeout=START_S)
+
+    def give(self) -> None:
+        """Let the next one begin."""
+        if self._held:
+            self._held = False
+            self._lock.release()
+
+
+def commit() -> str:
+    """The commit that is tried, with a ``+`` where files differ from it."""
+    try:
+        return run(["git", "-C", str(PROJECT), "describe", "--always", "--dirty=+"], 10.0).stdout.strip()
+    except ResilioError:
+        return ""
+
+
+def chosen(options: argparse.Namespace) -> list[Drill]:
+    """The drills that the command line chooses from."""
+    return campaign() if options.campaign else list(DRILLS)
 
 
 def cluster_name(worker: int) -> str:
@@ -145,29 +194,6 @@ def read_records(path: Path | None) -> list[Record]:
     return records
 
 
-def table(records: list[Record], title: str) -> Table:
-    """One row a fault."""
-    made = Table(title=title)
-    for column in ("fault", "passed", "recovery, median", "worst", "of which detection", "steps done again, worst"):
-        made.add_column(column, justify="left" if column == "fault" else "right")
-    for name in dict.fromkeys(drill.full_name for drill in DRILLS):
-        runs = [record for record in records if record["name"] == name]
-        if not runs:
-            continue
-        recovery = [record["recovery_s"] for record in runs if record["recovery_s"] is not None]
-        detection = [record["detection_s"] for record in runs if record["detection_s"] is not None]
-        lost = [record["lost_steps"] for record in runs if record["lost_steps"] is not None]
-        made.add_row(
-            name,
-            f"{sum(record['passed'] for record in runs)}/{len(runs)}",
-            f"{statistics.median(recovery):.2f} s" if recovery else "",
-            f"{max(recovery):.2f} s" if recovery else "",
-            f"{statistics.median(detection):.2f} s" if detection else "",
-            str(max(lost)) if lost else "",
-        )
-    return made
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -176,7 +202,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--evidence", type=Path, help="copy what failed drills leave to this directory")
     made.add_argument("--keep-all", action="store_true", help="evidence of the passed ones, too")
     made.add_argument("--quick", action="store_true", help="each fault once")
-    made.add_argument("--repeats", type=int, default=5)
+    made.add_argument("--repeats", type=int, default=5, help="so often must each pass (default 5)")
     made.add_argument("--first-repeat", type=int, default=0, help="number of the first repeat (it chooses the jitter)")
     made.add_argument("--only", nargs="+", metavar="NAME", help="only the faults whose names hold one of these texts")
     made.add_argument(
@@ -185,6 +211,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--mode", choices=("batch", "srun"), help="only one way in (default: both)")
     made.add_argument("--parallel", type=int, default=1, metavar="N", help="clusters at once (default 1)")
     made.add_argument("--slurm", default="22.05", choices=("22.05", "24.11", "26.05"))
+    made.add_argument("--campaign", action="store_true", help="only the choice of drill_campaign.py")
     made.add_argument("--list", action="store_true", help="print the faults' names")
     return made
 
@@ -195,7 +222,7 @@ def main() -> int:
     if options.quick:
         options.repeats = 1
     if options.list:
-        print("\n".join(drill.full_name for drill in DRILLS if wanted(drill, options)))
+        print("\n".join(drill.full_name for drill in chosen(options) if wanted(drill, options)))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
@@ -203,7 +230,8 @@ def main() -> int:
     campaign = Campaign(options, console)
     campaign.run()
     records = [record for record in campaign.records if record["slurm"] == options.slurm]
-    console.print(table(records, f"Faults on Slurm {options.slurm}"))
+    drills = [drill for drill in chosen(options) if wanted(drill, options)]
+    console.print(table(drills, records, f"Faults on Slurm {options.slurm}"))
     if options.json:
         options.json.write_text(json.dumps({"slurm": options.slurm, "results": records}, indent=1))
     return 0 if all(record["passed"] for record in records) else 1

@@ -6,8 +6,8 @@ function of the number of steps (``expected``), however many ranks took part and
 test of a recovery is exact.
 
 With ``--stamps`` every rank also writes down, on its own node, when each step began and ended and that it was alive in
-between (drill_stamps.py): the proof that ranks of two rounds never trained at once. Run as a script by resilio-launch;
-imports torch only then.
+between (drill_stamps.py): the proof that ranks of two rounds never trained at once. With ``--enough`` all end after the
+step in which one of them finds that file on its node. Run as a script by resilio-launch; imports torch only then.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def main() -> None:
     checkpointer = ckpt.Checkpointer(layout=ckpt.REPLICATED)
     restored = checkpointer.restore(state)
     start = restored[0] if restored else 0
+    done = start
     first_life = run.round == 0 and run.rank == 1
     mine = weight(run.rank, run.world_size)
     for step in run.steps(start, options.steps, save=lambda done: checkpointer.save(done, state), every=options.every):
@@ -87,14 +88,20 @@ def main() -> None:
         if first_life and step == options.exit_at:
             os._exit(0)
         stamps.write("b", step)
-        total = state["vector"] * mine
+        ends = torch.tensor([int(options.enough is not None and options.enough.exists())])
+        total = torch.cat([state["vector"] * mine, ends])
         dist.all_reduce(total)
-        state["vector"].copy_((total + step) % MODULUS)
+        state["vector"].copy_((total[:-1] + step) % MODULUS)
         stamps.write("e", step)
         time.sleep(options.step_seconds)
+        done = step + 1
+        if total[-1]:
+            checkpointer.save(done, state).wait("committed")
+            run.finish(done)
+            break
     if run.rank == 0:
         values = sorted(set(state["vector"].tolist()))
-        options.result.write_text(json.dumps({"values": values, "world_size": run.world_size, "steps": options.steps}))
+        options.result.write_text(json.dumps({"values": values, "world_size": run.world_size, "steps": done}))
     dist.destroy_process_group()
 
 
@@ -105,6 +112,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--step-seconds", type=float, default=0.03)
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--stamps", type=Path, help="a directory on the node's own disk")
+    parser.add_argument("--enough", type=Path, help="end when this file is there, on the node's own disk")
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--exit-at", type=int, default=-1)
     return parser.parse_args()

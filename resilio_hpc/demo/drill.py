@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.demo import counting, drill_judge
 from resilio_hpc.demo.drill_acts import Actor
+from resilio_hpc.demo.drill_enough import enough
 from resilio_hpc.demo.drill_stamps import first_end_after, longest_pause, read_lives
-from resilio_hpc.demo.drill_table import PREEMPTION, Act, Drill
+from resilio_hpc.demo.drill_table import HEARTBEAT_S, HURTS, PREEMPTION, Act, Drill
 from resilio_hpc.demo.stage import binds
 from resilio_hpc.slurm.devcluster import DevCluster
 
@@ -31,7 +32,7 @@ class DrillResult:
 
     ``recovery_s``: from the last act that hurt until a step was done again by ranks that started after it (of a rank
     that failed by itself: what the ledger says). ``pause_s``: the longest time in which no rank ended a step.
-    ``lives``: how often all ranks were started.
+    ``lives``: how often all ranks were started. ``two_at_once``: what speaks against one round at a time; "": nothing.
     """
 
     name: str
@@ -42,6 +43,7 @@ class DrillResult:
     lost_steps: int | None
     pause_s: float
     lives: int
+    two_at_once: str
     total_s: float
 
 
@@ -72,9 +74,10 @@ class DrillRun:
         self._done: list[float] = []  # when each act was done, Unix seconds
         self._seen = 0  # events that were there when the last act was done
         self._next_look = 0.0
+        self._told = False  # the ranks, that they may end
 
-    def run(self) -> DrillResult:
-        """Submit, act, wait for the end, judge."""
+    def run(self, started: Callable[[], None] = lambda: None) -> DrillResult:
+        """Submit, act, wait for the end, judge. ``started`` is called, more than once, when training has begun."""
         began = time.monotonic()
         job = self.cluster.submit(self._script())
         actor = Actor(self.cluster, job, self._joiner())
@@ -82,7 +85,10 @@ class DrillRun:
             while not self._over():
                 time.sleep(POLL_S)
                 self._events += self._reader.read_new()
+                if any(event.kind in ("first_step", "verdict") for event in self._events):
+                    started()
                 self._act(actor)
+                self._end_when_enough()
                 if time.monotonic() > began + LIMIT_S * self.drill.jobs:
                     raise ResilioError(f"no end within {LIMIT_S * self.drill.jobs:.0f} s")
             self._judge()
@@ -96,9 +102,10 @@ class DrillRun:
         drill = self.drill
         arguments = [
             f"--nnodes={drill.nnodes}", f"--spares={drill.spares}", "--nproc-per-node=2",
-            f"--run-dir=/shared/{self._name}", *drill.launch_arguments, str(SCRIPT), f"--steps={drill.steps}",
-            f"--step-seconds={drill.step_s}", f"--result=/shared/{self._name}.result", f"--stamps=/nvme/{self._name}",
-            *drill.script_arguments,
+            f"--run-dir=/shared/{self._name}", f"--heartbeat-timeout={HEARTBEAT_S:g}", *drill.launch_arguments,
+            str(SCRIPT), f"--steps={drill.steps}", f"--step-seconds={drill.step_s}",
+            f"--result=/shared/{self._name}.result", f"--stamps=/nvme/{self._name}",
+            f"--enough=/nvme/{self._name}.enough", *drill.script_arguments,
         ]  # fmt: skip
         srun = "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 " if drill.srun else ""
         return self._batch_script("drill", [f"--nodes={drill.nodes}", *drill.sbatch], srun, arguments)
@@ -139,6 +146,12 @@ class DrillRun:
             actor.do(act, self._events)
             self._done.append(at)
 
+    def _end_when_enough(self) -> None:
+        if not self._told and enough(self.drill, self._events, self._done, time.time()):
+            self._told = True
+            for node in self.cluster.nodes:
+                (self.cluster.nvme(node) / f"{self._name}.enough").touch()
+
     def _is_due(self, act: Act) -> bool:
         if not self._done:
             return progressed(self._events)
@@ -168,7 +181,7 @@ class DrillRun:
     def _result(self, why: str, began: float) -> DrillResult:
         recovered = next((event.fields for event in self._events if event.kind == "recovered"), {})
         lives = read_lives(self._stamps())
-        hurt = [at for act, at in zip(self.drill.acts, self._done, strict=False) if act.do in drill_judge.HURTS]
+        hurt = [at for act, at in zip(self.drill.acts, self._done, strict=False) if act.do in HURTS]
         again = first_end_after(lives, hurt[-1]) if hurt else None
         recovery_s = round(again - hurt[-1], 3) if again is not None else None
         return DrillResult(
@@ -180,6 +193,7 @@ class DrillRun:
             lost_steps=recovered.get("lost_steps"),
             pause_s=round(longest_pause(lives), 3),
             lives=len(lives),
+            two_at_once=drill_judge.two_at_once(self._events, lives),
             total_s=round(time.monotonic() - began, 1),
         )
 

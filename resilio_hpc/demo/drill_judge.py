@@ -10,14 +10,8 @@ from typing import Any
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.demo import counting
-from resilio_hpc.demo.drill_stamps import Life, overlap, steps_between
+from resilio_hpc.demo.drill_stamps import Life, overlap, steps_between, steps_left_out
 from resilio_hpc.demo.drill_table import Drill
-
-HURTS = (
-    *("kill_rank", "kill_agent", "kill_srun", "power_off", "partition", "split", "set_down", "requeue"),
-    *("submit_urgent",),
-)
-"""Acts after which training has to begin anew."""
 
 
 def judge(
@@ -27,11 +21,9 @@ def judge(
     verdict = _read(run / "verdict.json", "verdict").get("verdict")
     if verdict != drill.verdict and not (drill.verdict == "cancelled" and verdict == "terminated"):
         raise ResilioError(f"the verdict is {verdict}, not {drill.verdict}")
-    for wrong in (rounds_overlap(events), overlap(lives), _kinds(drill, events), _jobs(drill, events)):
+    for wrong in (two_at_once(events, lives), _kinds(drill, events), _jobs(drill, events)):
         if wrong:
             raise ResilioError(wrong)
-    if not lives:
-        raise ResilioError("no rank left a stamp")
     if drill.name == "scancel" and not any(event.kind == "stop_agreed" for event in events):
         raise ResilioError("the ranks did not agree on a step to save before they ended")
     if drill.steps_meanwhile:
@@ -40,6 +32,20 @@ def judge(
             raise ResilioError(f"{done} steps were done during the fault, not {drill.steps_meanwhile}")
     if drill.verdict == "completed":
         _judge_result(drill, _read(result, "result"))
+
+
+def two_at_once(events: Sequence[Event], lives: Sequence[Life]) -> str:
+    """What speaks against "one round trains at a time, no step is lost or durable twice"; "" when nothing does. Pure.
+
+    The ranks' own stamps decide it; the ledger must tell the same, and there must be stamps of every round it tells of.
+    """
+    stamped = {life.round for life in lives}
+    trained = {int(event.fields["round"]) for event in events if event.kind == "first_step"}
+    if not trained <= stamped:
+        return f"the ranks left no stamps of round {min(trained - stamped)}"
+    if not lives:
+        return "no rank left a stamp"
+    return rounds_overlap(events) or overlap(lives) or steps_left_out(lives) or commits_repeated(events)
 
 
 def _read(path: Path, what: str) -> dict[str, Any]:
@@ -58,13 +64,17 @@ def _kinds(drill: Drill, events: Sequence[Event]) -> str:
 
 
 def _jobs(drill: Drill, events: Sequence[Event]) -> str:
-    """A requeued job is another part of the run, and its supervisor another writer."""
-    parts = {event.writer.split("-supervisor")[0] for event in events if event.kind == "launch"}
-    return f"{len(parts)} job(s) took part, not {drill.jobs}" if len(parts) < drill.jobs else ""
+    took_part = parts(events)
+    return f"{took_part} job(s) took part, not {drill.jobs}" if took_part < drill.jobs else ""
+
+
+def parts(events: Sequence[Event]) -> int:
+    """How many jobs took part; a requeued job is another part of the run, and its supervisor another writer. Pure."""
+    return len({event.writer.split("-supervisor")[0] for event in events if event.kind == "launch"})
 
 
 def _judge_result(drill: Drill, result: dict[str, Any]) -> None:
-    right = [counting.expected(drill.steps)]
+    right = [counting.expected(result["steps"])]
     if result["values"] != right:
         raise ResilioError(f"the result is {result['values']}, not {right}: a step was lost, doubled or torn")
     if drill.world_size and result["world_size"] != drill.world_size:
@@ -86,4 +96,23 @@ def rounds_overlap(events: Sequence[Event]) -> str:
             running[node] = number
         elif event.kind in ("ranks_stopped", "agent", "spawner_died"):
             running.pop(node, None)
+    return ""
+
+
+def commits_repeated(events: Sequence[Event]) -> str:
+    """Whether a step became durable twice, or training went back behind a durable one; "" when not. Pure."""
+    newest = -1
+    begun_at: dict[int, int] = {}  # round: the newest commit when it was ordered to start
+    for event in sorted(events, key=lambda event: event.time):
+        if event.kind == "committed":
+            step = int(event.fields["step"])
+            if step <= newest:
+                return f"step {step} was committed after step {newest}"
+            newest = step
+        elif event.kind == "start":
+            begun_at[int(event.fields["round"])] = newest
+        elif event.kind == "first_step":
+            durable = begun_at.get(int(event.fields["round"]), -1)
+            if int(event.fields["restored"]) < durable:
+                return f"round {event.fields['round']} began at {event.fields['restored']}, step {durable} was durable"
     return ""

@@ -84,6 +84,17 @@ def longest_pause(lives: Sequence[Life]) -> float:
     return max((later - earlier for earlier, later in itertools.pairwise(moments)), default=0.0)
 
 
+def steps_left_out(lives: Sequence[Life]) -> str:
+    """Whether a life went on behind a step that nobody had done; "" when none did. Pure."""
+    done = -1
+    for life in lives:
+        steps = {step for _, step in life.ends}
+        if steps and min(steps) > done + 1:
+            return f"{life.name} began with step {min(steps)}, but step {done + 1} was never done"
+        done = max(done, *steps) if steps else done
+    return ""
+
+
 def steps_between(lives: Sequence[Life], begin: float, end: float) -> int:
     """How many different steps were ended in a span of time. Pure."""
     return len({step for life in lives for at, step in life.ends if begin < at < end})

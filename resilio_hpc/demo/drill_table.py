@@ -18,6 +18,15 @@ PREEMPTION = (
 )
 
 
+HURTS = (
+    *("kill_rank", "kill_agent", "kill_srun", "power_off", "partition", "split", "set_down", "requeue"),
+    *("submit_urgent",),
+)
+"""Acts after which training has to begin anew."""
+NODE_LOSS = ("power_off", "partition", "split")
+HEARTBEAT_S = 5.0  # a node that is silent for so long is lost
+
+
 @dataclass(frozen=True)
 class Act:
     """One thing that is done: ``do`` names it (drill_acts.py), ``to`` whom it meets.
@@ -45,8 +54,8 @@ class Drill:
     nodes: int = 3  # of the allocation
     nnodes: str = "3"
     spares: int = 0
-    steps: int = 250
-    step_s: float = 0.03
+    steps: int = 2000  # at most: the script ends as soon as the drill has seen enough (drill_enough.py)
+    step_s: float = 0.05
     script_arguments: tuple[str, ...] = ()
     launch_arguments: tuple[str, ...] = ()
     sbatch: tuple[str, ...] = ("--no-kill",)
@@ -64,14 +73,19 @@ class Drill:
         """The name with the way in."""
         return f"srun: {self.name}" if self.srun else self.name
 
+    @property
+    def node_level(self) -> bool:
+        """Whether nodes are lost last, by silence, and the run goes on in this job without waiting for others."""
+        lost = [act.do for act in self.acts if act.do in HURTS]
+        return lost[-1:] != [] and lost[-1] in NODE_LOSS and self.jobs == 1 and (self.spares > 0 or ":" in self.nnodes)
+
 
 POWER = "power_off"
 SPARE: dict[str, Any] = {"nodes": 4, "spares": 1, "world_size": 6}
 SHRINK: dict[str, Any] = {"nnodes": "2:3"}
 TWO_NODES: dict[str, Any] = {"nodes": 2, "nnodes": "1:2"}
 CHAIN: dict[str, Any] = {"launch_arguments": ("--chain",), "jobs": 2}
-LONG: dict[str, Any] = {"steps": 700, "step_s": 0.1}  # for what takes a minute
-HANGS: dict[str, Any] = {**LONG, "shared_mount": "fuse", "sbatch": ("--no-kill", "--chdir=/nvme")}
+HANGS: dict[str, Any] = {"step_s": 0.1, "shared_mount": "fuse", "sbatch": ("--no-kill", "--chdir=/nvme")}
 LOST = ("node_lost", "controller_lost", "agent_lost")
 
 
@@ -96,20 +110,18 @@ def _both() -> list[Drill]:
               nodes=4, nnodes="2:4", world_size=4),
         Drill("healed cut, then another node is lost",
               (Act("partition", "follower"), Act("heal", "follower", after_s=8.0),
-               Act(POWER, "follower2", after_s=1.0, on="agent_joined")), LOST, steps=600, **SPARE),
+               Act(POWER, "follower2", after_s=1.0, on="agent_joined")), LOST, **SPARE),
         Drill("grow back with a healed node",
-              (Act("partition", "follower"), Act("heal", "follower", after_s=8.0)), LOST,
-              steps=700, step_s=0.05, **SHRINK, world_size=6),
+              (Act("partition", "follower"), Act("heal", "follower", after_s=8.0)), LOST, **SHRINK, world_size=6),
         Drill("slurmd dead for a moment",
               (Act("kill_slurmd", "follower"), Act("start_slurmd", "follower", after_s=5.0)), steps_meanwhile=20,
               world_size=6),
         Drill("slurmd dead for long",
-              (Act("kill_slurmd", "follower"), Act("start_slurmd", "follower", after_s=24.0)),
-              steps=900, step_s=0.05, **SPARE),
+              (Act("kill_slurmd", "follower"), Act("start_slurmd", "follower", after_s=24.0)), **SPARE),
         Drill("slurmctld dead for 20 s, a rank killed inside",
               (Act("save_job"), Act("kill_slurmctld"), Act("kill_rank", "follower", after_s=5.0),
                Act("start_slurmctld", after_s=15.0)),
-              ("rank_killed",), steps=700, step_s=0.05, steps_meanwhile=150, world_size=6),
+              ("rank_killed",), steps_meanwhile=150, world_size=6),
         Drill("shared directory hangs for 60 s", (hang, release), **HANGS, steps_meanwhile=300, world_size=6),
         Drill("shared directory hangs for 60 s, a rank killed inside",
               (hang, Act("kill_rank", "follower", after_s=10.0), replace(release, after_s=50.0)), ("rank_killed",),
@@ -123,25 +135,25 @@ def _both() -> list[Drill]:
               **HANGS, steps_meanwhile=100, world_size=6),
         Drill("working directory hangs for 20 s, a rank killed inside",
               (hang, Act("kill_rank", "follower", after_s=3.0), Act("release_shared", after_s=17.0)), ("rank_killed",),
-              steps=600, step_s=0.05, shared_mount="fuse", steps_meanwhile=100, world_size=6),
+              shared_mount="fuse", steps_meanwhile=100, world_size=6),
         Drill("a lost node boots again", (Act(POWER, "follower"), Act("boot", "follower", after_s=6.0)), LOST,
-              steps=400, **SHRINK),
+              **SHRINK),
         Drill("a joiner replaces a lost node",
-              (Act(POWER, "follower"), Act("submit_joiner", after_s=1.0)), LOST, steps=400, world_size=6),
+              (Act(POWER, "follower"), Act("submit_joiner", after_s=1.0)), LOST, world_size=6),
         Drill("grow back with a joiner",
               (Act(POWER, "follower"), Act("submit_joiner", after_s=1.0, on="recovered")), LOST,
-              steps=700, step_s=0.05, **SHRINK, world_size=6),
+              **SHRINK, world_size=6),
         Drill("preempted, cancel", (Act("submit_urgent"),), sbatch=("--no-kill", "--partition=cancelled"),
-              preemption=True, steps=600, **CHAIN),
+              preemption=True, **CHAIN),
         Drill("preempted, requeue", (Act("submit_urgent"),),
-              sbatch=("--no-kill", "--partition=requeued", "--requeue"), preemption=True, steps=600, jobs=2),
-        Drill("scontrol requeue", (Act("requeue"),), sbatch=("--no-kill", "--requeue"), jobs=2, steps=400),
+              sbatch=("--no-kill", "--partition=requeued", "--requeue"), preemption=True, jobs=2),
+        Drill("scontrol requeue", (Act("requeue"),), sbatch=("--no-kill", "--requeue"), jobs=2),
         Drill("a node power cut ends the job", (Act(POWER, "follower"),), sbatch=("--no-requeue",),
-              steps=1200, **CHAIN),
+              **CHAIN),
         Drill("NODE_FAIL of a job that Slurm ends", (Act("set_down", "follower"),), sbatch=("--no-requeue",),
-              steps=1200, **CHAIN),
-        Drill("an administrator sets a node down", (Act("set_down", "follower"),), LOST, steps=400, **SPARE),
-        Drill("time limit", steps=1000, time_limit=1, **CHAIN),
+              **CHAIN),
+        Drill("an administrator sets a node down", (Act("set_down", "follower"),), LOST, **SPARE),
+        Drill("time limit", time_limit=1, **CHAIN),
         Drill("scancel", (Act("scancel"),), verdict="cancelled", launch_arguments=("--chain",)),
         Drill("scancel -s KILL", (Act("scancel_kill"),), verdict="cancelled", launch_arguments=("--chain",)),
         Drill("two ranks killed, the second during recovery",
@@ -155,7 +167,7 @@ def _both() -> list[Drill]:
         Drill("caching: rank SIGKILL", (Act("kill_rank", "follower"),), ("rank_killed",), shared_mount="caching"),
         Drill("caching: controller's agent SIGKILL", (Act("kill_agent", "leader"),), ("controller_lost",),
               shared_mount="caching"),
-        Drill("caching: time limit", steps=1000, time_limit=1, shared_mount="caching", **CHAIN),
+        Drill("caching: time limit", time_limit=1, shared_mount="caching", **CHAIN),
     ]  # fmt: skip
 
 
@@ -173,8 +185,8 @@ def _batch_only() -> list[Drill]:
 def _srun_only() -> list[Drill]:
     """Where one srun holds all agents, its loss ends the job, and the next one of the chain carries on."""
     return [
-        Drill("srun SIGKILL, chain", (Act("kill_srun"),), steps=400, **CHAIN),
-        Drill("batch host power cut, chain", (Act(POWER, "batch_host"),), steps=400, **CHAIN),
+        Drill("srun SIGKILL, chain", (Act("kill_srun"),), **CHAIN),
+        Drill("batch host power cut, chain", (Act(POWER, "batch_host"),), **CHAIN),
     ]
 
 
