@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 def _check_kinds(wanted: Sequence[str], present: set[str]) -> None:
     for kind in wanted:
         if kind not in KINDS | present:
-            near = difflib.get_close_matches(kind, sorted(KINDS | present), 1, 0.5)
+            near = difflib.get_close_matches(kind, sorted(KINDS | present), 1, 0.6)
             hint = f"did you mean {near[0]}?" if near else f"the kinds are {', '.join(sorted(KINDS | present))}"
             raise UsageError(f"--event: no event is named {printable(kind)!r}: {hint}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,8 +99,7 @@ def read_identity(path: Path) -> tuple[str, float | None]:
         raise UsageError(f"{printable(str(path))} {what}; give the run directory that resilio-launch names")
     content = read_regular(path / "run.json", 1 << 20)
     if content is None:
-        why = "run.json cannot be read" if (path / "run.json").exists() else "no run.json"
-        raise UsageError(f"{printable(str(path))} is not a run directory of resilio ({why})")
+        raise UsageError(f"{printable(str(path))} {_why_no_run(path / 'run.json')}")
     f = Fields.of(parse_object(content))
     version = f.whole("version")
     if not f.text("run_id") or version is None:
@@ -107,6 +107,18 @@ def read_identity(path: Path) -> tuple[str, float | None]:
     if version > FORMAT:
         raise UsageError(f"{printable(str(path))} was made by a newer resilio (format {version}): update this one")
     return printable(f.text("run_id"), 40), f.number("created")
+
+
+def _why_no_run(identity: Path) -> str:
+    try:
+        identity.stat()
+    except FileNotFoundError:
+        return "is not a run directory of resilio (no run.json)"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not os.access(identity, os.R_OK):
+        return "cannot be read: Permission denied"
+    return "is not a run directory of resilio (run.json cannot be read)"
 
 
 def parse_verdict(data: object) -> Verdict | None:

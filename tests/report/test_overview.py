@@ -160,6 +160,24 @@ def test_what_is_no_run_directory_is_said_so(tmp_path: Path, content: str | None
         RunReader(tmp_path)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's eyes")
+@pytest.mark.parametrize("hidden", ["", "run.json"])
+def test_another_users_run_is_said_to_be_hidden(run: Path, hidden: str) -> None:
+    for folder in run.parents[:2]:
+        folder.chmod(0o755)
+    (run / hidden).chmod(0)
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        try:
+            RunReader(run)
+        except UsageError as error:
+            os._exit(0 if str(error).endswith("cannot be read: Permission denied") else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 @pytest.mark.parametrize(("name", "said"), [("gone", "does not exist"), ("file", "is not a directory")])
 def test_a_wrong_path_is_said_so(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "file").write_text("")
