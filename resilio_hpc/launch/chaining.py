@@ -15,7 +15,7 @@ from typing import Any
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import link_lease, run_directory, turns
+from resilio_hpc.launch import link_lease, preemption, run_directory, turns
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.judge import CONTINUES, Decision, judge
 from resilio_hpc.launch.options import LaunchOptions
@@ -42,6 +42,7 @@ class Chain:
         self._turn: turns.Turn | None = None
         self._next_try = 0.0
         self._goes_on = False  # at the end: there is something left to do
+        self._preempted = False  # at the end: Slurm will requeue the job by itself
         self._options = options
         self._site = site
         self._run_path = run_path
@@ -182,6 +183,7 @@ class Chain:
         )  # fmt: skip
         if self._goes_on:
             self.submit_late(time.time())
+            self._preempted = self._may_be_requeued and preemption.under_way(self._site.job)
         if self._goes_on or self.successor is None:
             return
         try:
@@ -193,24 +195,38 @@ class Chain:
                   file=sys.stderr)  # fmt: skip
 
     @property
+    def _requeues_itself(self) -> bool:
+        turn = self._turn.number if self._turn else self._options.chain_max
+        return bool(self.late) and self._goes_on and self._site.leads and turn < self._options.chain_max
+
+    @property
+    def _may_be_requeued(self) -> bool:
+        """Nobody else carries on: neither a successor, nor this job at its own word."""
+        alone = self.successor is None and not self._requeues_itself
+        return self._goes_on and alone and self._site.mode != "local"
+
+    @property
     def next_job(self) -> str | None:
         """The job that carries the run on, when there is something left to do: a successor, or this one again."""
-        turn = self._turn.number if self._turn else self._options.chain_max
-        requeues = self.late and self._goes_on and self._site.leads and turn < self._options.chain_max
-        return self._site.job if requeues else self.successor
+        return self._site.job if self._requeues_itself or self._preempted else self.successor
 
-    def requeue_instead(self) -> bool:
-        """Where no successor may be in the queue at all, this very job is queued again. The last thing that it does."""
-        if self.next_job != self._site.job:
-            return False
+    def leave(self) -> None:
+        """The last thing that this job does: where nobody else carries on, see to it that it is queued again."""
+        if self._requeues_itself:
+            self._requeue()
+        elif self._may_be_requeued:
+            stayed_s = preemption.stay_until_ended(self._site.job)
+            if self._preempted:
+                self._ledger.append("stayed_for_requeue", job=self._site.job, seconds=round(stayed_s, 1))
+
+    def _requeue(self) -> None:
+        """Where no successor may be in the queue at all, this very job is queued again."""
         say(f"--chain: no further job may be in the queue ({self.late}): job {self._site.job} is requeued instead")
         self._ledger.append("requeued_instead", job=self._site.job, limit=self.late)
         try:
             commands.requeue(self._site.job)
         except SlurmError as error:
             say(f"--chain: job {self._site.job} could not be requeued: {error}; start the next one by hand")
-            return False
-        return True
 
     def exit_code(self, verdict: dict[str, Any]) -> int:
         """0 when the chain carries on, else the verdict's own."""

@@ -182,5 +182,5 @@ def run(options: LaunchOptions) -> int:
     else:
         code = supervisor.run_to_verdict()
     closing.show(supervisor.last_words)
-    supervisor.chain.requeue_instead()
+    supervisor.chain.leave()
     return code

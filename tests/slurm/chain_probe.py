@@ -39,7 +39,7 @@ def main(run_path: Path) -> None:
     verdict = {"verdict": end.read_text().strip(), "exit_code": 75}
     run_directory.write_verdict(run_path, site.key, verdict)
     chain.close(verdict)
-    chain.requeue_instead()
+    chain.leave()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+"""What a job's chain does at its two ends, with Slurm's answers made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch import preemption, run_directory
+from resilio_hpc.launch.chaining import Chain
+from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.placements import Site
+from resilio_hpc.slurm import chain as slurm_chain
+from resilio_hpc.slurm import commands
+
+Begin = Callable[..., Chain]
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Slurm's word on job 7."""
+    fields = {"JobState": "RUNNING", "Requeue": "1", "PreemptTime": "None", "StartTime": "2026-11-21T16:00:00"}
+
+    def job_fields(job: str) -> dict[str, str]:
+        assert job == "7"
+        return dict(fields)
+
+    monkeypatch.setattr(commands, "job_fields", job_fields)
+    monkeypatch.setattr(commands, "config", dict)
+    return fields
+
+
+@pytest.fixture
+def stays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """For which jobs the launcher stayed."""
+    stayed: list[str] = []
+
+    def stay(job: str) -> float:
+        stayed.append(job)
+        return 12.0
+
+    monkeypatch.setattr(preemption, "stay_until_ended", stay)
+    return stayed
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
+    """A chain that has begun; its successor is job 8, unless ``submit`` says otherwise."""
+    path = run_directory.open_run(tmp_path / "run").path
+
+    def start(chained: bool = True, submit: Callable[..., slurm_chain.Link] | None = None) -> Chain:
+        monkeypatch.setattr(slurm_chain, "submit_successor", submit or (lambda *_: slurm_chain.Link(2, "8")))
+        options = LaunchOptions("true", "command", str(path), chain=chained)
+        begun = Chain(options, Site("batch", "7", ("n1", "n2"), True), path, Ledger(path / "ledger", "7-test"))
+        assert begun.judge_predecessor() is None
+        begun.begin()
+        return begun
+
+    return start
+
+
+def preempt(state: dict[str, str]) -> None:
+    state.update(PreemptTime="2026-11-21T16:10:00", EndTime="2026-11-21T16:10:15")
+
+
+@pytest.mark.parametrize("verdict", ["terminated", "time_limit"])
+def test_a_job_that_is_preempted_stays_for_slurm_to_requeue_it(
+    verdict: str, begin: Begin, state: dict[str, str], stays: list[str]
+) -> None:
+    chain = begin(chained=False)
+    preempt(state)
+    chain.close({"verdict": verdict})
+    assert chain.next_job == "7"
+    chain.leave()
+    assert stays == ["7"]
+
+
+def test_with_a_successor_nobody_stays(begin: Begin, state: dict[str, str], stays: list[str]) -> None:
+    chain = begin()
+    preempt(state)
+    chain.close({"verdict": "terminated"})
+    assert chain.next_job == "8"
+    chain.leave()
+    assert stays == []
+
+
+@pytest.mark.parametrize(("name", "job_state"), [("terminated", "CANCELLED"), ("completed", "RUNNING")])
+def test_nobody_stays_after_the_users_cancel_or_when_all_is_done(
+    name: str, job_state: str, begin: Begin, state: dict[str, str], stays: list[str]
+) -> None:
+    chain = begin(chained=False)
+    preempt(state)
+    state["JobState"] = job_state
+    chain.close({"verdict": name})
+    assert chain.next_job is None
+    chain.leave()
+    assert stays == []
+
+
+def test_where_no_successor_may_be_queued_the_job_requeues_itself_and_does_not_stay(
+    begin: Begin, state: dict[str, str], stays: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> slurm_chain.Link:
+        raise commands.SubmitLimit("QOSMaxSubmitJobPerUserLimit")
+
+    requeued: list[str] = []
+    monkeypatch.setattr(commands, "requeue", requeued.append)
+    chain = begin(submit=refuse)
+    preempt(state)
+    chain.close({"verdict": "terminated"})
+    assert chain.next_job == "7"
+    chain.leave()
+    assert (requeued, stays) == (["7"], [])
