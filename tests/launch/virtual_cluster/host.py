@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch import verdict_writer
 from resilio_hpc.launch.ballot import EpochRecord, Term
 from resilio_hpc.launch.controller import Controller
-from resilio_hpc.launch.controller_host import STATUS_INTERVAL_S, VERDICT_RETRY_S, VERDICT_TIMEOUT_S
+from resilio_hpc.launch.controller_host import STATUS_INTERVAL_S
 from resilio_hpc.launch.controller_state import (
     Action,
     AskPast,
@@ -172,11 +173,11 @@ class VirtualHost:
             "verdict": finish.verdict, "exit_code": finish.exit_code, "reason": finish.reason, **finish.fields,
         }  # fmt: skip
         self._world.record("verdict", {"node": self._agent.node, "verdict": finish.verdict, "reason": finish.reason})
-        self._verdict_due = self._agent.monotonic() + VERDICT_TIMEOUT_S
+        self._verdict_due = self._agent.monotonic() + verdict_writer.TIMEOUT_S
         self._write_verdict()
 
     def _write_verdict(self) -> None:
-        self._next_verdict = self._agent.monotonic() + VERDICT_RETRY_S
+        self._next_verdict = self._agent.monotonic() + verdict_writer.RETRY_S
         if self._agent.monotonic() > self._verdict_due:
             self._verdict_written()
         else:
