@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -24,10 +23,11 @@ from resilio_hpc.launch import announce, last_one_out, leftovers, process_tree, 
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.agent_files import AgentFiles
-from resilio_hpc.launch.agent_settings import AGENT_FAILED, AgentSettings
+from resilio_hpc.launch.agent_settings import AGENT_FAILED, AGENT_LIVES, AgentSettings
 from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
 from resilio_hpc.launch.controller_host import ControllerHost
 from resilio_hpc.launch.devices import local_world_size, read_devices
+from resilio_hpc.launch.identity import identify
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.mpi_ranks import local_ranks
@@ -46,19 +46,23 @@ ABANDON_S = 300.0  # without a quorum for so long: what is left of the job ends
 ORPHAN_LIMIT_S = 60.0  # told to end but without a controller for so long: end anyway
 
 
+class AnotherLives(LaunchError):
+    """An agent of this run lives on this node already."""
+
+
 class Agent(AgentFiles):
     """Implements ``agent_core.Ports`` with real sockets and processes."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
-        self.run = run_directory.read_run(Path(settings.options.run_dir))
+        self.run, targets = identify(settings)
         self.local_dir, self.arena_dir = run_directory.node_directories(self.run.run_id, settings.node)
         for directory in (self.local_dir, self.arena_dir):
             run_directory.make_private(directory)
         try:
             self.held_directories = leftovers.Held([self.local_dir, self.arena_dir], PREDECESSOR_DIES_S)
         except BlockingIOError:
-            raise LaunchError(f"another agent of run {self.run.run_id} lives on {settings.node}") from None
+            raise AnotherLives(f"another agent of run {self.run.run_id} lives on {settings.node}") from None
         leftovers.sweep([self.local_dir.parent, self.arena_dir.parent])
         token = f"{self.run.run_id}:{settings.node}"
         process_tree.become_subreaper()
@@ -73,7 +77,7 @@ class Agent(AgentFiles):
         self.storage = Storage(self.run.path, spool, settings.job)
         self.memory = NodeMemory(self.local_dir, settings.job)
         self._own_job = OwnJob(settings, self.storage)
-        self.notifier = Notifier(self.run, settings.job, self.ledger.append)
+        self.notifier = Notifier(self.run, settings.job, self.ledger.append, targets, settings.cwd)
         bind = settings.address
         self.host = ControllerHost(
             self.context, self.keys, bind, self.ledger, self.storage, self.counters, self.say, self, settings.job,
@@ -346,7 +350,7 @@ def main(argv: list[str]) -> int:
         return code
     except ResilioError as error:
         print(f"resilio-launch: error: {error}", file=sys.stderr)
-        return AGENT_FAILED
+        return AGENT_LIVES if isinstance(error, AnotherLives) else AGENT_FAILED
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from resilio_hpc.launch.controller_state import ControllerConfig
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.rendezvous import Shape
 
-AGENT_FAILED = 70  # exit code of an agent that ran and could not go on (sysexits.h); srun's own failures are others
+# Exit codes of agents (sysexits.h); srun's own failures are others. 0: it ended in order, whatever the run's verdict.
+AGENT_FAILED = 70  # it ran and could not go on
+AGENT_LIVES = 75  # another agent of the run lives on this node
 
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +32,8 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end_time: float | None = None
     supervisor_pid: int = 0
     join: bool = False  # our nodes join a run that another job began
+    run_id: str = ""  # so that an agent finds what its predecessor left on the node
+    cwd: str = ""  # where ranks start; "": where the agent does
     own_job: str = ""  # of a joiner: whose time limit ``end_time`` is, and whose nodes ``expected`` are
 
     def to_json(self) -> str:

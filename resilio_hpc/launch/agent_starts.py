@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from resilio_hpc.launch.agent_settings import AGENT_FAILED
+from resilio_hpc.launch.agent_settings import AGENT_FAILED, AGENT_LIVES
 
 RESTART_WINDOW_S = 60.0
 MAX_RESTARTS_IN_WINDOW = 6
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 5.0  # while Slurm cannot launch; srun itself takes 4 to 6 s to find that out
+LIVES_RETRY_S = 15.0  # another agent lives on the node: nothing is missing, but nobody starts one when that ends
+VERDICT_WAIT_S = 90.0  # for the verdict, after an end in order: an NFS client may show it 60 s late
 LIVED_S = 30.0  # whoever ran for so long was going, whatever its exit code
 HOPELESS_LAUNCHES = 6  # per placement, before it is said that no agent can be started
 COMING_UP_S = 10.0  # an srun that lasts for so long is no launch that fails at once
@@ -32,7 +34,7 @@ def agent_ran(exit_code: int, lived_s: float) -> bool:
     was killed, the task's own exit code otherwise; 1 when slurmctld does not answer, 233 when the launch fails on a
     node, 2 when the program is not there. A negative code: srun itself was killed.
     """
-    return exit_code <= 0 or exit_code == AGENT_FAILED or 128 < exit_code <= 192 or lived_s >= LIVED_S
+    return exit_code <= 0 or exit_code in (AGENT_FAILED, AGENT_LIVES) or 128 < exit_code <= 192 or lived_s >= LIVED_S
 
 
 @dataclass
@@ -44,6 +46,8 @@ class Attempts:
     given_up: bool = False
     starts: int = 0
     began: float = 0.0  # the last start
+    ended_at: float | None = None
+    in_order: bool = False  # it ended with 0: not to be started before ``next_start``, if at all
     failed_launches: int = 0  # in a row
     _ran: list[float] = field(default_factory=list)  # starts, not longer ago than the window, whose agents ran
     _failing_since: float | None = None
@@ -52,13 +56,19 @@ class Attempts:
         """A start was made."""
         self.starts += 1
         self.began = now
+        self.in_order = False
 
     def ended(self, now: float, exit_code: int, launched_by_srun: bool) -> bool:
         """The process ended too early: plan the next start, or give up. Returns whether the agent had run."""
         ran = not launched_by_srun or agent_ran(exit_code, now - self.began)
+        self.ended_at = now
+        self.in_order = exit_code == 0
         if ran:
             self.failed_launches = 0
             self._failing_since = None
+        if exit_code in (0, AGENT_LIVES):
+            self.next_start = now + (LIVES_RETRY_S if exit_code else VERDICT_WAIT_S)
+        elif ran:
             self._ran = [start for start in (*self._ran, self.began) if now - start < RESTART_WINDOW_S]
             self.given_up = len(self._ran) >= MAX_RESTARTS_IN_WINDOW
             self.next_start = now + FIRST_DELAY_S * 2 ** max(0, len(self._ran) - 1)

@@ -47,7 +47,8 @@ def take_place(command: RankCommand, stdout: int, stderr: int) -> None:
     os.dup2(stderr, 2)
     for fd in {stdout, stderr} - {1, 2}:
         os.close(fd)
-    os.chdir(command.cwd)
+    if not stands_in(command.cwd):
+        os.chdir(command.cwd)
     if command.cpus:
         os.sched_setaffinity(0, command.cpus)
     os.environ.update(command.env)
@@ -105,8 +106,18 @@ def program(command: RankCommand, environment: Mapping[str, str]) -> tuple[str, 
     return (found, *command.argv[1:])
 
 
+def stands_in(path: str) -> bool:
+    """Whether ``path`` is our working directory already. The kernel knows: a file system that hangs is not asked."""
+    try:
+        return os.getcwd() == path  # noqa: PTH109 - Path.cwd() is the same
+    except OSError:  # it was removed
+        return False
+
+
 def check_directory(path: str) -> None:
     """Raises NotADirectoryError where a rank could not have it as its working directory."""
+    if stands_in(path):
+        return
     if not (Path(path).is_dir() and os.access(path, os.X_OK)):
         raise NotADirectoryError(errno.ENOTDIR, "not a directory that can be entered", path)
 

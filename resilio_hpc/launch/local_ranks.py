@@ -52,7 +52,7 @@ class LocalRanks:
 
     def _new_spawner(self, environment: dict[str, str], directory: Path) -> Spawner | MpiSpawner:
         zygote = self._options.zygote and self._options.kind != "command"
-        return Spawner(environment, self._options.preload, zygote, directory)
+        return Spawner(environment, self._options.preload, zygote, directory, cwd=self._agent.settings.cwd)
 
     def start(self) -> None:
         """Start the spawner; it imports torch while the agents find each other."""
@@ -141,8 +141,8 @@ class LocalRanks:
         if self._options.cpu_bind == "ranks":
             cpus = cpu_share(sorted(os.sched_getaffinity(0)), local, placement.local_world_size)
         return sm.RankCommand(
-            local, rank_argv(self._options, local), self._options.kind, variables, str(Path.cwd()), str(out), str(err),
-            cpus,
+            local, rank_argv(self._options, local), self._options.kind, variables,
+            agent.settings.cwd or str(Path.cwd()), str(out), str(err), cpus,
         )  # fmt: skip
 
     # -- what becomes of them ----------------------------------------------------------------------------------

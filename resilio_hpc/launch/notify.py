@@ -1,7 +1,8 @@
 """Telling people and programs about a run: the agent's side. Nothing here blocks; a target that hangs is killed.
 
 The agent that is the controller tells, wherever it is, so the loss of the batch host silences nobody. An event may be
-told twice when the controller changes just then; its ``id`` is the same both times.
+told twice when the controller changes just then; its ``id`` is the same both times. ``cwd``: where commands run, if
+not here; only the child goes there, since it may hang.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from resilio_hpc.launch import process_tree
+from resilio_hpc.launch import bootstrap, process_tree
 from resilio_hpc.launch.notify_events import Notice, NoticeMaker
 from resilio_hpc.launch.notify_rate import Throttle
 from resilio_hpc.launch.notify_sender import ATTEMPTS, SEND_TIMEOUT_S
@@ -33,8 +33,9 @@ class Channel:
 
     answer_timeout_s = ANSWER_TIMEOUT_S
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, cwd: str = "") -> None:
         self.target = target
+        self._cwd = cwd
         self.throttle = Throttle()
         self._child: subprocess.Popen[bytes] | None = None
         self._busy_until: float | None = None  # a message is on its way
@@ -67,7 +68,7 @@ class Channel:
         return ""
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "resilio_hpc.launch.notify_sender", str(os.getpid())]
+        command = [*bootstrap.command("launch.notify_sender"), str(os.getpid()), self._cwd]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert child.stdin is not None and child.stdout is not None
         for pipe in (child.stdin, child.stdout):
@@ -117,11 +118,13 @@ class Channel:
 class Notifier:
     """Takes the controller's ledger entries, and sends what is worth it to the run's targets."""
 
-    def __init__(self, run: Run, job: str, record: Record, targets: tuple[Target, ...] | None = None) -> None:
+    def __init__(
+        self, run: Run, job: str, record: Record, targets: tuple[Target, ...] | None = None, cwd: str = ""
+    ) -> None:
         self._run = run
         self._job = job
         self._record = record
-        self._channels = [Channel(target) for target in (kept(run.path) if targets is None else targets)]
+        self._channels = [Channel(target, cwd) for target in (kept(run.path) if targets is None else targets)]
         self._maker = NoticeMaker()
         self._failing: set[str] = set()  # targets whose failure is in the ledger
 

@@ -112,6 +112,8 @@ def main() -> int:
     outlive_warnings()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm may send it to the whole step; the agent decides
     target = parse_target(json.loads(sys.stdin.readline()))
+    if sys.argv[2]:
+        os.chdir(sys.argv[2])
     for line in sys.stdin:
         error = deliver(target, json.loads(line))
         print(json.dumps({"error": error} if error else {}), flush=True)

@@ -122,8 +122,16 @@ def put_away(run_path: Path, targets: Sequence[Target]) -> None:
 def kept(run_path: Path) -> tuple[Target, ...]:
     """The targets that ``put_away`` wrote; none where there are none, or somebody spoilt them."""
     try:
-        return tuple(parse_target(text) for text in json.loads((run_path / FILE).read_bytes()))
-    except (OSError, ValueError, TypeError, AttributeError, UsageError):
+        return parsed(json.loads((run_path / FILE).read_bytes()))
+    except (OSError, ValueError):
+        return ()
+
+
+def parsed(texts: Sequence[str]) -> tuple[Target, ...]:
+    """Targets that were written down; none where somebody spoilt them. Pure."""
+    try:
+        return tuple(parse_target(text) for text in texts)
+    except (ValueError, TypeError, AttributeError, UsageError):
         return ()
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import msgspec
 
 from resilio_hpc.core.errors import CommandError, UsageError
 from resilio_hpc.core.process import run
-from resilio_hpc.launch import srun_groups
+from resilio_hpc.launch import bootstrap, srun_groups
 from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.agent_starts import Attempts
 from resilio_hpc.launch.options import LaunchOptions
@@ -42,7 +41,7 @@ class Recipe:
         if len(nodes) == 1:
             node = nodes[0]
             settings = msgspec.structs.replace(settings, node=node, address=settings.address or node)
-        agent = (sys.executable, "-m", "resilio_hpc.launch.agent", settings.to_json())
+        agent = (*bootstrap.command("launch.agent"), settings.to_json())
         if not self.by_srun or self.allocation is None:
             return agent
         return (*srun_argv(nodes, self.allocation, self.binds), *agent)
@@ -201,7 +200,7 @@ def srun_argv(nodes: tuple[str, ...], allocation: Allocation, binds: bool) -> tu
     cpus = dict(zip(allocation.nodes, allocation.cpus_per_node, strict=False)).get(nodes[0], 0)
     return (
         "srun", *SURVIVAL_FLAGS, "--overlap", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
-        "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}",
+        "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--chdir=/",  # the working directory may hang
         *((f"--cpus-per-task={cpus}",) if cpus else ()), *(("--cpu-bind=none",) if binds else ()), "--mpi=none",
         "--unbuffered", "--job-name=resilio-agent",
     )  # fmt: skip

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from resilio_hpc.ckpt import saver_messages
+from resilio_hpc.launch import bootstrap
 
 PAUSE_LIMIT_S = 10.0
 
@@ -31,7 +31,7 @@ class SaverLink:
         """Start the process, so that its imports are done when the first snapshot comes."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "resilio_hpc.ckpt.saver"],
+                bootstrap.command("ckpt.saver"),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             )  # fmt: skip
         assert self._process.stdout and self._process.stdin

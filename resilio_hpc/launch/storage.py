@@ -21,7 +21,7 @@ from typing import Any
 
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.json_fields import read_object
-from resilio_hpc.launch import notify_targets, run_directory, time_limit
+from resilio_hpc.launch import bootstrap, notify_targets, run_directory, time_limit
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.drain import Drain
 from resilio_hpc.launch.process_tree import die_with_parent, outlive_warnings
@@ -34,16 +34,7 @@ class Storage:
     """Requests to the child, answers by callback. Nothing here blocks."""
 
     def __init__(self, run_path: Path, spool: Path, job: str) -> None:
-        self._argv = [
-            sys.executable,
-            "-P",  # the working directory may hang, too: nothing is looked for in it
-            "-m",
-            "resilio_hpc.launch.storage",
-            str(run_path),
-            str(spool),
-            job,
-            str(os.getpid()),
-        ]
+        self._argv = [*bootstrap.command("launch.storage"), str(run_path), str(spool), job, str(os.getpid())]
         self._pending: dict[int, Answer] = {}
         self._next = 0
         self._buffer = b""

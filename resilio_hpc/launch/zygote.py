@@ -46,12 +46,13 @@ Task = Callable[[], int | None]
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Given on the command line as JSON. ``why_not_fork`` "" asks for preloading."""
+    """Given on the command line as JSON. ``why_not_fork`` "" asks for preloading; ``cwd`` "": we are in it."""
 
     fd: int
     agent: int
     preload: tuple[str, ...]
     why_not_fork: str
+    cwd: str = ""
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,7 @@ def main() -> None:
     os.set_inheritable(options.fd, False)
     if not options.why_not_fork:
         options = _preload(options)
+    _enter(options.cwd)
     process_tree.die_with_parent(options.agent, signal.SIGTERM)
     link = socket.socket(fileno=options.fd)
     link.send(encode(Ready(os.getpid(), time.monotonic() - begun, 1, options.why_not_fork)))
@@ -279,6 +281,15 @@ def main() -> None:
     del zygote, link
     process_tree.set_name("python")
     sys.exit(task())
+
+
+def _enter(cwd: str) -> None:
+    """Go where ranks start, once: a rank that is forked here needs nothing of a directory that hangs by then."""
+    if cwd and not forked_child.stands_in(cwd):
+        try:
+            os.chdir(cwd)
+        except OSError:
+            pass  # each rank will say so
 
 
 def _preload(options: Options) -> Options:
@@ -290,7 +301,7 @@ def _preload(options: Options) -> Options:
     if why:
         process_tree.kill_descendants(os.getpid())  # what a preloaded module may have started
         os.set_inheritable(options.fd, True)
-        again = msgspec.json.encode(Options(options.fd, options.agent, (), why)).decode()
+        again = msgspec.json.encode(Options(options.fd, options.agent, (), why, options.cwd)).decode()
         os.execve(sys.executable, [*sys.orig_argv[:-1], again], environment)
     del environment
     gc.collect()
