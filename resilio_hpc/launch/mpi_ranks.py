@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from resilio_hpc.launch.agent import Agent
 
 KILLED_WITH_STEP = "killed together with its MPI step"  # first_failure knows this for an echo
+ECHO_S = 0.3  # an echo is told so much later than it is seen: by then the failure itself is known, wherever it was
 _TAIL_BYTES = 8192
 # What MPI_Abort leaves on standard error: Open MPI 4 and 5, MPICH 3 and 4 (and those derived from it).
 _ABORTED = (
@@ -37,20 +39,39 @@ class MpiRanks(LocalRanks):
     imports_first = False
     _spawner: MpiSpawner
 
+    def __init__(self, agent: Agent, token: str, spool: Path) -> None:
+        super().__init__(agent, token, spool)
+        self._echoes: list[tuple[float, sm.Exited]] = []  # when to tell of them
+
     def _new_spawner(self, environment: dict[str, str], directory: Path) -> MpiSpawner:
         return MpiSpawner(environment, directory)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
         """Lay out what the tasks of this node are to run; node rank 0 starts them all."""
+        self._echoes.clear()
         self._spawner.expect(local.number, local.member)
         super().spawn(local, start)
         if local.member.node_rank == 0:
             self._spawner.launch(self._agent.run.run_id, local.number, self._options.mpi, start.state.members)
 
+    def stop(self, number: int, grace_s: float, keep_stores_from: int) -> None:
+        """End all ranks; whoever asks for it knows of a failure, or needs none."""
+        self._echoes.clear()
+        super().stop(number, grace_s, keep_stores_from)
+
     def tick(self) -> None:
-        """Show the ranks' output; go on with a stop."""
+        """Show the ranks' output; go on with a stop; tell of echoes that nothing else explained."""
         super().tick()
         self._take_events()
+        now = time.monotonic()
+        while self._echoes and now >= self._echoes[0][0]:
+            super()._on_exited(self._echoes.pop(0)[1])
+
+    def _on_exited(self, event: sm.Exited) -> None:
+        if self._end_in_words(event) == KILLED_WITH_STEP:
+            self._echoes.append((time.monotonic() + ECHO_S, event))
+        else:
+            super()._on_exited(event)
 
     def _end_in_words(self, event: sm.Exited) -> str:
         if event.exit_code != STEP_KILLED:

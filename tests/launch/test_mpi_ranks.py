@@ -1,0 +1,93 @@
+"""What an agent tells of ranks that end with their MPI step: the failure itself at once, its echoes only alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resilio_hpc.launch import mpi_ranks
+from resilio_hpc.launch.mpi_ranks import KILLED_WITH_STEP, MpiRanks
+from resilio_hpc.launch.mpi_tasks import STEP_KILLED
+from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.spawner_messages import Exited, SpawnerEvent
+
+
+class FakeSpawner:
+    """Says what the test wants said; anything else is an AttributeError."""
+
+    def __init__(self) -> None:
+        self.said: list[SpawnerEvent] = []
+
+    def events(self) -> list[SpawnerEvent]:
+        events, self.said = self.said, []
+        return events
+
+    def stop(self, signal: int, grace_s: float, keep_stores_from: int | None) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+
+class Core:
+    """The core as far as ends of ranks go."""
+
+    slots = 2
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, str]] = []
+
+    def rank_said(self, *_arguments: Any) -> None:
+        raise AssertionError("no rank runs here")
+
+    def rank_exited(self, local_rank: int, code: int | None, signal: int | None, time: float, error: Any) -> None:
+        self.told.append((local_rank, error[0]))
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MpiRanks]:
+    monkeypatch.setattr(MpiRanks, "_new_spawner", lambda *_: FakeSpawner())
+    options = LaunchOptions("solver.py", "script", str(tmp_path), mpi="pmix", nproc_per_node="2")
+    agent: Any = SimpleNamespace(settings=SimpleNamespace(options=options), core=Core(), local_dir=tmp_path)
+    made = MpiRanks(agent, "token", tmp_path)
+    yield made
+    made.close()
+
+
+def ended(ranks: MpiRanks, local_rank: int, code: int) -> list[tuple[int, str]]:
+    """What the core has been told after a rank's end and a turn of the agent's loop."""
+    ranks._spawner.said.append(Exited(local_rank, 100 + local_rank, code, None, 1.0, "mpi"))
+    ranks.tick()
+    return ranks._agent.core.told
+
+
+def test_an_echo_waits_and_a_failure_does_not(ranks: MpiRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi_ranks, "ECHO_S", 1e6)
+    assert ended(ranks, 0, STEP_KILLED) == []
+    assert ended(ranks, 1, 3) == [(1, "failed, exit code 3")]
+
+
+def test_a_stop_makes_echoes_pointless(ranks: MpiRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi_ranks, "ECHO_S", 1e6)
+    ended(ranks, 0, STEP_KILLED)
+    ranks.stop(0, 0.0, 0)
+    monkeypatch.setattr(mpi_ranks, "ECHO_S", 0.0)
+    assert ended(ranks, 1, 3) == [(1, "failed, exit code 3")]
+
+
+def test_an_echo_that_nothing_explains_is_told_in_the_end(ranks: MpiRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi_ranks, "ECHO_S", 0.0)
+    assert ended(ranks, 0, STEP_KILLED) == [(0, KILLED_WITH_STEP)]
+
+
+def test_an_abort_is_no_echo(ranks: MpiRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(mpi_ranks, "ECHO_S", 1e6)
+    (tmp_path / "0.log").write_text(
+        "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 5.\n"
+    )
+    ranks._error_logs[0] = tmp_path / "0.log"
+    assert ended(ranks, 0, STEP_KILLED) == [(0, "called MPI_Abort with error code 5")]
