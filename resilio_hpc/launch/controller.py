@@ -51,7 +51,8 @@ class Controller:
         self.node = term.node
         self.phase = "gathering"
         self.round = -1
-        self.members: tuple[m.Member, ...] = ()
+        self._members: tuple[m.Member, ...] = ()
+        self._member_nodes: frozenset[str] = frozenset()
         self.agents: dict[str, KnownAgent] = {}
         self.lost: set[str] = set()  # silent for too long
         self.losses: dict[str, int] = {}  # how often
@@ -281,6 +282,16 @@ class Controller:
     # -- what the parts share ----------------------------------------------------------------------------------
 
     @property
+    def members(self) -> tuple[m.Member, ...]:
+        """Who takes part in the current round, in the order of their node ranks."""
+        return self._members
+
+    @members.setter
+    def members(self, members: tuple[m.Member, ...]) -> None:
+        self._members = members
+        self._member_nodes = frozenset(member.node for member in members)
+
+    @property
     def world_size(self) -> int:
         """Ranks in the current round."""
         return sum(member.local_world_size for member in self.members)
@@ -292,7 +303,7 @@ class Controller:
 
     def is_member(self, node: str) -> bool:
         """Whether the node takes part in the current round."""
-        return any(member.node == node for member in self.members)
+        return node in self._member_nodes
 
     def state(self) -> m.RoundState:
         """The soft state that agents keep for the next controller."""

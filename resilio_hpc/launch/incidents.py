@@ -50,6 +50,7 @@ class Incidents:
     def __init__(self, controller: Controller) -> None:
         self.current: Incident | None = None
         self._controller = controller
+        self._none_silent_before = controller.now()
 
     def first_failure(self) -> m.RankFailure | None:
         """The rank failure to blame for the open incident."""
@@ -78,9 +79,7 @@ class Incidents:
         now = controller.now()
         if not controller.enrolment.leads:
             return  # it may be we who are cut off
-        limit = now - controller.config.heartbeat_timeout_s
-        heard = {node: agent.heard for node, agent in controller.agents.items() if agent.heard < limit}
-        heard |= self._absent_members(now)
+        heard = self._silent_nodes(now) | self._absent_members(now)
         if not heard:
             return
         for node, last in heard.items():
@@ -91,6 +90,16 @@ class Incidents:
             controller.lost.add(node)
         controller.enrolment.changed = True
         self.nodes_gone(list(heard), controller.unix() - (now - min(heard.values())))
+
+    def _silent_nodes(self, now: float) -> dict[str, float]:
+        """Agents that were silent for too long, and when they were last heard."""
+        if now < self._none_silent_before:
+            return {}
+        agents, timeout = self._controller.agents, self._controller.config.heartbeat_timeout_s
+        silent = {node: agent.heard for node, agent in agents.items() if agent.heard < now - timeout}
+        others = (agent.heard for node, agent in agents.items() if node not in silent)
+        self._none_silent_before = min(others, default=now) + timeout
+        return silent
 
     def _absent_members(self, now: float) -> dict[str, float]:
         """Members of an earlier epoch that did not come to us, once the leases that they may hold are over."""

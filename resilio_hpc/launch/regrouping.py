@@ -18,10 +18,12 @@ class Regrouping:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
+        self._somebody_leaves = False
 
     def leaving(self, agent: KnownAgent, message: m.Leaving) -> None:
         """A joiner's own job ends soon."""
         controller = self._controller
+        self._somebody_leaves = True
         if agent.leaves_at is None:
             agent.leaves_at = controller.now() + max(0.0, message.within_s)
             controller.record("leaving", node=message.node, within_s=round(message.within_s, 3))
@@ -38,6 +40,8 @@ class Regrouping:
     def _leavers(self) -> list[tuple[str, float]]:
         """Members that must go, and when."""
         controller = self._controller
+        if not self._somebody_leaves:
+            return []
         known = [(x.node, controller.agents[x.node]) for x in controller.members if x.node in controller.agents]
         return [(node, agent.leaves_at) for node, agent in known if agent.leaves_at is not None]
 

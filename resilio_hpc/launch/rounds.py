@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from resilio_hpc.launch.controller_state import KnownAgent
 
 WAITING_SAID_AFTER_S = 10.0
+ANSWERS = (m.RanksStarted, m.FirstStep, m.RanksDone)
 
 
 class Rounds:
@@ -29,6 +30,8 @@ class Rounds:
         self._start: m.Start | None = None
         self._first_step_round = -1
         self._waiting_said = False
+        self._order = {node: order for order, node in enumerate(controller.config.expected)}
+        self._awaited: dict[type, set[str]] = {}  # by kind of answer: members that have not given it in this round
 
     def adopt(self, state: m.RoundState) -> None:
         """Go on after an earlier controller. Who was with it may still come: until then nobody gives up or shrinks."""
@@ -61,6 +64,8 @@ class Rounds:
             return
         if coming:
             self._say_waiting(len(usable))
+        if shape.trim(len(usable)) < max(1, shape.trim(len(usable) + coming)):
+            return  # as ``choose`` would say, at length
         candidates = [self._candidate(node) for node in usable]
         members = choose(candidates, [member.node for member in controller.members], shape, coming)
         if members:
@@ -118,9 +123,8 @@ class Rounds:
         return plan.rung in (Rung.RESTART, Rung.REPLACE, Rung.SHRINK)
 
     def _candidate(self, node: str) -> Candidate:
-        expected = self._controller.config.expected
         hello = self._controller.agents[node].hello
-        order = expected.index(node) if node in expected else len(expected)
+        order = self._order.get(node, len(self._order))
         return Candidate(node, order, hello.address, hello.local_world_size, hello.topology)
 
     # -- preparing ---------------------------------------------------------------------------------------------
@@ -178,6 +182,7 @@ class Rounds:
         restore = wanted if acts else None
         self.started_round = controller.round
         controller.set_phase("starting")
+        self._awaited = {kind: {x.node for x in controller.members} for kind in ANSWERS}
         self._start = m.Start(
             controller.epoch, controller.state(), controller.members[0].address, self._store_port, restore
         )  # fmt: skip
@@ -205,7 +210,8 @@ class Rounds:
         """
         controller = self._controller
         if controller.phase == "gathering":
-            self.try_round()
+            if not self._more_must_come():
+                self.try_round()
         elif controller.phase == "preparing":
             self._may_have_ranks.add(node)
             if replaced and node == controller.members[0].node:
@@ -219,6 +225,18 @@ class Rounds:
                 controller.stop.connection_renewed(node)
 
     # -- starting and running ----------------------------------------------------------------------------------
+
+    def _more_must_come(self) -> bool:
+        """Whether a count tells that it is of no use to look at everybody again. What it overlooks, ``tick`` finds."""
+        controller = self._controller
+        known = len(controller.agents) + len(controller.lost) + len(controller.left)
+        return known < len(controller.members or controller.config.expected) and controller.now() < self._join_until
+
+    def _others_awaited(self, message: m.RanksStarted | m.FirstStep | m.RanksDone) -> bool:
+        """Whether some member has not given this answer yet."""
+        awaited = self._awaited.get(type(message), set())
+        awaited.discard(message.node)
+        return bool(awaited)
 
     def _all_members(self) -> list[KnownAgent] | None:
         """What is known of every member; None while one is missing."""
@@ -235,6 +253,8 @@ class Rounds:
         controller.record(
             "ranks_started", node=message.node, round=message.round, seconds=message.seconds, mode=message.mode
         )  # fmt: skip
+        if self._others_awaited(message):
+            return
         members = self._all_members()
         if not self.steps_reported and members and all(member.started for member in members):
             controller.set_phase("running")
@@ -248,6 +268,8 @@ class Rounds:
         agent.first_step = message
         agent.step = max(agent.step, message.step)
         self.steps_reported = True
+        if self._others_awaited(message):
+            return
         firsts = [member.first_step for member in self._all_members() or ()]
         seen = [first for first in firsts if first is not None]
         if len(seen) < len(controller.members):
@@ -266,6 +288,8 @@ class Rounds:
             return
         agent.done = message
         controller.stop.member_done(message)
+        if self._others_awaited(message):
+            return
         answers = [member.done for member in self._all_members() or ()]
         ended = [answer for answer in answers if answer is not None]
         if len(ended) < len(controller.members):
