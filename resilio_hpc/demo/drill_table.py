@@ -139,7 +139,7 @@ def _both() -> list[Drill]:
         Drill("a lost node boots again", (Act(POWER, "follower"), Act("boot", "follower", after_s=6.0)), LOST,
               **SHRINK),
         Drill("a joiner replaces a lost node",
-              (Act(POWER, "follower"), Act("submit_joiner", after_s=1.0)), LOST, world_size=6),
+              (Act("submit_joiner"), Act(POWER, "follower", after_s=1.0, on="spawner_ready")), LOST, world_size=6),
         Drill("grow back with a joiner",
               (Act(POWER, "follower"), Act("submit_joiner", after_s=1.0, on="recovered")), LOST,
               **SHRINK, world_size=6),
