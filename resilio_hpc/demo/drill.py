@@ -112,7 +112,9 @@ class DrillRun:
 
     def _joiner(self) -> str:
         """A job of one node that joins the run; of a node that the run does not have."""
-        return self._batch_script("joiner", ["--nodes=1", "--no-kill", "--exclusive"], "", [f"--join=/shared/{self._name}"])
+        return self._batch_script(
+            "joiner", ["--nodes=1", "--no-kill", "--exclusive"], "", [f"--join=/shared/{self._name}"]
+        )
 
     def _batch_script(self, name: str, options: Sequence[str], before: str, arguments: Sequence[str]) -> str:
         launcher = Path(sys.executable).with_name("resilio-launch")
