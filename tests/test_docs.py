@@ -1,0 +1,73 @@
+"""The pages are true where a machine can tell: commands, events, modules, the index. Links: test_layout.py."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.core.event_words import KINDS
+from resilio_hpc.launch.option_values import Caller
+from resilio_hpc.launch.options_parser import parse, parse_join
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+LAUNCH = ROOT / "resilio_hpc" / "launch"
+MODULES = sorted(path.stem for path in LAUNCH.glob("*.py") if path.stem != "__init__")
+
+
+def test_every_page_is_in_the_index() -> None:
+    listed = set(re.findall(r"\]\((\w[\w-]*\.md)\)", (DOCS / "README.md").read_text()))
+    assert listed == {path.name for path in DOCS.glob("*.md")} - {"README.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_events_that_a_page_asks_for_exist(page: Path) -> None:
+    assert set(re.findall(r"--event (\w+)", page.read_text())) - KINDS - {"KIND"} == set()
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The arguments of every whole resilio-launch command that a page shows."""
+    found = re.findall(r"resilio-launch (-[^`\n]*\.py[^`\n]*|--join [^`\n]+)", page.read_text())
+    return [shlex.split(line, comments=True) for line in found]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_a_page_shows_are_understood(page: Path) -> None:
+    allocation = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "9", "SLURM_NNODES": "9", "SLURMD_NODENAME": "n1"}
+    caller = Caller(allocation, Path("/home/me"), 0.0, 1)
+    for command in commands(page):
+        assert parse_join(command, caller) or parse(command, caller).options.script  # raises UsageError
+
+
+def test_the_pages_show_commands() -> None:
+    assert sum(len(commands(page)) for page in PAGES) >= 7
+
+
+def test_every_module_of_the_launcher_is_on_the_map() -> None:
+    named = set(re.findall(r"`(\w+)`", (DOCS / "architecture.md").read_text()))
+    assert [module for module in MODULES if module not in named] == [], "give it a row in docs/architecture.md"
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The launcher's modules that one of them imports, but for those that only types need."""
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("resilio_hpc.launch"):
+            parts = str(node.module).split(".")
+            yield from [parts[2]] if len(parts) > 2 else [alias.name for alias in node.names]
+        pending += ast.iter_child_nodes(node)
+
+
+def test_imports_within_the_launcher_go_one_way() -> None:
+    graph = {module: set(imports(LAUNCH / f"{module}.py")) for module in MODULES}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
