@@ -16,10 +16,10 @@ def status(controller: Controller, pulse: int, counters: Counters) -> dict[str, 
     """As JSON values. ``pulse`` moves while the controller leads."""
     now = time.monotonic()
     return {
-        "v": 1,
+        "v": 1,  # pulse and epoch come first: see run_directory.read_pulse
         "pulse": pulse,
-        "time": time.time(),
         "epoch": controller.epoch,
+        "time": time.time(),
         "controller": controller.node,
         "phase": controller.phase,
         "round": controller.round,

@@ -76,6 +76,8 @@ class Election:
     def stand_if_possible(self, now: float) -> None:
         """Stand when a quorum calls, or half of the voters and nobody more; ask them for their votes."""
         succession = self._succession
+        if now < succession.patient_until and self._candidacy is None:
+            return
         self._orphans = {node: (word, at) for node, (word, at) in self._orphans.items() if now - at < FRESH_S}
         if self._candidacy is not None and now - self._candidacy.since > WIN_WITHIN_S:
             self._candidacy = None
@@ -83,6 +85,8 @@ class Election:
         if now < succession.patient_until or self._node not in membership.nodes:
             return
         if self._candidacy is None:
+            if not self._may_be_enough(len(self._orphans) + 1):
+                return
             supporters = {*self._orphans, self._node}
             waited = now - succession.lost_at >= TIE_S
             if not has_quorum(membership, supporters) and not (waited and has_tie(membership, supporters)):

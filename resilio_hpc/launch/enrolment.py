@@ -73,10 +73,10 @@ class Enrolment:
         controller = self._controller
         now = controller.now()
         agents = controller.agents
-        if now < self._next_count and self.leads:
-            return
         led = self.leads
-        self._next_count = now + controller.config.heartbeat_timeout_s / 40
+        if now < self._next_count:
+            return
+        self._next_count = now + controller.config.heartbeat_timeout_s / (40 if led else 500)
 
         def supported(node: str) -> float:
             agent = agents.get(node)
@@ -111,6 +111,8 @@ class Enrolment:
         """An agent has the current membership on its disk."""
         if number == self.membership.number:
             self._kept.add(node)
+            if not self._joint_settled and 2 * len(self._kept) > len(self.membership.voters.nodes):
+                self._next_count = self._controller.now()  # it may be settled now
 
     def _settle(self) -> None:
         """A joint membership that a quorum of all its groups has kept gives way to its voters alone."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
-from resilio_hpc.launch.roster import Entry, Roster, nodes_of
+from resilio_hpc.launch.roster import Entry, Roster, nodes_of, set_of
 
 NEVER = float("-inf")
 
@@ -50,7 +50,7 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def nodes(self) -> frozenset[str]:
         """Everybody who has a vote in one group or another."""
-        return frozenset(node for group in self.groups for node in group)
+        return set_of(self.voters.names).union(*(set_of(names) for names in self.before))
 
     def endpoint(self, node: str) -> str:
         """Where a voter's agent listens ("host:port"), "" when that is not known."""
@@ -82,7 +82,8 @@ def has_quorum(membership: Membership, supporters: Collection[str], witnessed: I
     """Whether ``supporters`` are a quorum in every group; ``witnessed``: groups for which exactly half is enough."""
     halves = [frozenset(group) for group in witnessed]
     return all(
-        len(set(group) & set(supporters)) >= _needed(group, frozenset(group) in halves) for group in membership.groups
+        len(group.intersection(supporters)) >= _needed(group, group in halves)
+        for group in map(set_of, (membership.voters.names, *membership.before))
     )
 
 

@@ -76,6 +76,12 @@ def nodes_of(names: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
+def set_of(names: str) -> frozenset[str]:
+    """The names of a host list, to be looked up. Raises UsageError."""
+    return frozenset(nodes_of(names))
+
+
+@lru_cache(maxsize=64)
 def _entries(roster: Roster) -> tuple[Entry, ...]:
     addresses = [value for length, value in roster.addresses for _ in range(length)]
     numbers = [value for length, value in roster.numbers for _ in range(length)]

@@ -22,6 +22,7 @@ from resilio_hpc.launch.quorum import Membership
 from resilio_hpc.launch.succession_ports import Chief, SuccessionPorts
 
 SCAN_S = 0.1  # between two looks at the run directory
+SCANS_PER_S = 5000  # of all agents of a job together: it is one file system
 CALL_S = 0.1  # between two calls to the node that is courted
 SETTLE_S = 0.25  # long enough to connect again and hear an answer
 TURN_S = 1.0  # how long an heir may take to answer at all
@@ -130,7 +131,7 @@ class Succession:
             return
         if not self._scanning and now >= self._next_scan:
             self._scanning = True
-            self._next_scan = now + SCAN_S
+            self._next_scan = now + max(SCAN_S, len(self.membership.voters.nodes) / SCANS_PER_S)
             self._ports.scan_epochs()
         if now >= self._next_call and now >= self.patient_until:
             self._next_call = now + CALL_S
@@ -150,8 +151,9 @@ class Succession:
     def _knows_others(self) -> bool:
         """Whether a controller has ever told how to reach another voter, or that there is none."""
         voters = self.membership.voters
-        ports = any(entry.number for entry in voters.entries() if entry.node != self._node)
-        return self.membership.epoch > 0 and (ports or len(voters.nodes) == 1)
+        if not self.membership.epoch:
+            return False
+        return len(voters.nodes) == 1 or any(entry.number for entry in voters.entries() if entry.node != self._node)
 
     def _heirs(self) -> list[str]:
         """In the order of succession; whom we lost comes last, since it may come back."""
