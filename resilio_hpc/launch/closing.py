@@ -58,8 +58,9 @@ def losses(events: list[Event], job: str = "") -> Losses:
     """The losses of a job (of all jobs: ""), from the ledger. Pure."""
     ours = [event for event in events if event.writer.startswith(f"{job}-" if job else "")]
     recoveries = [Fields(event.fields) for event in ours if event.kind == "recovered"]
+    planned = sum(event.kind == "regroup" for event in ours)
     return Losses(
-        max(0, sum(event.kind == "start" for event in ours) - 1),
+        max(0, sum(event.kind == "start" for event in ours) - 1 - planned),
         sum(fields.number("recovery_s") or 0.0 for fields in recoveries),
         sum(fields.whole("lost_steps") or 0 for fields in recoveries),
     )

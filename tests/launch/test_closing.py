@@ -104,6 +104,8 @@ def test_losses_are_those_of_this_job() -> None:
     assert losses(events, "7") == Losses(2, 1.5, 2)
     assert losses(events).time_s == 10.5
     assert losses([], "7") == Losses(0, 0.0, 0)
+    grown = [*events, Event(1.0, "7-n1", "regroup", {"reason": "more nodes are here"})]
+    assert losses(grown, "7").restarts == 1, "a planned change of the nodes is no failure's cost"
 
 
 FAILURE = {"node": "n2", "rank": 3, "local_rank": 1, "time": 1e9, "signal": None, "exit_code": 1}
