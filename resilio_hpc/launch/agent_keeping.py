@@ -1,7 +1,8 @@
 """Keeps the agents of one job (or of one node) running, and passes signals on to them.
 
 A leading supervisor does this until there is a verdict, a joiner until its nodes have left the run. Nothing here waits
-for Slurm: one dead srun, or a slurmctld that does not answer, holds up no other agent.
+for Slurm or for the run directory: one dead srun, a slurmctld that does not answer, or a shared file system that hangs
+holds up no other agent.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from typing import Any, Protocol
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.event_words import names
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import leftovers, process_tree, run_directory, srun_groups, time_limit
+from resilio_hpc.launch import leftovers, process_tree, run_directory, srun_groups
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.agent_starts import Launches, Pace
 from resilio_hpc.launch.announce import say
@@ -27,10 +28,25 @@ WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # sbatch --signal=B:…:
 STATUS_INTERVAL_S = 1.0
 GROUP_RESTART_S = 1.0  # Slurm takes so long to end the rest of a group whose srun was killed
 OWN_STARTS = 3  # how often a node of a group is given an srun of its own
+LOOK_PATIENCE_S = 0.5  # for a look at the run directory, before an agent that broke down is started again
+
+
+class Files(Protocol):
+    """What a keeper needs of the run directory; ``SupervisorFiles``."""
+
+    ledger: Ledger
+    verdict: dict[str, Any] | None
+    status: dict[str, Any]
+
+    def seen_since(self, moment: float, now: float) -> bool:
+        """Whether ``verdict`` and ``status`` were looked for after ``moment``."""
+
+    def move_end(self, key: str, end_time: float | None) -> None:
+        """Tell the agents of job ``key`` that its end has changed."""
 
 
 class AgentKeeper:
-    """The agents of one site. ``over``: whether the run's part has its verdict, so that whoever ends may end.
+    """The agents of one site. Once the run's part has its verdict (``files``), whoever ends may end.
 
     ``leaves``: an agent that ends with 0 has left in good order and is not started again (joiners).
     """
@@ -40,24 +56,23 @@ class AgentKeeper:
         site: p.Site,
         run: Run,
         recipe: p.Recipe,
-        ledger: Ledger,
-        over: Callable[[], bool],
+        files: Files,
         leaves: bool = False,
         watch: JobWatch | None = None,
     ) -> None:
         self.site = site
         self.placements = p.placements(site, recipe, os.environ)
         self._run = run
-        self._ledger = ledger
-        self._over = over
-        self._known_over = False
+        self._files = files
+        self._ledger = files.ledger
+        self._ended_now: dict[p.Placement, tuple[int, float]] = {}  # exit code, when: first see if there is a verdict
         self._leaves = leaves
         self._pace = Pace()
         self._launches = Launches(len(self.placements))
         self.end_time = recipe.settings.end_time
         self._watch = watch or JobWatch(site.job)
         self._watched = 0  # how many of its answers were taken
-        self._controller = ControllerView(run.path)
+        self._controller = ControllerView(run.path)  # told by ``files``
         self._next_look = 0.0
         self._own_starts: dict[str, int] = {}
         self._said: set[str] = set()
@@ -66,9 +81,9 @@ class AgentKeeper:
         if site.mode == "batch" or (site.mode == "step" and site.leads):
             self._watch.start()
 
-    def tend(self, now: float, over: bool) -> bool:
+    def tend(self, now: float) -> bool:
         """Start what is due, restart what ended too early. Returns whether any agent runs or will."""
-        over = over or self._known_over
+        over = self._files.verdict is not None
         if self._watched != self._watch.answers and self._watch.view is not None:
             self._watched = self._watch.answers
             self._job_seen(self._watch.view)
@@ -76,16 +91,24 @@ class AgentKeeper:
             self._look_after_groups(now)
         for placement in list(self.placements):
             code = placement.exit_code()
-            if code is not None and not over:
-                over = self._known_over = self._over()
-                if not over:
+            if code is not None:
+                self._ended_now[placement] = (code, now)
+        if not over:
+            for placement, (code, at) in list(self._ended_now.items()):
+                if self._files.seen_since(at, now) or now - at > LOOK_PATIENCE_S:
+                    del self._ended_now[placement]
                     self._ended(placement, code, now)
         for placement in self.placements:
-            if not over and placement.due(now) and self._may_start(now):
+            if not over and placement.due(now) and self._may_start(placement, now):
                 placement.start(now)
         return any(placement.process is not None or not (placement.done or over) for placement in self.placements)
 
-    def _may_start(self, now: float) -> bool:
+    def _may_start(self, placement: p.Placement, now: float) -> bool:
+        attempts = placement.attempts
+        if placement in self._ended_now:
+            return False
+        if attempts.in_order and not self._files.seen_since(attempts.next_start, now):
+            return False  # it knew of a verdict, most likely: where the run directory hangs, wait until that is seen
         return self.site.mode != "batch" or self._pace.take(now, self._watch.answering)
 
     @property
@@ -117,8 +140,10 @@ class AgentKeeper:
         ran = placement.attempts.ended(now, code, placement.recipe.by_srun)
         self._launches.count(ran)
         for node in placement.nodes:
-            kind = "agent_ended" if ran else "launch_failed"
-            self._ledger.append(kind, node=node, exit_code=code, starts=placement.attempts.starts)
+            if ran:
+                self._ledger.append("agent_ended", node=node, exit_code=code, starts=placement.attempts.starts)
+            else:
+                self._ledger.append("launch_failed", node=node, exit_code=code, starts=placement.attempts.starts)
         if self._leaves and code == 0:
             placement.left = True
             return
@@ -157,7 +182,7 @@ class AgentKeeper:
         if not groups or now < self._next_look:
             return
         self._next_look = now + STATUS_INTERVAL_S
-        if not self._controller.look():
+        if not self._controller.take(self._files.status):
             return
         for placement in groups:
             absent = srun_groups.absent_agents(
@@ -190,7 +215,7 @@ class AgentKeeper:
         if view.end_time != self.end_time:
             self._ledger.append("end_time", job=self.site.job, end_time=view.end_time, before=self.end_time)
             self.end_time = view.end_time
-            time_limit.write_end_time(self._run.path, self.site.key, view.end_time)
+            self._files.move_end(self.site.key, view.end_time)
 
     def _node_left(self, placement: p.Placement, node: str) -> None:
         if placement.left:

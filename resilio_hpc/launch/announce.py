@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from resilio_hpc.core.event_words import words
 from resilio_hpc.core.json_fields import Fields
+from resilio_hpc.launch.patient_stream import PatientStream
+
+_stream = PatientStream()
 
 ANNOUNCED = frozenset({
     "waiting", "round", "rank_failed", "node_lost", "decision", "recovered", "slow_start", "persist_failed", "stopping",
@@ -28,6 +30,11 @@ def stamped(line: str, now: float | None = None) -> str:
 
 
 def say(line: str) -> None:
-    """One line for the user, on standard error. In one write, since agents of several nodes share it."""
-    sys.stderr.write(stamped(line) + "\n")
-    sys.stderr.flush()
+    """One line for the user, on standard error. In one write, since agents of several nodes share it; not waited for
+    where that hangs."""
+    _stream.write(stamped(line) + "\n")
+
+
+def finish(limit_s: float | None = None) -> None:
+    """Wait until all that was said is written, for ``limit_s`` at most."""
+    _stream.flush(limit_s)

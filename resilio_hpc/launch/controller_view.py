@@ -19,7 +19,10 @@ class ControllerView:
 
     def look(self) -> bool:
         """Read it. True when a controller has led since the look before; then ``agents`` and ``lost`` are its."""
-        status = read_object(self._path) or {}
+        return self.take(read_object(self._path) or {})
+
+    def take(self, status: dict[str, Any]) -> bool:
+        """The same, of a status that somebody else has read."""
         pulse = (status.get("epoch"), status.get("pulse"))
         moved = None not in (self._pulse[0], pulse[0]) and pulse != self._pulse
         self._pulse = pulse

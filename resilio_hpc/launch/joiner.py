@@ -12,8 +12,7 @@ from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.event_words import names
-from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import closing, joining, run_directory
+from resilio_hpc.launch import announce, closing, joining
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.agent_keeping import AgentKeeper
 from resilio_hpc.launch.agent_settings import AgentSettings
@@ -21,7 +20,8 @@ from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.controller_view import ControllerView
 from resilio_hpc.launch.join_plan import JoinPlan, join_plan
 from resilio_hpc.launch.options_parser import JoinRequest
-from resilio_hpc.launch.supervisor import POLL_S, VERDICT_POLL_S, Farewell
+from resilio_hpc.launch.supervisor import POLL_S, Farewell
+from resilio_hpc.launch.supervisor_files import SupervisorFiles
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.allocation import detect
 
@@ -80,25 +80,29 @@ class Joiner:
         except OSError as error:
             raise UsageError(f"--join: the run works in {record.cwd}, which is not here: {error.strerror}") from None
         name = self.allocation.node if self.allocation is not None and self.site.mode == "step" else "main"
-        ledger = Ledger(self.run.path / "ledger", f"{self.site.key}-joiner-{name}")
+        files = SupervisorFiles(self.run, record.key, f"{self.site.key}-joiner-{name}")
+        try:
+            return self._take_part(record, files)
+        finally:
+            files.close()
+
+    def _take_part(self, record: joining.LaunchRecord, files: SupervisorFiles) -> int:
         recipe = self._recipe(record)
-        ledger.append(
+        files.ledger.append(
             "joins", mode=self.site.mode, job=self.site.job, nodes=self.site.nodes, part=record.key,
             end_time=recipe.settings.end_time,
         )  # fmt: skip
         if self.site.leads:
             say(f"{names(self.site.nodes)} of job {self.site.job} join run {self.run.run_id} in {self.run.path}")
-        keeper = AgentKeeper(
-            self.site, self.run, recipe, ledger, over=lambda: self._verdict(record) is not None, leaves=True
-        )
+        keeper = AgentKeeper(self.site, self.run, recipe, files, leaves=True)
         keeper.catch_signals(record.options.signals_to_handle)
         try:
-            self._keep(keeper, record)
+            self._keep(keeper, files)
             left = keeper.left_in_order
         finally:
             keeper.kill()
         keeper.clean_up()
-        return self._last_words(record, left, ledger)
+        return self._last_words(left, files)
 
     def _recipe(self, record: joining.LaunchRecord) -> p.Recipe:
         request = self.request
@@ -106,31 +110,26 @@ class Joiner:
             options=joining.options_for(record, self.run.path, request.local_nodes, request.join_timeout_s),
             node="", job=record.key, expected=self.site.nodes, address="", chained=record.chained,
             end_time=commands.job_end_time(self.site.job) if self.site.mode != "local" else None,
-            join=True, own_job=self.site.key,
+            join=True, own_job=self.site.key, run_id=self.run.run_id, cwd=record.cwd,
         )  # fmt: skip
         return p.recipe_of(self.site, self.allocation, settings)
 
-    def _verdict(self, record: joining.LaunchRecord) -> dict[str, object] | None:
-        return run_directory.read_verdict(self.run.path, record.key)
-
-    def _keep(self, keeper: AgentKeeper, record: joining.LaunchRecord) -> None:
-        next_look = 0.0
+    def _keep(self, keeper: AgentKeeper, files: SupervisorFiles) -> None:
         farewell: Farewell | None = None
         while True:
             now = time.monotonic()
             keeper.forward_signals()
-            alive = keeper.tend(now, farewell is not None)
-            if farewell is None and now >= next_look:
-                next_look = now + VERDICT_POLL_S
-                farewell = Farewell(now, keeper.kept) if self._verdict(record) is not None else None
+            alive = keeper.tend(now)
+            if farewell is None and files.verdict is not None:
+                farewell = Farewell(now, keeper.kept)
             if not alive or (farewell is None and keeper.hopeless):
                 return
             if farewell is not None and farewell.over(now, keeper.running, self.site):
                 return
-            time.sleep(POLL_S)
+            files.tick(now, wait_s=POLL_S)
 
-    def _last_words(self, record: joining.LaunchRecord, left: bool, ledger: Ledger) -> int:
-        verdict = self._verdict(record)
+    def _last_words(self, left: bool, files: SupervisorFiles) -> int:
+        verdict = files.last_look()
         if verdict is not None:
             name = str(verdict.get("verdict"))
             title = closing.ENDINGS.get(name, closing.UNKNOWN).title
@@ -139,8 +138,9 @@ class Joiner:
             line, code = f"left in good order: the run goes on without {names(self.site.nodes)}", 0
         else:
             line, code = "the agents were lost, and the run goes on without them: see the lines above", 1
-        ledger.append("joiner_ends", verdict=verdict.get("verdict") if verdict else None, exit_code=code)
+        files.ledger.append("joiner_ends", verdict=verdict.get("verdict") if verdict else None, exit_code=code)
         if self.site.leads:
+            announce.finish()
             closing.show([line, f"see: resilio ledger {self.run.path}"])
         return code
 

@@ -11,24 +11,25 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import closing, joining, run_directory
+from resilio_hpc.launch import announce, closing, joining, run_directory
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.agent_keeping import WARNINGS, AgentKeeper
 from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.announce import say
+from resilio_hpc.launch.bounded import bounded
 from resilio_hpc.launch.chaining import Chain
 from resilio_hpc.launch.notify import tell_verdict
 from resilio_hpc.launch.notify_targets import masked
 from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.supervisor_files import SupervisorFiles
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.allocation import detect
 
 POLL_S = 0.05
-VERDICT_POLL_S = 0.3
 FAREWELL_S = 20.0  # how long agents may take to end after the verdict
 LOST_S = 5.0  # when others have left, and this one not: an srun to a node that is gone does not end by itself
 
@@ -54,7 +55,8 @@ class Supervisor:
         self.allocation = detect(os.environ)
         self.site = p.site_of(options, self.allocation)
         self.run = run_directory.open_run(Path(options.run_dir))
-        self.ledger = Ledger(self.run.path / "ledger", f"{self.site.key}-supervisor-{self._own_name()}")
+        self.files = SupervisorFiles(self.run, self.site.key, f"{self.site.key}-supervisor-{self._own_name()}")
+        self.ledger = self.files.ledger
         self.chain = Chain(options, self.site, self.run.path, self.ledger)
         self.last_words: list[str] = []
 
@@ -75,9 +77,10 @@ class Supervisor:
             end_time=end_time, argv=masked(sys.argv), slurm=commands.version() if self.site.mode != "local" else "",
         )  # fmt: skip
         if self.site.leads:
+            run_directory.expect_verdict(self.run.path, self.site.key)
             joining.write_record(self.run.path, joining.record_of(self.options, self.site, self.chain.active))
             self._greet()
-        keeper = AgentKeeper(self.site, self.run, recipe, self.ledger, over=lambda: self._read_verdict() is not None)
+        keeper = AgentKeeper(self.site, self.run, recipe, self.files)
         keeper.catch_signals(self.options.signals_to_handle)
         try:
             verdict = self._supervise(keeper)
@@ -90,7 +93,7 @@ class Supervisor:
     def _recipe(self, end_time: float | None) -> p.Recipe:
         settings = AgentSettings(
             options=self.options, node="", job=self.site.key, expected=self.site.nodes, address="",
-            chained=self.chain.active, end_time=end_time,
+            chained=self.chain.active, end_time=end_time, run_id=self.run.run_id, cwd=str(Path.cwd()),
         )  # fmt: skip
         return p.recipe_of(self.site, self.allocation, settings)
 
@@ -114,31 +117,34 @@ class Supervisor:
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
-    def _read_verdict(self) -> dict[str, Any] | None:
-        return run_directory.read_verdict(self.run.path, self.site.key)
-
     def _supervise(self, keeper: AgentKeeper) -> dict[str, Any] | None:
-        next_look = 0.0
         farewell: Farewell | None = None
         verdict: dict[str, Any] | None = None
+        alone_since: float | None = None  # no agent runs any more, and none will
         while True:
             now = time.monotonic()
-            if keeper.forward_signals() & WARNINGS:
-                self.chain.submit_late(time.time())
-            self.chain.tick(time.time(), keeper.end_time)
-            alive = keeper.tend(now, verdict is not None)
-            if verdict is None and (now >= next_look or not alive):
-                next_look = now + VERDICT_POLL_S
-                verdict = self._read_verdict()
-                if verdict is not None:
-                    verdict = self._named(verdict)
-                    farewell = Farewell(now, keeper.kept)
-                    self.chain.close(verdict)
-            if not alive or (verdict is None and keeper.hopeless):
+            self._keep_chain(keeper)
+            alive = keeper.tend(now)
+            if verdict is None and self.files.verdict is not None:
+                verdict = self._named(self.files.verdict)
+                farewell = Farewell(now, keeper.kept)
+                bounded(partial(self.chain.close, verdict), None)
+            if not alive and alone_since is None:
+                alone_since = now
+            if alone_since is not None and (verdict is not None or self.files.seen_since(alone_since, now)):
                 return verdict
+            if verdict is None and keeper.hopeless:
+                return None
             if farewell is not None and farewell.over(now, keeper.running, self.site):
                 return verdict
-            time.sleep(POLL_S)
+            self.files.tick(now, wait_s=POLL_S)
+
+    def _keep_chain(self, keeper: AgentKeeper) -> None:
+        """Submitting a job reads and writes the run directory, which may hang."""
+        if keeper.forward_signals() & WARNINGS:
+            bounded(lambda: self.chain.submit_late(time.time()), None)
+        if self.chain.late:
+            bounded(lambda: self.chain.tick(time.time(), keeper.end_time), None)
 
     def _named(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """SIGTERM does not tell its cause, Slurm does: a time limit carries on, the user's cancel does not."""
@@ -148,7 +154,7 @@ class Supervisor:
         if name is None:
             return verdict
         named = {**verdict, "verdict": name, "reason": f"Slurm ended the job: {name.replace('_', ' ')}"}
-        run_directory.write_verdict(self.run.path, self.site.key, named)
+        bounded(lambda: run_directory.write_verdict(self.run.path, self.site.key, named), None)
         return named
 
     # -- the end -----------------------------------------------------------------------------------------------
@@ -163,7 +169,8 @@ class Supervisor:
                 tell_verdict(self.run, self.site.key, self.ledger.append, verdict)  # no controller did
         code = self.chain.exit_code(verdict)
         if self.site.leads:
-            self.last_words = closing.last_words(self.run.path, verdict, self.site.job, self.chain.next_job)
+            words = partial(closing.last_words, self.run.path, verdict, self.site.job, self.chain.next_job)
+            self.last_words = bounded(words, closing.verdict_lines(self.run.path, verdict, self.chain.next_job))
         self.ledger.append("launch_ends", verdict=verdict["verdict"], exit_code=code)
         return code
 
@@ -171,16 +178,24 @@ class Supervisor:
 def run(options: LaunchOptions) -> int:
     """Run a launch to its verdict."""
     supervisor = Supervisor(options)
+    try:
+        return _run(supervisor)
+    finally:
+        supervisor.files.close()
+
+
+def _run(supervisor: Supervisor) -> int:
     allocation = supervisor.allocation
     if supervisor.site.mode == "step" and allocation is not None and allocation.local_task > 0:
         say(f"task {allocation.task} ends: one resilio-launch per node is enough (use srun --ntasks-per-node=1)")
         return 0
-    if options.view and supervisor.site.leads:
+    if supervisor.options.view and supervisor.site.leads:
         from resilio_hpc.launch.live import with_view
 
         code = with_view(supervisor.run.path, supervisor.run_to_verdict)
     else:
         code = supervisor.run_to_verdict()
+    announce.finish()
     closing.show(supervisor.last_words)
     supervisor.chain.leave()
     return code

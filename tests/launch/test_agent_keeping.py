@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from resilio_hpc.core.ledger import Ledger, read_ledger
 from resilio_hpc.launch import run_directory
 from resilio_hpc.launch.agent_keeping import AgentKeeper
-from resilio_hpc.launch.agent_settings import AgentSettings
+from resilio_hpc.launch.agent_settings import AGENT_LIVES, AgentSettings
+from resilio_hpc.launch.agent_starts import VERDICT_WAIT_S
 from resilio_hpc.launch.job_watch import JobView, JobWatch
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.placements import GROUP_VARIABLE, Placement, Recipe, Site, placements, srun_argv
-from resilio_hpc.launch.time_limit import read_end_time
+from resilio_hpc.launch.run_directory import Run
 from resilio_hpc.slurm.allocation import Allocation
 
 SRUN = """#!/bin/sh
@@ -56,26 +57,42 @@ class StillWatch(JobWatch):
         self.answers += 1
 
 
+class Shown:
+    """What the keeper is shown of the run directory; while ``hangs``, nothing new."""
+
+    def __init__(self, run: Run) -> None:
+        self.ledger = Ledger(run.path / "ledger", "7-supervisor-main")
+        self.verdict: dict[str, Any] | None = None
+        self.status: dict[str, Any] = {}
+        self.hangs = False
+        self.ends: list[tuple[str, float | None]] = []
+
+    def seen_since(self, moment: float, now: float) -> bool:
+        return not self.hangs and now > moment
+
+    def move_end(self, key: str, end_time: float | None) -> None:
+        self.ends.append((key, end_time))
+
+
 class Bench:
     """A keeper whose time the test drives."""
 
     def __init__(self, path: Path, nodes: int, leaves: bool = False) -> None:
         self.path = path
         self.now = 1000.0
-        self.over = False
         self.run = run_directory.open_run(path / "run")
         names = tuple(f"n{number}" for number in range(1, nodes + 1))
         options = LaunchOptions(script="train.py", kind="script", run_dir=str(self.run.path), join_timeout_s=100.0)
         settings = AgentSettings(options, "", "7", names, "")
         recipe = Recipe(settings, Allocation("7", names, "n1", False), by_srun=True)
         self.watch = StillWatch()
-        ledger = Ledger(self.run.path / "ledger", "7-supervisor-main")
+        self.files = Shown(self.run)
         site = Site("batch", "7", names, True)
-        self.keeper = AgentKeeper(site, self.run, recipe, ledger, lambda: self.over, leaves, self.watch)
+        self.keeper = AgentKeeper(site, self.run, recipe, self.files, leaves, self.watch)
 
     def tick(self, seconds: float = 0.05) -> bool:
         self.now += seconds
-        return self.keeper.tend(self.now, self.over)
+        return self.keeper.tend(self.now)
 
     def until(self, reached: Callable[[], bool], seconds: float = 0.05) -> None:
         """Let processes run in real time and the keeper's clock in its own."""
@@ -105,8 +122,7 @@ class Bench:
             (self.path / "exit").write_text(str(code))
 
     def status(self, pulse: int, agents: list[str], lost: list[str]) -> None:
-        status = {"epoch": 1, "pulse": pulse, "agents": {node: {} for node in agents}, "lost": lost}
-        (self.run.path / "status.json").write_text(json.dumps(status))
+        self.files.status = {"epoch": 1, "pulse": pulse, "agents": {node: {} for node in agents}, "lost": lost}
 
     def kinds(self) -> list[str]:
         return [f"{event.kind} {event.fields.get('node', '')}" for event in read_ledger(self.run.path / "ledger")]
@@ -198,14 +214,50 @@ def test_a_node_that_left_the_job_is_not_started_again_and_its_srun_not_waited_f
 def test_nothing_is_started_after_the_verdict(bench: Callable[..., Bench]) -> None:
     b = bench(2)
     b.until(lambda: len(b.started()) == 2)
-    b.over = True
+    b.files.verdict = {"verdict": "completed"}
     for node in ("n1", "n2"):
         b.kill(node)
-    deadline = time.monotonic() + 30.0
-    while b.keeper.tend(b.now, over=False):  # its supervisor has not seen the verdict yet
-        assert time.monotonic() < deadline
-        b.now += 0.5
+    b.until(lambda: not b.tick())
     assert len(b.started()) == 2
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_an_agent_that_was_killed_is_started_again_though_the_run_directory_hangs(
+    bench: Callable[..., Bench], hangs: bool
+) -> None:
+    b = bench(2)
+    b.until(lambda: len(b.started()) == 2)
+    b.files.hangs = hangs
+    b.kill("n2")
+    b.until(lambda: len(b.started()) == 3)
+    assert b.now < 1010.0
+
+
+def test_after_an_end_in_order_the_verdict_is_waited_for(bench: Callable[..., Bench]) -> None:
+    b = bench(2)
+    b.until(lambda: len(b.started()) == 2)
+    b.ending(0)
+    b.kill("n1")  # by then they end well
+    b.kill("n2")
+    b.until(lambda: b.kinds().count("agent_ended n1") == 2 and b.kinds().count("agent_ended n2") == 2)
+    before = len(b.started())
+    ended = b.now
+    b.files.hangs = True
+    b.tick(VERDICT_WAIT_S + 10.0)
+    b.tick(600.0)  # it hangs, and nobody can know
+    assert len(b.started()) == before
+    b.files.hangs = False
+    b.ending(None)
+    b.until(lambda: len(b.started()) == before + 2)
+    assert b.now > ended + 600.0
+
+
+def test_where_another_agent_lives_it_is_tried_slowly_and_for_ever(bench: Callable[..., Bench]) -> None:
+    b = bench(1)
+    b.ending(AGENT_LIVES)
+    b.until(lambda: b.now > 1300.0, seconds=1.0)
+    assert 10 <= len(b.started()) <= 25
+    assert not b.of("n1").attempts.given_up
 
 
 def test_an_agent_of_a_joiner_that_ends_well_has_left_and_any_other_is_started_again(
@@ -263,10 +315,10 @@ def test_a_moved_end_of_the_job_reaches_the_run_directory(bench: Callable[..., B
     b = bench(1)
     b.watch.says("n1")
     b.tick()
-    assert read_end_time(b.run.path, "7") is None
+    assert b.files.ends == []
     b.watch.says("n1", end_time=5000.0)
     b.tick()
-    assert read_end_time(b.run.path, "7") == 5000.0
+    assert b.files.ends == [("7", 5000.0)]
     assert [kind for kind in b.kinds() if kind.startswith("end_time")] == ["end_time "]
 
 

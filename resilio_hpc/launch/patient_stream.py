@@ -1,0 +1,54 @@
+"""Standard error may be a file on a shared file system that hangs: whoever says something does not wait for it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+
+PATIENCE_S = 0.2
+MOST_LINES = 1000
+
+
+class PatientStream:
+    """Lines for standard error, written by a thread of their own. While it hangs, nobody waits, and old lines go."""
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._lines: deque[str] = deque()
+        self._changed = threading.Condition()
+        self._hangs = False
+        self._thread: threading.Thread | None = None
+
+    def write(self, line: str) -> None:
+        """Hand a line over, and see it written where that takes no time."""
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="standard error", daemon=True)
+                self._thread.start()
+            if len(self._lines) >= MOST_LINES:
+                del self._lines[1]  # the first one may be on its way
+            self._lines.append(line)
+            self._changed.notify_all()
+            if not self._hangs:
+                self._hangs = not self._changed.wait_for(lambda: not self._lines, self._patience_s)
+
+    def flush(self, limit_s: float | None = None) -> bool:
+        """Wait until all is written, for ``limit_s`` at most (None: however long it takes)."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._lines, limit_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._lines))
+                line = self._lines[0]
+            try:
+                sys.stderr.write(line)
+                sys.stderr.flush()
+            except (OSError, ValueError):
+                pass  # nobody listens any more
+            with self._changed:
+                self._lines.popleft()
+                self._hangs = False
+                self._changed.notify_all()
