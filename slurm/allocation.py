@@ -33,6 +33,11 @@ def detect(environment: Mapping[str, str]) -> Allocation | None:
     job = environment.get("SLURM_JOB_ID")
     if not job:
         return None
+    if environment.get("SLURM_HET_SIZE", "1") not in ("", "1"):
+        raise UsageError(
+            f"job {job} is heterogeneous ({environment['SLURM_HET_SIZE']} components), which is not supported: submit "
+            "one component as a job of its own, and add the others with resilio-launch --join"
+        )
     step = environment.get("SLURM_STEP_ID", "")
     in_step = step.isdecimal() and int(step) < FIRST_SPECIAL_STEP and "SLURM_PROCID" in environment
     names = environment.get("SLURM_STEP_NODELIST" if in_step else "SLURM_JOB_NODELIST") or environment.get(

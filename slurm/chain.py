@@ -68,18 +68,21 @@ def waiting_successor(links: Sequence[Link], number: int, job: str) -> str | Non
 def submit_successor(run_path: Path, job: str, nodes: int) -> Link:
     """Submit the next job of the chain and note it; one that waits for this job already is kept.
 
-    Raises SlurmError, and commands.SubmitLimit where no more jobs may be in the queue."""
+    Raises SlurmError: commands.SubmitLimit where no more jobs may be in the queue, commands.Unanswered where it may be
+    tried again."""
     number = link_number(os.environ)
     links = read_links(run_path)
     waiting = waiting_successor(links, number, job)
     if waiting is not None and commands.job_state(waiting) == "PENDING":
         return Link(number + 1, waiting)
     script = run_path / f"batch-{job}.sh"
-    commands.batch_script(job, script)
-    text = script.read_text(errors="replace")
-    fields = job_description(job, text)
-    arguments = successor_arguments(fields, job, nodes, script, text, sys.argv)
-    successor = commands.submit(arguments, successor_environment(os.environ, run_path, number, job))
+    successor = commands.pending_with_script(script) if script.exists() else None  # a submission lost its answer
+    if successor is None:
+        commands.batch_script(job, script)
+        text = script.read_text(errors="replace")
+        fields = job_description(job, text)
+        arguments = successor_arguments(fields, job, nodes, script, text, sys.argv)
+        successor = commands.submit(arguments, successor_environment(os.environ, run_path, number, job))
     link = Link(number + 1, successor)
     write_links(run_path, [*(known for known in links if known.number < number), Link(number, job), link])
     return link
@@ -88,6 +91,8 @@ def submit_successor(run_path: Path, job: str, nodes: int) -> Link:
 def job_description(job: str, text: str) -> dict[str, str]:
     """``scontrol show job``'s fields, with the submit line from accounting where only that has it."""
     fields = commands.job_fields(job)
+    if not fields:  # without them the next job would be another one than this
+        raise commands.Unanswered(f"scontrol show job {job}: no answer")
     if fields.get("SubmitLine", "") in EMPTY:
         fields["SubmitLine"] = commands.submit_line(job)
     if arguments_unknown(fields, text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -24,14 +25,41 @@ _SUBMIT_LIMIT = re.compile(
 )
 
 
+# What Slurm's commands say when slurmctld is away, starts, or is too busy (22.05 to 26.05).
+_AWAY = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted"
+    r"|Connection (?:refused|reset|timed out)|Communication connection failure"
+    r"|backup controller in standby|temporarily unavailable|Transport endpoint|Unexpected message received",
+    re.IGNORECASE,
+)
+
+
+class Unanswered(SlurmError):
+    """slurmctld did not answer: whether the order was carried out is not known; it may be given again later."""
+
+
 class SubmitLimit(SlurmError):
     """sbatch refused a job since too many are in the queue already (limits of the account, the QOS, MaxJobCount)."""
+
+
+def address(job: str, environment: Mapping[str, str] = os.environ) -> str:
+    """How Slurm is to be told of a job: one task of an array bears the number of the whole array. Pure."""
+    task = environment.get("SLURM_ARRAY_TASK_ID", "")
+    own = job == environment.get("SLURM_JOB_ID") == environment.get("SLURM_ARRAY_JOB_ID")
+    return f"{job}_{task}" if own and task.isdecimal() else job
+
+
+def refused(error: CommandError) -> SlurmError:
+    """What a failed command means: Unanswered, or that Slurm will not. Pure."""
+    if (error.returncode is None and "no answer" in str(error)) or _AWAY.search(error.stderr):
+        return Unanswered(str(error))
+    return SlurmError(str(error))
 
 
 def job_nodes(job: str) -> list[str] | None:
     """The nodes that a job holds now (the environment's list goes stale); None when Slurm does not answer."""
     try:
-        return expand(run(["squeue", "-h", "-j", job, "-o", "%N"], TIMEOUT_S).stdout.strip())
+        return expand(run(["squeue", "-h", "-j", address(job), "-o", "%N"], TIMEOUT_S).stdout.strip())
     except CommandError:
         return None
 
@@ -39,7 +67,7 @@ def job_nodes(job: str) -> list[str] | None:
 def job_end_time(job: str) -> float | None:
     """When the job's time limit ends it, in Unix seconds; None when unknown or unlimited."""
     try:
-        text = run(["squeue", "-h", "-j", job, "-o", "%e"], TIMEOUT_S).stdout.strip()
+        text = run(["squeue", "-h", "-j", address(job), "-o", "%e"], TIMEOUT_S).stdout.strip()
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except (CommandError, ValueError):
         return None
@@ -55,7 +83,7 @@ def job_state(job: str) -> str:
     if state:
         return state[0]
     try:
-        text = run(["sacct", "-n", "-X", "-P", "-D", "-j", job, "-o", "State"], TIMEOUT_S).stdout.strip()
+        text = run(["sacct", "-n", "-X", "-P", "-D", "-j", address(job), "-o", "State"], TIMEOUT_S).stdout.strip()
     except CommandError:
         return UNKNOWN
     return text.splitlines()[-1].split()[0] if text else UNKNOWN
@@ -64,7 +92,7 @@ def job_state(job: str) -> str:
 def job_fields(job: str) -> dict[str, str]:
     """``scontrol show job``'s fields; empty when it does not know the job or does not answer."""
     try:
-        return parse_fields(run(["scontrol", "-o", "show", "job", job], TIMEOUT_S).stdout)
+        return parse_fields(run(["scontrol", "-o", "show", "job", address(job)], TIMEOUT_S).stdout)
     except CommandError:
         return {}
 
@@ -97,7 +125,7 @@ class Holding:
 def holding(job: str) -> Holding | None:
     """None when Slurm does not answer; state ``UNKNOWN`` when it does not know the job (any more)."""
     try:
-        text = run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%B|%N|%T"], TIMEOUT_S).stdout.strip()
+        text = run(["squeue", "-h", "-t", "all", "-j", address(job), "-o", "%B|%N|%T"], TIMEOUT_S).stdout.strip()
     except CommandError as error:
         return Holding("", (), UNKNOWN) if "Invalid job id" in str(error) else None
     return parse_holding(text)
@@ -131,7 +159,7 @@ class PartEnd:
 def accounted_ends(job: str) -> list[PartEnd]:
     """From accounting, oldest first, the current run last; empty without accounting or an answer."""
     try:
-        text = run(["sacct", "-n", "-X", "-P", "-D", "-j", job, "-o", "State"], TIMEOUT_S).stdout
+        text = run(["sacct", "-n", "-X", "-P", "-D", "-j", address(job), "-o", "State"], TIMEOUT_S).stdout
     except CommandError:
         return []
     return parse_accounted(text)
@@ -148,7 +176,7 @@ def parse_accounted(text: str) -> list[PartEnd]:
 def submit_line(job: str) -> str:
     """The command line that submitted the job, from accounting; "" without."""
     try:
-        return run(["sacct", "-n", "-X", "-P", "-j", job, "-o", "SubmitLine"], TIMEOUT_S).stdout.strip()
+        return run(["sacct", "-n", "-X", "-P", "-j", address(job), "-o", "SubmitLine"], TIMEOUT_S).stdout.strip()
     except CommandError:
         return ""
 
@@ -156,25 +184,25 @@ def submit_line(job: str) -> str:
 def requeue(job: str) -> None:
     """End a job's present run and queue it again under its number. Raises SlurmError."""
     try:
-        run(["scontrol", "requeue", job], TIMEOUT_S)
+        run(["scontrol", "requeue", address(job)], TIMEOUT_S)
     except CommandError as error:
-        raise SlurmError(str(error)) from error
+        raise refused(error) from error
 
 
 def set_comment(job: str, text: str) -> None:
     """Write a job's Comment, which its user may. Raises SlurmError."""
     try:
-        run(["scontrol", "update", f"JobId={job}", f"Comment={text}"], TIMEOUT_S)
+        run(["scontrol", "update", f"JobId={address(job)}", f"Comment={text}"], TIMEOUT_S)
     except CommandError as error:
-        raise SlurmError(str(error)) from error
+        raise refused(error) from error
 
 
 def cancel(job: str, signal: str | None = None) -> None:
     """Cancel a job, or send a signal to all its steps. Raises SlurmError."""
     try:
-        run(["scancel", *(["--signal", signal] if signal else []), job], TIMEOUT_S)
+        run(["scancel", *(["--signal", signal] if signal else []), address(job)], TIMEOUT_S)
     except CommandError as error:
-        raise SlurmError(str(error)) from error
+        raise refused(error) from error
 
 
 def submit(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -183,8 +211,19 @@ def submit(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
         text = run(["sbatch", "--parsable", *arguments], TIMEOUT_S, env=environment).stdout
     except CommandError as error:
         limit = limit_reached(error.stderr)
-        raise (SubmitLimit(limit) if limit else SlurmError(str(error))) from error
+        raise (SubmitLimit(limit) if limit else refused(error)) from error
     return text.strip().splitlines()[-1].split(";")[0]
+
+
+def pending_with_script(script: Path) -> str | None:
+    """Our pending job that runs ``script``, if there is one. Raises SlurmError."""
+    try:
+        text = run(["squeue", "-h", "-u", str(os.geteuid()), "-t", "PD", "-o", "%A|%o"], TIMEOUT_S).stdout
+    except CommandError as error:
+        raise refused(error) from error
+    found = [number for number, _, command in (line.partition("|") for line in text.splitlines())
+             if command == str(script) or command.startswith(f"{script} ")]  # fmt: skip
+    return found[0] if found else None
 
 
 def limit_reached(stderr: str) -> str:
@@ -200,9 +239,12 @@ def batch_script(job: str, target: Path) -> None:
     """Write the job's batch script to ``target``. Raises SlurmError."""
     try:
         target.unlink(missing_ok=True)
-        run(["scontrol", "write", "batch_script", job, str(target)], TIMEOUT_S)
+        said = run(["scontrol", "write", "batch_script", address(job), str(target)], TIMEOUT_S).stderr
     except CommandError as error:
-        raise SlurmError(str(error)) from error
+        raise refused(error) from error
+    if not target.exists():  # its exit code is 0 whatever happened
+        kind = Unanswered if _AWAY.search(said) else SlurmError
+        raise kind(f"scontrol write batch_script {job}: {said.strip()}")
 
 
 def config() -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Any
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import link_lease, preemption, run_directory, turns
+from resilio_hpc.launch import last_one_out, link_lease, preemption, run_directory, turns
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.judge import CONTINUES, Decision, judge
 from resilio_hpc.launch.options import LaunchOptions
@@ -26,6 +26,9 @@ from resilio_hpc.slurm import chain, commands
 USER_ENDED = ("CANCELLED",)
 LATE_S = 300.0  # before the end of a job whose successor could not be submitted at its start
 RETRY_S = 15.0
+UNANSWERED_RETRY_S = 60.0  # each try may take TIMEOUT_S
+REQUEUE_S = 240.0  # at the end, for slurmctld to come back
+REQUEUE_POLL_S = 5.0
 FOLLOWER_WAIT_S = 60.0  # for the leading supervisor of an srun step to take the turn
 
 
@@ -38,7 +41,9 @@ class Chain:
         self.active = wanted and options.mode != "observe"
         self._only_observed = wanted and not self.active
         self.successor: str | None = None
-        self.late = ""  # the limit for which no successor could be submitted yet
+        self.late = ""  # why no successor could be submitted yet: a limit, or no answer
+        self._unanswered = False
+        self._begun = False
         self._turn: turns.Turn | None = None
         self._next_try = 0.0
         self._goes_on = False  # at the end: there is something left to do
@@ -70,8 +75,9 @@ class Chain:
             if not decision.goes_on:
                 return self._stop(decision)
             if self._take_turn(number):
-                if last and not decision.clean:
-                    self._wait_for(last[0])
+                self.begin()  # before all that takes long: then the chain goes on whatever becomes of this job
+                if last:
+                    self._wait_for(last[0], decision.clean)
                 if self._site.mode == "step":
                     self._ready_file().touch()
                 return None
@@ -99,9 +105,9 @@ class Chain:
         self._turn = turn if turns.take(self._run_path, turn) else None
         return self._turn is not None
 
-    def _wait_for(self, last: turns.Turn) -> None:
+    def _wait_for(self, last: turns.Turn, ended: bool) -> None:
         waited = link_lease.wait_for_predecessor(
-            self._run_path, last, self._site.key, self._options.heartbeat_timeout_s, say
+            self._run_path, last, self._site.key, self._options.heartbeat_timeout_s, say, ended
         )
         self._ledger.append("waited_for_predecessor", part=last.part, seconds=round(waited, 1))
 
@@ -131,7 +137,10 @@ class Chain:
     # -- the successor -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Submit the successor at the start, so that it exists whatever happens to this job."""
+        """Submit the successor at the start, so that it exists whatever happens to this job. Twice is once."""
+        if self._begun:
+            return
+        self._begun = True
         if self._only_observed and self._site.leads:
             self._ledger.append("successor", job="", link=self.number + 1, acted=False)
         if not (self.active and self._site.leads):
@@ -139,9 +148,12 @@ class Chain:
         try:
             self._submit()
         except commands.SubmitLimit as error:
-            self._ledger.append("successor_refused", limit=str(error))
-            self.late = str(error)
+            self._refused(str(error))
             say(f"--chain: no further job may be in the queue ({error}): the next one is submitted near this one's end")
+        except commands.Unanswered as error:
+            self._refused(str(error))
+            self.late, self._unanswered = "Slurm does not answer", True
+            say("--chain: Slurm does not answer: the next job is submitted as soon as it does")
         except SlurmError as error:
             raise UsageError(f"--chain: the next job could not be submitted: {error}") from error
         if self.number == 1 and self.successor and chain.waits_without_aging(commands.config()):
@@ -150,26 +162,32 @@ class Chain:
                 "ACCRUE_ALWAYS): each job of the chain may queue as long as the first did"
             )
 
+    def _refused(self, why: str) -> None:
+        self._ledger.append("successor_refused", limit=why)
+        self.late = why
+
     def _submit(self) -> None:
         link = chain.submit_successor(self._run_path, self._site.job, len(self._site.nodes))
         self.successor, self.late = link.job, ""
         self._ledger.append("successor", job=link.job, link=link.number)
 
     def tick(self, now: float, end_time: float | None) -> None:
-        """Near the end (Unix seconds), try again what was refused at the start."""
-        if self.late and now >= self._next_try and end_time is not None and now >= end_time - LATE_S:
+        """Try again what was refused at the start: near the end (Unix seconds), or until Slurm answers."""
+        near = end_time is not None and now >= end_time - LATE_S
+        if self.late and now >= self._next_try and (near or self._unanswered):
             self.submit_late(now)
 
     def submit_late(self, now: float) -> None:
         """The end is near: try again."""
         if not self.late or not self._site.leads:
             return
-        self._next_try = now + RETRY_S
+        self._next_try = now + (UNANSWERED_RETRY_S if self._unanswered else RETRY_S)
         try:
             self._submit()
             say(f"--chain: the next job is {self.successor}")
         except SlurmError as error:
-            self._ledger.append("successor_refused", limit=str(error))
+            self._unanswered = isinstance(error, commands.Unanswered)
+            self._refused(str(error))
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -212,7 +230,9 @@ class Chain:
 
     def leave(self) -> None:
         """The last thing that this job does: where nobody else carries on, see to it that it is queued again."""
-        if self._requeues_itself:
+        if self._site.mode == "step" and not self._site.leads:
+            last_one_out.stand_in(self._run_path, self._site.key, self._site.nodes)
+        elif self._requeues_itself:
             self._requeue()
         elif self._may_be_requeued:
             stayed_s = preemption.stay_until_ended(self._site.job)
@@ -220,13 +240,18 @@ class Chain:
                 self._ledger.append("stayed_for_requeue", job=self._site.job, seconds=round(stayed_s, 1))
 
     def _requeue(self) -> None:
-        """Where no successor may be in the queue at all, this very job is queued again."""
-        say(f"--chain: no further job may be in the queue ({self.late}): job {self._site.job} is requeued instead")
+        """Where no successor could be submitted at all, this very job is queued again."""
+        say(f"--chain: no next job could be submitted ({self.late}): job {self._site.job} is requeued instead")
         self._ledger.append("requeued_instead", job=self._site.job, limit=self.late)
-        try:
-            commands.requeue(self._site.job)
-        except SlurmError as error:
-            say(f"--chain: job {self._site.job} could not be requeued: {error}; start the next one by hand")
+        deadline = time.monotonic() + REQUEUE_S
+        while True:
+            try:
+                return commands.requeue(self._site.job)
+            except SlurmError as error:
+                if not isinstance(error, commands.Unanswered) or time.monotonic() > deadline:
+                    say(f"--chain: job {self._site.job} could not be requeued: {error}; start the next one by hand")
+                    return None
+            time.sleep(REQUEUE_POLL_S)
 
     def exit_code(self, verdict: dict[str, Any]) -> int:
         """0 when the chain carries on, else the verdict's own."""

@@ -29,6 +29,11 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
         raise UsageError("--json belongs to --dry-run; a run's events are in RUN_DIR/ledger")
     if options.view and options.tee != "0":
         raise UsageError("--view and --tee both want the console: choose one")
+    if options.chain and in_slurm(options, environment) and environment.get("SLURM_ARRAY_TASK_ID"):
+        raise UsageError(
+            "--chain: this job is a task of an array, and its next job would be a whole array again: "
+            "leave out --chain, or submit one job per task (for i in …; do sbatch --export=ALL,TASK=$i …; done)"
+        )
     if options.mpi:
         mpi_check.check(options.mpi, in_slurm(options, environment))
     return check_ranks(options, devices) if runs_here(options, environment) else ()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from resilio_hpc.core.errors import ResilioError, SlurmError
-from resilio_hpc.launch import handover, run_directory
+from resilio_hpc.core.json_fields import Fields, read_object
+from resilio_hpc.launch import handover, joining, preemption, run_directory
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.judge import CONTINUES
 from resilio_hpc.launch.link_lease import last_pulse
@@ -30,6 +31,7 @@ LIMIT_S = 600.0  # Slurm takes SlurmdTimeout (300 s) to believe that the batch h
 FILES_S = 20.0  # for the run directory to answer
 CANCEL_S = 240.0  # for slurmctld to come back
 POLL_S = 1.0
+STAND_INS = 2
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,31 @@ def close_job(run_path: Path, part: str, verdict: Mapping[str, Any] | None = Non
         return False
 
 
+def stand_in(run_path: Path, part: str, nodes: Sequence[str]) -> None:
+    """At the end of an srun step's part, on every node but the first: close the job where its batch host is lost.
+
+    The srun of the step is lost with it, and Slurm keeps the job until its time limit. ``nodes``: the step's."""
+    status = Fields(_bounded(lambda: last_status(run_path, part), {}))
+    lost = status.texts("lost")
+    if os.environ.get("SLURMD_NODENAME") in stand_ins(nodes, lost, status.text("controller")):
+        holding = commands.holding(part.partition("r")[0])
+        if holding is None or holding.batch_host in lost or holding.batch_host not in holding.nodes:
+            close_job(run_path, part)
+
+
+def last_status(run_path: Path, part: str) -> dict[str, Any]:
+    """What the last controller of a part said of the run; empty when another part has it by now."""
+    epoch = run_directory.newest_epoch(run_path)
+    status = read_object(run_path / "status.json") or {}
+    return status if epoch is not None and (epoch.epoch, epoch.job) == (status.get("epoch"), part) else {}
+
+
+def stand_ins(nodes: Sequence[str], lost: Sequence[str], controller: str) -> tuple[str, ...]:
+    """Who closes the job where nodes are lost: a few, so that one may die, and Slurm is not asked by all. Pure."""
+    left = [node for node in nodes if node not in lost]
+    return tuple(node for node in left if node == controller or node in left[:STAND_INS]) if lost else ()
+
+
 def _close(run_path: Path, part: str, verdict: str, reason: str) -> bool:
     job = part.partition("r")[0]
     closing = Closing(time.monotonic(), verdict)
@@ -100,6 +127,8 @@ def _close(run_path: Path, part: str, verdict: str, reason: str) -> bool:
         return False
     if answer == "over":
         return True
+    if preemption.under_way(job):
+        preemption.stay_until_ended(job)  # cancelled now, it would not be requeued
     return hand_over(run_path, part, verdict, reason)
 
 
@@ -112,10 +141,17 @@ def hand_over(run_path: Path, part: str, verdict: str, reason: str) -> bool:
     if _bounded(lambda: handover.leave(run_path, part, node, reason, carries_on), None) is None and carries_on:
         _note_in_comment(job, reason)
     none: list[str] = []
-    for number in [*(none if carries_on else _bounded(lambda: following(run_path, job), none)), job]:
-        if not cancel(number):
-            return False
-    return True
+    next_jobs = _bounded(lambda: following(run_path, job), none)
+    unsubmitted = carries_on and not next_jobs and _bounded(lambda: chained(run_path, part), False)
+    if unsubmitted and commands.job_fields(job).get("Requeue") == "1":
+        return give_order(job, commands.requeue)
+    return all(cancel(number) for number in [*(none if carries_on else next_jobs), job])
+
+
+def chained(run_path: Path, part: str) -> bool:
+    """Whether the part was to have a next job."""
+    record = joining.read_record(run_path)
+    return record is not None and record.key == part and record.chained
 
 
 def following(run_path: Path, job: str) -> list[str]:
@@ -126,17 +162,22 @@ def following(run_path: Path, job: str) -> list[str]:
 
 def cancel(job: str) -> bool:
     """Cancel a job; slurmctld may be away for a while. Whether it is cancelled, or was over anyhow."""
+    return give_order(job, commands.cancel)
+
+
+def give_order(job: str, order: Callable[[str], None]) -> bool:
+    """End a job by ``order``, which is repeated while slurmctld is away. Whether the job is ended, or was anyhow."""
     deadline = time.monotonic() + CANCEL_S
     while True:
         try:
-            commands.cancel(job)
+            order(job)
             return True
         except SlurmError as error:
             holding = commands.holding(job)
             if holding is not None and holding.state not in ("RUNNING", "PENDING", "SUSPENDED"):
                 return True
             if time.monotonic() > deadline:
-                say(f"job {job} could not be cancelled: {error}")
+                say(f"job {job} could not be ended: {error}")
                 return False
         time.sleep(POLL_S)
 

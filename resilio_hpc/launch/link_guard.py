@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 
 from resilio_hpc.launch.link_lease import LINK_LEASE_S, LinkLease
+from resilio_hpc.slurm import commands
 
 LEASE_S = LINK_LEASE_S * 0.75
 ELECTED_S = LINK_LEASE_S - LEASE_S  # so that a change of controller in between stays within what the next job waits
@@ -48,7 +49,7 @@ class LinkGuard:
         elif self._lease.ends_in_s(now) < LEASE_S / 2 and now - self._asked > ASK_EVERY_S:
             self._asked = now
             self._question = subprocess.Popen(
-                ["squeue", "-h", "-j", self._job, "-o", "%T"],
+                ["squeue", "-h", "-j", commands.address(self._job), "-o", "%T"],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 

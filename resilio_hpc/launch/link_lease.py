@@ -1,10 +1,11 @@
 """Two jobs of a run never train at once: the new one waits for the old one's lease, the old one stops when it ends.
 
-A part that ended with a verdict has stopped its ranks. One that ended without may still have nodes that run: cut off
-from Slurm, which counts its job as over, but not from each other. The new part
+A part that ended with a verdict has told its ranks to stop: whoever could not hear it stops when its own lease ends, a
+heartbeat timeout later at most. One that ended without may still have nodes that run: cut off from Slurm, which counts
+its job as over, but not from each other. The new part
 
-1. takes the next epoch, so that an old controller that reads the run directory steps down;
-2. asks Slurm which of the old part's nodes are not known to be free of it;
+1. takes a later epoch, so that an old controller that reads the run directory steps down;
+2. asks Slurm which of the old part's nodes are not known to be free of it; nodes of other jobs that had joined are not;
 3. waits until those are, or until the old controller's pulse has stood still for as long as the old lease holds.
 
 The old controller keeps ``LinkLease``: it goes on only while it can write its pulse, or Slurm says that its job runs.
@@ -12,13 +13,14 @@ The old controller keeps ``LinkLease``: it goes on only while it can write its p
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.core.errors import LaunchError
+from resilio_hpc.core.event_words import names
+from resilio_hpc.core.json_fields import Fields, read_object
 from resilio_hpc.launch import run_directory
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.turns import Turn
@@ -27,6 +29,7 @@ from resilio_hpc.slurm import commands
 LINK_LEASE_S = 60.0
 LIMIT_S = 900.0  # a pulse that still moves then is beyond what waiting can mend
 POLL_S = 1.0
+EPOCHS = 1000  # more than one part of a run ever has
 NOWHERE = "127.0.0.1:9"  # the endpoint of an epoch that nobody leads
 # Slurm's words for a node on which processes of an ended job may still run. A node that is powered down runs nothing.
 UNCONFIRMED = ("DOWN", "NOT_RESPONDING", "COMPLETING", "FAIL", "UNKNOWN", "REBOOT", "POWERING_DOWN")
@@ -75,9 +78,14 @@ def _is_free(state: str) -> bool:
 
 
 class PredecessorWait:
-    """The wait as a pure decision. ``look`` answers "go", "wait", or "alive" when it has lasted too long."""
+    """The wait as a pure decision. ``look`` answers "go", "wait", or "alive" when it has lasted too long.
 
-    def __init__(self, heartbeat_timeout_s: float, now: float, lease_s: float = LINK_LEASE_S) -> None:
+    ``ended``: there is a verdict, so nobody leads that part any more."""
+
+    def __init__(
+        self, heartbeat_timeout_s: float, now: float, ended: bool = False, lease_s: float = LINK_LEASE_S
+    ) -> None:
+        self._ended = ended
         self._began = self._moved = now
         self._short_s = heartbeat_timeout_s  # the ranks of nodes that Slurm has cleared, and ours that were orphaned
         self._long_s = lease_s + heartbeat_timeout_s
@@ -85,6 +93,8 @@ class PredecessorWait:
 
     def look(self, now: float, unconfirmed: Sequence[str], pulse: object) -> str:
         """``pulse``: anything that changes when the old controller writes its status."""
+        if self._ended:
+            return "wait" if unconfirmed and now - self._began < self._short_s else "go"
         if pulse != self._pulse:
             self._pulse, self._moved = pulse, now
         still_s = now - self._moved
@@ -97,24 +107,28 @@ class PredecessorWait:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one look found: Slurm's word on the nodes, and the pulse of the run directory's last controller."""
+    """What one look found: Slurm's word on the nodes, the pulse of the run directory's last controller, and the nodes
+    that took part under it."""
 
     states: Mapping[str, str] | None
     pulse: object
+    agents: tuple[str, ...] = ()
 
 
 def look_at(run_path: Path, nodes: Sequence[str]) -> Seen:
     """Ask Slurm and the run directory."""
-    return Seen(commands.node_states(nodes), last_pulse(run_path))
+    return Seen(commands.node_states(nodes), last_pulse(run_path), last_agents(run_path))
 
 
 def last_pulse(run_path: Path) -> tuple[object, object] | None:
     """(epoch, counter) of whichever controller wrote its status last; None when there is none, or no answer."""
-    try:
-        status = json.loads((run_path / "status.json").read_text())
-        return status["epoch"], status["pulse"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    status = read_object(run_path / "status.json") or {}
+    return (status["epoch"], status["pulse"]) if {"epoch", "pulse"} <= status.keys() else None
+
+
+def last_agents(run_path: Path) -> tuple[str, ...]:
+    """The nodes that were with that controller."""
+    return tuple(Fields(read_object(run_path / "status.json") or {}).inner("agents").data)
 
 
 def wait_for_predecessor(
@@ -123,21 +137,24 @@ def wait_for_predecessor(
     part: str,
     heartbeat_timeout_s: float,
     say: Callable[[str], None],
+    ended: bool = False,
     look: Callable[[Path, Sequence[str]], Seen] = look_at,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Wait until nothing of ``before`` (a part without a verdict) can train any more; returns the seconds it took.
+    """Wait until nothing of ``before`` can train any more; returns the seconds it took. ``ended``: it has a verdict.
 
     Raises LaunchError when its controller still writes after LIMIT_S.
     """
-    take_epoch(run_path, part)
+    if not ended:
+        take_epoch(run_path, part)
     began = clock()
-    wait = PredecessorWait(heartbeat_timeout_s, began)
+    wait = PredecessorWait(heartbeat_timeout_s, began, ended)
     told = False
     while True:
         seen = look(run_path, before.nodes)
-        unconfirmed = unconfirmed_nodes(before.nodes, seen.states)
+        guests = tuple(node for node in seen.agents if node not in before.nodes)  # Slurm counts them to their own jobs
+        unconfirmed = (*unconfirmed_nodes(before.nodes, seen.states), *guests)
         answer = wait.look(clock(), unconfirmed, seen.pulse)
         if answer == "go":
             return clock() - began
@@ -146,19 +163,21 @@ def wait_for_predecessor(
                 f"the controller of {before.part} still writes to {run_path}, {LIMIT_S:.0f} s after its job ended: "
                 f"end its processes on {', '.join(before.nodes)}, then start this job again"
             )
-        if unconfirmed and not told:
+        if unconfirmed and not told and not ended:
             told = True
             say(
                 f"{before.part} ended without a verdict, and Slurm does not confirm that it has left "
-                f"{', '.join(unconfirmed)}: waiting until it must have stopped ({LINK_LEASE_S:.0f} s or a little more)"
+                f"{names(unconfirmed)}: waiting until it must have stopped ({LINK_LEASE_S:.0f} s or a little more)"
             )
         sleep(POLL_S)
 
 
 def take_epoch(run_path: Path, part: str) -> int:
-    """Create the next epoch's record in nobody's name: controllers of older epochs step down when they see it."""
+    """Create a later epoch's record in nobody's name: controllers of older epochs step down when they see it.
+
+    It is far ahead, since those elected by votes while their run directory hung have left no record of theirs yet."""
     while True:
         newest = run_directory.newest_epoch(run_path)
-        epoch = (newest.epoch if newest else 0) + 1
+        epoch = ((newest.epoch if newest else 0) // EPOCHS + 1) * EPOCHS
         if run_directory.claim_epoch(run_path, EpochRecord(epoch, "", NOWHERE, f"{part}-begins")):
             return epoch

@@ -39,18 +39,20 @@ def gather(run_path: Path, last: turns.Turn, site: Site, predecessor: str) -> Ev
 def part_state(part: str) -> tuple[str, str]:
     """Slurm's word for how a part ended, and who cancelled it.
 
-    A requeued job has several runs: accounting keeps all of them, slurmctld only the newest.
+    A requeued job has several runs: accounting keeps all of them, slurmctld only the newest. One that was cancelled
+    before its newest run came to take a turn was cancelled.
     """
     job, _, run = part.partition("r")
     index = int(run) if run.isdecimal() else 0
     fields = commands.job_fields(job)
-    if fields.get("Restarts") == str(index):
-        state = (fields.get("JobState", "").split() or [commands.UNKNOWN])[0]
-        if state != "CANCELLED":
-            return state, ""
-        ends = commands.accounted_ends(job)
-        return state, ends[-1].by if ends else ""
+    state = (fields.get("JobState", "").split() or [commands.UNKNOWN])[0]
+    own = fields.get("Restarts") == str(index)
+    if own and state != "CANCELLED":
+        return state, ""
     ends = commands.accounted_ends(job)
+    last = ends[-1] if ends else commands.PartEnd(commands.UNKNOWN)
+    if "CANCELLED" in (state, last.state):
+        return "CANCELLED", last.by
     if index < len(ends):
         return ends[index].state, ends[index].by
     return ("REQUEUED" if fields else commands.UNKNOWN), ""

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import preemption, run_directory
+from resilio_hpc.launch import chaining, link_lease, preemption, run_directory, turns
 from resilio_hpc.launch.chaining import Chain
+from resilio_hpc.launch.judge import Evidence
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.placements import Site
 from resilio_hpc.slurm import chain as slurm_chain
@@ -113,3 +115,78 @@ def test_where_no_successor_may_be_queued_the_job_requeues_itself_and_does_not_s
     assert chain.next_job == "7"
     chain.leave()
     assert (requeued, stays) == (["7"], [])
+
+
+# -- the beginning -------------------------------------------------------------------------------------------------
+
+
+def test_the_successor_is_queued_before_the_wait_for_nodes_of_the_part_before(
+    begin: Begin, state: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    happened: list[str] = []
+    before = turns.Turn(1, "6", "6", 1, ("n1",), -1, 0.0)
+    assert turns.take(run_directory.open_run(tmp_path / "run").path, before)
+    monkeypatch.setattr(chaining, "gather", lambda *_: Evidence("6", chained=True, state="NODE_FAIL"))
+
+    def wait(*_: object) -> float:
+        happened.append("waited")
+        return 0.0
+
+    def submit(*_: object) -> slurm_chain.Link:
+        happened.append("submitted")
+        return slurm_chain.Link(2, "8")
+
+    monkeypatch.setattr(link_lease, "wait_for_predecessor", wait)
+    begin(submit=submit)
+    assert happened == ["submitted", "waited"]
+
+
+def test_a_slurm_that_does_not_answer_at_the_start_is_asked_again(
+    begin: Begin, state: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers: list[Exception | None] = [commands.Unanswered("Socket timed out"), commands.Unanswered("away"), None]
+
+    def submit(*_: object) -> slurm_chain.Link:
+        error = answers.pop(0)
+        if error is not None:
+            raise error
+        return slurm_chain.Link(2, "8")
+
+    chain = begin(submit=submit)
+    assert "the next job is submitted as soon as it does" in capfd.readouterr().err
+    chain.tick(1000.0, None)
+    assert chain.successor is None
+    chain.tick(1000.0 + chaining.UNANSWERED_RETRY_S - 1, None)
+    assert len(answers) == 1  # not at every tick
+    chain.tick(1000.0 + chaining.UNANSWERED_RETRY_S, None)
+    assert chain.successor == "8"
+    assert not chain.late
+
+
+def test_what_slurm_refuses_for_good_ends_the_launch_at_once(begin: Begin, state: dict[str, str]) -> None:
+    def submit(*_: object) -> slurm_chain.Link:
+        raise SlurmError("sbatch: error: Invalid account")
+
+    with pytest.raises(UsageError, match="Invalid account"):
+        begin(submit=submit)
+
+
+def test_a_job_that_requeues_itself_waits_for_slurm(
+    begin: Begin, state: dict[str, str], stays: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> slurm_chain.Link:
+        raise commands.Unanswered("away")
+
+    tries: list[str] = []
+
+    def requeue(job: str) -> None:
+        tries.append(job)
+        if len(tries) < 3:
+            raise commands.Unanswered("away")
+
+    monkeypatch.setattr(commands, "requeue", requeue)
+    monkeypatch.setattr(chaining, "REQUEUE_POLL_S", 0.0)
+    chain = begin(submit=away)
+    chain.close({"verdict": "time_limit"})
+    chain.leave()
+    assert tries == ["7"] * 3

@@ -127,3 +127,12 @@ def test_a_directory_or_archive_with_main_is_a_program(tmp_path: Path) -> None:
 def test_modules_that_exist_pass_without_being_imported(tmp_path: Path, module: str) -> None:
     asked = LaunchOptions(script=module, kind="module", run_dir=str(tmp_path))
     assert check(asked, {}, tmp_path, CPU_NODE) == ()
+
+
+def test_a_chain_of_array_tasks_is_refused_with_another_way() -> None:
+    environment = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
+    chained = LaunchOptions("/bin/true", "command", "/tmp", chain=True)
+    with pytest.raises(UsageError, match="a whole array again"):
+        check(chained, environment, Path("/tmp"), CPU_NODE)
+    check(LaunchOptions("/bin/true", "command", "/tmp"), environment, Path("/tmp"), CPU_NODE)
+    check(chained, {"SLURM_JOB_ID": "7"}, Path("/tmp"), CPU_NODE)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import threading
 from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch import handover, last_one_out, run_directory
-from resilio_hpc.launch.last_one_out import LIMIT_S, STILL_S, SUPERVISOR_DEAD_S, Closing, Sight
+from resilio_hpc.launch import handover, joining, last_one_out, preemption, run_directory
+from resilio_hpc.launch.ballot import EpochRecord
+from resilio_hpc.launch.last_one_out import LIMIT_S, STILL_S, SUPERVISOR_DEAD_S, Closing, Sight, stand_ins
+from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.placements import Site
 from resilio_hpc.slurm import chain
 from resilio_hpc.slurm.commands import Holding
 
@@ -76,6 +80,10 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "squeue": 'case "$*" in "-h -t all -j 7 -o %B|%N|%T"|"-h -t all -j 8 -o %B|%N|%T") echo "n1|n[2-3]|RUNNING";; '
         "*) exit 9;; esac\n",
     }
+    programs["scontrol"] = (
+        f'case "$*" in "-o show job 7") cat "{tmp_path}/job" 2>/dev/null;; '
+        f'"requeue 7") echo "requeued 7" >> "{tmp_path}/cancelled";; *) exit 9;; esac\n'
+    )
     for name, body in programs.items():
         file = tmp_path / "bin" / name
         file.parent.mkdir(exist_ok=True)
@@ -140,3 +148,80 @@ def test_a_requeued_part_is_closed_under_its_jobs_number(run: Path, slurm: Path)
     assert cancelled(slurm) == ["7"]
     assert handover.read(run, "7r2") is not None
     assert handover.read(run, "7") is None
+
+
+def test_where_no_next_job_could_be_submitted_the_job_itself_is_requeued(
+    slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_directory.open_run(tmp_path / "run").path
+    options = LaunchOptions("true", "command", str(run), chain=True)
+    for part, chained in (("6", True), ("7", False)):  # another job's record, and a job without --chain
+        joining.write_record(run, joining.record_of(options, Site("batch", part, ("n1",), True), chained))
+        assert last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost")
+    joining.write_record(run, joining.record_of(options, Site("batch", "7", ("n1",), True), True))
+    (slurm / "job").write_text("JobId=7 JobState=RUNNING Requeue=0 Restarts=0\n")
+    assert last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost")
+    assert cancelled(slurm) == ["7"] * 3
+    (slurm / "job").write_text("JobId=7 JobState=RUNNING Requeue=1 Restarts=0\n")
+    assert last_one_out.hand_over(run, "7", "completed", "batch_host_lost")
+    assert last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost")
+    assert cancelled(slurm) == ["7"] * 4 + ["requeued 7"]
+
+
+def test_a_job_that_is_being_preempted_is_left_to_slurm(
+    run: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def stay(job: str) -> float:
+        assert not (slurm / "cancelled").exists()
+        order.append(job)
+        return 1.0
+
+    monkeypatch.setattr(preemption, "stay_until_ended", stay)
+    (slurm / "job").write_text(
+        "JobId=7 JobState=RUNNING Requeue=1 Restarts=0 StartTime=2026-11-21T16:13:45 EndTime=2026-11-21T16:14:02 "
+        "PreemptTime=2026-11-21T16:13:47\n"
+    )
+    assert last_one_out.close_job(run, "7", {"verdict": "terminated"})
+    assert order == ["7"]
+
+
+# -- a step of srun ------------------------------------------------------------------------------------------------
+
+
+def test_a_few_of_those_that_are_left_stand_in_for_a_lost_batch_host() -> None:
+    nodes = ("n1", "n2", "n3", "n4", "n5")
+    assert stand_ins(nodes, (), "n1") == ()
+    assert stand_ins(nodes, ("n1",), "n5") == ("n2", "n3", "n5")
+    assert stand_ins(nodes, ("n1", "n2"), "n3") == ("n3", "n4")
+
+
+@pytest.mark.parametrize(
+    ("lost", "node", "part", "closed"),
+    [
+        (["n1"], "n3", "7", ["7"]),
+        ([], "n3", "7", []),  # the batch host lives, and ends the job when srun returns
+        (["n2"], "n3", "7", []),
+        (["n1"], "n5", "7", []),  # others do
+        (["n1"], "n3", "6", []),  # what an earlier part has lost
+    ],
+)
+def test_who_stands_in(
+    lost: list[str],
+    node: str,
+    part: str,
+    closed: list[str],
+    run: Path,
+    slurm: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_directory.claim_epoch(run, EpochRecord(3, "n2", "10.0.0.2:5", part))
+    (run / "status.json").write_text(json.dumps({"epoch": 3, "controller": "n2", "lost": lost}))
+    run_directory.write_verdict(run, "7", {"verdict": "needs_new_job", "exit_code": 75})
+    monkeypatch.setenv("SLURMD_NODENAME", node)
+    held = '"n1|n[1-5]|RUNNING"' if lost != ["n1"] else '"n1|n[2-5]|RUNNING"'
+    (slurm / "bin" / "squeue").write_text(f"#!/bin/sh\necho {held}\n")
+    (slurm / "cancelled").touch()
+    last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4", "n5"))
+    assert cancelled(slurm) == closed

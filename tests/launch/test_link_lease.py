@@ -10,11 +10,14 @@ import pytest
 
 from resilio_hpc.core.errors import LaunchError
 from resilio_hpc.launch import run_directory
+from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.link_lease import (
+    EPOCHS,
     LIMIT_S,
     LINK_LEASE_S,
     LinkLease,
     Seen,
+    last_agents,
     last_pulse,
     unconfirmed_nodes,
     wait_for_predecessor,
@@ -30,7 +33,10 @@ CUT = {"n1": "IDLE", "n2": "DOWN+NOT_RESPONDING"}
 class Times:
     """A clock that only sleeping moves, and what is seen at each time."""
 
-    def __init__(self, states: Mapping[str, str] | None, pulses: Mapping[float, int] | None = None) -> None:
+    def __init__(
+        self, states: Mapping[str, str] | None, pulses: Mapping[float, int] | None = None, agents: tuple[str, ...] = ()
+    ) -> None:
+        self.agents = agents
         self.now = 1000.0
         self.states = states
         self.pulses = {0.0: 5, **(pulses or {})}
@@ -47,10 +53,12 @@ class Times:
         assert tuple(nodes) == BEFORE.nodes
         waited = self.now - 1000.0
         pulse = max(moment for moment in self.pulses if moment <= waited)
-        return Seen(FREE if waited >= self.clears_at else self.states, self.pulses[pulse])
+        return Seen(FREE if waited >= self.clears_at else self.states, self.pulses[pulse], self.agents)
 
-    def wait(self, run: Path) -> float:
-        return wait_for_predecessor(run, BEFORE, "8", BEAT_S, self.said.append, self.look, self.clock, self.sleep)
+    def wait(self, run: Path, ended: bool = False) -> float:
+        return wait_for_predecessor(
+            run, BEFORE, "8", BEAT_S, self.said.append, ended, self.look, self.clock, self.sleep
+        )
 
 
 @pytest.fixture
@@ -94,12 +102,39 @@ def test_the_next_epoch_is_taken_before_the_wait(run: Path) -> None:
     look = times.look
     times.look = lambda path, nodes: seen.append(run_directory.newest_epoch(path)) or look(path, nodes)  # type: ignore
     times.wait(run)
-    assert seen[0].epoch == 1
+    assert seen[0].epoch == EPOCHS
     assert seen[0].job not in ("7", "8")  # agents of neither part follow it
     times.wait(run)
     newest = run_directory.newest_epoch(run)
     assert newest is not None
-    assert newest.epoch == 2
+    assert newest.epoch == 2 * EPOCHS
+
+
+def test_epochs_that_were_elected_and_not_recorded_are_outranked(run: Path) -> None:
+    run_directory.claim_epoch(run, EpochRecord(3, "n1", "10.0.0.1:5", "7"))
+    Times(FREE).wait(run)
+    assert not run_directory.claim_epoch(run, EpochRecord(EPOCHS, "n2", "10.0.0.2:5", "7"))
+    run_directory.claim_epoch(run, EpochRecord(6, "n2", "10.0.0.2:5", "7"))  # the old side's directory answers again
+    newest = run_directory.newest_epoch(run)
+    assert newest is not None
+    assert newest.epoch == EPOCHS
+
+
+@pytest.mark.parametrize(("states", "waits_s"), [(FREE, 0.0), (CUT, BEAT_S), (None, BEAT_S)])
+def test_after_a_verdict_only_nodes_that_may_not_have_heard_it_are_waited_for(
+    run: Path, states: dict[str, str] | None, waits_s: float
+) -> None:
+    times = Times(states, {1.0: 6, 2.0: 7})
+    assert times.wait(run, ended=True) == waits_s
+    assert times.said == []
+    assert run_directory.newest_epoch(run) is None
+
+
+def test_nodes_of_other_jobs_that_had_joined_are_waited_for_since_slurm_says_nothing_of_them(run: Path) -> None:
+    times = Times(FREE, agents=("n1", "n7"))
+    assert times.wait(run) == LINK_LEASE_S + BEAT_S
+    assert "n7" in times.said[0]
+    assert "n1," not in times.said[0]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +168,10 @@ def test_the_new_job_waits_longer_than_any_old_lease_lasts(run: Path) -> None:
 
 
 def test_the_pulse_is_read_and_damage_is_none(tmp_path: Path) -> None:
-    (tmp_path / "status.json").write_text(json.dumps({"epoch": 3, "pulse": 9}))
+    (tmp_path / "status.json").write_text(json.dumps({"epoch": 3, "pulse": 9, "agents": {"n1": {}, "n2": {}}}))
     assert last_pulse(tmp_path) == (3, 9)
+    assert last_agents(tmp_path) == ("n1", "n2")
     for damage in ("", "{}", "[]"):
         (tmp_path / "status.json").write_text(damage)
         assert last_pulse(tmp_path) is None
+        assert last_agents(tmp_path) == ()

@@ -205,6 +205,15 @@ def test_a_requeued_job_goes_on_and_keeps_its_successor(cause: str, begin: Calla
     assert [turn.part for turn in turns.newest(run.path, 3)] == [following, part, run.first]
 
 
+def test_a_job_that_is_cancelled_while_it_waits_to_run_again_was_cancelled(begin: Callable[..., ChainRun]) -> None:
+    run = begin("--requeue")
+    following = run.said(run.first)["successor"]
+    slurm(run, "scontrol", "requeuehold", run.first)
+    wait_for(lambda: f"{run.first} PENDING" in run.queue(), run.queue)
+    slurm(run, "scancel", run.first)
+    assert "was cancelled" in run.said(following)["over"]
+
+
 def test_two_jobs_that_follow_the_same_one_do_not_both_go_on(begin: Callable[..., ChainRun]) -> None:
     run = begin()
     following = run.said(run.first)["successor"]

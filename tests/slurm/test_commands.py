@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.errors import CommandError, UsageError
 from resilio_hpc.slurm import chain, commands
 from resilio_hpc.slurm import successor_options as options
 from resilio_hpc.slurm.allocation import detect
@@ -249,3 +250,88 @@ def test_how_each_run_of_a_job_ended() -> None:
         commands.PartEnd("REQUEUED"), commands.PartEnd("PREEMPTED"), commands.PartEnd("CANCELLED", "20001")
     ]  # fmt: skip
     assert commands.parse_accounted("\n") == []
+
+
+ARRAY = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "4"}
+
+
+def test_the_task_that_bears_its_arrays_number_is_named_so_that_no_other_task_is_meant() -> None:
+    assert commands.address("7", ARRAY) == "7_4"
+    assert commands.address("8", ARRAY) == "8"  # another job
+    assert commands.address("8", ARRAY | {"SLURM_JOB_ID": "8"}) == "8"  # a task with a number of its own
+    assert commands.address("7", {"SLURM_JOB_ID": "7"}) == "7"
+
+
+@pytest.mark.parametrize(
+    "stderr",
+    [
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+        "scancel: error: Kill job error on job id 1: Unable to contact slurm controller (connect failure)",
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+    ],
+)
+def test_no_answer_is_no_refusal(stderr: str) -> None:
+    assert isinstance(commands.refused(CommandError(["sbatch"], 1, "", stderr)), commands.Unanswered)
+
+
+def test_a_timeout_is_no_refusal_and_a_refusal_no_timeout() -> None:
+    late = CommandError(["sbatch"], None, why="no answer within 20 s")
+    assert isinstance(commands.refused(late), commands.Unanswered)
+    for error in (
+        CommandError(
+            ["sbatch"], 1, "", "sbatch: error: Batch job submission failed: Invalid account or account/partition"
+        ),
+        CommandError(["sbatch"], None, why="cannot start (No such file or directory)"),
+    ):
+        assert not isinstance(commands.refused(error), commands.Unanswered)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Puts a program of Slurm's in place; all others are missing."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+
+    def put(name: str, body: str) -> None:
+        file = tmp_path / "bin" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{body}\n")
+        file.chmod(0o755)
+
+    return put
+
+
+def test_a_batch_script_that_could_not_be_had_is_an_error_whatever_the_exit_code(
+    programs: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    programs(
+        "scontrol",
+        "echo 'job script retrieval failed: Unable to contact slurm controller (connect failure)' >&2",  # seen: exit 0
+    )
+    with pytest.raises(commands.Unanswered, match="retrieval failed"):
+        commands.batch_script("7", tmp_path / "batch.sh")
+
+
+def test_a_successor_is_not_submitted_without_the_jobs_description(
+    programs: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    programs("scontrol", '[ "$1" = write ] && echo "#!/bin/sh" > "$4" && exit 0; exit 1')
+    programs("sbatch", "echo 8")
+    with pytest.raises(commands.Unanswered, match="show job 7"):
+        chain.submit_successor(tmp_path, "7", 2)
+
+
+def test_a_successor_whose_submission_lost_its_answer_is_found_again(
+    programs: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    script = tmp_path / "batch-7.sh"
+    script.write_text("#!/bin/sh\n")
+    programs("squeue", f'echo "5|/home/u/other.sh"; echo "9|{script}x"; echo "8|{script} two words"')
+    assert chain.submit_successor(tmp_path, "7", 2) == chain.Link(2, "8")
+    assert [link.job for link in chain.read_links(tmp_path)] == ["7", "8"]
+
+
+def test_a_heterogeneous_job_is_refused() -> None:
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1", "SLURM_HET_SIZE": "2"}
+    with pytest.raises(UsageError, match=r"heterogeneous \(2 components\)"):
+        detect(environment)
+    assert detect(environment | {"SLURM_HET_SIZE": "1"}) is not None
