@@ -78,8 +78,9 @@ class Election:
         succession = self._succession
         if now < succession.patient_until and self._candidacy is None:
             return
-        self._orphans = {node: (word, at) for node, (word, at) in self._orphans.items() if now - at < FRESH_S}
-        if self._candidacy is not None and now - self._candidacy.since > WIN_WITHIN_S:
+        fresh_s = FRESH_S + succession.crowd_s
+        self._orphans = {node: (word, at) for node, (word, at) in self._orphans.items() if now - at < fresh_s}
+        if self._candidacy is not None and now - self._candidacy.since > WIN_WITHIN_S + succession.crowd_s:
             self._candidacy = None
         membership = succession.membership
         if now < succession.patient_until or self._node not in membership.nodes:

@@ -24,6 +24,8 @@ from resilio_hpc.launch.succession_ports import Chief, SuccessionPorts
 SCAN_S = 0.1  # between two looks at the run directory
 SCANS_PER_S = 5000  # of all agents of a job together: it is one file system
 CALL_S = 0.1  # between two calls to the node that is courted
+CALLS_PER_S = 5000  # of all orphans together: one heir hears them
+HANDSHAKES_PER_S = 1000  # that an heir is sure to manage: with thousands, everything takes longer
 SETTLE_S = 0.25  # long enough to connect again and hear an answer
 TURN_S = 1.0  # how long an heir may take to answer at all
 PATIENCE_S = 3.0  # how long one that answers may take to win
@@ -134,7 +136,7 @@ class Succession:
             self._next_scan = now + max(SCAN_S, len(self.membership.voters.nodes) / SCANS_PER_S)
             self._ports.scan_epochs()
         if now >= self._next_call and now >= self.patient_until:
-            self._next_call = now + CALL_S
+            self._next_call = now + max(CALL_S, len(self.membership.voters.nodes) / CALLS_PER_S)
             self._seek(now)
 
     def _seek(self, now: float) -> None:
@@ -155,6 +157,11 @@ class Succession:
             return False
         return len(voters.nodes) == 1 or any(entry.number for entry in voters.entries() if entry.node != self._node)
 
+    @property
+    def crowd_s(self) -> float:
+        """How long it takes until all voters have connected to one of them."""
+        return len(self.membership.voters.nodes) / HANDSHAKES_PER_S
+
     def _heirs(self) -> list[str]:
         """In the order of succession; whom we lost comes last, since it may come back."""
         nodes = [node for node in self.membership.voters.nodes if node != self._avoid]
@@ -163,7 +170,7 @@ class Succession:
     def _court(self, now: float) -> None:
         if self._courted:
             answered = self._answered_at > self._courted_at or self._courted == self._node
-            if now - self._courted_at < (PATIENCE_S if answered else TURN_S):
+            if now - self._courted_at < (PATIENCE_S if answered else TURN_S) + self.crowd_s:
                 if self._courted != self._node:
                     self._call(now)
                 return
