@@ -110,9 +110,7 @@ def measure_bare(agents: int, limit_s: float) -> dict[str, float]:
                     role.end()
 
 
-def measure_ours(
-    agents: int, timeout_s: float, limit_s: float, profile: Path | None, takeover: bool
-) -> dict[str, float]:
+def measure_ours(agents: int, timeout_s: float, limit_s: float, profile: Path | None) -> dict[str, float]:
     """A round, heartbeats for a while, then the controller's node is killed."""
     with tempfile.TemporaryDirectory(prefix="resilio-scale-") as folder:
         common = {"run": f"{folder}/run", "agents": agents, "timeout_s": timeout_s}
@@ -120,7 +118,8 @@ def measure_ours(
         try:
             leader = roles[0]
             leader.wait_for(lambda event: event["event"] == "controller", 60)
-            roles.append(Role({"role": "node", "first": 1, **common}))
+            roles.append(Role({"role": "node", "first": 1, **common, "profile": f"{profile}.heir" if profile else ""}))
+            roles[1].wait_for(lambda event: event["event"] == "every welcome", 60)
             roles.append(
                 Role(
                     {
@@ -141,9 +140,7 @@ def measure_ours(
             leader.wait_for(lambda event: event["event"] == "phase" and event["phase"] == "running", limit_s)
             figures["running_s"] = time.monotonic() - began
             figures |= _steady(leader, agents, timeout_s)
-            if takeover:
-                figures |= _takeover(leader, crowd, limit_s)
-            return figures
+            return figures | _takeover(leader, crowd, limit_s, signal.SIGINT if profile else signal.SIGKILL)
         finally:
             if profile:
                 for role in roles:
@@ -161,10 +158,10 @@ def _steady(leader: Role, agents: int, timeout_s: float) -> dict[str, float]:
     return {"beats_per_s": beats, "core": core, "core_per_1000_beats": core / beats * 1000, "peak_mb": leader.peak_mb}
 
 
-def _takeover(leader: Role, crowd: Role, limit_s: float) -> dict[str, float]:
+def _takeover(leader: Role, crowd: Role, limit_s: float, number: signal.Signals) -> dict[str, float]:
     """Until every agent follows the new controller, and until every one was told to start its ranks again."""
     killed = time.monotonic()
-    leader.end()
+    leader.end(number)
     welcomed = crowd.wait_for(lambda event: event["event"] == "every welcome" and event["epoch"] > 1, limit_s)
     started = crowd.wait_for(lambda event: event["event"] == "every start" and event["epoch"] > 1, limit_s)
     return {"takeover_s": welcomed["at"] - killed, "restarted_s": started["at"] - killed}
@@ -190,7 +187,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="--heartbeat-timeout of the run")
     parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="how long anything may take")
-    parser.add_argument("--profile", type=Path, help="write a cProfile of the controller's process; no takeover then")
+    parser.add_argument("--profile", type=Path, help="write a cProfile of each process, FILE, FILE.heir, FILE.crowd")
     parser.add_argument("--only", choices=("bare", "ours"))
     parser.add_argument("--verbose", action="store_true", help="everything that the processes tell")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -206,9 +203,7 @@ def main() -> int:
             if options.only != "ours":
                 figures |= measure_bare(agents, options.limit)
             if options.only != "bare":
-                figures |= measure_ours(
-                    agents, options.timeout, options.limit, options.profile, takeover=options.profile is None
-                )
+                figures |= measure_ours(agents, options.timeout, options.limit, options.profile)
             results.setdefault(agents, []).append(figures)
             print(f"{agents} agents, trial {trial + 1}:", *(f"{k} {v:.3f}" for k, v in figures.items()), flush=True)
     for agents, trials in results.items():
