@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,14 @@ def hand_over(run: ChainRun) -> None:
     run.cluster.run("n4", [sys.executable, "-c", program], env={"SLURMD_NODENAME": "n4"})
 
 
+# Waits of half a minute; benchmarks/faults.py drills the same causes with whole runs.
+SLOW = ("time limit", "preempted", "node failure")
+
+
+def marked(causes: Iterable[str]) -> list[object]:
+    return [pytest.param(cause, marks=pytest.mark.slow if cause in SLOW else ()) for cause in causes]
+
+
 # what happens to the first job → sbatch's options for it, and what the second one says of it ("": it goes on)
 CAUSES: dict[str, tuple[Callable[[ChainRun], None], tuple[str, ...], str]] = {
     "scancel": (lambda run: slurm(run, "scancel", run.first), (), "was cancelled"),
@@ -167,7 +175,7 @@ CAUSES: dict[str, tuple[Callable[[ChainRun], None], tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("cause", marked(CAUSES))
 def test_the_next_job_knows_what_happened(cause: str, begin: Callable[..., ChainRun]) -> None:
     strike, options, ends = CAUSES[cause]
     run = begin(*options)
@@ -191,7 +199,7 @@ REQUEUES: dict[str, Callable[[ChainRun], None]] = {
 }
 
 
-@pytest.mark.parametrize("cause", REQUEUES)
+@pytest.mark.parametrize("cause", marked(REQUEUES))
 def test_a_requeued_job_goes_on_and_keeps_its_successor(cause: str, begin: Callable[..., ChainRun]) -> None:
     run = begin("--partition=main", "--requeue")
     following = run.said(run.first)["successor"]
