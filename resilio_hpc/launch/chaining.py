@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ RETRY_S = 15.0
 UNANSWERED_RETRY_S = 60.0  # each try may take TIMEOUT_S
 REQUEUE_S = 240.0  # at the end, for slurmctld to come back
 REQUEUE_POLL_S = 5.0
+CLOSING_S = 60.0  # how long ``close`` may still be asking Slurm when the launch is over
 FOLLOWER_WAIT_S = 60.0  # for the leading supervisor of an srun step to take the turn
 
 
@@ -44,6 +46,7 @@ class Chain:
         self.late = ""  # why no successor could be submitted yet: a limit, or no answer
         self._unanswered = False
         self._begun = False
+        self._busy = threading.RLock()  # the supervisor leaves a call to itself that takes too long
         self._turn: turns.Turn | None = None
         self._next_try = 0.0
         self._goes_on = False  # at the end: there is something left to do
@@ -179,8 +182,14 @@ class Chain:
 
     def submit_late(self, now: float) -> None:
         """The end is near: try again."""
-        if not self.late or not self._site.leads:
+        if not self.late or not self._site.leads or not self._busy.acquire(blocking=False):
             return
+        try:
+            self._try_again(now)
+        finally:
+            self._busy.release()
+
+    def _try_again(self, now: float) -> None:
         self._next_try = now + (UNANSWERED_RETRY_S if self._unanswered else RETRY_S)
         try:
             self._submit()
@@ -193,8 +202,11 @@ class Chain:
 
     def close(self, verdict: dict[str, Any]) -> None:
         """Cancel the successor unless there is something left for it to do."""
-        if not self._site.leads:
-            return
+        if self._site.leads:
+            with self._busy:
+                self._close(verdict)
+
+    def _close(self, verdict: dict[str, Any]) -> None:
         name = verdict.get("verdict")
         self._goes_on = name in CONTINUES or (
             name == "terminated" and commands.job_state(self._site.job) not in USER_ENDED
@@ -230,6 +242,14 @@ class Chain:
 
     def leave(self) -> None:
         """The last thing that this job does: where nobody else carries on, see to it that it is queued again."""
+        free = self._busy.acquire(timeout=CLOSING_S)
+        try:
+            self._leave()
+        finally:
+            if free:
+                self._busy.release()
+
+    def _leave(self) -> None:
         if self._site.mode == "step" and not self._site.leads:
             last_one_out.stand_in(self._run_path, self._site.key, self._site.nodes)
         elif self._requeues_itself:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,3 +191,30 @@ def test_a_job_that_requeues_itself_waits_for_slurm(
     chain.close({"verdict": "time_limit"})
     chain.leave()
     assert tries == ["7"] * 3
+
+
+def test_a_submission_that_hangs_is_not_begun_twice_and_the_end_waits_for_it(
+    begin: Begin, state: dict[str, str]
+) -> None:
+    under_way, answered, calls = threading.Event(), threading.Event(), []
+
+    def submit(*_: object) -> slurm_chain.Link:
+        calls.append(1)
+        if len(calls) == 1:
+            raise commands.Unanswered("away")
+        under_way.set()
+        assert answered.wait(20.0)
+        return slurm_chain.Link(2, "8")
+
+    chain = begin(submit=submit)
+    first = threading.Thread(target=chain.tick, args=(1000.0, None))
+    first.start()
+    assert under_way.wait(20.0)
+    chain.tick(5000.0, None)
+    assert len(calls) == 2
+    end = threading.Thread(target=chain.leave)
+    end.start()
+    answered.set()
+    first.join(20.0)
+    end.join(20.0)
+    assert chain.successor == "8"
