@@ -101,16 +101,28 @@ class Incidents:
         self._none_silent_before = min(others, default=now) + timeout
         return silent
 
+    @property
+    def former_leases_end(self) -> float:
+        """From then on no rank runs on what an earlier controller leased, whoever holds it."""
+        controller = self._controller
+        timeout = controller.config.heartbeat_timeout_s
+        return controller.began + timeout - min(controller.term.silent_s, timeout)
+
+    def absent_may_train(self) -> bool:
+        """Whether a voter that has not come to this epoch may have ranks by a start that nobody here has heard of."""
+        controller = self._controller
+        voters = controller.term.membership
+        if voters.epoch == 0 or controller.now() >= self.former_leases_end:
+            return False  # nobody ever led, or it is long ago
+        return bool(voters.nodes - controller.agents.keys() - controller.left)
+
     def _absent_members(self, now: float) -> dict[str, float]:
         """Members of an earlier epoch that did not come to us, once the leases that they may hold are over."""
         controller = self._controller
-        silent = min(controller.term.silent_s, controller.config.heartbeat_timeout_s)
-        wait = max(
-            ABSENT_S,
-            ABSENT_SHARE * controller.config.heartbeat_timeout_s,
-            controller.config.heartbeat_timeout_s - silent,
-        )
-        if controller.phase != "gathering" or now < controller.began + wait:
+        timeout = controller.config.heartbeat_timeout_s
+        silent = min(controller.term.silent_s, timeout)
+        over = max(controller.began + max(ABSENT_S, ABSENT_SHARE * timeout), self.former_leases_end)
+        if controller.phase != "gathering" or now < over:
             return {}
         known = controller.agents.keys() | controller.lost | controller.left
         return {x.node: controller.began - silent for x in controller.members if x.node not in known}

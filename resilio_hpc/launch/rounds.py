@@ -176,6 +176,8 @@ class Rounds:
             return  # before anybody trains, a quorum knows who votes, and where to find the others
         if not all(self._has_stopped(node) for node in self._may_have_ranks):
             return
+        if self._start is None and controller.incidents.absent_may_train():
+            return
         self._may_have_ranks.clear()
         wanted = controller.checkpoints.restore_point()
         acts = controller.config.mode != "observe"

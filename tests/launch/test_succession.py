@@ -168,3 +168,19 @@ def test_an_agent_that_is_restarted_keeps_its_promise() -> None:
     assert world.agents["n3"].core.ballot.promised_to == "n2"
     world.until_round(1)
     assert len({record.epoch for record in world.directory.epochs}) == len(world.directory.epochs)
+
+
+def test_before_its_first_round_a_new_controller_waits_for_leases_that_nobody_with_it_knows_of() -> None:
+    world = World(nodes=3, minimum=2, join_timeout_s=0.5, heartbeat_timeout_s=5.0)
+    world.run(lambda: all(site.ballot and site.ballot.membership.epoch for site in world.sites.values()))
+    for node in ("n1", "n2"):
+        world.kill_agent(node)
+    world.power_off("n3")  # for all that is known, the start of a round has reached n3 alone
+    assert world.starts == []
+    for node in ("n1", "n2"):
+        world.start_agent(node)
+    world.run(lambda: len(world.directory.epochs) > 1)
+    elected_at = world.now
+    world.until_step(1)
+    assert world.members() == ["n1", "n2"]
+    assert world.starts[0][0] - elected_at > 4.0

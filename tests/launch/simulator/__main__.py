@@ -27,6 +27,7 @@ def main(argv: list[str]) -> int:
     for outcome in found.violations:
         print(f"seed {outcome.seed}: {outcome.violation}")
     print(f"{found.runs} runs in {time.monotonic() - began:.1f} s: {dict(found.verdicts.most_common())}")
+    print(f"felt: {dict(found.felt.most_common())}; at most {found.most_events} events in a run")
     if found.violations:
         print("\n".join(simulate(found.violations[0].seed, tell=True).story))
     return 1 if found.violations else 0

@@ -1,9 +1,11 @@
-"""What strikes, and how it passes. ``value`` is between 0 and 1 and picks among variants."""
+"""What strikes, and how it passes. ``value`` is between 0 and 1 and picks among variants.
+
+Each kind returns whether there was anything to strike: an agent that is gone already cannot be killed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from virtual_cluster.agent import VirtualAgent
 
@@ -16,10 +18,15 @@ BAD = (
     Bad(doubled=0.3, overtaking=True, delay_s=2.0), Bad(lost=0.3, doubled=0.2, overtaking=True, delay_s=1.0),
 )  # fmt: skip
 
+COMES_OF_IT = (  # what faults do to messages, processes and requests
+    "lost", "doubled", "overtook", "delayed", "held", "hung", "failed", "done for the dead", "restart", "port taken",
+)  # fmt: skip
+
 
 def strike(world: SeededWorld, fault: Fault) -> None:
     """Let it happen now, and see to it that it passes."""
-    _STRIKE[fault.kind](world, fault)
+    if _STRIKE[fault.kind](world, fault):
+        world.felt[fault.kind] += 1
 
 
 def _passes(world: SeededWorld, fault: Fault, call: Callable[[], None]) -> None:
@@ -30,84 +37,94 @@ def _passes(world: SeededWorld, fault: Fault, call: Callable[[], None]) -> None:
     world.after(fault.lasts, over)
 
 
-def _rank_dies(world: SeededWorld, fault: Fault) -> None:
+def _rank_dies(world: SeededWorld, fault: Fault) -> bool:
     (node,) = fault.nodes
     agent = world.agents.get(node)
-    if agent is not None and agent.core.local is not None and agent.lives():
-        signal = 9 if fault.value < 0.5 else None
-        agent.rank_ends(0, None if signal else 1, signal, "killed" if signal else "ValueError")
+    if agent is None or agent.core.local is None or not agent.lives():
+        return False
+    signal = 9 if fault.value < 0.5 else None
+    agent.rank_ends(0, None if signal else 1, signal, "killed" if signal else "ValueError")
+    return True
 
 
-def _agent_killed(world: SeededWorld, fault: Fault) -> None:
+def _agent_killed(world: SeededWorld, fault: Fault) -> bool:
     (node,) = fault.nodes
-    if node in world.agents:
-        world.kill_agent(node)
-        world.after(0.2 + 3.0 * fault.value, lambda: _restart(world, node))
+    if node not in world.agents:
+        return False
+    world.kill_agent(node)
+    world.after(0.2 + 3.0 * fault.value, lambda: _restart(world, node))
+    return True
 
 
 def _restart(world: SeededWorld, node: str) -> None:
     if not world.sites[node].off and node not in world.agents and world.wanted(node):
         world.start_agent(node)
+        world.felt["restart"] += 1
 
 
-def _power_cut(world: SeededWorld, fault: Fault) -> None:
+def _power_cut(world: SeededWorld, fault: Fault) -> bool:
     (node,) = fault.nodes
-    if node in world.agents:
+    lived = node in world.agents
+    if lived:
         world.power_off(node)
     world.sites[node].off = True
+    return lived
 
 
-def _cut(world: SeededWorld, fault: Fault, pairs: set[tuple[str, str]]) -> None:
+def _cut(world: SeededWorld, fault: Fault, pairs: set[tuple[str, str]]) -> bool:
     ours = pairs - world.network.cuts
     world.network.cuts |= ours
     _passes(world, fault, lambda: world.network.heal(ours))
+    return bool(ours)
 
 
-def _split(world: SeededWorld, fault: Fault) -> None:
+def _split(world: SeededWorld, fault: Fault) -> bool:
     others = [name for name in world.sites if name not in fault.nodes]
-    _cut(world, fault, {pair for one in fault.nodes for other in others for pair in ((one, other), (other, one))})
+    return _cut(
+        world, fault, {pair for one in fault.nodes for other in others for pair in ((one, other), (other, one))}
+    )
 
 
-def _groups(world: SeededWorld, fault: Fault) -> None:
+def _groups(world: SeededWorld, fault: Fault) -> bool:
     """Pairs at random: what one node sees, another does not."""
     names = list(world.sites)
     pairs = [(one, other) for one in names for other in names if one < other and world.draw.random() < fault.value]
-    _cut(world, fault, {pair for one, other in pairs for pair in ((one, other), (other, one))})
+    return _cut(world, fault, {pair for one, other in pairs for pair in ((one, other), (other, one))})
 
 
-def _one_way(world: SeededWorld, fault: Fault) -> None:
+def _one_way(world: SeededWorld, fault: Fault) -> bool:
     others = [name for name in world.sites if name not in fault.nodes]
     there = {(one, other) for one in fault.nodes for other in others}
-    _cut(world, fault, there if fault.value < 0.5 else {(other, one) for one, other in there})
+    return _cut(world, fault, there if fault.value < 0.5 else {(other, one) for one, other in there})
 
 
-def _connection_breaks(world: SeededWorld, fault: Fault) -> None:
-    for node in fault.nodes:
-        if node in world.agents:
-            world.network.break_connection(world.agents[node].connection)
+def _connection_breaks(world: SeededWorld, fault: Fault) -> bool:
+    callers = [world.agents[node] for node in fault.nodes if node in world.agents]
+    for agent in callers:
+        world.network.break_connection(agent.connection)
+    return bool(callers)
 
 
-def _bad_network(world: SeededWorld, fault: Fault) -> None:
+def _bad_network(world: SeededWorld, fault: Fault) -> bool:
     world.network.bad = BAD[int(fault.value * len(BAD))]
     _passes(world, fault, world.network.better)
+    return True
 
 
-def _storage_hangs(world: SeededWorld, fault: Fault) -> None:
+def _storage_hangs(world: SeededWorld, fault: Fault) -> bool:
     nodes = fault.nodes or tuple(world.sites)
     world.storage.hang(nodes)
     _passes(world, fault, lambda: world.storage.go_on(nodes))
+    return True
 
 
-def _storage_fails(world: SeededWorld, fault: Fault) -> None:
-    _for_a_while(world, fault, world, "storage_fails")
+def _storage_fails(world: SeededWorld, fault: Fault) -> bool:
+    world.storage_fails = True
+    _passes(world, fault, lambda: setattr(world, "storage_fails", False))
+    return True
 
 
-def _for_a_while(world: SeededWorld, fault: Fault, thing: Any, name: str) -> None:
-    setattr(thing, name, True)
-    _passes(world, fault, lambda: setattr(thing, name, False))
-
-
-def _warning(world: SeededWorld, fault: Fault) -> None:
+def _warning(world: SeededWorld, fault: Fault) -> bool:
     signal = "TERM" if fault.value < 0.6 else "USR2"
 
     def reach(agent: VirtualAgent) -> None:
@@ -115,23 +132,24 @@ def _warning(world: SeededWorld, fault: Fault) -> None:
 
     for agent in list(world.agents.values()):
         reach(agent)
+    return bool(world.agents)
 
 
-def _saver_fails(world: SeededWorld, fault: Fault) -> None:
+def _saver_fails(world: SeededWorld, fault: Fault) -> bool:
     failing = {(node, step) for node in fault.nodes for step in range(world.script.steps + 5)}
     world.saver_fails |= failing
     _passes(world, fault, lambda: world.saver_fails.difference_update(failing))
+    return True
 
 
-def _frozen(world: SeededWorld, fault: Fault) -> None:
+def _frozen(world: SeededWorld, fault: Fault) -> bool:
     """Agent and ranks stand still, as in a virtual machine that is suspended."""
     (node,) = fault.nodes
     site = world.sites[node]
-    if site.frozen:
-        return
+    if site.frozen or node not in world.agents:
+        return False
     site.frozen = True
-    if node in world.agents:
-        world.agents[node].suspend()
+    world.agents[node].suspend()
 
     def go_on() -> None:
         if node in world.agents:
@@ -139,40 +157,46 @@ def _frozen(world: SeededWorld, fault: Fault) -> None:
         world.after(site.stop_s + 0.1, lambda: setattr(site, "frozen", False))
 
     _passes(world, fault, go_on)
+    return True
 
 
-def _agent_stopped(world: SeededWorld, fault: Fault) -> None:
+def _agent_stopped(world: SeededWorld, fault: Fault) -> bool:
     (node,) = fault.nodes
     agent = world.agents.get(node)
-    if agent is not None and not agent.suspended:
-        agent.suspend()
-        _passes(world, fault, lambda: agent.resume() if agent.suspended and not world.sites[node].frozen else None)
+    if agent is None or agent.suspended:
+        return False
+    agent.suspend()
+    _passes(world, fault, lambda: agent.resume() if agent.suspended and not world.sites[node].frozen else None)
+    return True
 
 
-def _clock_jumps(world: SeededWorld, fault: Fault) -> None:
+def _clock_jumps(world: SeededWorld, fault: Fault) -> bool:
     for node in fault.nodes:
         world.sites[node].unix_offset_s += (fault.value - 0.5) * 7200
+    return True
 
 
-def _spawner_dies(world: SeededWorld, fault: Fault) -> None:
-    for node in fault.nodes:
-        if node in world.agents:
-            world.agents[node].event(world.agents[node].spawner_dies)
+def _spawner_dies(world: SeededWorld, fault: Fault) -> bool:
+    agents = [world.agents[node] for node in fault.nodes if node in world.agents]
+    for agent in agents:
+        agent.event(agent.spawner_dies)
+    return bool(agents)
 
 
-def _store_dies(world: SeededWorld, fault: Fault) -> None:
-    for node in fault.nodes:
-        agent = world.agents.get(node)
-        if agent is not None and agent.stores:
-            agent.event(agent.store_dies)
+def _store_dies(world: SeededWorld, fault: Fault) -> bool:
+    agents = [world.agents[node] for node in fault.nodes if node in world.agents and world.agents[node].stores]
+    for agent in agents:
+        agent.event(agent.store_dies)
+    return bool(agents)
 
 
-def _slow_to_die(world: SeededWorld, fault: Fault) -> None:
+def _slow_to_die(world: SeededWorld, fault: Fault) -> bool:
     for node in fault.nodes:
         world.sites[node].stop_s = 0.02 + 0.04 * fault.value * world.config.heartbeat_timeout_s
+    return True
 
 
-_STRIKE: dict[str, Callable[[SeededWorld, Fault], None]] = {
+_STRIKE: dict[str, Callable[[SeededWorld, Fault], bool]] = {
     "rank_dies": _rank_dies, "agent_killed": _agent_killed, "power_cut": _power_cut, "node_alone": _split,
     "halves": _split, "groups": _groups, "one_way": _one_way, "connection_breaks": _connection_breaks,
     "bad_network": _bad_network, "storage_hangs": _storage_hangs, "storage_hangs_here": _storage_hangs,

@@ -132,9 +132,10 @@ def snapshots_of_other_lives_count(patch: Patch) -> None:
     patch.setattr(VirtualAgent, "forget_snapshots_after", lambda self, step: None)
 
 
-MUTATIONS: tuple[Callable[[Patch], None], ...] = (
+ALL: tuple[Callable[[Patch], None], ...] = (
     votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, half_is_enough,
     everybody_gets_the_witness, memberships_change_at_once, old_epochs_are_obeyed, lost_before_the_lease_ends,
     no_commit_fence, commits_before_the_epoch_is_recorded, a_start_that_waits_for_nobody, stopped_is_said_at_once,
     snapshots_of_other_lives_count,
 )  # fmt: skip
+MUTATIONS = {plant.__name__: plant for plant in ALL}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from simulator.world import SeededWorld
 
 RETRY_S = 0.3
+DELAYED_S = 0.1  # longer than on any good day
 Held = tuple[bool, Callable[..., None]]  # (to the host, deliver)
 
 
@@ -43,6 +44,7 @@ class SeededConnection(Connection):
     def __init__(self, caller: VirtualAgent, endpoint: str) -> None:
         super().__init__(caller, endpoint)
         self.open = False
+        self.peer: VirtualAgent | None = None  # the process that it was set up with; another may listen there later
         self.life = 0
         self.lossy = False
         self.last = [0.0, 0.0]  # newest arrival back, forth
@@ -92,6 +94,7 @@ class SeededNetwork(Network):
                 older.life += 1
                 older.held.clear()
         connection.open = True
+        connection.peer = self.host(connection)
         unsent, connection.unsent = connection.unsent, []
         for deliver in unsent:
             self._send(connection, True, deliver)
@@ -118,8 +121,12 @@ class SeededNetwork(Network):
                 self._seeded.after(delay, partial(self._end_seen, connection))
 
     def _end_seen(self, connection: SeededConnection) -> None:
-        if self.host(connection) is None and self.reaches(connection.node, connection.caller.node):
+        if self._is_dead(connection) and self.reaches(connection.node, connection.caller.node):
             self.break_connection(connection)
+
+    def _is_dead(self, connection: SeededConnection) -> bool:
+        host = self.host(connection)
+        return host is None or (connection.peer is not None and host is not connection.peer)
 
     # -- messages ----------------------------------------------------------------------------------------------
 
@@ -141,17 +148,24 @@ class SeededNetwork(Network):
             bad = FINE  # it does not leave the node
         if bad.lost and random() < bad.lost:
             connection.lossy = True
+            self._seeded.felt["lost"] += 1
             return
         self._push(connection, forth, deliver, bad)
         if bad.doubled and random() < bad.doubled:
+            self._seeded.felt["doubled"] += 1
             self._push(connection, forth, deliver, bad)
 
     def _push(self, connection: SeededConnection, forth: bool, deliver: Callable[..., None], bad: Bad) -> None:
         random, now = self._random, self._seeded.now
         at = now + 0.0005 + 0.01 * random() * random() + bad.delay_s * random()
-        if not bad.overtaking:
-            at = max(at, connection.last[forth])
-            connection.last[forth] = at
+        if at < connection.last[forth]:
+            if bad.overtaking:
+                self._seeded.felt["overtook"] += 1
+            else:
+                at = connection.last[forth]
+        connection.last[forth] = max(at, connection.last[forth])
+        if at > now + DELAYED_S:
+            self._seeded.felt["delayed"] += 1
         self._seeded.after(at - now, partial(self._arrive, connection, connection.life, forth, deliver))
 
     def _arrive(self, connection: SeededConnection, life: int, forth: bool, deliver: Callable[..., None]) -> None:
@@ -161,9 +175,10 @@ class SeededNetwork(Network):
         passes = self.reaches(one, other) if forth else self.reaches(other, one)
         if not passes or any(held[0] == forth for held in connection.held):
             connection.held.append((forth, deliver))
+            self._seeded.felt["held"] += 1
         elif forth:
             host = self.host(connection)
-            if host is None:
+            if host is None or self._is_dead(connection):
                 self.break_connection(connection)
             else:
                 deliver(host)
@@ -178,7 +193,7 @@ class SeededNetwork(Network):
         for connection in list(self._connections):
             if not self._both_ways(connection):
                 continue
-            if self.host(connection) is None or (connection.held and self._random() < 0.3):
+            if self._is_dead(connection) or (connection.held and self._random() < 0.3):
                 self.break_connection(connection)
             elif connection.held:
                 self._seeded.after(self._random(), partial(self._release, connection, connection.life))

@@ -16,16 +16,21 @@ from simulator.world import SeededWorld
 
 ALONE_S = 60.0  # told to end but without a controller for so long, an agent ends all the same
 FAREWELL_S = 100.0  # told to end, every agent has gone by then, with or without a controller
+MOST_EVENTS = 1_000_000  # many times what the longest run takes
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run went. ``verdict`` "" when there was none; ``violation`` "" when every invariant held."""
+    """How a run went. ``verdict`` "" when there was none; ``violation`` "" when every invariant held.
+
+    ``felt``: how often each kind of fault found something to strike."""
 
     seed: int
     verdict: str
     violation: str
     lasted_s: float
+    events: int = 0
+    felt: tuple[tuple[str, int], ...] = ()
     story: tuple[str, ...] = ()
 
 
@@ -54,7 +59,8 @@ def run(plan: Schedule, tell: bool = False) -> Outcome:
             world.record("crashed", {"traceback": traceback.format_exc()})
     verdict = str(world.directory.verdict["verdict"]) if world.directory.verdict else ""
     lines = tuple(story.lines(violation)) if story else ()
-    return Outcome(plan.seed, verdict, violation, world.now - began, lines)
+    felt = tuple(sorted(world.felt.items()))
+    return Outcome(plan.seed, verdict, violation, world.now - began, world.events, felt, lines)
 
 
 def _strike(world: SeededWorld, fault: Fault) -> None:
@@ -70,14 +76,14 @@ def bound_s(plan: Schedule) -> float:
 
 def _to_the_end(world: SeededWorld, plan: Schedule) -> None:
     deadline = world.now + plan.healed_at + bound_s(plan)
-    world.advance(deadline)
+    world.advance(deadline, MOST_EVENTS)
     if world.agents and world.directory.verdict is None and _most_are_there(world):
         raise Violation(f"no verdict {bound_s(plan):.0f} s after everything was healed")
     if world.agents and world.directory.verdict is not None:
         raise Violation(f"{', '.join(world.agents)} stayed though the verdict is known")
     for agent in list(world.agents.values()):
         _tell_to_end(world, agent)
-    world.advance(world.now + FAREWELL_S)
+    world.advance(world.now + FAREWELL_S, MOST_EVENTS)
     if world.agents:
         raise Violation(f"told to end, {', '.join(world.agents)} stayed")
     world.watch.ended()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,9 +12,14 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
+import pytest
+
+from resilio_hpc.launch.process_tree import die_with_parent
+from simulator.mutations import MUTATIONS
 from simulator.run import Outcome, simulate
 
 CHUNK = 100  # seeds that a process runs before it reports
+MEMORY = 4 << 30  # bytes of address space that a process may use
 
 
 @dataclass
@@ -22,6 +28,8 @@ class Found:
 
     verdicts: Counter[str] = field(default_factory=Counter)
     violations: list[Outcome] = field(default_factory=list)
+    felt: Counter[str] = field(default_factory=Counter)
+    most_events: int = 0
 
     @property
     def runs(self) -> int:
@@ -30,23 +38,36 @@ class Found:
     def take(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             self.verdicts[outcome.verdict or "none"] += 1
+            self.felt.update(dict(outcome.felt))
+            self.most_events = max(self.most_events, outcome.events)
             if outcome.violation:
                 self.violations.append(outcome)
 
 
-def some(seeds: range) -> list[Outcome]:
-    """In this process."""
+def some(seeds: range, mutation: str = "") -> list[Outcome]:
+    """In this process. ``mutation``: a bug that is planted first, see ``mutations``."""
+    gc.collect()
+    gc.freeze()
     gc.disable()  # worlds are circles of references: collected when some of them are gone
     outcomes = []
-    for seed in seeds:
-        outcomes.append(simulate(seed))
-        if seed % 10 == 0:
-            gc.collect()
+    with pytest.MonkeyPatch.context() as patch:
+        if mutation:
+            MUTATIONS[mutation](patch)
+        for seed in seeds:
+            outcomes.append(simulate(seed))
+            if seed % 10 == 0:
+                gc.collect()
     gc.enable()
     return outcomes
 
 
-def search(first: int, count: int, at_most: int = 1, progress: Callable[[Found], None] = lambda found: None) -> Found:
+def search(
+    first: int,
+    count: int,
+    at_most: int = 1,
+    progress: Callable[[Found], None] = lambda found: None,
+    mutation: str = "",
+) -> Found:
     """Run ``count`` seeds from ``first``; stop when ``at_most`` have failed."""
     found = Found()
     workers = min(os.cpu_count() or 1, 1 + count // CHUNK)
@@ -54,7 +75,14 @@ def search(first: int, count: int, at_most: int = 1, progress: Callable[[Found],
     pipes: dict[Connection, SpawnProcess] = {}
     for index in range(workers):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(theirs, first, count, index, workers), daemon=True)
+        work = (
+            theirs,
+            os.getpid(),
+            range(first + index * CHUNK, first + count, workers * CHUNK),
+            first + count,
+            mutation,
+        )
+        process = context.Process(target=_work, args=work, daemon=True)
         process.start()
         theirs.close()
         pipes[ours] = process
@@ -67,6 +95,7 @@ def search(first: int, count: int, at_most: int = 1, progress: Callable[[Found],
     finally:
         for process in pipes.values():
             process.kill()
+            process.join()
     found.violations.sort(key=lambda outcome: outcome.seed)
     return found
 
@@ -85,8 +114,10 @@ def _receive(pipe: Connection, pipes: dict[Connection, SpawnProcess], found: Fou
         raise RuntimeError(f"a process of the search ended with {process.exitcode}")
 
 
-def _work(pipe: Connection, first: int, count: int, index: int, workers: int) -> None:
-    """Every ``workers``-th chunk."""
-    for begin in range(first + index * CHUNK, first + count, workers * CHUNK):
-        pipe.send(some(range(begin, min(begin + CHUNK, first + count))))
+def _work(pipe: Connection, parent: int, begins: range, end: int, mutation: str) -> None:
+    """Every so many chunks; ends with ``parent``, and with its memory bounded."""
+    die_with_parent(parent)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    for begin in begins:
+        pipe.send(some(range(begin, min(begin + CHUNK, end)), mutation))
     pipe.close()

@@ -35,6 +35,7 @@ class SeededStorage(SharedStorage):
     def ask(self, agent: VirtualAgent, question: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         def serve() -> None:
             reply = None if self._seeded.storage_fails else question()
+            self._seeded.felt["failed"] += self._seeded.storage_fails
             self._seeded.after(0.001 + 0.01 * self._random(), lambda: agent.event(lambda: answer(reply)))
 
         self._queue(agent, False, 0.002 + 0.02 * self._random(), serve)
@@ -50,6 +51,7 @@ class SeededStorage(SharedStorage):
     def _do(self, agent: VirtualAgent, saver: bool, work: Work) -> None:
         if self.hangs.get(agent.node) or any(known[0] is agent and known[1] == saver for known in self._waiting):
             self._waiting.append((agent, saver, work))
+            self._seeded.felt["hung"] += 1
         elif agent.alive:
             work()
 
@@ -70,4 +72,5 @@ class SeededStorage(SharedStorage):
             if agent.alive:
                 self._queue(agent, saver, 0.01 * self._random(), work)
             elif in_flight and not agent.site.off and self._random() < 0.5:
+                self._seeded.felt["done for the dead"] += 1
                 work()

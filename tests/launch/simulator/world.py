@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 from random import Random
 from typing import Any
 
 from virtual_cluster.agent import VirtualAgent
-from virtual_cluster.world import World
+from virtual_cluster.world import Site, World
 
 from simulator.network import SeededNetwork
 from simulator.schedule import Schedule
 from simulator.storage import SeededStorage
 
 DRIFT = 0.02  # clocks go wrong by up to so much
+
+TAKEN = 0.1  # share of agents that do not get the run's port
 
 
 class SeededWorld(World):
@@ -23,6 +26,7 @@ class SeededWorld(World):
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.listener: Callable[[VirtualAgent, bool, Any], None] | None = None
+        self.felt: Counter[str] = Counter()  # what struck, and what came of it: see ``faults``
         self.draw = Random(schedule.seed * 7919 + 1)
         self._ease_s = schedule.heartbeat_timeout_s / 20
         self.network: SeededNetwork
@@ -57,6 +61,13 @@ class SeededWorld(World):
             agent.tick()
             wait = (0.5 + 0.5 * self.draw.random()) * (0.1 if not agent.at_ease else self._ease_s)
             self.after(wait, partial(self._tick_agent, agent))
+
+    def port(self, site: Site) -> int:
+        """Sometimes somebody else has taken the number."""
+        if self.draw.random() < TAKEN:
+            self.felt["port taken"] += 1
+            return 40_000 + site.incarnations
+        return super().port(site)
 
     def wanted(self, node: str) -> bool:
         """Whether the node's supervisor starts another agent."""

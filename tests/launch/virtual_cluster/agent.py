@@ -33,7 +33,7 @@ class VirtualAgent(Process):
         self.site = site
         self.stores: set[int] = set()  # ports
         self.connection: Connection | None = None  # to the controller that we follow
-        self.port = 40_000 + site.incarnations
+        self.port = world.port(site)
         self.endpoint = f"{self.node}:{self.port}"
         self.host = VirtualHost(world, self)
         self.said: list[m.ToController] = []

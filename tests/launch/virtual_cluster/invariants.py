@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 SLACK_S = 0.05  # a kill takes effect, a message is on its way within the node
+Leader = tuple[int, str]  # (epoch, endpoint)
 SUPPORT = (m.Hello, m.Heartbeat, m.Enrolled, m.RanksStopped)
 
 
@@ -43,8 +44,8 @@ class Invariants:
         self._world = world
         self._controllers: dict[int, str] = {}  # epoch → endpoint of the one that others follow
         self._promised: dict[str, int] = {}  # node → the newest epoch that it promised or followed
-        self._supported: dict[str, Supported] = {}  # endpoint of a controller → who was with it, and when
-        self._led: dict[tuple[str, str], float] = {}  # (node, endpoint) → when the node last heard the controller
+        self._supported: dict[Leader, Supported] = {}  # who was with a controller, and when
+        self._led: dict[tuple[str, Leader], float] = {}  # when the node last heard the controller
 
     def trains(self, life: Life) -> None:
         """A round makes a step: no rank of another one lives."""
@@ -61,13 +62,13 @@ class Invariants:
         """Whether a controller that this node heard had a quorum, both within the heartbeat timeout."""
         since = self._world.now - self._world.config.heartbeat_timeout_s - SLACK_S
         return any(
-            known.quorum_at > since and self._led.get((node, endpoint), since) > since
-            for endpoint, known in self._supported.items()
+            known.quorum_at > since and self._led.get((node, leader), since) > since
+            for leader, known in self._supported.items()
         )
 
     def supports(self, controller: Controller, message: m.Heartbeat) -> None:
         """A heartbeat has arrived at its controller."""
-        known = self._supported.setdefault(controller.term.endpoint, Supported())
+        known = self._supported.setdefault((controller.epoch, controller.term.endpoint), Supported())
         if message.epoch == controller.epoch:
             known.heard[message.node] = known.heard[controller.node] = self._world.now
             enrolment = controller.enrolment
@@ -79,7 +80,7 @@ class Invariants:
     def led(self, agent: VirtualAgent, message: m.ToAgent) -> None:
         """A controller's word has arrived."""
         if isinstance(message, m.Beat) and agent.connection is not None:
-            self._led[agent.node, agent.connection.endpoint] = self._world.now
+            self._led[agent.node, (message.epoch, agent.connection.endpoint)] = self._world.now
 
     def restores(self, life: Life, contents: set[History | None]) -> None:
         """The ranks of a round restore their copies: all from the same life."""

@@ -15,7 +15,7 @@ from resilio_hpc.launch.controller_state import ControllerConfig
 from resilio_hpc.launch.rendezvous import Shape
 from virtual_cluster.agent import VirtualAgent
 from virtual_cluster.directory import Directory, SharedStorage
-from virtual_cluster.invariants import Invariants
+from virtual_cluster.invariants import Invariants, Violation
 from virtual_cluster.network import LATENCY_S, Network
 from virtual_cluster.ranks import History, Life, Script, Training, life_of
 
@@ -92,6 +92,7 @@ class World:
         self.starts: list[tuple[float, m.Start]] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
+        self.events = 0
         for name in names:
             if name not in absent:
                 self.start_agent(name)
@@ -129,12 +130,15 @@ class World:
         """An agent says something, or hears it."""
         (agent.said if said else agent.heard).append(message)
 
-    def advance(self, until: float) -> None:
-        """Go on until then, or until every agent has left."""
+    def advance(self, until: float, most_events: int) -> None:
+        """Go on until then, or until every agent has left. Time that never comes to an end is a violation."""
         queue = self._queue
         while self.agents and queue[0][0] <= until:
             self.now, _, call = heapq.heappop(queue)
             call()
+            self.events += 1
+            if self.events > most_events:
+                raise Violation(f"endless: {self.events} events, {len(queue)} more wait")
         self.now = max(self.now, until) if self.agents else self.now
 
     # -- what the agents' virtual worlds share -----------------------------------------------------------------
@@ -168,6 +172,10 @@ class World:
         dead.die()
         if not silently:
             self.network.closed(dead)
+
+    def port(self, site: Site) -> int:
+        """Where the node's next agent listens: all of a run use the same number, wherever it is free."""
+        return 40_000
 
     def power_off(self, node: str) -> None:
         self.sites[node].off = True

@@ -1,0 +1,92 @@
+"""Thousands of seeded schedules of faults: no invariant is broken, every kind of fault strikes, every run ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from simulator.faults import COMES_OF_IT
+from simulator.run import run, simulate
+from simulator.schedule import KINDS, schedule
+from simulator.search import Found, search
+from simulator.world import SeededWorld
+from virtual_cluster.invariants import Violation
+
+QUICK = 10_000
+FULL = int(os.environ.get("RESILIO_SIMULATOR_RUNS", "1000000"))
+FULL_FIRST = 1_000_000  # other seeds than the quick ones
+
+
+def check(found: Found, count: int) -> None:
+    """No invariant broken, and the runs were what they should be."""
+    assert [f"seed {outcome.seed}: {outcome.violation}" for outcome in found.violations] == []
+    assert found.runs == count
+    verdicts = found.verdicts
+    assert verdicts["completed"] >= 0.7 * count, "most runs survive what strikes them"
+    assert all(verdicts[name] > 0 for name in ("not_enough_nodes", "no_progress", "needs_new_job", "time_limit"))
+    assert verdicts["none"] <= 0.05 * count, "too many lost too much to say a verdict"
+
+
+@pytest.fixture(scope="module")
+def quick() -> Found:
+    return search(0, QUICK, at_most=3)
+
+
+def test_no_invariant_is_broken_in_thousands_of_schedules(quick: Found) -> None:
+    check(quick, QUICK)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *COMES_OF_IT])
+def test_every_kind_of_fault_strikes_and_takes_effect(quick: Found, kind: str) -> None:
+    assert quick.felt[kind] >= QUICK / 500, quick.felt
+
+
+@pytest.mark.slow
+def test_no_invariant_is_broken_in_a_million_schedules(capsys: pytest.CaptureFixture[str]) -> None:
+    began = said = time.monotonic()
+
+    def progress(found: Found) -> None:
+        nonlocal said
+        if time.monotonic() > said + 60:
+            said = time.monotonic()
+            with capsys.disabled():
+                print(f"{found.runs} of {FULL} runs, {said - began:.0f} s", flush=True)
+
+    check(search(FULL_FIRST, FULL, 1, progress), FULL)
+
+
+def test_without_faults_every_schedule_completes() -> None:
+    verdicts = set()
+    for seed in range(40):
+        plan = schedule(seed)
+        outcome = run(type(plan)(**{**plan.__dict__, "faults": ()}))
+        assert outcome.violation == ""
+        verdicts.add(outcome.verdict)
+    assert verdicts == {"completed"}
+
+
+def test_a_run_without_an_end_is_a_violation() -> None:
+    world = SeededWorld(schedule(1))
+
+    def again() -> None:
+        world.after(0.0, again)
+
+    again()
+    with pytest.raises(Violation, match="endless"):
+        world.advance(world.now + 1.0, 10_000)
+
+
+def test_a_seed_is_replayed_exactly_in_another_process_with_other_hashes() -> None:
+    told = [
+        subprocess.run(
+            [sys.executable, "-m", "simulator", "7"], cwd=Path(__file__).parent, capture_output=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": str(number)}, timeout=120,
+        ).stdout.decode()
+        for number in (1, 2)
+    ]  # fmt: skip
+    assert told[0] == told[1]
+    assert told[0].splitlines() == list(simulate(7, tell=True).story)
