@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.durable import create_exclusive, write_atomic
 from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.core.json_fields import read_object
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import last_one_out, link_lease, preemption, run_directory, turns
 from resilio_hpc.launch.announce import say
@@ -82,7 +83,7 @@ class Chain:
                 if last:
                     self._wait_for(last[0], decision.clean)
                 if self._site.mode == "step":
-                    self._ready_file().touch()
+                    write_atomic(self._ready_file(), b'{"ready": true}')
                 return None
 
     def _judge(self, last: turns.Turn) -> Decision:
@@ -119,9 +120,11 @@ class Chain:
 
     def _follow_the_leader(self) -> str | None:
         """Every other task of an srun step waits for what the first one decides."""
+        create_exclusive(self._ready_file(), b"{}", 0o644)  # a name that is looked for in vain stays missing on an NFS
+        run_directory.expect_verdict(self._run_path, self._site.key)
         deadline = time.monotonic() + FOLLOWER_WAIT_S + link_lease.LIMIT_S
         while time.monotonic() < deadline:
-            if self._ready_file().exists():
+            if (read_object(self._ready_file()) or {}).get("ready"):
                 return None
             ended = run_directory.read_verdict(self._run_path, self._site.key)
             if ended is not None:

@@ -118,6 +118,32 @@ def test_where_no_successor_may_be_queued_the_job_requeues_itself_and_does_not_s
     assert (requeued, stays) == (["7"], [])
 
 
+def step_of(path: Path, leads: bool) -> Chain:
+    options = LaunchOptions("true", "command", str(path))
+    site = Site("step", "7", ("n1", "n2"), leads)
+    return Chain(options, site, path, Ledger(path / "ledger", f"7-test-{leads}"))
+
+
+@pytest.mark.parametrize("before", [None, "completed"])
+def test_the_other_tasks_of_a_step_wait_for_what_the_first_one_decides(
+    before: str | None, tmp_path: Path, state: dict[str, str]
+) -> None:
+    path = run_directory.open_run(tmp_path / "run").path
+    answers: list[str | None] = []
+    follower = threading.Thread(target=lambda: answers.append(step_of(path, False).judge_predecessor()))
+    follower.start()
+    while not (path / "links" / "7.ready").exists():
+        follower.join(0.01)
+        assert follower.is_alive()
+    assert not answers
+    if before is not None:
+        run_directory.write_verdict(path, "7", {"verdict": before, "reason": "all is done"})
+    else:
+        assert step_of(path, True).judge_predecessor() is None
+    follower.join(20.0)
+    assert answers == ["all is done" if before else None]
+
+
 # -- the beginning -------------------------------------------------------------------------------------------------
 
 
