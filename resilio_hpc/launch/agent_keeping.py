@@ -21,6 +21,7 @@ from resilio_hpc.launch.agent_starts import Launches, Pace
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.controller_view import ControllerView
 from resilio_hpc.launch.job_watch import JobView, JobWatch
+from resilio_hpc.launch.output_relay import Outputs
 from resilio_hpc.launch.run_directory import Run
 from resilio_hpc.slurm import commands
 
@@ -67,6 +68,7 @@ class AgentKeeper:
         self._ledger = files.ledger
         self._ended_now: dict[p.Placement, tuple[int, float]] = {}  # exit code, when: first see if there is a verdict
         self._leaves = leaves
+        self._outputs = Outputs()
         self._pace = Pace()
         self._launches = Launches(len(self.placements))
         self.end_time = recipe.settings.end_time
@@ -100,7 +102,7 @@ class AgentKeeper:
                     self._ended(placement, code, now)
         for placement in self.placements:
             if not over and placement.due(now) and self._may_start(placement, now):
-                placement.start(now)
+                placement.start(now, self._outputs)
         return any(placement.process is not None or not (placement.done or over) for placement in self.placements)
 
     def _may_start(self, placement: p.Placement, now: float) -> bool:
@@ -263,6 +265,7 @@ class AgentKeeper:
         self._watch.close()
         for placement in self.placements:
             placement.kill()
+        self._outputs.close()
 
     def clean_up(self) -> None:
         """Remove what agents on this machine that were killed have left."""

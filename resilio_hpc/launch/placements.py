@@ -18,6 +18,7 @@ from resilio_hpc.launch import bootstrap, srun_groups
 from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.agent_starts import Attempts
 from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.output_relay import Outputs
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.allocation import Allocation
 
@@ -73,10 +74,13 @@ class Placement:
         """Whether it is to be started."""
         return self.process is None and not self.done and now >= self.attempts.next_start
 
-    def start(self, now: float) -> None:
+    def start(self, now: float, outputs: Outputs) -> None:
         """Start the agent (or the srun that runs it), in a session of its own."""
         self.attempts.started(now)
-        self.process = subprocess.Popen(self.recipe.argv(self.nodes), stdin=subprocess.DEVNULL, start_new_session=True)
+        self.process = subprocess.Popen(
+            self.recipe.argv(self.nodes), stdin=subprocess.DEVNULL, stdout=outputs.stdout, stderr=outputs.stderr,
+            start_new_session=True,
+        )  # fmt: skip
 
     def exit_code(self) -> int | None:
         """The exit code when the process has just ended, else None."""
