@@ -93,7 +93,7 @@ class Election:
             if not has_quorum(membership, supporters) and not (waited and has_tie(membership, supporters)):
                 return
             self._candidacy = self._stand(now)
-        for node in self._orphans.keys() - self._candidacy.votes.keys():
+        for node in sorted(self._orphans.keys() - self._candidacy.votes.keys()):
             self._canvass(self._candidacy, node)
         self._count(now)
 
@@ -113,9 +113,12 @@ class Election:
             return
         if has_quorum(membership, candidacy.votes):
             self._win(candidacy, False, now)
-        elif now - candidacy.since >= TIE_S and not candidacy.asked_witness and has_tie(membership, candidacy.votes):
+        elif not candidacy.asked_witness and self._no_more_come(candidacy, now) and has_tie(membership, candidacy.votes):
             candidacy.asked_witness = True
             self._ports.claim_witness(membership.epoch)
+
+    def _no_more_come(self, candidacy: Candidacy, now: float) -> bool:
+        return self._orphans.keys() <= candidacy.votes.keys() or now - candidacy.since >= TIE_S
 
     def witness_claimed(self, epoch: int, won: bool, now: float) -> None:
         """Whether the witness of the membership of ``epoch`` stands on our side."""

@@ -80,7 +80,7 @@ class Ending:
         if self._end is None or self._own_due is not None:
             return
         self._own_due = controller.now() + FAREWELL_S
-        for node in controller.agents.keys() - {controller.node}:
+        for node in sorted(controller.agents.keys() - {controller.node}):
             controller.send(node, self._end)
         self.let_go()
 

@@ -97,7 +97,7 @@ class Enrolment:
             self._propose()
         if now >= self._next_send:
             self._next_send = now + RESEND_S
-            for node in self.membership.nodes - self._kept:
+            for node in sorted(self.membership.nodes - self._kept):
                 self.send_to(node)
 
     # -- memberships -------------------------------------------------------------------------------------------
