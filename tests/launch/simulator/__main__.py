@@ -2,34 +2,61 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 
-from simulator.run import simulate
+import pytest
+
+from simulator.mutations import MUTATIONS
+from simulator.run import run
+from simulator.schedule import schedule
 from simulator.search import Found, search
+from simulator.shrink import shrink
+
+SAY_EVERY_S = 10.0
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("simulator", description="Replay a seed with its story, or search many seeds.")
+    parser.add_argument("first", type=int, metavar="SEED")
+    parser.add_argument("count", type=int, nargs="?", help="search so many seeds from SEED on")
+    parser.add_argument("at_most", type=int, nargs="?", default=1, help="stop after so many that fail (1)")
+    parser.add_argument("--mutation", choices=MUTATIONS, default="", metavar="NAME", help="plant a bug first")
+    parser.add_argument("--shrink", action="store_true", help="leave out the faults that a failure does not need")
+    return parser.parse_args(argv)
+
+
+def _replay(seed: int, mutation: str, smallest: bool) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        if mutation:
+            MUTATIONS[mutation](patch)
+        plan = schedule(seed)
+        outcome = run(shrink(plan) if smallest else plan, tell=True)
+    print("\n".join(outcome.story))
+    return 1 if outcome.violation else 0
 
 
 def main(argv: list[str]) -> int:
-    numbers = [int(text) for text in argv]
-    if len(numbers) == 1:
-        outcome = simulate(numbers[0], tell=True)
-        print("\n".join(outcome.story))
-        return 1 if outcome.violation else 0
+    asked = _arguments(argv)
+    if asked.count is None:
+        return _replay(asked.first, asked.mutation, asked.shrink)
     began = time.monotonic()
-    said = [began]
+    said = began
 
     def progress(found: Found) -> None:
-        if time.monotonic() > said[0] + 10:
-            said[0] = time.monotonic()
-            print(f"{found.runs} runs, {len(found.violations)} violations, {said[0] - began:.0f} s", flush=True)
+        nonlocal said
+        if time.monotonic() > said + SAY_EVERY_S:
+            said = time.monotonic()
+            print(f"{found.runs} runs, {len(found.violations)} violations, {said - began:.0f} s", flush=True)
 
-    found = search(numbers[0], numbers[1], numbers[2] if len(numbers) > 2 else 1, progress)
+    found = search(asked.first, asked.count, asked.at_most, progress, asked.mutation)
     for outcome in found.violations:
         print(f"seed {outcome.seed}: {outcome.violation}")
     print(f"{found.runs} runs in {time.monotonic() - began:.1f} s: {dict(found.verdicts.most_common())}")
     print(f"felt: {dict(found.felt.most_common())}; at most {found.most_events} events in a run")
     if found.violations:
-        print("\n".join(simulate(found.violations[0].seed, tell=True).story))
+        _replay(found.violations[0].seed, asked.mutation, True)
     return 1 if found.violations else 0
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from virtual_cluster.agent import VirtualAgent
 from virtual_cluster.directory import Directory
 
 from resilio_hpc.launch import enrolment, quorum
+from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.checkpoint_phase import CheckpointPhase
+from resilio_hpc.launch.controller import Controller
+from resilio_hpc.launch.election import Election
 from resilio_hpc.launch.enrolment import LEASE_SHARE, Enrolment
 from resilio_hpc.launch.incidents import Incidents
 from resilio_hpc.launch.node_ranks import NodeRanks
@@ -132,10 +136,60 @@ def snapshots_of_other_lives_count(patch: Patch) -> None:
     patch.setattr(VirtualAgent, "forget_snapshots_after", lambda self, step: None)
 
 
+def leases_count_from_their_arrival(patch: Patch) -> None:
+    """A lease that was long on its way is as good as a new one."""
+    original = AgentCore._renewed
+
+    def renewed(self: Any, message: m.Beat, now: float) -> None:
+        original(self, msgspec.structs.replace(message, sent=now), now)
+
+    patch.setattr(AgentCore, "_renewed", renewed)
+
+
+def the_wall_clock_is_trusted(patch: Patch) -> None:
+    """Durations are taken from a clock that may be set."""
+    patch.setattr(VirtualAgent, "monotonic", VirtualAgent.unix)
+
+
+def votes_are_counted_as_they_come(patch: Patch) -> None:
+    """A vote that arrives twice counts twice."""
+    original = Election.voted
+
+    def voted(self: Any, message: m.Vote, now: float) -> None:
+        votes = self._candidacy.votes if self._candidacy is not None else {}
+        others = [node for node in self._succession.membership.nodes if node not in votes]
+        again = message.node in votes and message.epoch == self._candidacy.epoch and others
+        original(self, msgspec.structs.replace(message, node=min(others)) if again else message, now)
+
+    patch.setattr(Election, "voted", voted)
+
+
+def words_of_older_rounds_count(patch: Patch) -> None:
+    """What was said about a round before is taken for the present one."""
+    original = Controller._dispatch
+
+    def dispatch(self: Any, agent: Any, message: Any) -> None:
+        late = 0 <= getattr(message, "round", -1) < self.round
+        original(self, agent, msgspec.structs.replace(message, round=self.round) if late else message)
+
+    patch.setattr(Controller, "_dispatch", dispatch)
+
+
+def echoes_of_the_future(patch: Patch) -> None:
+    """A heartbeat counts from its arrival, though it may have been long on its way."""
+    original = Controller._on_heartbeat
+
+    def on_heartbeat(self: Any, agent: Any, beat: m.Heartbeat) -> None:
+        original(self, agent, msgspec.structs.replace(beat, echo=self.now()))
+
+    patch.setattr(Controller, "_on_heartbeat", on_heartbeat)
+
+
 ALL: tuple[Callable[[Patch], None], ...] = (
     votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, half_is_enough,
     everybody_gets_the_witness, memberships_change_at_once, old_epochs_are_obeyed, lost_before_the_lease_ends,
     no_commit_fence, commits_before_the_epoch_is_recorded, a_start_that_waits_for_nobody, stopped_is_said_at_once,
-    snapshots_of_other_lives_count,
+    snapshots_of_other_lives_count, leases_count_from_their_arrival, the_wall_clock_is_trusted,
+    votes_are_counted_as_they_come, words_of_older_rounds_count, echoes_of_the_future,
 )  # fmt: skip
 MUTATIONS = {plant.__name__: plant for plant in ALL}
