@@ -186,6 +186,9 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     ),
     "successor_refused": lambda f: f"no next job could be submitted yet: {f.text('limit')}",
     "requeued_instead": lambda f: f"job {f.text('job', '?')} is requeued, since no next job could be submitted",
+    "stayed_for_requeue": lambda f: (
+        f"job {f.text('job', '?')} stayed {seconds(f.number('seconds'))} for Slurm to requeue it after its preemption"
+    ),
     "waited_for_predecessor": lambda f: (
         f"waited {seconds(f.number('seconds'))} until nothing of {f.text('part', '?')} can train any more"
     ),
@@ -196,6 +199,10 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "agent_ends": lambda f: f"agent on {f.text('node', '?')} ends: {_reason_of(f, 'verdict')}",
     "controller": lambda f: f"{f.text('node', '?')} becomes controller of epoch {f.whole('epoch')}",
     "stepped_down": lambda f: f"controller of epoch {f.whole('epoch')} steps down: {_reason(f)}",
+    "suspended": lambda f: (
+        f"controller of epoch {f.whole('epoch')} gives no leases: neither run directory nor Slurm confirms its job"
+    ),
+    "resumed": lambda f: f"controller of epoch {f.whole('epoch')} gives leases again",
     "lease_ended": lambda f: f"{f.text('node', '?')} has heard no controller for too long: its ranks are stopped",
     "spawner_ready": lambda f: f"{f.text('node', '?')} is ready to fork ranks after {seconds(f.number('seconds'))}",
     "spawner_died": lambda f: f"the process that forks ranks on {f.text('node', '?')} died: {exit_words(f)}",

@@ -14,7 +14,7 @@ _stream = PatientStream()
 
 ANNOUNCED = frozenset({
     "waiting", "round", "rank_failed", "node_lost", "decision", "recovered", "slow_start", "persist_failed", "stopping",
-    "stop_overdue", "agent_left",
+    "stop_overdue", "agent_left", "node_returned", "regroup", "suspended", "resumed", "notify_failed",
 })  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from resilio_hpc.launch import bootstrap, process_tree
+from resilio_hpc.launch.announce import announcement, say
 from resilio_hpc.launch.notify_events import Notice, NoticeMaker
 from resilio_hpc.launch.notify_rate import Throttle
 from resilio_hpc.launch.notify_sender import ATTEMPTS, SEND_TIMEOUT_S
@@ -161,6 +162,7 @@ class Notifier:
         elif outcome is not None and name not in self._failing:
             self._failing.add(name)
             self._record("notify_failed", target=name, error=outcome)
+            say(announcement("notify_failed", {"target": name, "error": outcome}))
 
     def _message(self, notice: Notice) -> dict[str, Any]:
         return {
