@@ -28,6 +28,11 @@ HANDOVER_COMMENT = "resilio: handed over"  # our own word in a job's Comment (la
 _MEMORY_OPTIONS = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 
 
+def handover_comment(part: str, reason: str) -> str:
+    """What a job's Comment says of the end of one of its runs, where no file could."""
+    return f"{HANDOVER_COMMENT}, {part}: {reason}"
+
+
 def successor_arguments(
     fields: Mapping[str, str],
     job: str,

@@ -111,8 +111,9 @@ class Chain:
 
     def _wait_for(self, last: turns.Turn, ended: bool) -> None:
         waited = link_lease.wait_for_predecessor(
-            self._run_path, last, self._site.key, self._options.heartbeat_timeout_s, say, ended
-        )
+            self._run_path, last, self._site.key, self._options.heartbeat_timeout_s, say, ended,
+            other_job=last.job != self._site.job,
+        )  # fmt: skip
         self._ledger.append("waited_for_predecessor", part=last.part, seconds=round(waited, 1))
 
     def _ready_file(self) -> Path:
@@ -211,9 +212,9 @@ class Chain:
 
     def _close(self, verdict: dict[str, Any]) -> None:
         name = verdict.get("verdict")
-        self._goes_on = name in CONTINUES or (
-            name == "terminated" and commands.job_state(self._site.job) not in USER_ENDED
-        )  # fmt: skip
+        left = name == "terminated" or name in CONTINUES
+        in_slurm = self._site.mode != "local"
+        self._goes_on = left and not (in_slurm and commands.job_state(self._site.job) in USER_ENDED)
         if self._goes_on:
             self.submit_late(time.time())
             self._preempted = self._may_be_requeued and preemption.under_way(self._site.job)

@@ -98,7 +98,8 @@ def _order(evidence: Evidence) -> Decision | None:
         return Decision(True, how, clean=clean)
     if not evidence.chained:
         return Decision(True, "started by hand", clean=clean)
-    if evidence.verdict in CONTINUES:
+    cancelled = evidence.state == "CANCELLED" and evidence.handover is None  # while it stopped
+    if evidence.verdict in CONTINUES and not cancelled:
         return Decision(True, f"{evidence.part} ended with {evidence.verdict}", clean=True)
     return None
 

@@ -22,7 +22,7 @@ from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.judge import CONTINUES
 from resilio_hpc.launch.link_lease import last_pulse
 from resilio_hpc.slurm import chain, commands
-from resilio_hpc.slurm.successor_options import HANDOVER_COMMENT
+from resilio_hpc.slurm.successor_options import handover_comment
 
 T = TypeVar("T")
 SUPERVISOR_DEAD_S = 30.0  # a supervisor that lives has closed the run within FAREWELL_S (supervisor.py), and ended us
@@ -138,8 +138,9 @@ def hand_over(run_path: Path, part: str, verdict: str, reason: str) -> bool:
     carries_on = verdict in ("", *CONTINUES, "terminated")
     node = os.environ.get("SLURMD_NODENAME", "?")
     say(f"the batch host of job {job} is lost: the job is closed from {node} ({reason})")
-    if _bounded(lambda: handover.leave(run_path, part, node, reason, carries_on), None) is None and carries_on:
-        _note_in_comment(job, reason)
+    recorded = _bounded(lambda: handover.leave(run_path, part, node, reason, carries_on), None) is not None
+    if carries_on and not recorded and not _note_in_comment(part, reason):
+        return False  # cancelled without a record, the chain would end
     none: list[str] = []
     next_jobs = _bounded(lambda: following(run_path, job), none)
     unsubmitted = carries_on and not next_jobs and _bounded(lambda: chained(run_path, part), False)
@@ -182,12 +183,19 @@ def give_order(job: str, order: Callable[[str], None]) -> bool:
         time.sleep(POLL_S)
 
 
-def _note_in_comment(job: str, reason: str) -> None:
+def _note_in_comment(part: str, reason: str) -> bool:
     """The run directory does not take the record: the next job finds it in the job's Comment."""
-    try:
-        commands.set_comment(job, f"{HANDOVER_COMMENT}: {reason}")
-    except SlurmError as error:
-        say(f"job {job}: neither its run directory nor Slurm takes the handover record: {error}")
+    job = part.partition("r")[0]
+    deadline = time.monotonic() + CANCEL_S
+    while True:
+        try:
+            commands.set_comment(job, handover_comment(part, reason))
+            return True
+        except SlurmError as error:
+            if not isinstance(error, commands.Unanswered) or time.monotonic() > deadline:
+                say(f"job {job} is left alone: neither its run directory nor Slurm takes the handover record: {error}")
+                return False
+        time.sleep(POLL_S)
 
 
 def _verdict(run_path: Path, part: str) -> str:

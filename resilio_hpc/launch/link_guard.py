@@ -6,10 +6,14 @@ running, since no later job of the chain can run then. With neither for ``LEASE_
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Mapping
 
+from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.link_lease import LINK_LEASE_S, LinkLease
 from resilio_hpc.slurm import commands
+from resilio_hpc.slurm.hostlist import expand
 
 LEASE_S = LINK_LEASE_S * 0.75
 ELECTED_S = LINK_LEASE_S - LEASE_S  # so that a change of controller in between stays within what the next job waits
@@ -49,7 +53,7 @@ class LinkGuard:
         elif self._lease.ends_in_s(now) < LEASE_S / 2 and now - self._asked > ASK_EVERY_S:
             self._asked = now
             self._question = subprocess.Popen(
-                ["squeue", "-h", "-j", commands.address(self._job), "-o", "%T"],
+                ["squeue", "-h", "-j", commands.address(self._job), "-o", "%T|%N"],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
@@ -62,7 +66,7 @@ class LinkGuard:
             return
         self._question = None
         with question.stdout as answer:
-            if answer.read(64).strip() == b"RUNNING":
+            if holds_us(answer.read().decode(errors="replace"), self._job, os.environ):
                 self._lease.slurm_says_running(self._asked)
 
     def close(self) -> None:
@@ -71,3 +75,18 @@ class LinkGuard:
             self._question.kill()
             self._question.communicate()
             self._question = None
+
+
+def holds_us(answer: str, job: str, environment: Mapping[str, str]) -> bool:
+    """Whether ``STATE|NODES`` says that the job runs, and here: else it may be a later run of a requeued job. Pure.
+
+    Of a node that joined from another job, the run's own job says nothing."""
+    state, _, nodes = answer.strip().partition("|")
+    if state != "RUNNING":
+        return False
+    if environment.get("SLURM_JOB_ID") != job:
+        return True
+    try:
+        return environment.get("SLURMD_NODENAME") in expand(nodes)
+    except UsageError:
+        return False

@@ -91,10 +91,13 @@ class PredecessorWait:
         self._long_s = lease_s + heartbeat_timeout_s
         self._pulse: object = None
 
-    def look(self, now: float, unconfirmed: Sequence[str], pulse: object) -> str:
-        """``pulse``: anything that changes when the old controller writes its status."""
+    def look(self, now: float, unconfirmed: Sequence[str], pulse: object, runs: bool = False) -> str:
+        """``pulse``: anything that changes when the old controller writes its status; ``runs``: Slurm says that its job
+        runs, so that it may lead without a pulse."""
         if self._ended:
             return "wait" if unconfirmed and now - self._began < self._short_s else "go"
+        if runs:
+            return "alive" if now - self._began >= LIMIT_S else "wait"
         if pulse != self._pulse:
             self._pulse, self._moved = pulse, now
         still_s = now - self._moved
@@ -107,17 +110,20 @@ class PredecessorWait:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one look found: Slurm's word on the nodes, the pulse of the run directory's last controller, and the nodes
-    that took part under it."""
+    """What one look found: Slurm's word on the nodes, the pulse of the run directory's last controller, the nodes that
+    took part under it, and whether Slurm says that the job runs."""
 
     states: Mapping[str, str] | None
     pulse: object
     agents: tuple[str, ...] = ()
+    runs: bool = False
 
 
-def look_at(run_path: Path, nodes: Sequence[str]) -> Seen:
+def look_at(run_path: Path, before: Turn) -> Seen:
     """Ask Slurm and the run directory."""
-    return Seen(commands.node_states(nodes), last_pulse(run_path), last_agents(run_path))
+    holding = commands.holding(before.job)
+    runs = holding is not None and holding.state == "RUNNING"
+    return Seen(commands.node_states(before.nodes), last_pulse(run_path), last_agents(run_path), runs)
 
 
 def last_pulse(run_path: Path) -> tuple[object, object] | None:
@@ -138,11 +144,13 @@ def wait_for_predecessor(
     heartbeat_timeout_s: float,
     say: Callable[[str], None],
     ended: bool = False,
-    look: Callable[[Path, Sequence[str]], Seen] = look_at,
+    other_job: bool = True,
+    look: Callable[[Path, Turn], Seen] = look_at,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Wait until nothing of ``before`` can train any more; returns the seconds it took. ``ended``: it has a verdict.
+    """Wait until nothing of ``before`` can train any more; returns the seconds it took. ``ended``: it has a
+    verdict; ``other_job``: it was no earlier run of our own job.
 
     Raises LaunchError when its controller still writes after LIMIT_S.
     """
@@ -152,15 +160,15 @@ def wait_for_predecessor(
     wait = PredecessorWait(heartbeat_timeout_s, began, ended)
     told = False
     while True:
-        seen = look(run_path, before.nodes)
+        seen = look(run_path, before)
         guests = tuple(node for node in seen.agents if node not in before.nodes)  # Slurm counts them to their own jobs
         unconfirmed = (*unconfirmed_nodes(before.nodes, seen.states), *guests)
-        answer = wait.look(clock(), unconfirmed, seen.pulse)
+        answer = wait.look(clock(), unconfirmed, seen.pulse, seen.runs and other_job)
         if answer == "go":
             return clock() - began
         if answer == "alive":
             raise LaunchError(
-                f"the controller of {before.part} still writes to {run_path}, {LIMIT_S:.0f} s after its job ended: "
+                f"{before.part} still runs, or its controller still writes to {run_path}, after {LIMIT_S:.0f} s: "
                 f"end its processes on {', '.join(before.nodes)}, then start this job again"
             )
         if unconfirmed and not told and not ended:

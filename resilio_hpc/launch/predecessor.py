@@ -6,10 +6,10 @@ from pathlib import Path
 
 from resilio_hpc.ckpt.catalogue import committed_steps
 from resilio_hpc.launch import handover, run_directory, turns
-from resilio_hpc.launch.judge import ALIVE, CONTINUES, MAX_FRUITLESS, Evidence
+from resilio_hpc.launch.judge import ALIVE, MAX_FRUITLESS, Evidence
 from resilio_hpc.launch.placements import Site
 from resilio_hpc.slurm import chain, commands
-from resilio_hpc.slurm.successor_options import HANDOVER_COMMENT
+from resilio_hpc.slurm.successor_options import handover_comment
 
 
 def gather(run_path: Path, last: turns.Turn, site: Site, predecessor: str) -> Evidence:
@@ -17,11 +17,8 @@ def gather(run_path: Path, last: turns.Turn, site: Site, predecessor: str) -> Ev
     followed = last.job in (site.job, predecessor)
     ended = run_directory.read_verdict(run_path, last.part)
     verdict = str(ended.get("verdict", "")) if ended else ""
-    record = handover.read(run_path, last.part)
-    state, by = commands.UNKNOWN, ""
-    if not (followed and verdict in CONTINUES):  # else the run directory has told everything
-        state, by = part_state(last.part)
-        record = record or _comment_record(last)
+    state, by = part_state(last.part)
+    record = handover.read(run_path, last.part) or _comment_record(last)
     return Evidence(
         last.part,
         chained=bool(predecessor),
@@ -66,9 +63,10 @@ def newest_commit(run_path: Path) -> int:
 def _comment_record(last: turns.Turn) -> handover.Handover | None:
     """A handover record that the run directory did not take."""
     comment = commands.job_fields(last.job).get("Comment", "")
-    if not comment.startswith(HANDOVER_COMMENT):
+    start = handover_comment(last.part, "")
+    if not comment.startswith(start):
         return None
-    return handover.Handover(last.part, "another node", comment.partition(": ")[2], True, 0.0)
+    return handover.Handover(last.part, "another node", comment.removeprefix(start), True, 0.0)
 
 
 def _heir(run_path: Path, last: turns.Turn, own_job: str) -> str:

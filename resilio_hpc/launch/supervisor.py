@@ -111,8 +111,8 @@ class Supervisor:
             say(f"warning: this srun lacks {' '.join(missing)}: the loss of one node or task will end them all")
         after = "the next job carries on then" if self.chain.active else "with --chain a next job would carry on"
         say(
-            "note: the death of this srun, or of the node of the batch script, ends all agents; "
-            f"{after}; plain resilio-launch in the batch script survives both"
+            f"note: the death of this srun ends all agents; {after}; "
+            "plain resilio-launch in the batch script survives that"
         )
 
     # -- the loop ----------------------------------------------------------------------------------------------

@@ -155,7 +155,8 @@ def test_the_successor_is_queued_before_the_wait_for_nodes_of_the_part_before(
     assert turns.take(run_directory.open_run(tmp_path / "run").path, before)
     monkeypatch.setattr(chaining, "gather", lambda *_: Evidence("6", chained=True, state="NODE_FAIL"))
 
-    def wait(*_: object) -> float:
+    def wait(*_: object, other_job: bool) -> float:
+        assert other_job
         happened.append("waited")
         return 0.0
 

@@ -36,6 +36,7 @@ GOES_ON: dict[str, dict[str, Any]] = {
 ENDS: dict[str, tuple[dict[str, Any], str]] = {
     "scancel": ({"verdict": "terminated", "state": "CANCELLED", "by": "20001"}, "cancelled"),
     "scancel -s KILL": ({"state": "CANCELLED"}, "cancelled"),
+    "scancel during the stop": ({"verdict": "time_limit", "state": "CANCELLED"}, "cancelled"),
     "the supervisor knew of scancel": ({"verdict": "cancelled", "state": "COMPLETED"}, "cancelled"),
     "Ctrl-C": ({"verdict": "interrupted", "state": "FAILED"}, "interrupted"),
     "gave up": ({"verdict": "no_progress", "state": "FAILED"}, "no_progress"),

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch import handover, joining, last_one_out, preemption, run_directory
+from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.launch import handover, joining, last_one_out, predecessor, preemption, run_directory
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.last_one_out import LIMIT_S, STILL_S, SUPERVISOR_DEAD_S, Closing, Sight, stand_ins
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.placements import Site
-from resilio_hpc.slurm import chain
+from resilio_hpc.launch.turns import Turn
+from resilio_hpc.slurm import chain, commands
 from resilio_hpc.slurm.commands import Holding
 
 LOST = Holding("n1", ("n2", "n3"), "RUNNING")
@@ -225,3 +227,50 @@ def test_who_stands_in(
     (slurm / "cancelled").touch()
     last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4", "n5"))
     assert cancelled(slurm) == closed
+
+
+# -- a record that no file takes -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run directory does not answer."""
+    monkeypatch.setattr(last_one_out, "_bounded", lambda _call, otherwise: otherwise)
+
+
+def test_the_jobs_comment_takes_the_record_and_names_the_part(
+    run: Path, hung: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comments: list[str] = []
+    ended: list[str] = []
+
+    def comment(job: str, text: str) -> None:
+        comments.append(text)
+        if len(comments) == 1:
+            raise commands.Unanswered("away")
+
+    monkeypatch.setattr(last_one_out, "POLL_S", 0.0)
+    monkeypatch.setattr(commands, "set_comment", comment)
+    monkeypatch.setattr(commands, "cancel", ended.append)
+    assert last_one_out.hand_over(run, "7r1", "needs_new_job", "batch_host_lost")
+    assert ended == ["7"]
+    monkeypatch.setattr(commands, "job_fields", lambda _: {"Comment": comments[-1]})
+    record = predecessor._comment_record(Turn(1, "7r1", "7", 1, ("n1",), -1, 0.0))
+    assert record is not None
+    assert (record.reason, record.carries_on) == ("batch_host_lost", True)
+    assert predecessor._comment_record(Turn(1, "7r2", "7", 1, ("n1",), -1, 0.0)) is None
+
+
+def test_without_any_record_the_job_is_not_cancelled_since_the_chain_would_end(
+    run: Path, hung: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: str) -> None:
+        raise SlurmError("Access denied")
+
+    ended: list[str] = []
+    monkeypatch.setattr(commands, "set_comment", refuse)
+    monkeypatch.setattr(commands, "cancel", ended.append)
+    assert not last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost")
+    assert ended == []
+    assert last_one_out.hand_over(run, "7", "failed", "batch_host_lost")  # nothing is left to do
+    assert ended == ["7"]

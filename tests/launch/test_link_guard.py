@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch.link_guard import ELECTED_S, LEASE_S, LinkGuard
+from resilio_hpc.launch.link_guard import ELECTED_S, LEASE_S, LinkGuard, holds_us
 
 
 def answers(path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
@@ -37,7 +37,7 @@ def test_the_pulse_alone_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_with_a_hung_directory_slurms_word_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(tmp_path, monkeypatch, 'test "$*" = "-h -j 7 -o %T" && echo RUNNING')
+    answers(tmp_path, monkeypatch, 'test "$*" = "-h -j 7 -o %T|%N" && echo "RUNNING|n1"')
     guard = LinkGuard("7", 0.0, first=True)
     now = LEASE_S * 0.6
     while now < 10 * LEASE_S:
@@ -46,7 +46,7 @@ def test_with_a_hung_directory_slurms_word_is_enough(tmp_path: Path, monkeypatch
         now += LEASE_S * 0.6
 
 
-@pytest.mark.parametrize("body", ["exit 1", "echo COMPLETING", "echo RUNNINGLATE", "true"])
+@pytest.mark.parametrize("body", ["exit 1", "echo COMPLETING", "echo 'RUNNINGLATE|n1'", "true"])
 def test_with_neither_it_leads_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     answers(tmp_path, monkeypatch, body)
     guard = LinkGuard("7", 0.0, first=True)
@@ -58,6 +58,21 @@ def test_with_neither_it_leads_no_more(tmp_path: Path, monkeypatch: pytest.Monke
     guard.pulse_written(LEASE_S + 2)
     assert guard.changed(LEASE_S + 2)
     assert guard.may_lead(LEASE_S + 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "job", "node", "holds"),
+    [
+        ("RUNNING|n[1-3]", "7", "n3", True),
+        ("RUNNING|n[1-3]", "7", "n4", False),  # requeued, and running elsewhere; or the node was taken from it
+        ("RUNNING|n[1-3]", "9", "n4", True),  # a node of another job that joined
+        ("RUNNING|n[1-", "7", "n1", False),
+        ("SUSPENDED|n1", "7", "n1", False),
+        ("RUNNING|n1\nRUNNING|n2", "7", "n1", False),
+    ],
+)
+def test_slurms_word_counts_where_the_job_runs_here(answer: str, job: str, node: str, holds: bool) -> None:
+    assert holds_us(f"{answer}\n", "7", {"SLURM_JOB_ID": job, "SLURMD_NODENAME": node}) is holds
 
 
 def test_one_that_was_elected_must_hear_sooner() -> None:

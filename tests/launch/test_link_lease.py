@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,7 @@ class Times:
         self.pulses = {0.0: 5, **(pulses or {})}
         self.said: list[str] = []
         self.clears_at = float("inf")
+        self.runs_until = 0.0
 
     def clock(self) -> float:
         return self.now
@@ -49,15 +50,17 @@ class Times:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def look(self, _run: Path, nodes: Sequence[str]) -> Seen:
-        assert tuple(nodes) == BEFORE.nodes
+    def look(self, _run: Path, before: Turn) -> Seen:
+        assert before == BEFORE
         waited = self.now - 1000.0
         pulse = max(moment for moment in self.pulses if moment <= waited)
-        return Seen(FREE if waited >= self.clears_at else self.states, self.pulses[pulse], self.agents)
+        return Seen(
+            FREE if waited >= self.clears_at else self.states, self.pulses[pulse], self.agents, waited < self.runs_until
+        )
 
-    def wait(self, run: Path, ended: bool = False) -> float:
+    def wait(self, run: Path, ended: bool = False, other_job: bool = True) -> float:
         return wait_for_predecessor(
-            run, BEFORE, "8", BEAT_S, self.said.append, ended, self.look, self.clock, self.sleep
+            run, BEFORE, "8", BEAT_S, self.said.append, ended, other_job, self.look, self.clock, self.sleep
         )
 
 
@@ -100,7 +103,7 @@ def test_the_next_epoch_is_taken_before_the_wait(run: Path) -> None:
     times = Times(FREE)
     seen = []
     look = times.look
-    times.look = lambda path, nodes: seen.append(run_directory.newest_epoch(path)) or look(path, nodes)  # type: ignore
+    times.look = lambda path, before: seen.append(run_directory.newest_epoch(path)) or look(path, before)  # type: ignore
     times.wait(run)
     assert seen[0].epoch == EPOCHS
     assert seen[0].job not in ("7", "8")  # agents of neither part follow it
@@ -108,6 +111,17 @@ def test_the_next_epoch_is_taken_before_the_wait(run: Path) -> None:
     newest = run_directory.newest_epoch(run)
     assert newest is not None
     assert newest.epoch == 2 * EPOCHS
+
+
+def test_a_job_that_runs_after_all_is_waited_for_though_its_pulse_stands_still(run: Path) -> None:
+    """Slurm did not answer when it was judged; its run directory hangs, so it leads by Slurm's word alone."""
+    times = Times(FREE)
+    times.runs_until = 200.0
+    assert times.wait(run) == 200.0 + BEAT_S
+    assert times.wait(run, other_job=False) == BEAT_S  # ourselves, requeued
+    times.runs_until = 10 * LIMIT_S
+    with pytest.raises(LaunchError, match="7 still runs"):
+        times.wait(run)
 
 
 def test_epochs_that_were_elected_and_not_recorded_are_outranked(run: Path) -> None:
