@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 STEADY_S = 8.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BEATS_PER_TIMEOUT = 8
+MAX_PER_PROCESS = 2000  # agents: each has several descriptors, and a process 20,000
 
 
 class Role:
@@ -38,10 +39,10 @@ class Role:
 
     verbose = False
 
-    def __init__(self, plan: dict[str, Any]) -> None:
+    def __init__(self, plan: dict[str, Any], said_to: int = subprocess.DEVNULL) -> None:
         self.name = f"{plan['role']} {plan.get('first', '')}"
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "scale_roles.py"), json.dumps(plan)], stdout=subprocess.PIPE,
+            [sys.executable, str(HERE / "scale_roles.py"), json.dumps(plan)], stdin=said_to, stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"},
         )  # fmt: skip
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -70,6 +71,11 @@ class Role:
             if wanted(event):
                 return event
 
+    def say(self, line: str) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+
     @property
     def cpu_s(self) -> float:
         """User and system time so far, of all its threads."""
@@ -88,19 +94,50 @@ class Role:
         self._process.wait()
 
 
+class Crowd:
+    """All agents but two, in processes that have room for their sockets."""
+
+    def __init__(self, plan: dict[str, Any], first: int, agents: int) -> None:
+        shares = range(first, agents, MAX_PER_PROCESS)
+        self._roles = [
+            Role(plan | {"first": share, "count": min(MAX_PER_PROCESS, agents - share)}, said_to=subprocess.PIPE)
+            for share in shares
+        ]
+
+    def begin(self) -> float:
+        """All at once; when that was."""
+        for role in self._roles:
+            role.wait_for(lambda event: event["event"] == "ready", 60)
+        began = time.monotonic()
+        for role in self._roles:
+            role.say("go")
+        return began
+
+    def wait_for(self, wanted: Callable[[dict[str, Any]], bool], limit_s: float) -> float:
+        """When the last of them told it."""
+        return max(float(role.wait_for(wanted, limit_s)["at"]) for role in self._roles)
+
+    @property
+    def cpu_s(self) -> float:
+        """Of all of them."""
+        return sum(role.cpu_s for role in self._roles)
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        for role in self._roles:
+            role.end(number)
+
+
 def measure_bare(agents: int, limit_s: float) -> dict[str, float]:
     """Handshakes and small exchanges alone."""
     with tempfile.TemporaryDirectory(prefix="resilio-scale-") as folder:
-        server = Role({"role": "bare-server", "run": f"{folder}/run", "agents": agents})
+        common = {"run": f"{folder}/run", "agents": agents}
+        server = Role({"role": "bare-server", **common})
         crowd = None
         try:
             port = server.wait_for(lambda event: event["event"] == "bare", 60)["port"]
-            before = server.cpu_s
-            crowd = Role(
-                {"role": "bare-crowd", "run": f"{folder}/run", "agents": agents, "count": agents, "port": port}
-            )
-            began = crowd.wait_for(lambda event: event["event"] == "crowd begins", 60)["at"]
-            ended = crowd.wait_for(lambda event: event["event"] == "every answer", limit_s)["at"]
+            crowd = Crowd({"role": "bare-crowd", **common, "port": port}, 0, agents)
+            before, began = server.cpu_s, crowd.begin()
+            ended = crowd.wait_for(lambda event: event["event"] == "every answer", limit_s)
             return {
                 "bare_s": ended - began, "bare_server_cpu_s": server.cpu_s - before, "bare_crowd_cpu_s": crowd.cpu_s,
             }  # fmt: skip
@@ -113,40 +150,31 @@ def measure_bare(agents: int, limit_s: float) -> dict[str, float]:
 def measure_ours(agents: int, timeout_s: float, limit_s: float, profile: Path | None) -> dict[str, float]:
     """A round, heartbeats for a while, then the controller's node is killed."""
     with tempfile.TemporaryDirectory(prefix="resilio-scale-") as folder:
-        common = {"run": f"{folder}/run", "agents": agents, "timeout_s": timeout_s}
-        roles = [Role({"role": "node", "first": 0, **common, "profile": str(profile or "")})]
+        common = {"run": f"{folder}/run", "agents": agents, "timeout_s": timeout_s, "profile": str(profile or "")}
+        roles: list[Role | Crowd] = []
         try:
-            leader = roles[0]
+            leader = Role({"role": "node", "first": 0, **common})
+            roles.append(leader)
             leader.wait_for(lambda event: event["event"] == "controller", 60)
-            roles.append(Role({"role": "node", "first": 1, **common, "profile": f"{profile}.heir" if profile else ""}))
-            roles[1].wait_for(lambda event: event["event"] == "every welcome", 60)
-            roles.append(
-                Role(
-                    {
-                        "role": "crowd",
-                        "first": 2,
-                        "count": agents - 2,
-                        **common,
-                        "profile": f"{profile}.crowd" if profile else "",
-                    }
-                )
-            )
-            crowd = roles[2]
-            before, began = leader.cpu_s, crowd.wait_for(lambda event: event["event"] == "crowd begins", 60)["at"]
-            formed = crowd.wait_for(lambda event: event["event"] == "every start", limit_s)["at"]
-            figures = {
-                "formed_s": formed - began, "formed_cpu_s": leader.cpu_s - before, "formed_crowd_cpu_s": crowd.cpu_s,
-            }  # fmt: skip
-            leader.wait_for(lambda event: event["event"] == "phase" and event["phase"] == "running", limit_s)
-            figures["running_s"] = time.monotonic() - began
-            figures |= _steady(leader, agents, timeout_s)
+            heir = Role({"role": "node", "first": 1, **common})
+            roles.append(heir)
+            heir.wait_for(lambda event: event["event"] == "every welcome", 60)
+            crowd = Crowd({"role": "crowd", **common}, 2, agents)
+            roles.append(crowd)
+            figures = _form(leader, crowd, limit_s) | _steady(leader, agents, timeout_s)
             return figures | _takeover(leader, crowd, limit_s, signal.SIGINT if profile else signal.SIGKILL)
         finally:
-            if profile:
-                for role in roles:
-                    role.end(signal.SIGINT)  # so that they are written
             for role in reversed(roles):
-                role.end()
+                role.end(signal.SIGINT if profile else signal.SIGKILL)  # a profile is then written
+
+
+def _form(leader: Role, crowd: Crowd, limit_s: float) -> dict[str, float]:
+    """Until every agent was told to start its ranks; and until the controller knows that all of them run."""
+    before, began = leader.cpu_s, crowd.begin()
+    formed = crowd.wait_for(lambda event: event["event"] == "every start", limit_s)
+    figures = {"formed_s": formed - began, "formed_cpu_s": leader.cpu_s - before, "formed_crowd_cpu_s": crowd.cpu_s}
+    running = leader.wait_for(lambda event: event["event"] == "phase" and event["phase"] == "running", limit_s)
+    return figures | {"running_s": running["at"] - began}
 
 
 def _steady(leader: Role, agents: int, timeout_s: float) -> dict[str, float]:
@@ -158,13 +186,13 @@ def _steady(leader: Role, agents: int, timeout_s: float) -> dict[str, float]:
     return {"beats_per_s": beats, "core": core, "core_per_1000_beats": core / beats * 1000, "peak_mb": leader.peak_mb}
 
 
-def _takeover(leader: Role, crowd: Role, limit_s: float, number: signal.Signals) -> dict[str, float]:
+def _takeover(leader: Role, crowd: Crowd, limit_s: float, number: signal.Signals) -> dict[str, float]:
     """Until every agent follows the new controller, and until every one was told to start its ranks again."""
     killed = time.monotonic()
     leader.end(number)
     welcomed = crowd.wait_for(lambda event: event["event"] == "every welcome" and event["epoch"] > 1, limit_s)
     started = crowd.wait_for(lambda event: event["event"] == "every start" and event["epoch"] > 1, limit_s)
-    return {"takeover_s": welcomed["at"] - killed, "restarted_s": started["at"] - killed}
+    return {"takeover_s": welcomed - killed, "restarted_s": started - killed}
 
 
 def table(agents: int, trials: list[dict[str, float]]) -> str:
@@ -187,7 +215,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="--heartbeat-timeout of the run")
     parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="how long anything may take")
-    parser.add_argument("--profile", type=Path, help="write a cProfile of each process, FILE, FILE.heir, FILE.crowd")
+    parser.add_argument("--profile", type=Path, help="write FILE.ROLE-FIRST: a cProfile of each process")
     parser.add_argument("--only", choices=("bare", "ours"))
     parser.add_argument("--verbose", action="store_true", help="everything that the processes tell")
     parser.add_argument("--json", type=Path, help="write the figures here")

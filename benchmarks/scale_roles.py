@@ -13,7 +13,6 @@ import contextlib
 import cProfile
 import os
 import sys
-import time
 
 import msgspec
 import zmq
@@ -21,7 +20,6 @@ import zmq
 from resilio_hpc.core import wire
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch import run_directory
 from resilio_hpc.launch.controller_host import ControllerHost
 from resilio_hpc.launch.process_tree import die_with_parent
 from resilio_hpc.launch.storage import Storage
@@ -83,13 +81,17 @@ def run_node(process: Process) -> None:
             tell("phase", phase=phase, round=host.controller.round)
 
 
+def wait_for_word() -> None:
+    """Until all processes of the crowd are up."""
+    tell("ready")
+    sys.stdin.readline()
+
+
 def run_crowd(process: Process) -> None:
-    """All others, once somebody is controller."""
+    """All others, when told to."""
     plan = process.plan
     watcher = Watcher(plan.count)
-    while run_directory.newest_epoch(process.run.path) is None:
-        time.sleep(0.01)
-    tell("crowd begins")
+    wait_for_word()
     agents = [SimulatedAgent(process, node, watcher.heard) for node in plan.nodes[plan.first : plan.first + plan.count]]
     for agent in agents:
         agent.begin(f"127.0.0.1:{process.keys.port}")  # the same on all nodes, as where each is a machine
@@ -118,7 +120,7 @@ def run_bare_crowd(process: Process, exchanges: int = 3) -> None:
     """Connections, and as many exchanges as a round takes: Hello, Prepare and Start, all small."""
     plan = process.plan
     finished = 0
-    tell("crowd begins")
+    wait_for_word()
 
     def open_one(number: int) -> None:
         name = f"node{number:05d}/{os.urandom(4).hex()}".encode()
@@ -159,7 +161,7 @@ def main() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         ROLES[plan.role](Process(plan))
     if plan.profile:
-        profile.dump_stats(plan.profile)
+        profile.dump_stats(f"{plan.profile}.{plan.role}-{plan.first}")
     os._exit(0)  # thousands of open sockets would be waited for
 
 
