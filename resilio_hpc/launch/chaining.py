@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.durable import create_exclusive, write_atomic
-from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError
 from resilio_hpc.core.json_fields import read_object
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import last_one_out, link_lease, preemption, run_directory, turns
@@ -79,11 +79,14 @@ class Chain:
             if not decision.goes_on:
                 return self._stop(decision)
             if self._take_turn(number):
-                self.begin()  # before all that takes long: then the chain goes on whatever becomes of this job
-                if last:
-                    self._wait_for(last[0], decision.clean)
-                if self._site.mode == "step":
-                    write_atomic(self._ready_file(), b'{"ready": true}')
+                try:
+                    self.begin()  # before all that takes long: then the chain goes on whatever becomes of this job
+                    if last:
+                        self._wait_for(last[0], decision.clean)
+                except ResilioError as error:
+                    self._tell_followers({"refused": str(error)})
+                    raise
+                self._tell_followers({"ready": True})
                 return None
 
     def _judge(self, last: turns.Turn) -> Decision:
@@ -119,14 +122,21 @@ class Chain:
     def _ready_file(self) -> Path:
         return self._run_path / "links" / f"{self._site.key}.ready"
 
+    def _tell_followers(self, news: dict[str, Any]) -> None:
+        if self._site.mode == "step":
+            write_atomic(self._ready_file(), json.dumps(news).encode())
+
     def _follow_the_leader(self) -> str | None:
         """Every other task of an srun step waits for what the first one decides."""
         create_exclusive(self._ready_file(), b"{}", 0o644)  # a name that is looked for in vain stays missing on an NFS
         run_directory.expect_verdict(self._run_path, self._site.key)
         deadline = time.monotonic() + FOLLOWER_WAIT_S + link_lease.LIMIT_S
         while time.monotonic() < deadline:
-            if (read_object(self._ready_file()) or {}).get("ready"):
+            news = read_object(self._ready_file()) or {}
+            if news.get("ready"):
                 return None
+            if "refused" in news:
+                return str(news["refused"])
             ended = run_directory.read_verdict(self._run_path, self._site.key)
             if ended is not None:
                 return str(ended.get("reason", "this job has nothing to do"))

@@ -118,8 +118,8 @@ def test_where_no_successor_may_be_queued_the_job_requeues_itself_and_does_not_s
     assert (requeued, stays) == (["7"], [])
 
 
-def step_of(path: Path, leads: bool) -> Chain:
-    options = LaunchOptions("true", "command", str(path))
+def step_of(path: Path, leads: bool, chained: bool = False) -> Chain:
+    options = LaunchOptions("true", "command", str(path), chain=chained)
     site = Site("step", "7", ("n1", "n2"), leads)
     return Chain(options, site, path, Ledger(path / "ledger", f"7-test-{leads}"))
 
@@ -142,6 +142,21 @@ def test_the_other_tasks_of_a_step_wait_for_what_the_first_one_decides(
         assert step_of(path, True).judge_predecessor() is None
     follower.join(20.0)
     assert answers == ["all is done" if before else None]
+
+
+def test_the_other_tasks_of_a_step_end_when_the_first_one_does(
+    tmp_path: Path, state: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> slurm_chain.Link:
+        raise SlurmError("Invalid account")
+
+    path = run_directory.open_run(tmp_path / "run").path
+    monkeypatch.setattr(slurm_chain, "submit_successor", refuse)
+    with pytest.raises(UsageError):
+        step_of(path, True, chained=True).judge_predecessor()
+    over = step_of(path, False).judge_predecessor()
+    assert over is not None
+    assert "Invalid account" in over
 
 
 # -- the beginning -------------------------------------------------------------------------------------------------
