@@ -99,6 +99,7 @@ class ControllerHost:
         self._verdict.forget()
         self.controller = Controller(config, term, Clock(time.monotonic, time.time))
         self._guard = LinkGuard(self._slurm_job, time.monotonic(), term.first)
+        self.controller.enrolment.suspended = not self._guard.may_lead(time.monotonic())
         self._carry_out(self.controller.begin())
         self._ask_past()
 
@@ -183,8 +184,8 @@ class ControllerHost:
             self._next_status = now + max(STATUS_INTERVAL_S, len(self.controller.agents) / STATUS_AGENTS_PER_S)
             self._storage.request("status", lambda reply: self._learn_newest(reply, now), status=self._status())
         self._guard.tick(now)
+        self.controller.enrolment.suspended = not self._guard.may_lead(now)
         if self._guard.changed(now):
-            self.controller.enrolment.suspended = not self._guard.may_lead(now)
             self._write("suspended" if self.controller.enrolment.suspended else "resumed", epoch=self.controller.epoch)
 
     def _learn_newest(self, reply: dict[str, Any] | None, asked: float) -> None:

@@ -16,7 +16,7 @@ from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.hostlist import expand
 
 LEASE_S = LINK_LEASE_S * 0.75
-ELECTED_S = LINK_LEASE_S - LEASE_S  # so that a change of controller in between stays within what the next job waits
+QUIET_S = 5.0  # how long one that was elected may wait for its first word before that is told
 ASK_EVERY_S = 5.0
 ANSWER_S = 20.0
 
@@ -26,9 +26,11 @@ class LinkGuard:
 
     def __init__(self, job: str, now: float, first: bool) -> None:
         self._job = job
-        self._lease = LinkLease(now - (0.0 if first else LEASE_S - ELECTED_S), LEASE_S)
+        # one that was elected has proof of nothing: its job may have been over for long before
+        self._lease = LinkLease(now if first else now - LEASE_S, LEASE_S)
         self._question: subprocess.Popen[bytes] | None = None
-        self._asked = now
+        self._asked = now if first else now - ASK_EVERY_S
+        self._quiet_until = now if first else now + QUIET_S
         self._suspended = False
 
     def pulse_written(self, asked: float) -> None:
@@ -40,7 +42,9 @@ class LinkGuard:
         return not self._job or not self._lease.expired(now)
 
     def changed(self, now: float) -> bool:
-        """Whether ``may_lead`` says something else than at the last call."""
+        """Whether ``may_lead`` says something else than at the last call, and that is worth telling."""
+        if now < self._quiet_until and not self._suspended and not self.may_lead(now):
+            return False
         before, self._suspended = self._suspended, not self.may_lead(now)
         return before != self._suspended
 

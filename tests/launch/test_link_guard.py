@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch.link_guard import ELECTED_S, LEASE_S, LinkGuard, holds_us
+from resilio_hpc.launch.link_guard import LEASE_S, QUIET_S, LinkGuard, holds_us
 
 
 def answers(path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
@@ -75,10 +75,22 @@ def test_slurms_word_counts_where_the_job_runs_here(answer: str, job: str, node:
     assert holds_us(f"{answer}\n", "7", {"SLURM_JOB_ID": job, "SLURMD_NODENAME": node}) is holds
 
 
-def test_one_that_was_elected_must_hear_sooner() -> None:
+def test_one_that_was_elected_leads_only_once_it_has_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(tmp_path, monkeypatch, "echo 'RUNNING|n1'")
     guard = LinkGuard("7", 0.0, first=False)
-    assert guard.may_lead(ELECTED_S - 1)
-    assert not guard.may_lead(ELECTED_S + 1)
+    assert not guard.may_lead(0.0)
+    assert not guard.changed(1.0), "that is as it should be, for a moment"
+    ask(guard, 0.1)
+    assert guard.may_lead(1.0)
+    assert not guard.changed(1.0)
+
+
+def test_one_that_was_elected_and_hears_nothing_says_so() -> None:
+    guard = LinkGuard("7", 0.0, first=False)
+    assert not guard.changed(QUIET_S - 1)
+    assert guard.changed(QUIET_S + 1)
+    guard.pulse_written(QUIET_S + 2)
+    assert guard.changed(QUIET_S + 2)
 
 
 def test_a_hanging_squeue_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

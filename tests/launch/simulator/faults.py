@@ -20,6 +20,7 @@ BAD = (
 
 COMES_OF_IT = (  # what faults do to messages, processes and requests
     "lost", "doubled", "overtook", "delayed", "held", "hung", "failed", "done for the dead", "restart", "port taken",
+    "next job",
 )  # fmt: skip
 
 
@@ -196,11 +197,23 @@ def _slow_to_die(world: SeededWorld, fault: Fault) -> bool:
     return True
 
 
+def _job_ends(world: SeededWorld, fault: Fault) -> bool:
+    """Slurm's word does not reach ``nodes``; there the run directory may hang as well, and does for long."""
+    if not world.agents or world.directory.verdict is not None:
+        return False
+    world.chain.ends(fault.nodes, 0.5 + 3.0 * fault.value)
+    if fault.value < 0.7:
+        world.storage.hang(fault.nodes)
+        world.after(fault.lasts, lambda: world.storage.go_on(fault.nodes))
+    _passes(world, fault, world.chain.reaches_all)
+    return True
+
+
 _STRIKE: dict[str, Callable[[SeededWorld, Fault], bool]] = {
     "rank_dies": _rank_dies, "agent_killed": _agent_killed, "power_cut": _power_cut, "node_alone": _split,
     "halves": _split, "groups": _groups, "one_way": _one_way, "connection_breaks": _connection_breaks,
     "bad_network": _bad_network, "storage_hangs": _storage_hangs, "storage_hangs_here": _storage_hangs,
     "storage_fails": _storage_fails, "warning": _warning, "saver_fails": _saver_fails, "frozen": _frozen,
     "agent_stopped": _agent_stopped, "clock_jumps": _clock_jumps, "spawner_dies": _spawner_dies,
-    "store_dies": _store_dies, "slow_to_die": _slow_to_die,
+    "store_dies": _store_dies, "slow_to_die": _slow_to_die, "job_ends": _job_ends,
 }  # fmt: skip

@@ -10,6 +10,7 @@ from virtual_cluster.invariants import Violation
 
 from resilio_hpc.launch import messages as m
 from simulator.faults import strike
+from simulator.links import LONGEST_S, WATCHED_S
 from simulator.schedule import Fault, Schedule, schedule
 from simulator.story import Story
 from simulator.world import SeededWorld
@@ -76,6 +77,12 @@ def bound_s(plan: Schedule) -> float:
 
 def _to_the_end(world: SeededWorld, plan: Schedule) -> None:
     deadline = world.now + plan.healed_at + bound_s(plan)
+    for fault in plan.faults:
+        if fault.kind == "job_ends":
+            world.advance(world.now + fault.at, MOST_EVENTS)
+    if world.chain.ended:
+        _to_the_next_job(world)
+        return
     world.advance(deadline, MOST_EVENTS)
     if world.agents and world.directory.verdict is None and _most_are_there(world):
         raise Violation(f"no verdict {bound_s(plan):.0f} s after everything was healed")
@@ -87,6 +94,14 @@ def _to_the_end(world: SeededWorld, plan: Schedule) -> None:
     if world.agents:
         raise Violation(f"told to end, {', '.join(world.agents)} stayed")
     world.watch.ended()
+
+
+def _to_the_next_job(world: SeededWorld) -> None:
+    """Slurm ended the job: the next one trains before long, and alone."""
+    world.advance(world.now + LONGEST_S + world.config.heartbeat_timeout_s, MOST_EVENTS, deserted=True)
+    if world.chain.trains_since is None:
+        raise Violation(f"the next job does not train {LONGEST_S:.0f} s after the one before it ended")
+    world.advance(world.chain.trains_since + WATCHED_S, MOST_EVENTS, deserted=True)
 
 
 def _tell_to_end(world: SeededWorld, agent: VirtualAgent) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from virtual_cluster.ranks import Script
@@ -12,9 +12,10 @@ KINDS = {  # how often each fault is drawn
     "rank_dies": 10, "agent_killed": 10, "power_cut": 5, "node_alone": 7, "halves": 5, "groups": 3, "one_way": 4,
     "connection_breaks": 6, "bad_network": 6, "storage_hangs": 5, "storage_hangs_here": 5, "storage_fails": 3,
     "warning": 2, "saver_fails": 3, "frozen": 6, "agent_stopped": 3, "clock_jumps": 2, "spawner_dies": 3,
-    "store_dies": 2, "slow_to_die": 2,
+    "store_dies": 2, "slow_to_die": 2, "job_ends": 1.5,
 }  # fmt: skip
-ONCE = ("warning",)
+ONCE = ("warning", "job_ends")
+LONG = 20  # times as many steps where a job after this one has to wait for it
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Schedule:
         return tuple(f"n{number}" for number in range(1, self.nodes + self.spares + 1))
 
     @property
+    def has_next_job(self) -> bool:
+        """Whether Slurm ends this job, and another one goes on."""
+        return any(fault.kind == "job_ends" for fault in self.faults)
+
+    @property
     def healed_at(self) -> float:
         """From then on nothing breaks any more."""
         return max((fault.at + fault.lasts for fault in self.faults), default=0.0) + 0.1
@@ -83,7 +89,19 @@ def schedule(seed: int) -> Schedule:
         draw.choice((2, 4, 8)), draw.random() < 0.2, draw.random() < 0.5, (),
     )  # fmt: skip
     until = shape.script.steps * shape.script.step_s + 2.0
-    return Schedule(**{**shape.__dict__, "faults": _faults(draw, shape, until)})
+    shape = replace(shape, faults=_faults(draw, shape, until))
+    return _as_long_as_leases_last(draw, shape) if shape.has_next_job else shape
+
+
+def _as_long_as_leases_last(draw: Random, shape: Schedule) -> Schedule:
+    """Until nodes that were not told of the job's end must have stopped by themselves; with more that strikes them."""
+    more = tuple(
+        _DRAW.get(kind, _plain)(draw, shape, draw.uniform(0.0, 90.0), kind)
+        for kind in draw.choices(("agent_killed", "node_alone", "storage_hangs", "halves", "rank_dies"), k=3)
+    )
+    script = replace(shape.script, steps=LONG * shape.script.steps)
+    faults = tuple(sorted((*shape.faults, *more), key=lambda fault: fault.at))
+    return replace(shape, script=script, minimum=1, faults=faults)
 
 
 def _faults(draw: Random, shape: Schedule, until: float) -> tuple[Fault, ...]:
@@ -122,6 +140,12 @@ def _many(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
     return Fault(at, kind, some, _span(draw, shape), draw.random())
 
 
+def _most(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
+    """Most of the nodes are not told; for so long that they must find out by themselves, as a rule."""
+    some = tuple(name for name in shape.names if draw.random() < 0.8)
+    return Fault(at, kind, some, draw.choice((draw.uniform(1, 100), 300.0)), draw.random())
+
+
 def _halves(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
     shuffled = draw.sample(shape.names, len(shape.names))
     return Fault(at, kind, tuple(shuffled[: len(shuffled) // 2]), _span(draw, shape), draw.random())
@@ -138,5 +162,5 @@ def _brief(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
 _DRAW: dict[str, Callable[[Random, Schedule, float, str], Fault]] = {
     "node_alone": _lasting, "halves": _halves, "groups": _many, "one_way": _many, "bad_network": _everywhere,
     "storage_hangs": _everywhere, "storage_hangs_here": _lasting, "storage_fails": _everywhere, "saver_fails": _lasting,
-    "frozen": _lasting, "agent_stopped": _brief, "slow_to_die": _lasting,
+    "frozen": _lasting, "agent_stopped": _brief, "slow_to_die": _lasting, "job_ends": _most,
 }  # fmt: skip

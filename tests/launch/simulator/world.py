@@ -11,6 +11,8 @@ from typing import Any
 from virtual_cluster.agent import VirtualAgent
 from virtual_cluster.world import Site, World
 
+from resilio_hpc.launch.link_guard import LinkGuard
+from simulator.links import Chain, VirtualGuard
 from simulator.network import SeededNetwork
 from simulator.schedule import Schedule
 from simulator.storage import SeededStorage
@@ -31,6 +33,7 @@ class SeededWorld(World):
         self._ease_s = schedule.heartbeat_timeout_s / 20
         self.network: SeededNetwork
         self.storage: SeededStorage
+        self.chain = Chain(self)
         super().__init__(
             schedule.nodes, schedule.spares, schedule.slots, schedule.script, schedule.minimum, schedule.unit,
             heartbeat_timeout_s=schedule.heartbeat_timeout_s, max_without_progress=schedule.max_without_progress,
@@ -71,7 +74,16 @@ class SeededWorld(World):
 
     def wanted(self, node: str) -> bool:
         """Whether the node's supervisor starts another agent."""
-        return self.directory.verdict is None
+        return self.directory.verdict is None and self.chain.wanted(node)
+
+    def before_step(self) -> None:
+        """Not while the next job trains."""
+        if self.chain.trains_since is not None:
+            self.chain.check()
+
+    def link_guard(self, agent: VirtualAgent, first: bool) -> LinkGuard:
+        """With a job after this one in mind, where there is one."""
+        return VirtualGuard(self, agent, first) if self.schedule.has_next_job else super().link_guard(agent, first)
 
     def stands_still(self, nodes: Collection[str]) -> bool:
         if super().stands_still(nodes):

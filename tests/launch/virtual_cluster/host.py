@@ -21,6 +21,7 @@ from resilio_hpc.launch.controller_state import (
     Send,
     StepDown,
 )
+from resilio_hpc.launch.link_guard import LinkGuard
 from virtual_cluster.directory import JOB
 from virtual_cluster.network import Connection
 
@@ -40,11 +41,14 @@ class VirtualHost:
         self._verdict: dict[str, Any] | None = None
         self._verdict_due = self._next_verdict = 0.0
         self._next_status = 0.0
+        self._guard = LinkGuard("", 0.0, True)
 
     def begin(self, term: Term) -> None:
         """Become controller."""
         self._verdict = None
         self.controller = Controller(self._world.config, term, Clock(self._agent.monotonic, self._agent.unix))
+        self._guard = self._world.link_guard(self._agent, term.first)
+        self.controller.enrolment.suspended = not self._guard.may_lead(self._agent.monotonic())
         self._carry_out(self.controller.begin())
         self._ask_past()
 
@@ -71,9 +75,9 @@ class VirtualHost:
         """There is no controller here any more."""
         if self.controller is not None:
             self._world.record("stepped_down", {"node": self._agent.node, "reason": reason})
-            since = self.controller.enrolment.since if since is None else since
+            epoch, since = self.controller.epoch, self.controller.enrolment.since if since is None else since
             self.controller = None
-            self._agent.core.stepped_down(since)
+            self._agent.core.stepped_down(epoch, since)
 
     def tick(self) -> None:
         """Let time pass."""
@@ -87,8 +91,13 @@ class VirtualHost:
             self._next_status = now + STATUS_INTERVAL_S
             epoch, leads = self.controller.epoch, self.controller.enrolment.leads
             self._world.storage.ask(
-                self._agent, lambda: self._world.directory.write_status(epoch, leads), self._learn_newest
+                self._agent,
+                lambda: self._world.directory.write_status(epoch, leads),
+                lambda newest: self._learn_newest(newest, now),
             )
+        self._guard.tick(now)
+        if self.controller is not None:
+            self.controller.enrolment.suspended = not self._guard.may_lead(now)
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
@@ -113,9 +122,9 @@ class VirtualHost:
         self.step_down(f"epoch {newest} has begun")
         return True
 
-    def _learn_newest(self, newest: int | None) -> None:
-        if newest is not None:
-            self._superseded(newest)
+    def _learn_newest(self, newest: int | None, asked: float) -> None:
+        if newest is not None and self.controller is not None and not self._superseded(newest):
+            self._guard.pulse_written(asked)
 
     # -- the run directory -------------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ class Invariants:
 
     def trains(self, life: Life) -> None:
         """A round makes a step: no rank of another one lives."""
+        self._world.before_step()
         for agent in self._world.agents.values():
             if agent.lives() and not agent.site.frozen and not self._is_leased(agent.node):
                 raise Violation(f"ranks live on {agent.node}, though no controller with a quorum can have leased them")

@@ -12,6 +12,7 @@ from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.ballot import Ballot
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.controller_state import ControllerConfig
+from resilio_hpc.launch.link_guard import LinkGuard
 from resilio_hpc.launch.rendezvous import Shape
 from virtual_cluster.agent import VirtualAgent
 from virtual_cluster.directory import Directory, SharedStorage
@@ -130,16 +131,19 @@ class World:
         """An agent says something, or hears it."""
         (agent.said if said else agent.heard).append(message)
 
-    def advance(self, until: float, most_events: int) -> None:
-        """Go on until then, or until every agent has left. Time that never comes to an end is a violation."""
+    def advance(self, until: float, most_events: int, deserted: bool = False) -> None:
+        """Go on until then, or until every agent has left, unless ``deserted``. Endless time is a violation."""
         queue = self._queue
-        while self.agents and queue[0][0] <= until:
+        while (self.agents or deserted) and queue and queue[0][0] <= until:
             self.now, _, call = heapq.heappop(queue)
             call()
             self.events += 1
             if self.events > most_events:
                 raise Violation(f"endless: {self.events} events, {len(queue)} more wait")
-        self.now = max(self.now, until) if self.agents else self.now
+        self.now = max(self.now, until) if self.agents or deserted else self.now
+
+    def before_step(self) -> None:
+        """Ranks are about to make a step."""
 
     # -- what the agents' virtual worlds share -----------------------------------------------------------------
 
@@ -172,6 +176,10 @@ class World:
         dead.die()
         if not silently:
             self.network.closed(dead)
+
+    def link_guard(self, agent: VirtualAgent, first: bool) -> LinkGuard:
+        """What tells a controller whether its job still has the run: here, nothing."""
+        return LinkGuard("", agent.monotonic(), first)
 
     def port(self, site: Site) -> int:
         """Where the node's next agent listens: all of a run use the same number, wherever it is free."""
