@@ -114,6 +114,15 @@ def stands_in(path: str) -> bool:
         return False
 
 
+def enter(cwd: str) -> None:
+    """Go where ranks will start, once: one that is forked there needs nothing of a directory that hangs by then."""
+    if cwd and not stands_in(cwd):
+        try:
+            os.chdir(cwd)
+        except OSError:
+            pass  # each rank will say so
+
+
 def check_directory(path: str) -> None:
     """Raises NotADirectoryError where a rank could not have it as its working directory."""
     if stands_in(path):

@@ -272,7 +272,7 @@ def main() -> None:
     os.set_inheritable(options.fd, False)
     if not options.why_not_fork:
         options = _preload(options)
-    _enter(options.cwd)
+    forked_child.enter(options.cwd)
     process_tree.die_with_parent(options.agent, signal.SIGTERM)
     link = socket.socket(fileno=options.fd)
     link.send(encode(Ready(os.getpid(), time.monotonic() - begun, 1, options.why_not_fork)))
@@ -281,15 +281,6 @@ def main() -> None:
     del zygote, link
     process_tree.set_name("python")
     sys.exit(task())
-
-
-def _enter(cwd: str) -> None:
-    """Go where ranks start, once: a rank that is forked here needs nothing of a directory that hangs by then."""
-    if cwd and not forked_child.stands_in(cwd):
-        try:
-            os.chdir(cwd)
-        except OSError:
-            pass  # each rank will say so
 
 
 def _preload(options: Options) -> Options:
