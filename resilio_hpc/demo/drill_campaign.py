@@ -26,7 +26,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "shared directory hangs for 60 s, a rank killed inside",
         "shared directory hangs for 60 s, controller's agent killed inside",
     ),
-    "a node comes back": ("a lost node boots again",),
+    "a node comes back": ("a lost node boots again", "a lost node boots again, chain"),
     "join": ("a joiner replaces a lost node",),
     "grow back": ("grow back with a healed node", "grow back with a joiner"),
     "preemption": ("preempted, cancel", "preempted, requeue"),

@@ -136,8 +136,6 @@ def _both() -> list[Drill]:
         Drill("working directory hangs for 20 s, a rank killed inside",
               (hang, Act("kill_rank", "follower", after_s=3.0), Act("release_shared", after_s=17.0)), ("rank_killed",),
               shared_mount="fuse", steps_meanwhile=100, world_size=6),
-        Drill("a lost node boots again", (Act(POWER, "follower"), Act("boot", "follower", after_s=6.0)), LOST,
-              **SHRINK),
         Drill("a joiner replaces a lost node",
               (Act("submit_joiner"), Act(POWER, "follower", after_s=1.0, on="spawner_ready")), LOST, world_size=6),
         Drill("grow back with a joiner",
@@ -175,6 +173,9 @@ def _batch_only() -> list[Drill]:
     """Where agents have an srun each, the run outlives the batch host and any srun."""
     return [
         Drill("srun SIGKILL", (Act("kill_srun", "follower"),), LOST),
+        Drill(
+            "a lost node boots again", (Act(POWER, "follower"), Act("boot", "follower", after_s=6.0)), LOST, **SHRINK
+        ),
         Drill("batch host power cut", (Act(POWER, "batch_host"),), LOST, **SPARE),
         Drill("two nodes, the controller's loses power", (Act(POWER, "leader"),), LOST, **TWO_NODES, world_size=2),
         Drill("two nodes, the controller's is cut off", (Act("partition", "leader"),), LOST, **TWO_NODES, world_size=2),
@@ -186,6 +187,13 @@ def _srun_only() -> list[Drill]:
     """Where one srun holds all agents, its loss ends the job, and the next one of the chain carries on."""
     return [
         Drill("srun SIGKILL, chain", (Act("kill_srun"),), **CHAIN),
+        Drill(
+            "a lost node boots again, chain",  # srun ends its step when the node comes back ("Connection reset")
+            (Act(POWER, "follower"), Act("boot", "follower", after_s=6.0)),
+            LOST,
+            **SHRINK,
+            launch_arguments=("--chain",),
+        ),
         Drill("batch host power cut, chain", (Act(POWER, "batch_host"),), **CHAIN),
     ]
 
