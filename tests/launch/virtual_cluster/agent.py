@@ -41,8 +41,8 @@ class VirtualAgent(Process):
         self._world = world
         self._lives: set[Life] = set()  # whose ranks are alive here
         self._life = 0  # grows when ranks are stopped: what was on its way for them is void
-        incarnation = f"{self.node}.{site.incarnations}"
-        hello = m.Hello(self.node, incarnation, 0, self.endpoint, self.node, world.slots, last=site.kept)
+        self.incarnation = f"{self.node}.{site.incarnations}"
+        hello = m.Hello(self.node, self.incarnation, 0, self.endpoint, self.node, world.slots, last=site.kept)
         ballot = site.ballot or Ballot(first_membership(world.config.expected))
         self.core = AgentCore(hello, JOB, ballot, self, world.config.heartbeat_timeout_s)
 
@@ -163,6 +163,7 @@ class VirtualAgent(Process):
         self.host.say_to(node, message)
 
     def become_controller(self, term: Term) -> None:
+        self._world.watch.leads(self, term.epoch)
         self.host.begin(term)
 
     def step_down(self, reason: str) -> None:

@@ -43,6 +43,7 @@ class Invariants:
     def __init__(self, world: World) -> None:
         self._world = world
         self._controllers: dict[int, str] = {}  # epoch → endpoint of the one that others follow
+        self._leaders: dict[int, VirtualAgent] = {}
         self._promised: dict[str, int] = {}  # node → the newest epoch that it promised or followed
         self._supported: dict[Leader, Supported] = {}  # who was with a controller, and when
         self._led: dict[tuple[str, Leader], float] = {}  # when the node last heard the controller
@@ -108,6 +109,12 @@ class Invariants:
             one, other = (history, content) if known >= step else (content, history)
             if known not in bad and computed_before(other, min(known, step)) != one:
                 raise Violation(f"step {step} is committed as {history}, but step {known} was as {content}")
+
+    def leads(self, agent: VirtualAgent, epoch: int) -> None:
+        """A process becomes controller: an epoch has one, ever."""
+        known = self._leaders.setdefault(epoch, agent)
+        if known is not agent:
+            raise Violation(f"{agent.incarnation} leads epoch {epoch}, as {known.incarnation} did")
 
     def follows(self, agent: VirtualAgent, epoch: int, endpoint: str) -> None:
         """An agent follows a controller."""
