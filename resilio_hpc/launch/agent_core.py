@@ -42,6 +42,7 @@ class AgentCore(NodeRanks):
         self._beat_interval = min(1.0, heartbeat_timeout_s / 8)
         self._next_beat = 0.0
         self._welcomed = False
+        self._led: tuple[int, float] = (0, 0.0)  # our own last epoch, and since when it had no quorum
         self._echo = NEVER  # the newest stamp of this epoch's controller
         self._leaves_at: float | None = None
         self._lost_at: float | None = None  # since when no controller is known to live
@@ -136,9 +137,11 @@ class AgentCore(NodeRanks):
         self._welcomed = False
         self._next_beat = self._ports.monotonic()
 
-    def stepped_down(self, since: float) -> None:
-        """Our own node's controller is none any more; it had no quorum since ``since``."""
-        self._succession.lose(self._ports.monotonic(), closed=False, alive=True, silent_since=since)
+    def stepped_down(self, epoch: int, since: float) -> None:
+        """Our own node's controller is none any more; it had no quorum since ``since`` (NEVER: not at all)."""
+        now = self._ports.monotonic()
+        self._led = (epoch, since if since != NEVER else now)
+        self._succession.stepped_down(epoch, since, now)
         self._welcomed = False
 
     def scanned(
@@ -175,7 +178,9 @@ class AgentCore(NodeRanks):
         if self._succession.in_contact and record is not None and record.node != self.node:
             self._ports.to_orphan(message.node, m.Redirect(record.epoch, record.node, record.endpoint))
         else:
-            self._ports.to_orphan(message.node, m.NotLeading(message.epoch))
+            epoch, since = self._led
+            silent_s = max(0.0, self._ports.monotonic() - since) if epoch == message.epoch else 0.0
+            self._ports.to_orphan(message.node, m.NotLeading(message.epoch, silent_s))
 
     # -- what the succession ends in: Chief ---------------------------------------------------------------------
 

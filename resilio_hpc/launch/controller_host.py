@@ -52,7 +52,7 @@ class LivesIn(Protocol):
     def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
         """Another agent follows us, though there is no controller here."""
 
-    def stepped_down(self, since: float) -> None:
+    def stepped_down(self, epoch: int, since: float) -> None:
         """The controller is none any more."""
 
 
@@ -159,9 +159,9 @@ class ControllerHost:
         """There is no controller here any more; ``since``: it had no quorum since (monotonic seconds)."""
         if self.controller is not None:
             self._write("stepped_down", epoch=self.controller.epoch, reason=reason)
-            since = self.controller.enrolment.since if since is None else since
+            epoch, since = self.controller.epoch, self.controller.enrolment.since if since is None else since
             self.controller = None
-            self._agent.stepped_down(since)
+            self._agent.stepped_down(epoch, since)
 
     def tick(self) -> None:
         """Let time pass."""

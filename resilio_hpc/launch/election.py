@@ -113,11 +113,14 @@ class Election:
             return
         if has_quorum(membership, candidacy.votes):
             self._win(candidacy, False, now)
-        elif not candidacy.asked_witness and self._no_more_come(candidacy, now) and has_tie(membership, candidacy.votes):
+        elif not candidacy.asked_witness and self._all_have_voted(now) and has_tie(membership, candidacy.votes):
             candidacy.asked_witness = True
             self._ports.claim_witness(membership.epoch)
 
-    def _no_more_come(self, candidacy: Candidacy, now: float) -> bool:
+    def _all_have_voted(self, now: float) -> bool:
+        """Whether to wait for no more votes."""
+        candidacy = self._candidacy
+        assert candidacy is not None
         return self._orphans.keys() <= candidacy.votes.keys() or now - candidacy.since >= TIE_S
 
     def witness_claimed(self, epoch: int, won: bool, now: float) -> None:

@@ -49,6 +49,7 @@ class Succession:
         self._ports = ports
         self._chief = chief
         self._heard = self.lost_at = ports.monotonic()
+        self._heard_before = self._heard  # earlier controllers than the one that we follow
         self._lost = True
         self._fresh_start = True
         self._closed = False  # the other end closed the connection: its process is gone
@@ -91,13 +92,8 @@ class Succession:
             self._election.over()
             self._courted = ""
 
-    def lose(self, now: float, closed: bool = True, alive: bool = False, silent_since: float | None = None) -> None:
-        """The controller is gone: its end ``closed``, or it is ``alive`` and said that it leads no more.
-
-        ``silent_since``: it was our own, and had no quorum since.
-        """
-        if silent_since is not None:
-            self._heard = min(self._heard, silent_since)
+    def lose(self, now: float, closed: bool = True, alive: bool = False) -> None:
+        """The controller is gone: its end ``closed``, or it is ``alive`` and said that it leads no more."""
         if not self._lost:
             self._lost = True
             self._closed = closed
@@ -106,6 +102,13 @@ class Succession:
             self.patient_until = now + (SETTLE_S if closed else 0.0)
             self._turn = 0
             self._courted = ""
+
+    def stepped_down(self, epoch: int, since: float, now: float) -> None:
+        """The controller of ``epoch`` leads no more; it had no quorum since ``since``: nor did our support make one."""
+        if self.following is not None and epoch == self.following.epoch:
+            self._heard = max(self._heard_before, min(self._heard, since))
+        if self.following is not None and epoch >= self.following.epoch:
+            self.lose(now, closed=False, alive=True)
 
     def enrol(self, membership: Membership) -> bool:
         """Keep a membership that is newer than ours. False: ours is newer."""
@@ -196,8 +199,7 @@ class Succession:
     def answered(self, message: m.Standing | m.Canvass | m.Redirect | m.NotLeading | m.Welcome, now: float) -> None:
         """The node that we courted or followed said something about who leads."""
         if isinstance(message, m.NotLeading):
-            if self.following is not None and message.epoch >= self.following.epoch:
-                self.lose(now, closed=False, alive=True)
+            self.stepped_down(message.epoch, now - message.silent_s, now)
             return
         self._answered_at = now
         if isinstance(message, m.Canvass):
@@ -323,6 +325,8 @@ class Succession:
 
     def _follow(self, record: EpochRecord, now: float) -> None:
         connected = self._courted == record.node and record.node != self._node
+        if self.following is None or record.epoch != self.following.epoch:
+            self._heard_before = self._heard
         self.following = record
         self.newest = max(self.newest, record.epoch)
         self._lost = True
