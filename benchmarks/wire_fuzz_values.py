@@ -5,6 +5,7 @@ Half of the values are such that they lead somewhere: nodes of the job, the epoc
 
 from __future__ import annotations
 
+import re
 from random import Random
 from typing import Any, get_args
 
@@ -36,6 +37,9 @@ TEXTS = (
     ":",
     "a:b:c",
     "h:99999",
+    "h:65535",
+    "n0\n",
+    "A.b-c_9",
 )
 WORDS: dict[str, tuple[str, ...]] = {
     "kind": ("exit", "signal", "early_exit", "restore_failed", "spawn", "spawner_lost", "store_lost", "lease_ended"),
@@ -154,9 +158,20 @@ class Values:
         rng = self.rng
         if rng.random() < MOSTLY:
             return self.now + rng.uniform(-20, 20)
-        return rng.choice(FLOATS)
+        value = rng.choice(FLOATS)
+        bounded = kind.ge is not None or kind.le is not None
+        if bounded and value != value:
+            return 0.0
+        return min(max(value, kind.ge if kind.ge is not None else value), kind.le if kind.le is not None else value)
 
     def _text(self, kind: Any, name: str) -> str:
+        """Within the pattern where there is one: what does not fit is refused before anybody sees it."""
+        text = self._any_text(name)
+        while kind.pattern is not None and not re.search(kind.pattern, text):
+            text = self._any_text(name)
+        return text
+
+    def _any_text(self, name: str) -> str:
         rng = self.rng
         if rng.random() < MOSTLY:
             return rng.choice(WORDS.get(name, self.nodes))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
+from resilio_hpc.launch.message_parts import Count
 from resilio_hpc.launch.roster import Entry, Roster, nodes_of, set_of
 
 NEVER = float("-inf")
@@ -27,8 +28,8 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of the groups that must agree too, until the membership is settled.
     """
 
-    epoch: int = 0
-    number: int = 0
+    epoch: Count = 0
+    number: Count = 0
     voters: Roster = Roster()
     before: tuple[str, ...] = ()
 

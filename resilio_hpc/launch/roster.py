@@ -5,17 +5,23 @@ Four thousand nodes named in a row, with as many slots each, take about a hundre
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import groupby
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm.hostlist import MAX_NODES, compress, expand
+from resilio_hpc.slurm.hostlist import compress, expand
 
 Value = TypeVar("Value")
+MAX_NODES = 20_000
+HOST_NAME = r"^[A-Za-z0-9_]([A-Za-z0-9._-]{0,253}[A-Za-z0-9_])?\Z"
+Length = Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)]
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_is_host_name = re.compile(HOST_NAME).match
 
 
 class Entry(NamedTuple):
@@ -30,8 +36,8 @@ class Roster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``names`` is a host list in order; the others are (count, value) runs. An address "" is the node's own name."""
 
     names: str = ""
-    addresses: tuple[tuple[int, str], ...] = ()
-    numbers: tuple[tuple[int, int], ...] = ()
+    addresses: tuple[tuple[Length, str], ...] = ()
+    numbers: tuple[tuple[Length, Number], ...] = ()
 
     def __post_init__(self) -> None:
         """A roster whose parts do not fit each other is refused where it is decoded."""
@@ -72,6 +78,9 @@ def nodes_of(names: str) -> tuple[str, ...]:
     nodes = tuple(expand(names))
     if len(nodes) > MAX_NODES:
         raise UsageError(f"more than {MAX_NODES} nodes")
+    for node in nodes:
+        if not _is_host_name(node):
+            raise UsageError(f"not a node's name: {node!r}")
     return nodes
 
 

@@ -1,0 +1,246 @@
+"""What agents say to the controller, and to each other when they have none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resilio_hpc.launch.message_parts import (
+    Address,
+    Count,
+    Endpoint,
+    Held,
+    Node,
+    Port,
+    RankFailure,
+    RoundState,
+    Seconds,
+    Stamp,
+    Struct,
+)
+from resilio_hpc.launch.quorum import NEVER, Membership
+
+
+class Hello(Struct, frozen=True):
+    """An agent presents itself, or again after losing its controller. ``silent_s``: how long it heard none."""
+
+    node: Node
+    incarnation: str
+    epoch: Count
+    endpoint: Endpoint
+    address: Address
+    local_world_size: Count
+    committed: tuple[Count, ...] = ()  # committed steps that this agent knows
+    topology: str = ""  # SLURM_TOPOLOGY_ADDR where Slurm gives it
+    last: RoundState | None = None
+    prepared: Count = -1  # the highest round number that this agent ever heard of
+    silent_s: Seconds = 0.0
+    joiner: bool = False  # of another job than the run
+
+
+class Heartbeat(Struct, frozen=True):
+    """Proof of life. ``sent`` is the agent's own clock and comes back in Beat, which renews its lease.
+
+    ``echo`` is the stamp of the newest Beat that it got: until then at least it stood with its controller.
+    """
+
+    node: Node
+    incarnation: str
+    epoch: Count
+    sent: Seconds
+    round: Count
+    echo: Stamp = NEVER
+    step: Count = -1  # fewest steps completed by a local rank, -1 when unknown
+    step_time: Seconds = 0.0
+    ready: bool = True  # ranks would start at once: nothing has to be imported before
+
+
+class RanksStopped(Struct, frozen=True):
+    """Every rank of earlier rounds and all their descendants are gone here; answer to Prepare.
+
+    ``known``: the last round of whose start this agent knows, so that ``held`` belongs to that round's life or to one
+    that led to it. ``completed``: the most steps that a rank of that round completed here.
+    """
+
+    node: Node
+    epoch: Count
+    round: Count
+    held: tuple[Held, ...]
+    known: Count = -1
+    completed: Count = -1
+
+
+class StoreReady(Struct, frozen=True):
+    """The rendezvous store of a round listens at this port of the sender."""
+
+    node: Node
+    epoch: Count
+    round: Count
+    port: Port
+
+
+class RanksStarted(Struct, frozen=True):
+    """All local ranks of the round run."""
+
+    node: Node
+    epoch: Count
+    round: Count
+    seconds: Seconds
+    mode: str
+
+
+class RankFailed(Struct, frozen=True):
+    """A local rank ended wrongly."""
+
+    node: Node
+    epoch: Count
+    round: Count
+    failure: RankFailure
+
+
+class FirstStep(Struct, frozen=True):
+    """Every local rank completed its first step of this round; ``time`` in Unix seconds, of the last of them."""
+
+    node: Node
+    epoch: Count
+    round: Count
+    step: Count
+    time: Seconds
+    restored: Count = -1
+    source: str = ""
+
+
+class RanksDone(Struct, frozen=True):
+    """Every local rank exited as it should. ``stopped``: at an agreed stop, so training is not complete."""
+
+    node: Node
+    epoch: Count
+    round: Count
+    stopped: bool
+    step: Count = -1
+
+
+class SnapshotWhole(Struct, frozen=True):
+    """Every local rank holds this step in memory."""
+
+    node: Node
+    epoch: Count
+    round: Count
+    step: Count
+    size_bytes: Count
+    blocked_s: Seconds
+
+
+class Persisted(Struct, frozen=True):
+    """The node's file of this step is durable. ``record`` is the checkpoint engine's own description of it."""
+
+    node: Node
+    epoch: Count
+    round: Count
+    step: Count
+    record: dict[str, Any]
+
+
+class PersistFailed(Struct, frozen=True):
+    """The node's file of this step, or its manifest, could not be written."""
+
+    node: Node
+    epoch: Count
+    round: Count
+    step: Count
+    error: str
+
+
+class Committed(Struct, frozen=True):
+    """The manifest of this step is durable."""
+
+    node: Node
+    epoch: Count
+    step: Count
+    seconds: Seconds
+
+
+class StopAnswer(Struct, frozen=True):
+    """Answer to ProposeStop from all local ranks; ``attached`` 0 when the script does not use resilio_hpc.train."""
+
+    node: Node
+    epoch: Count
+    round: Count
+    target: Count
+    accepted: bool
+    step: Count
+    attached: Count
+
+
+class Warned(Struct, frozen=True):
+    """The node got a warning: "USR2" (time limit near), "TERM" (end now) or "INT" (the user's Ctrl-C)."""
+
+    node: Node
+    epoch: Count
+    signal: str
+
+
+class Leaving(Struct, frozen=True):
+    """The agent's node goes ``within_s`` seconds, since its own job ends: the run shall go on without it."""
+
+    node: Node
+    epoch: Count
+    within_s: Seconds
+
+
+class Goodbye(Struct, frozen=True):
+    """The agent leaves for good."""
+
+    node: Node
+    epoch: Count
+    reason: str
+
+
+class Enrolled(Struct, frozen=True):
+    """The agent keeps the membership of this number."""
+
+    node: Node
+    epoch: Count
+    number: Count
+
+
+# agent → agent, to the listening socket of a node that may become controller -------------------------------------
+
+
+class Orphan(Struct, frozen=True):
+    """I have no controller: stand! ``newest``: the highest epoch that this agent followed or promised."""
+
+    node: Node
+    newest: Count
+    membership: Membership
+    silent_s: Seconds
+
+
+class Vote(Struct, frozen=True):
+    """I follow nobody older than ``epoch`` from now on, and grant it to you. ``silent_s``: without a controller."""
+
+    node: Node
+    epoch: Count
+    silent_s: Seconds
+
+
+ToController = (
+    Hello
+    | Heartbeat
+    | RanksStopped
+    | StoreReady
+    | RanksStarted
+    | RankFailed
+    | FirstStep
+    | RanksDone
+    | SnapshotWhole
+    | Persisted
+    | PersistFailed
+    | Committed
+    | StopAnswer
+    | Warned
+    | Leaving
+    | Goodbye
+    | Enrolled
+    | Orphan
+    | Vote
+)
