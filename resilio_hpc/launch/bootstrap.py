@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import functools
+import importlib.machinery
 import sys
 from pathlib import Path
 
@@ -24,7 +25,15 @@ def source(module: str) -> str:
 def command(module: str) -> tuple[str, ...]:
     """``python -m`` for a module of this package, which does not search the working directory: that may hang.
 
-    It does search it where we were found nowhere else (a checkout that is not installed)."""
-    apart = sys.path if sys.flags.safe_path else sys.path[1:]
-    installed = PACKAGE_PARENT in apart or any(importlib.metadata.distributions(name="resilio_hpc", path=list(apart)))
-    return (sys.executable, *(("-P",) if installed else ()), "-m", f"resilio_hpc.{module}")
+    It does search it where this very package was found nowhere else (a checkout that is not the installed one)."""
+    return (sys.executable, *(("-P",) if _found_elsewhere() else ()), "-m", f"resilio_hpc.{module}")
+
+
+@functools.cache
+def _found_elsewhere() -> bool:
+    path = sys.path if sys.flags.safe_path else sys.path[1:]  # the first entry is the script's or the working directory
+    finders = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]  # editable installs
+    spec = importlib.machinery.PathFinder.find_spec("resilio_hpc", list(path))
+    found = [spec, *(finder.find_spec("resilio_hpc", None) for finder in finders)]
+    first = next((spec for spec in found if spec is not None), None)
+    return first is not None and first.origin == resilio_hpc.__file__
