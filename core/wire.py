@@ -159,7 +159,7 @@ def _bound(socket: zmq.Socket[bytes], message_bytes: int, unread: int) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, message_bytes)
     socket.setsockopt(zmq.SNDHWM, MAX_UNSENT)
     socket.setsockopt(zmq.RCVHWM, unread)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 15_000)  # thousands of handshakes at once take seconds on a busy node
 
 
 def receive_all(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
