@@ -30,7 +30,10 @@ EXAMPLES = """examples:
 def main(argv: list[str]) -> int:
     """Exit code 0 when every fault was overcome and the final parameters are the same bits."""
     parser = argparse.ArgumentParser(
-        prog="resilio demo", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="resilio demo",
+        description="Watch a real training job survive, on a Slurm cluster of its own or on this machine.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="where summary.json and the logs go")
     parser.add_argument("--quick", action="store_true", help="smaller and shorter")

@@ -63,7 +63,11 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="resilio devcluster", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = _Parser(
+        prog="resilio devcluster",
+        description="A real Slurm cluster on this machine, and the failures to rehearse on it.",
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, call: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import resilio_hpc
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.option_table import DESCRIPTION, EXAMPLES, GROUPS, USAGE, Flag
+from resilio_hpc.launch.help_text import DESCRIPTION, EXAMPLES, USAGE
+from resilio_hpc.launch.option_table import GROUPS, Flag
 from resilio_hpc.launch.option_values import Caller, interpret, local_nodes_of
 from resilio_hpc.launch.options import DEFAULT_JOIN_TIMEOUT_S, LaunchOptions
 
