@@ -1,0 +1,166 @@
+"""Peers on the network: who replays, who speaks for another, who says what nobody can work with."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from resilio_hpc.core import wire
+from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.controller_host import ControllerHost
+from resilio_hpc.launch.storage import Storage
+
+KEYS = wire.Keys.derive(b"a" * 64)
+HELLO = m.Hello("n1", "i1", 1, "n1:1", "n1", 1)
+LIMIT_S = 20.0
+
+
+class Heard:
+    """The agent in which a controller could live: notes who speaks to it."""
+
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
+
+    def peer_said(self, message: m.Orphan | m.Vote) -> None:
+        self.nodes.append(message.node)
+
+    def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
+        self.nodes.append(message.node)
+
+    def stepped_down(self, epoch: int, since: float) -> None:
+        raise AssertionError("there was no controller")
+
+
+class Node:
+    """A listening node with real sockets."""
+
+    def __init__(self, folder: Path, storage: Storage) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.outside: zmq.Context[Any] = zmq.Context()
+        self.callers: list[zmq.Socket[bytes]] = []
+        self.counters = wire.Counters()
+        self.gatekeeper = wire.Gatekeeper(self.context, KEYS, self.counters)
+        self.heard = Heard()
+        self.host = ControllerHost(
+            self.context, KEYS, "127.0.0.1", Ledger(folder / "ledger", "w"), storage, self.counters,
+            lambda line: None, self.heard, "local-1",
+        )  # fmt: skip
+
+    def serve_until(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not done():
+            assert time.monotonic() < deadline, (self.counters, self.heard.nodes)
+            self.gatekeeper.serve()
+            self.host.serve()
+            self.host.socket.poll(5)
+
+    def call(self, name: bytes, port: int | None = None) -> zmq.Socket[bytes]:
+        self.callers.append(wire.call(self.outside, KEYS, f"127.0.0.1:{port or self.host.port}", name))
+        return self.callers[-1]
+
+    def close(self) -> None:
+        for link in (*self.callers, self.host.socket, self.gatekeeper.socket):
+            link.close(0)
+        self.outside.destroy(linger=0)
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    (tmp_path / "run").mkdir()
+    storage = Storage(tmp_path / "run", tmp_path / "spool", "local-1")
+    node = Node(tmp_path, storage)
+    yield node
+    storage.close(10.0)
+    node.close()
+
+
+def test_a_connection_speaks_for_its_own_node_only(node: Node) -> None:
+    liar, honest = node.call(b"n2/i1/1"), node.call(b"n1/i1/1")
+    wire.send(liar, [m.to_controller.encode(HELLO)])
+    node.serve_until(lambda: node.counters.dropped == 1)
+    assert node.heard.nodes == []
+    wire.send(honest, [m.to_controller.encode(HELLO)])
+    node.serve_until(lambda: node.heard.nodes == ["n1"])
+
+
+class Tap:
+    """Passes a connection on, and keeps what the caller sent."""
+
+    def __init__(self, port: int) -> None:
+        self.sent = b""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._target = port
+        self._thread = threading.Thread(target=self._pass_on)
+        self._thread.start()
+
+    def _pass_on(self) -> None:
+        caller, _ = self._listener.accept()
+        with self._listener, caller, socket.create_connection(("127.0.0.1", self._target)) as listener:
+            ways = {caller: listener, listener: caller}
+            while True:
+                for link in select.select(list(ways), [], [])[0]:
+                    data = link.recv(65536)
+                    if not data:
+                        return
+                    self.sent += data if link is caller else b""
+                    ways[link].sendall(data)
+
+    def end(self) -> None:
+        self._thread.join(LIMIT_S)
+
+
+def test_a_recorded_conversation_says_nothing_when_it_is_replayed(node: Node) -> None:
+    tap = Tap(node.host.port)
+    caller = node.call(b"n1/i1/1", tap.port)
+    wire.send(caller, [m.to_controller.encode(HELLO)])
+    node.serve_until(lambda: node.heard.nodes == ["n1"])
+    caller.close(0)
+    tap.end()
+    with socket.create_connection(("127.0.0.1", node.host.port)) as replay:
+        replay.sendall(tap.sent)
+        replay.settimeout(0.01)
+        node.serve_until(lambda: closed(replay))
+    witness = node.call(b"n3/i1/1")  # who comes after it is heard, so the replay was looked at
+    wire.send(witness, [m.to_controller.encode(msgspec.structs.replace(HELLO, node="n3"))])
+    node.serve_until(lambda: "n3" in node.heard.nodes)
+    assert node.heard.nodes == ["n1", "n3"]
+
+
+def closed(link: socket.socket) -> bool:
+    """Whether the other end has hung up; what it says before is of no interest."""
+    try:
+        return link.recv(65536) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+BEAT = m.Heartbeat("n1", "i1", 1, 0.0, 0)
+OUT_OF_BOUNDS: list[m.ToController] = [
+    *(msgspec.structs.replace(HELLO, node=name) for name in ("", "n[1-9", "a,b", "n1\n", "../x", "n" * 5000, "-n")),
+    *(msgspec.structs.replace(HELLO, prepared=number) for number in (-2, 1 << 53, (1 << 64) - 1)),
+    *(msgspec.structs.replace(HELLO, endpoint=where) for where in ("n1", "n1:99999", "n1:1:", "a b:1", "n1:1\n")),
+    *(msgspec.structs.replace(BEAT, sent=time) for time in (float("nan"), float("inf"), -1e300)),
+    msgspec.structs.replace(BEAT, echo=float("nan")),
+    m.StoreReady("n1", 1, 0, 1 << 16),
+]
+
+
+@pytest.mark.parametrize("message", OUT_OF_BOUNDS, ids=range(len(OUT_OF_BOUNDS)))
+def test_what_is_out_of_bounds_is_no_message(message: m.ToController) -> None:
+    with pytest.raises(WireError):
+        m.to_controller.decode(m.to_controller.encode(message))
