@@ -18,6 +18,7 @@ another, since importing torch on all nodes is the heaviest part. --campaign: th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -40,6 +41,7 @@ from resilio_hpc.demo.drill_table import DRILLS, Drill
 from resilio_hpc.demo.stage import PROJECT
 from resilio_hpc.slurm.devcluster import DevCluster, remove
 
+END_S = 20.0  # for interrupted drills to end
 START_S = 90.0  # at most so long does a drill wait for others to begin
 
 
@@ -52,6 +54,7 @@ class Campaign:
         self._lock = threading.Lock()
         self.records = read_records(options.results)
         self._commit = commit()
+        self._ends = False
         self._starting = threading.Lock()
         self._work: queue.SimpleQueue[tuple[Drill, int]] = queue.SimpleQueue()
         passed = {(record["name"], record["repeat"], record["slurm"]) for record in self.records if record["passed"]}
@@ -73,12 +76,16 @@ class Campaign:
                 while worker.is_alive():
                     worker.join(0.5)  # so that Ctrl-C is heard
         finally:
-            self._work = queue.SimpleQueue()  # no worker begins another one
-            for number in range(self._options.parallel):
-                remove(cluster_name(number))  # what an interrupted drill has left running
+            self._ends = True  # no worker begins another drill, and what an interrupted one says does not count
+            until = time.monotonic() + END_S
+            while any(worker.is_alive() for worker in workers) and time.monotonic() < until:
+                for number in range(self._options.parallel):
+                    with contextlib.suppress(ResilioError, OSError):  # one may just be starting, or ending by itself
+                        remove(cluster_name(number))
+                time.sleep(0.5)
 
     def _work_off(self, number: int) -> None:
-        while True:
+        while not self._ends:
             try:
                 drill, repeat = self._work.get_nowait()
             except queue.Empty:
@@ -111,6 +118,8 @@ class Campaign:
             "time": round(time.time()),
         }
         with self._lock:
+            if self._ends:
+                return
             self.records.append(record)
             if self._options.results:
                 with self._options.results.open("a") as file:

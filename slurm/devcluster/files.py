@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import msgspec
@@ -29,8 +30,9 @@ def remove(name: str, timeout_s: float = 20.0) -> bool:
     with control.claimed(where, timeout_s):
         processes.kill_rootless(where)
         control.sweep(where)
-        where.lock.unlink()
-        where.state.rmdir()
+        where.lock.unlink(missing_ok=True)  # another one may have removed it all meanwhile
+        with contextlib.suppress(FileNotFoundError):
+            where.state.rmdir()
     try:
         where.state.parent.rmdir()
     except OSError:
