@@ -113,7 +113,7 @@ class Play:
 
         def act(events: list[Event], step: int) -> None:
             if self._broken is not None and (self._calm(events) or self._job_ended_since_the_blow(events)):
-                self._say(f"{self._broken} is repaired and powered on; this job does not use it again, the next may")
+                self._say(f"{self._broken} is repaired and powered on: a spare from now on")
                 self._stage.repair(self._broken)
                 self._broken = None
             if strikes and step >= strikes[0].at * self._scenario.steps and self._calm(events):
