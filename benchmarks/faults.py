@@ -41,6 +41,7 @@ from resilio_hpc.demo.drill_table import DRILLS, Drill
 from resilio_hpc.demo.stage import PROJECT
 from resilio_hpc.slurm.devcluster import DevCluster, remove
 
+WIDTH = 160  # of what goes to a file
 END_S = 20.0  # for interrupted drills to end
 START_S = 90.0  # at most so long does a drill wait for others to begin
 
@@ -235,7 +236,7 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     campaign = Campaign(options, console)
     campaign.run()
     records = [record for record in campaign.records if record["slurm"] == options.slurm]
