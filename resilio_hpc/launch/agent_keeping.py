@@ -17,7 +17,7 @@ from resilio_hpc.core.event_words import names
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import leftovers, process_tree, run_directory, srun_groups
 from resilio_hpc.launch import placements as p
-from resilio_hpc.launch.agent_starts import Launches, Pace
+from resilio_hpc.launch.agent_starts import VERDICT_WAIT_S, Attempts, Launches, Pace
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.controller_view import ControllerView
 from resilio_hpc.launch.job_watch import JobView, JobWatch
@@ -109,9 +109,15 @@ class AgentKeeper:
         attempts = placement.attempts
         if placement in self._ended_now:
             return False
-        if attempts.in_order and not self._files.seen_since(attempts.next_start, now):
-            return False  # it knew of a verdict, most likely: where the run directory hangs, wait until that is seen
+        if attempts.in_order and not self._no_verdict(attempts, now):
+            return False
         return self.site.mode != "batch" or self._pace.take(now, self._watch.answering)
+
+    def _no_verdict(self, attempts: Attempts, now: float) -> bool:
+        """Whether an agent that ended in order has to be started again. Most likely it knew of a verdict, which may be
+        seen late, or when a run directory that hangs is back. While others run, though, its node was lost."""
+        waited = self.running > 0 or now >= attempts.ended_at + VERDICT_WAIT_S
+        return waited and self._files.seen_since(attempts.next_start, now)
 
     @property
     def running(self) -> int:

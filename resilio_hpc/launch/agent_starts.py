@@ -16,8 +16,8 @@ RESTART_WINDOW_S = 60.0
 MAX_RESTARTS_IN_WINDOW = 6
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 5.0  # while Slurm cannot launch; srun itself takes 4 to 6 s to find that out
-LIVES_RETRY_S = 15.0  # another agent lives on the node: nothing is missing, but nobody starts one when that ends
-VERDICT_WAIT_S = 90.0  # for the verdict, after an end in order: an NFS client may show it 60 s late
+QUIET_RETRY_S = 15.0  # after an end that is no breakdown: in order, or since another agent lives on the node
+VERDICT_WAIT_S = 90.0  # for the verdict, when all have ended in order: an NFS client may show it 60 s late
 LIVED_S = 30.0  # whoever ran for so long was going, whatever its exit code
 HOPELESS_LAUNCHES = 6  # per placement, before it is said that no agent can be started
 COMING_UP_S = 10.0  # an srun that lasts for so long is no launch that fails at once
@@ -46,8 +46,8 @@ class Attempts:
     given_up: bool = False
     starts: int = 0
     began: float = 0.0  # the last start
-    ended_at: float | None = None
-    in_order: bool = False  # it ended with 0: not to be started before ``next_start``, if at all
+    ended_at: float = 0.0
+    in_order: bool = False  # it ended with 0: a verdict is to be expected (or, of an srun, its node is lost)
     failed_launches: int = 0  # in a row
     _ran: list[float] = field(default_factory=list)  # starts, not longer ago than the window, whose agents ran
     _failing_since: float | None = None
@@ -67,7 +67,7 @@ class Attempts:
             self.failed_launches = 0
             self._failing_since = None
         if exit_code in (0, AGENT_LIVES):
-            self.next_start = now + (LIVES_RETRY_S if exit_code else VERDICT_WAIT_S)
+            self.next_start = now + QUIET_RETRY_S
         elif ran:
             self._ran = [start for start in (*self._ran, self.began) if now - start < RESTART_WINDOW_S]
             self.given_up = len(self._ran) >= MAX_RESTARTS_IN_WINDOW

@@ -15,7 +15,7 @@ from resilio_hpc.core.ledger import Ledger, read_ledger
 from resilio_hpc.launch import run_directory
 from resilio_hpc.launch.agent_keeping import AgentKeeper
 from resilio_hpc.launch.agent_settings import AGENT_LIVES, AgentSettings
-from resilio_hpc.launch.agent_starts import VERDICT_WAIT_S
+from resilio_hpc.launch.agent_starts import QUIET_RETRY_S, VERDICT_WAIT_S
 from resilio_hpc.launch.job_watch import JobView, JobWatch
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.placements import GROUP_VARIABLE, Placement, Recipe, Site, placements, srun_argv
@@ -250,6 +250,20 @@ def test_after_an_end_in_order_the_verdict_is_waited_for(bench: Callable[..., Be
     b.ending(None)
     b.until(lambda: len(b.started()) == before + 2)
     assert b.now > ended + 600.0
+
+
+def test_a_lost_node_whose_srun_ends_with_0_is_tried_again_while_the_others_go_on(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(2)
+    b.until(lambda: len(b.started()) == 2)
+    b.ending(0)
+    b.kill("n2")
+    b.until(lambda: b.kinds().count("agent_ended n2") == 2)
+    ended = b.now
+    b.ending(None)
+    b.until(lambda: b.keeper.running == 2, seconds=0.5)
+    assert QUIET_RETRY_S <= b.now - ended < VERDICT_WAIT_S
 
 
 def test_where_another_agent_lives_it_is_tried_slowly_and_for_ever(bench: Callable[..., Bench]) -> None:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.launch.agent_settings import AGENT_FAILED
-from resilio_hpc.launch.agent_starts import LONGEST_DELAY_S, Attempts, Launches, Pace, agent_ran
+from resilio_hpc.launch.agent_settings import AGENT_FAILED, AGENT_LIVES
+from resilio_hpc.launch.agent_starts import (
+    LONGEST_DELAY_S,
+    QUIET_RETRY_S,
+    Attempts,
+    Launches,
+    Pace,
+    agent_ran,
+)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +25,7 @@ from resilio_hpc.launch.agent_starts import LONGEST_DELAY_S, Attempts, Launches,
         (137, True),  # the agent was killed
         (-9, True),  # srun was killed
         (AGENT_FAILED, True),
+        (AGENT_LIVES, True),
     ],
 )
 def test_what_an_sruns_exit_code_tells_of_its_agent(code: int, ran: bool) -> None:
@@ -62,6 +70,20 @@ def test_agents_that_end_again_and_again_are_given_up_after_seconds() -> None:
             now = attempts.next_start
             assert now < 10.0
         assert attempts.starts == 6
+
+
+@pytest.mark.parametrize("code", [0, AGENT_LIVES])
+def test_ends_that_are_no_breakdown_are_followed_by_a_long_wait_and_never_given_up(code: int) -> None:
+    attempts = Attempts(patience_s=100.0)
+    now = 0.0
+    for _ in range(50):
+        attempts.started(now)
+        assert not attempts.in_order
+        assert attempts.ended(now + 1.0, code, launched_by_srun=True)
+        assert attempts.in_order is (code == 0)
+        assert attempts.next_start == now + 1.0 + QUIET_RETRY_S
+        now = attempts.next_start
+    assert not attempts.given_up
 
 
 def test_an_agent_that_ends_now_and_then_is_always_started_again() -> None:
