@@ -1,136 +1,26 @@
-"""One node's part of an MPI step, with real tasks, ranks and agents' sockets; only srun itself is a stand-in."""
+"""One node's part of an MPI step, with real tasks, ranks and agents' sockets."""
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import signal
-import subprocess
-import sys
-import textwrap
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TypeVar
 
-import pytest
+from mpi_bench import MEMBER, PATIENCE_S, WAIT, Bench, bench, gone
 
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch import mpi_step, process_tree, run_directory
-from resilio_hpc.launch.mpi_spawner import RANK_VARIABLE, MpiSpawner
+from resilio_hpc.launch import process_tree
+from resilio_hpc.launch.mpi_spawner import RANK_VARIABLE
 from resilio_hpc.launch.mpi_tasks import STEP_KILLED
 from resilio_hpc.launch.spawner_messages import (
     AllStopped,
     Exited,
     RankCommand,
-    SpawnerEvent,
     SpawnFailed,
     Started,
     StoreReady,
 )
 
-E = TypeVar("E")
-RUN, NODE = "run-under-test", "n4"
-MEMBER = m.Member(NODE, 1, NODE, 2, 4)  # ranks 4 and 5
-PATIENCE_S = 40.0
-
-# Starts a task for every line of the hostfile that names this node, as slurmstepd would, and waits for them.
-SRUN = """#!{python}
-import os, subprocess, sys
-words = sys.argv[1:]
-assert "--mpi=pmix" in words and "SLURM_PROCID" not in os.environ, words
-nodes = open(os.environ["SLURM_HOSTFILE"]).read().split()
-task = words[words.index("-u") - 1:]
-mine = [
-    subprocess.Popen(task, env=dict(os.environ, SLURM_PROCID=str(i), SLURMD_NODENAME=node, PMI_FD="42"))
-    for i, node in enumerate(nodes) if node == "{node}"
-]
-sys.exit(max(task.wait() for task in mine) & 255)
-"""
-
-
-class Bench:
-    """A spawner, and everything that it said."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.token = f"{RUN}:{NODE}:{directory.name}"
-        self.programs = directory / "bin"  # where a stand-in for srun may be put
-        self.programs.mkdir()
-        self.environment = {
-            **os.environ,
-            "PATH": f"{self.programs}:{os.environ['PATH']}",
-            process_tree.TOKEN_VARIABLE: self.token,
-            "SLURM_JOB_ID": "1",
-        }
-        self.local_dir, _ = run_directory.node_directories(RUN, NODE)
-        run_directory.make_private(self.local_dir)
-        self.spawner = MpiSpawner(self.environment, self.local_dir)
-        self.seen: list[SpawnerEvent] = []
-        self.tasks: list[subprocess.Popen[bytes]] = []
-
-    def give(self, source: str, local_rank: int = 0, **variables: str) -> None:
-        path = self.directory / f"script{local_rank}.py"
-        path.write_text(textwrap.dedent(source))
-        out = str(self.directory / f"{local_rank}.out")
-        command = RankCommand(local_rank, (str(path),), "script", variables, str(self.directory), out, out)
-        self.spawner.spawn(command)
-
-    def task(self, number: int, round_number: int = 0) -> subprocess.Popen[bytes]:
-        """A task as slurmstepd starts it."""
-        environment = {**self.environment, "SLURMD_NODENAME": NODE, "SLURM_PROCID": str(number)}
-        argv = mpi_step.task_argv(RUN, round_number)
-        self.tasks.append(subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, start_new_session=True))
-        return self.tasks[-1]
-
-    def wait(self, kind: type[E], where: Callable[[E], bool] = lambda _: True) -> E:
-        return self.until(lambda: next((e for e in self.seen if isinstance(e, kind) and where(e)), None), kind.__name__)
-
-    def until(self, found: Callable[[], E | None], what: str) -> E:
-        deadline = time.monotonic() + PATIENCE_S
-        while (result := found()) is None:
-            assert time.monotonic() < deadline, f"no {what}: {self.seen}; {self.output()}"
-            select.select(list(self.spawner.filenos()), [], [], 0.05)
-            self.seen += self.spawner.events()
-        return result
-
-    def output(self, local_rank: int = 0) -> str:
-        path = self.directory / f"{local_rank}.out"
-        return path.read_text() if path.exists() else ""
-
-    def line(self, local_rank: int = 0) -> str:
-        """The first whole line of a rank's output."""
-        return self.until(lambda: self.output(local_rank).partition("\n")[0] or None, "output")
-
-    def close(self) -> None:
-        self.spawner.kill()
-        for task in self.tasks:
-            task.kill()
-            task.wait()
-            if task.stderr is not None:
-                task.stderr.close()
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setenv("RESILIO_LOCAL_DIR", str(tmp_path / "local"))
-    (tmp_path / "local").mkdir()
-    made = Bench(tmp_path)
-    yield made
-    made.close()
-    assert process_tree.with_token(made.token) == []
-
-
-def gone(pid: int) -> bool | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"Z" or None
-    except OSError:
-        return True
-
-
-WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+__all__ = ["bench"]
 
 
 def test_a_task_becomes_the_rank_that_the_agent_gives_it(bench: Bench) -> None:
@@ -290,82 +180,3 @@ def test_a_port_is_kept_ready_for_programs_that_use_torch_too(bench: Bench) -> N
     bench.spawner.open_store(3, "localhost")
     ready = bench.wait(StoreReady)
     assert ready.round == 3 and ready.port > 0
-
-
-# -- srun ------------------------------------------------------------------------------------------------------------
-
-
-def put_srun(bench: Bench, text: str) -> None:
-    program = bench.programs / "srun"
-    program.write_text(text)
-    program.chmod(0o755)
-
-
-def test_the_whole_of_a_round(bench: Bench) -> None:
-    put_srun(bench, SRUN.format(python=sys.executable, node=NODE))
-    bench.spawner.expect(0, MEMBER)
-    for local_rank in (0, 1):
-        bench.give("import os; print(os.environ['SLURM_PROCID'], os.environ['PMI_FD'])", local_rank)
-    bench.spawner.launch(RUN, 0, "pmix", (m.Member("other", 0, "other", 4, 0), MEMBER))
-    assert bench.wait(Exited, lambda event: event.local_rank == 0).exit_code == 0
-    assert bench.wait(Exited, lambda event: event.local_rank == 1).exit_code == 0
-    assert (bench.output(0), bench.output(1)) == ("4 42\n", "5 42\n")
-    bench.spawner.stop(signal.SIGKILL, 0.0, None)
-    bench.wait(AllStopped)
-    assert not [event for event in bench.seen if isinstance(event, SpawnFailed)]
-
-
-def test_an_srun_that_cannot_start_the_step_is_a_failed_start(bench: Bench) -> None:
-    put_srun(bench, "#!/bin/sh\necho 'srun: error: Unable to create step' >&2\nexit 1\n")
-    bench.spawner.expect(0, MEMBER)
-    bench.give(WAIT)
-    bench.spawner.launch(RUN, 0, "pmix", (MEMBER,))
-    wanted = "the srun of the MPI step ended with exit code 1: srun: error: Unable to create step"
-    assert bench.wait(SpawnFailed).error == wanted
-
-
-def test_a_step_that_failed_elsewhere_is_a_failed_start_though_our_ranks_ran(bench: Bench) -> None:
-    text = "#!/bin/sh\nread _ <'{fifo}'\necho 'srun: error: Application launch failed: Socket timed out' >&2\nexit 1\n"
-    fifo = bench.directory / "fifo"
-    os.mkfifo(fifo)
-    put_srun(bench, text.format(fifo=fifo))
-    bench.spawner.expect(0, MEMBER)
-    bench.give(WAIT)
-    bench.spawner.launch(RUN, 0, "pmix", (MEMBER,))
-    bench.task(4)
-    bench.wait(Started)
-    fifo.write_text("go on\n")
-    assert "Application launch failed" in bench.wait(SpawnFailed).error
-
-
-def test_no_srun_at_all_is_a_failed_start(bench: Bench) -> None:
-    bench.spawner._environment["PATH"] = str(bench.programs)
-    bench.spawner.expect(0, MEMBER)
-    bench.give(WAIT)
-    bench.spawner.launch(RUN, 0, "pmix", (MEMBER,))
-    assert bench.wait(SpawnFailed).error == "cannot start srun: No such file or directory"
-
-
-def test_a_killed_srun_is_noticed_while_ranks_run(bench: Bench) -> None:
-    put_srun(bench, f"#!/bin/sh\necho $$ >'{bench.directory}/srun.pid'\nexec sleep 600\n")
-    bench.spawner.expect(0, MEMBER)
-    bench.give(WAIT)
-    bench.spawner.launch(RUN, 0, "pmix", (MEMBER,))
-    bench.task(4)
-    bench.wait(Started)
-    file = bench.directory / "srun.pid"
-    os.kill(int(bench.until(lambda: (file.exists() and file.read_text()) or None, "srun")), signal.SIGKILL)
-    assert bench.wait(SpawnFailed).error == "the srun of the MPI step was killed by signal 9"
-
-
-def test_a_stop_is_over_when_srun_is_gone_however_stubborn(bench: Bench) -> None:
-    put_srun(bench, f"#!/bin/sh\ntrap '' TERM\necho $$ >'{bench.directory}/srun.pid'\nexec sleep 600\n")
-    bench.spawner.expect(0, MEMBER)
-    bench.give(WAIT)
-    bench.spawner.launch(RUN, 0, "pmix", (MEMBER,))
-    file = bench.directory / "srun.pid"
-    pid = int(bench.until(lambda: (file.exists() and file.read_text()) or None, "srun"))
-    bench.spawner.stop(signal.SIGKILL, 0.0, None)
-    bench.wait(AllStopped)
-    assert gone(pid)
-    assert not [event for event in bench.seen if isinstance(event, SpawnFailed)]

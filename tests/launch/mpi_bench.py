@@ -1,0 +1,110 @@
+"""A bench for one node's part of an MPI step: a real spawner, and tasks started as slurmstepd would."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch import mpi_step, process_tree, run_directory
+from resilio_hpc.launch.mpi_spawner import MpiSpawner
+from resilio_hpc.launch.spawner_messages import (
+    RankCommand,
+    SpawnerEvent,
+)
+
+E = TypeVar("E")
+RUN, NODE = "run-under-test", "n4"
+MEMBER = m.Member(NODE, 1, NODE, 2, 4)  # ranks 4 and 5
+PATIENCE_S = 40.0
+
+
+class Bench:
+    """A spawner, and everything that it said."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.token = f"{RUN}:{NODE}:{directory.name}"
+        self.programs = directory / "bin"  # where a stand-in for srun may be put
+        self.programs.mkdir()
+        self.environment = {
+            **os.environ,
+            "PATH": f"{self.programs}:{os.environ['PATH']}",
+            process_tree.TOKEN_VARIABLE: self.token,
+            "SLURM_JOB_ID": "1",
+        }
+        self.local_dir, _ = run_directory.node_directories(RUN, NODE)
+        run_directory.make_private(self.local_dir)
+        self.spawner = MpiSpawner(self.environment, self.local_dir)
+        self.seen: list[SpawnerEvent] = []
+        self.tasks: list[subprocess.Popen[bytes]] = []
+
+    def give(self, source: str, local_rank: int = 0, **variables: str) -> None:
+        path = self.directory / f"script{local_rank}.py"
+        path.write_text(textwrap.dedent(source))
+        out = str(self.directory / f"{local_rank}.out")
+        command = RankCommand(local_rank, (str(path),), "script", variables, str(self.directory), out, out)
+        self.spawner.spawn(command)
+
+    def task(self, number: int, round_number: int = 0) -> subprocess.Popen[bytes]:
+        """A task as slurmstepd starts it."""
+        environment = {**self.environment, "SLURMD_NODENAME": NODE, "SLURM_PROCID": str(number)}
+        argv = mpi_step.task_argv(RUN, round_number)
+        self.tasks.append(subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, start_new_session=True))
+        return self.tasks[-1]
+
+    def wait(self, kind: type[E], where: Callable[[E], bool] = lambda _: True) -> E:
+        return self.until(lambda: next((e for e in self.seen if isinstance(e, kind) and where(e)), None), kind.__name__)
+
+    def until(self, found: Callable[[], E | None], what: str) -> E:
+        deadline = time.monotonic() + PATIENCE_S
+        while (result := found()) is None:
+            assert time.monotonic() < deadline, f"no {what}: {self.seen}; {self.output()}"
+            select.select(list(self.spawner.filenos()), [], [], 0.05)
+            self.seen += self.spawner.events()
+        return result
+
+    def output(self, local_rank: int = 0) -> str:
+        path = self.directory / f"{local_rank}.out"
+        return path.read_text() if path.exists() else ""
+
+    def line(self, local_rank: int = 0) -> str:
+        """The first whole line of a rank's output."""
+        return self.until(lambda: self.output(local_rank).partition("\n")[0] or None, "output")
+
+    def close(self) -> None:
+        self.spawner.kill()
+        for task in self.tasks:
+            task.kill()
+            task.wait()
+            if task.stderr is not None:
+                task.stderr.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setenv("RESILIO_LOCAL_DIR", str(tmp_path / "local"))
+    (tmp_path / "local").mkdir()
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+    assert process_tree.with_token(made.token) == []
+
+
+def gone(pid: int) -> bool | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"Z" or None
+    except OSError:
+        return True
+
+
+WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
