@@ -17,6 +17,7 @@ MAX_RESTARTS_IN_WINDOW = 6
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 5.0  # while Slurm cannot launch; srun itself takes 4 to 6 s to find that out
 QUIET_RETRY_S = 15.0  # after an end that is no breakdown: in order, or since another agent lives on the node
+QUIET_STEPS = 4  # each try so much later than the one before: each is a line in the user's output
 VERDICT_WAIT_S = 90.0  # for the verdict, when all have ended in order: an NFS client may show it 60 s late
 LIVED_S = 30.0  # whoever ran for so long was going, whatever its exit code
 HOPELESS_LAUNCHES = 6  # per placement, before it is said that no agent can be started
@@ -49,6 +50,7 @@ class Attempts:
     ended_at: float = 0.0
     in_order: bool = False  # it ended with 0: a verdict is to be expected (or, of an srun, its node is lost)
     failed_launches: int = 0  # in a row
+    _quiet_ends: int = 0  # in a row
     _ran: list[float] = field(default_factory=list)  # starts, not longer ago than the window, whose agents ran
     _failing_since: float | None = None
 
@@ -67,8 +69,10 @@ class Attempts:
             self.failed_launches = 0
             self._failing_since = None
         if exit_code in (0, AGENT_LIVES):
-            self.next_start = now + QUIET_RETRY_S
+            self._quiet_ends += 1
+            self.next_start = now + QUIET_RETRY_S * min(self._quiet_ends, QUIET_STEPS)
         elif ran:
+            self._quiet_ends = 0
             self._ran = [start for start in (*self._ran, self.began) if now - start < RESTART_WINDOW_S]
             self.given_up = len(self._ran) >= MAX_RESTARTS_IN_WINDOW
             self.next_start = now + FIRST_DELAY_S * 2 ** max(0, len(self._ran) - 1)

@@ -8,6 +8,7 @@ from resilio_hpc.launch.agent_settings import AGENT_FAILED, AGENT_LIVES
 from resilio_hpc.launch.agent_starts import (
     LONGEST_DELAY_S,
     QUIET_RETRY_S,
+    QUIET_STEPS,
     Attempts,
     Launches,
     Pace,
@@ -76,12 +77,12 @@ def test_agents_that_end_again_and_again_are_given_up_after_seconds() -> None:
 def test_ends_that_are_no_breakdown_are_followed_by_a_long_wait_and_never_given_up(code: int) -> None:
     attempts = Attempts(patience_s=100.0)
     now = 0.0
-    for _ in range(50):
+    for number in range(1, 50):
         attempts.started(now)
         assert not attempts.in_order
         assert attempts.ended(now + 1.0, code, launched_by_srun=True)
         assert attempts.in_order is (code == 0)
-        assert attempts.next_start == now + 1.0 + QUIET_RETRY_S
+        assert attempts.next_start == now + 1.0 + QUIET_RETRY_S * min(number, QUIET_STEPS)
         now = attempts.next_start
     assert not attempts.given_up
 
