@@ -1,0 +1,74 @@
+"""Bugs planted on purpose are found, by faults, within so many seeds, and their stories can be replayed and read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulator.mutations import MUTATIONS
+from simulator.run import Outcome, run
+from simulator.schedule import schedule
+from simulator.search import search, some
+from simulator.shrink import shrink
+
+WITHIN = 3000  # seeds in which each planted bug must show itself
+KNOWN = {  # where each was found first: tried before the range is searched
+    "votes_are_forgotten": 32, "a_ballot_dies_with_its_agent": 32, "leases_without_a_quorum": 50,
+    "leases_do_not_end": 111, "half_is_enough": 3, "everybody_gets_the_witness": 32, "old_epochs_are_obeyed": 36,
+}  # fmt: skip
+
+
+def first_failure(name: str) -> Outcome:
+    """The first seed at which a planted bug breaks an invariant."""
+    (outcome,) = some(range(KNOWN[name], KNOWN[name] + 1), name)
+    if outcome.violation:
+        return outcome
+    found = search(0, WITHIN, 1, mutation=name)
+    assert found.violations, f"{name} is not found in {WITHIN} seeds"
+    return found.violations[0]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_planted_bug_is_found_and_only_faults_bring_it_to_light(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = first_failure(name)
+    plan = schedule(outcome.seed)
+    assert simulate_without_bug(outcome.seed) == "", "the code itself holds in this schedule"
+    MUTATIONS[name](monkeypatch)
+    smallest = shrink(plan)
+    assert run(smallest).violation
+    assert smallest.faults, "without a fault nothing shows"
+
+
+def simulate_without_bug(seed: int) -> str:
+    """The seed, with the code as it is."""
+    (outcome,) = some(range(seed, seed + 1))
+    return outcome.violation
+
+
+def replay(name: str, seed: int, hash_seed: int) -> str:
+    """The story that the command tells, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "simulator", str(seed), "--mutation", name],
+        cwd=Path(__file__).parent, env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_seed_that_fails_is_replayed_exactly_with_a_story_that_can_be_read() -> None:
+    name = "half_is_enough"
+    outcome = first_failure(name)
+    story = replay(name, outcome.seed, 1)
+    assert story == replay(name, outcome.seed, 2)
+    lines = story.splitlines()
+    assert lines[0] == str(schedule(outcome.seed))
+    assert outcome.violation in lines[-1]
+    assert lines[-1].lstrip().startswith("VIOLATED: ")
+    times = [float(line.split()[0]) for line in lines[1:-1] if line[:8].strip().replace(".", "", 1).isdigit()]
+    assert times == sorted(times)
+    for word in ("*** fault: ", " says Hello(", " heard Welcome(", "# controller  epoch=1", "# start  round=0"):
+        assert any(word in line for line in lines), word
