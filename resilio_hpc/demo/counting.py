@@ -96,6 +96,7 @@ def main() -> None:
         time.sleep(options.step_seconds)
         done = step + 1
         if total[-1]:
+            run.step_done(done)
             checkpointer.save(done, state).wait("committed")
             run.finish(done)
             break

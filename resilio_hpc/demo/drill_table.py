@@ -117,7 +117,7 @@ def _both() -> list[Drill]:
               (Act("kill_slurmd", "follower"), Act("start_slurmd", "follower", after_s=5.0)), steps_meanwhile=20,
               world_size=6),
         Drill("slurmd dead for long",
-              (Act("kill_slurmd", "follower"), Act("start_slurmd", "follower", after_s=24.0)), **SPARE),
+              (Act("kill_slurmd", "follower"), Act("start_slurmd", "follower", after_s=24.0)), LOST, **SPARE),
         Drill("slurmctld dead for 20 s, a rank killed inside",
               (Act("save_job"), Act("kill_slurmctld"), Act("kill_rank", "follower", after_s=5.0),
                Act("start_slurmctld", after_s=15.0)),
