@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LEASE_SHARE = 0.8  # of the time after which we may be replaced: ranks must be gone by then, whatever the clocks do
 RESEND_S = 0.5
+RESENT_PER_S = 1000  # agents: thousands are told less often
 
 
 class Enrolment:
@@ -93,19 +94,20 @@ class Enrolment:
             self._begin(next_membership(self.membership, controller.epoch, self._wanted(), settled=False))
             self.changed = False
         elif self._joint_settled and self.changed and now >= self._next_proposal:
-            self._next_proposal = now + RESEND_S
+            self._next_proposal = now + self._pause_s
             self._propose()
         if now >= self._next_send:
-            self._next_send = now + RESEND_S
+            self._next_send = now + self._pause_s
+            order = m.Enrol(controller.epoch, self.membership)  # one object, so that it is encoded once
             for node in sorted(self.membership.nodes - self._kept):
-                self.send_to(node)
+                if node in agents:
+                    controller.send(node, order)
+
+    @property
+    def _pause_s(self) -> float:
+        return RESEND_S + len(self._controller.agents) / RESENT_PER_S
 
     # -- memberships -------------------------------------------------------------------------------------------
-
-    def send_to(self, node: str) -> None:
-        """Tell an agent who votes."""
-        if node in self._controller.agents:
-            self._controller.send(node, m.Enrol(self._controller.epoch, self.membership))
 
     def kept(self, node: str, number: int) -> None:
         """An agent has the current membership on its disk."""

@@ -336,5 +336,5 @@ class Succession:
         self._courted = ""
         self._turn = 0
         self._pulse, self._pulse_seen = (record.epoch, None), now
-        self._next_scan = self.patient_until = now + self._limit / 2
+        self._next_scan = self.patient_until = now + self._limit / 2 + self.crowd_s
         self._chief.follow(record, connected)
