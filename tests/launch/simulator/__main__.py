@@ -43,16 +43,18 @@ def main(argv: list[str]) -> int:
         return _replay(asked.first, asked.mutation, asked.shrink)
     began = time.monotonic()
     said = began
+    told = 0
 
     def progress(found: Found) -> None:
-        nonlocal said
+        nonlocal said, told
+        for outcome in found.violations[told:]:
+            print(f"seed {outcome.seed}: {outcome.violation}", flush=True)
+        told = len(found.violations)
         if time.monotonic() > said + SAY_EVERY_S:
             said = time.monotonic()
             print(f"{found.runs} runs, {len(found.violations)} violations, {said - began:.0f} s", flush=True)
 
     found = search(asked.first, asked.count, asked.at_most, progress, asked.mutation)
-    for outcome in found.violations:
-        print(f"seed {outcome.seed}: {outcome.violation}")
     print(f"{found.runs} runs in {time.monotonic() - began:.1f} s: {dict(found.verdicts.most_common())}")
     print(f"felt: {dict(found.felt.most_common())}; at most {found.most_events} events in a run")
     if found.violations:
