@@ -86,7 +86,7 @@ def test_checkpoint_saves_and_restores_but_restarts_nothing(tmp_path: Path) -> N
     observed = launch(tmp_path, "--mode=observe", "train.py", "20", "never")
     assert observed.stdout.count("begins at 0") == 2, "observe restores nothing"
     (tmp_path / "run" / "verdict.json").unlink()  # the run counts as complete now
-    again = launch(tmp_path, "--mode=checkpoint", "train.py", str(committed + 20), "never")
+    again = launch(tmp_path, "--mode=checkpoint", "train.py", str(committed + 5), "never")
     assert again.returncode == 0, again.stderr
     assert again.stdout.count(f"begins at {committed}") == 2
     assert verdict(tmp_path) == ("completed", 0)
