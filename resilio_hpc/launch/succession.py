@@ -336,5 +336,6 @@ class Succession:
         self._courted = ""
         self._turn = 0
         self._pulse, self._pulse_seen = (record.epoch, None), now
-        self._next_scan = self.patient_until = now + self._limit / 2 + self.crowd_s
+        all_at_once = self.crowd_s if self._fresh_start else 0.0
+        self._next_scan = self.patient_until = now + self._limit / 2 + all_at_once
         self._chief.follow(record, connected)
