@@ -83,7 +83,7 @@ class Election:
         if self._candidacy is not None and now - self._candidacy.since > WIN_WITHIN_S + succession.crowd_s:
             self._candidacy = None
         membership = succession.membership
-        if now < succession.patient_until or self._node not in membership.nodes:
+        if now < succession.patient_until or self._node not in membership.nodes or succession.superseded:
             return
         if self._candidacy is None:
             if not self._may_be_enough(len(self._orphans) + 1):

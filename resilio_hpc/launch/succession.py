@@ -52,6 +52,7 @@ class Succession:
         self._heard_before = self._heard  # earlier controllers than the one that we follow
         self._lost = True
         self._fresh_start = True
+        self.superseded = False  # a later job of the run has begun: nobody of this one may lead any more
         self._closed = False  # the other end closed the connection: its process is gone
         self._next_scan = self._next_call = self.patient_until = self._heard
         self._scanning = False
@@ -269,6 +270,7 @@ class Succession:
         if record is not None:
             known = self.following.epoch if self.following else 0
             ours = record.job == self._job or not self._job  # a joiner's run is another job's
+            self.superseded = not ours and 0 < self.membership.epoch < record.epoch
             newer = record.epoch > known and record.epoch >= self.ballot.promised
             if ours and newer and not self._is_dead_self(record):
                 self._follow(record, now)

@@ -238,6 +238,18 @@ def test_orphans_of_long_ago_do_not_count() -> None:
     assert not any(isinstance(done, tuple) and isinstance(done[1], m.Canvass) for done in ports.take())
 
 
+def test_nobody_stands_once_a_later_job_of_the_run_has_begun() -> None:
+    one, ports = follower("b", "a")
+    one.lose(2.0)
+    one.scanned(EpochRecord(1000, "", "127.0.0.1:9", "next-begins"), None, 2.1)
+    one.peer_said(orphan("c"), 2.3)
+    for tick in range(40):
+        one.tick(2.4 + tick / 10)
+        one.peer_said(orphan("c"), 2.4 + tick / 10)
+    assert one.ballot.promised == 0
+    assert not any(isinstance(done, Term) for done in ports.take())
+
+
 def test_exactly_half_needs_the_witness_and_waits_a_moment_for_one_more() -> None:
     one, ports = follower("b", "a", names=("a", "b"))
     one.lose(2.0)
