@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
+from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.message_parts import Count
 from resilio_hpc.launch.roster import Entry, Roster, nodes_of, set_of
 
@@ -35,8 +36,11 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuse what is no host list where it is decoded."""
-        for names in self.before:
-            nodes_of(names)
+        try:
+            for names in self.before:
+                nodes_of(names)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
 
     @property
     def version(self) -> tuple[int, int]:
