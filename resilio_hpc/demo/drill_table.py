@@ -54,8 +54,8 @@ class Drill:
     nodes: int = 3  # of the allocation
     nnodes: str = "3"
     spares: int = 0
-    steps: int = 2000  # at most: the script ends as soon as the drill has seen enough (drill_enough.py)
-    step_s: float = 0.05
+    steps: int = 1200  # at most: the script ends as soon as the drill has seen enough (drill_enough.py)
+    step_s: float = 0.1
     script_arguments: tuple[str, ...] = ()
     launch_arguments: tuple[str, ...] = ()
     sbatch: tuple[str, ...] = ("--no-kill",)
@@ -85,7 +85,7 @@ SPARE: dict[str, Any] = {"nodes": 4, "spares": 1, "world_size": 6}
 SHRINK: dict[str, Any] = {"nnodes": "2:3"}
 TWO_NODES: dict[str, Any] = {"nodes": 2, "nnodes": "1:2"}
 CHAIN: dict[str, Any] = {"launch_arguments": ("--chain",), "jobs": 2}
-HANGS: dict[str, Any] = {"step_s": 0.1, "shared_mount": "fuse", "sbatch": ("--no-kill", "--chdir=/nvme")}
+HANGS: dict[str, Any] = {"shared_mount": "fuse", "sbatch": ("--no-kill", "--chdir=/nvme")}
 LOST = ("node_lost", "controller_lost", "agent_lost")
 
 
@@ -121,7 +121,7 @@ def _both() -> list[Drill]:
         Drill("slurmctld dead for 20 s, a rank killed inside",
               (Act("save_job"), Act("kill_slurmctld"), Act("kill_rank", "follower", after_s=5.0),
                Act("start_slurmctld", after_s=15.0)),
-              ("rank_killed",), steps_meanwhile=150, world_size=6),
+              ("rank_killed",), steps_meanwhile=100, world_size=6),
         Drill("shared directory hangs for 60 s", (hang, release), **HANGS, steps_meanwhile=300, world_size=6),
         Drill("shared directory hangs for 60 s, a rank killed inside",
               (hang, Act("kill_rank", "follower", after_s=10.0), replace(release, after_s=50.0)), ("rank_killed",),
