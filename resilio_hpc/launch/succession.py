@@ -52,6 +52,7 @@ class Succession:
         self._heard_before = self._heard  # earlier controllers than the one that we follow
         self._lost = True
         self._fresh_start = True
+        self._first_seen: int | None = None  # the newest epoch when this agent began
         self.superseded = False  # a later job of the run has begun: nobody of this one may lead any more
         self._closed = False  # the other end closed the connection: its process is gone
         self._next_scan = self._next_call = self.patient_until = self._heard
@@ -270,7 +271,7 @@ class Succession:
         if record is not None:
             known = self.following.epoch if self.following else 0
             ours = record.job == self._job or not self._job  # a joiner's run is another job's
-            self.superseded = not ours and 0 < self.membership.epoch < record.epoch
+            self.superseded = not ours and self._begins_after_us(record)
             newer = record.epoch > known and record.epoch >= self.ballot.promised
             if ours and newer and not self._is_dead_self(record):
                 self._follow(record, now)
@@ -280,10 +281,18 @@ class Succession:
                 self._pulse, self._pulse_seen = (record.epoch, pulse), now
                 if ours and moves and self._lost and record.epoch < self.ballot.promised:
                     self._tell_of_promise(record, now)
+        if self._first_seen is None:
+            self._first_seen = record.epoch if record is not None else 0
         if self._may_claim_first(record, now):
             self._scanning = True
             known = max(self.newest, record.epoch if record else 0)
             self._ports.claim_epoch(known + 1 + known % 2)
+
+    def _begins_after_us(self, record: EpochRecord) -> bool:
+        """Whether another job has an epoch newer than ours; before anybody led us, one in nobody's name is that."""
+        if self.membership.epoch:
+            return record.epoch > self.membership.epoch
+        return not record.node and self._first_seen is not None and record.epoch > self._first_seen
 
     def _tell_of_promise(self, record: EpochRecord, now: float) -> None:
         """Somebody leads whom we may not follow any more: once it hears that, it stands anew."""
@@ -292,7 +301,7 @@ class Succession:
 
     def _may_claim_first(self, record: EpochRecord | None, now: float) -> bool:
         """The first controller of a job is whoever creates its file: normally the first node."""
-        if not self._lost or self._knows_others or self._node not in self.membership.nodes:
+        if not self._lost or self._knows_others or self.superseded or self._node not in self.membership.nodes:
             return False
         heirs = [node for node in self.membership.voters.nodes if self.following is None or node != self.following.node]
         turn = heirs.index(self._node) if self._node in heirs else len(heirs)

@@ -250,6 +250,19 @@ def test_nobody_stands_once_a_later_job_of_the_run_has_begun() -> None:
     assert not any(isinstance(done, Term) for done in ports.take())
 
 
+def test_nobody_claims_once_a_later_job_of_the_run_has_begun() -> None:
+    begins = EpochRecord(1000, "", "127.0.0.1:9", "next-begins")
+    one, ports = agent("b")
+    for now in (0.0, 1.5, 3.0):
+        one.tick(now)
+        one.scanned(begins if now else None, None, now)
+    assert ports.take() == ["scan"] * 3
+    own, ports = agent("a")  # of the job that begins
+    own.tick(0.0)
+    own.scanned(begins, None, 0.0)
+    assert ports.take() == ["scan", "claim 1001"]
+
+
 def test_exactly_half_needs_the_witness_and_waits_a_moment_for_one_more() -> None:
     one, ports = follower("b", "a", names=("a", "b"))
     one.lose(2.0)
