@@ -306,8 +306,6 @@ class Rounds:
         """A round that does not come up in time is tried again (a hung rendezvous must not hold an allocation)."""
         controller = self._controller
         self.try_start()  # if it waited for a quorum
-        if controller.phase == "starting" and not self.steps_reported:
-            return  # a script that tells of no steps: only its own time-outs can tell
         waited = controller.now() - controller.phase_began
         if waited > controller.config.start_timeout_s:
             controller.record("slow_start", round=controller.round, phase=controller.phase, waited_s=round(waited, 3))

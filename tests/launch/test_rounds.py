@@ -101,6 +101,14 @@ def test_a_start_that_takes_too_long_is_tried_again() -> None:
     assert len(world.records("round")) == 3
 
 
+def test_ranks_of_a_plain_script_that_are_not_started_in_time_are_tried_again_too() -> None:
+    world = World(nodes=2, start_timeout_s=5.0, script=Script(steps=20, attached=False))
+    world.spawns = False
+    world.run(lambda: bool(world.records("slow_start")))
+    world.spawns = True
+    assert world.until_over()["verdict"] == "completed"
+
+
 def test_a_store_that_dies_before_the_ranks_run_is_opened_again() -> None:
     world = World(nodes=2, start_timeout_s=600.0)
     world.run(lambda: any(isinstance(x, m.Prepare) for x in world.agents["n1"].heard))
