@@ -13,7 +13,6 @@ from virtual_cluster.directory import Directory
 from resilio_hpc.launch import enrolment, quorum
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
-from resilio_hpc.launch.checkpoint_phase import CheckpointPhase
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.election import Election
 from resilio_hpc.launch.enrolment import LEASE_SHARE, Enrolment
@@ -95,18 +94,7 @@ def lost_before_the_lease_ends(patch: Patch) -> None:
 
 def no_commit_fence(patch: Patch) -> None:
     """A controller that was replaced may still commit."""
-    patch.setattr(Directory, "fence", property(lambda self: 0, lambda self, epoch: None))
-
-
-def commits_before_the_epoch_is_recorded(patch: Patch) -> None:
-    """A new controller has steps committed before older ones are refused."""
-    original = CheckpointPhase._order_commit
-
-    def order(self: Any) -> None:
-        self._controller.tenure.recorded = True
-        original(self)
-
-    patch.setattr(CheckpointPhase, "_order_commit", order)
+    patch.setattr(VirtualAgent, "is_fenced", lambda self, epoch: False)
 
 
 def a_start_that_waits_for_nobody(patch: Patch) -> None:
@@ -135,16 +123,6 @@ def stopped_is_said_at_once(patch: Patch) -> None:
 def snapshots_of_other_lives_count(patch: Patch) -> None:
     """A node keeps snapshots of steps that are computed anew."""
     patch.setattr(VirtualAgent, "forget_snapshots_after", lambda self, step: None)
-
-
-def leases_count_from_their_arrival(patch: Patch) -> None:
-    """A lease that was long on its way is as good as a new one."""
-    original = AgentCore._renewed
-
-    def renewed(self: Any, message: m.Beat, now: float) -> None:
-        original(self, msgspec.structs.replace(message, sent=now), now)
-
-    patch.setattr(AgentCore, "_renewed", renewed)
 
 
 def the_wall_clock_is_trusted(patch: Patch) -> None:
@@ -189,8 +167,8 @@ def echoes_of_the_future(patch: Patch) -> None:
 ALL: tuple[Callable[[Patch], None], ...] = (
     votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, half_is_enough,
     everybody_gets_the_witness, memberships_change_at_once, old_epochs_are_obeyed, lost_before_the_lease_ends,
-    no_commit_fence, commits_before_the_epoch_is_recorded, a_start_that_waits_for_nobody, stopped_is_said_at_once,
-    snapshots_of_other_lives_count, leases_count_from_their_arrival, the_wall_clock_is_trusted,
+    no_commit_fence, a_start_that_waits_for_nobody, stopped_is_said_at_once,
+    snapshots_of_other_lives_count, the_wall_clock_is_trusted,
     votes_are_counted_as_they_come, words_of_older_rounds_count, echoes_of_the_future,
 )  # fmt: skip
 MUTATIONS = {plant.__name__: plant for plant in ALL}

@@ -282,7 +282,7 @@ class VirtualAgent(Process):
         directory = self._world.directory
 
         def write() -> None:
-            if directory.fence > message.epoch:
+            if self.is_fenced(message.epoch):
                 self.event(lambda: self.core.persist_failed(message.round, message.step, "a newer epoch has begun"))
                 return
             contents = {tuple(map(tuple, rank)) for record in message.records for rank in record["content"]}
@@ -292,6 +292,10 @@ class VirtualAgent(Process):
             self.event(lambda: self.core.commit_done(message.step, 0.01))
 
         self._world.storage.save(self, 0.02, write)
+
+    def is_fenced(self, epoch: int) -> bool:
+        """Whether a newer epoch has begun: then the checkpoint engine refuses to commit."""
+        return self._world.directory.fence > epoch
 
     def held(self) -> tuple[m.Held, ...]:
         return tuple(m.Held(rank, step, copy.world_size) for (rank, step), copy in sorted(self.site.memory.items(),

@@ -81,6 +81,7 @@ class Training:
     def _begin(self) -> None:
         if self.broken:
             return
+        self.world.watch.trains(self.life)
         if not self.script.attached:
             self.world.after(self.script.step_s, self._plain_step)
             return
