@@ -19,6 +19,7 @@ from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.ballot import Term
 from resilio_hpc.launch.checkpoint_phase import CheckpointMessage, CheckpointPhase
 from resilio_hpc.launch.controller_state import (
+    MAX_LOSSES,
     Action,
     AskPast,
     Clock,
@@ -37,7 +38,6 @@ from resilio_hpc.launch.stop_phase import StopPhase
 from resilio_hpc.launch.tenure import Tenure
 
 MAX_AGENTS = 20_000
-MAX_LOSSES = 3  # a node that was lost more often is not used again
 PAST_PATIENCE_S = 2.0  # how long the run directory may take to tell what other agents know as well
 
 
@@ -59,7 +59,8 @@ class Controller:
         self.left: set[str] = set()  # said Goodbye
         self.restarts = 0
         self.without_progress = 0
-        self.informed = False  # the run directory has told what it knows, or others know enough
+        self.informed = False  # the run directory has told what it knows
+        self.may_prepare = False  # so it has, or it hangs, and a round may do without
         self.now = clock.monotonic
         self.unix = clock.unix
         self.began = self.phase_began = self.now()
@@ -133,9 +134,9 @@ class Controller:
         return self._flush()
 
     def _go_on_without_the_past(self) -> None:
-        """A hung run directory does not hold up a change of controller: the agents know what matters."""
-        if not self.informed and self._adopted[0] >= 0 and self.now() - self.began > PAST_PATIENCE_S:
-            self.informed = True
+        """A hung run directory does not hold up a change of controller: the agents know what matters, mostly."""
+        if not self.may_prepare and self._adopted[0] >= 0 and self.now() - self.began > PAST_PATIENCE_S:
+            self.may_prepare = True
             self.record("uninformed", committed=list(self.checkpoints.known))
 
     def inform(self, past: Past) -> list[Action]:
@@ -144,7 +145,7 @@ class Controller:
         if self.phase == "gathering":
             self.round = max(self.round, past.last_round)
         if not self.informed:
-            self.informed = True
+            self.informed = self.may_prepare = True
             self.record("informed", committed=sorted(past.committed), last_round=past.last_round)
         self.tenure.informed()
         if past.verdict is not None and self.phase != "ended":  # an earlier controller said it, not all have heard it

@@ -10,6 +10,8 @@ from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.quorum import NEVER
 from resilio_hpc.launch.rendezvous import Shape
 
+MAX_LOSSES = 3  # a node that was lost more often is not used again
+
 
 @dataclass(frozen=True)
 class ControllerConfig:

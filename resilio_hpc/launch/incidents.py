@@ -25,6 +25,7 @@ class Incident:
 
     began: float
     decided: float
+    opened: float  # as ``decided``, monotonic
     at_step: int  # the most steps that any rank had completed, -1 when unknown
     failures: list[m.RankFailure] = field(default_factory=list)
     lost_nodes: list[str] = field(default_factory=list)
@@ -195,7 +196,7 @@ class Incidents:
         began = min(began, now)  # another node's clock may be ahead of ours
         step = self._controller.max_step if self._controller.phase in ("starting", "running") else -1
         if self.current is None:
-            self.current = Incident(began, now, step)
+            self.current = Incident(began, now, self._controller.now(), step)
         self.current.began = min(self.current.began, began)
         self.current.at_step = max(self.current.at_step, step)
         return self.current

@@ -34,13 +34,15 @@ class Failure:
 @dataclass(frozen=True)
 class World:
     """What is left. ``members``: nodes of the failed round; ``available``: usable connected nodes, spares included;
-    ``coming``: nodes that may still appear; ``returning``: members among them whose agent is being restarted."""
+    ``coming``: nodes that may still appear; ``returning``: members among them whose agent is being restarted;
+    ``just_lost``: nodes that may be back soon, since an agent that was killed on a busy node takes its time."""
 
     members: int
     available: int
     coming: int
     shape: Shape
     returning: int = 0
+    just_lost: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,5 +82,7 @@ def decide(failure: Failure, world: World, budgets: Budgets) -> Plan:
         return Plan(Rung.WAIT, f"{lost} lost or restarting, {world.coming} node(s) may still come")
     if possible:
         return Plan(Rung.SHRINK, f"{lost} lost, no spare: {possible} of {world.members} nodes go on")
+    if world.shape.trim(world.available + world.coming + world.just_lost):
+        return Plan(Rung.WAIT, f"{lost} lost, and too few nodes without it: it may come back")
     why = f"{world.available} usable node(s) left, at least {world.shape.minimum} needed"
     return Plan(Rung.NEXT_JOB if budgets.chained else Rung.STOP, why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.controller_state import MAX_LOSSES
 from resilio_hpc.launch.recovery import Budgets, Failure, Plan, Rung, World, decide
 from resilio_hpc.launch.rendezvous import Candidate, choose
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from resilio_hpc.launch.controller_state import KnownAgent
 
 WAITING_SAID_AFTER_S = 10.0
+RETURN_S = 20.0  # before a run gives up for want of nodes, one that was just lost may come back
 ANSWERS = (m.RanksStarted, m.FirstStep, m.RanksDone)
 
 
@@ -49,7 +51,7 @@ class Rounds:
         if controller.stop.terminating:
             controller.stop.ended()
             return
-        if not controller.informed or not controller.enrolment.leads:
+        if not controller.may_prepare or not controller.enrolment.leads:
             return
         usable = self.usable()
         coming = self._coming()
@@ -103,9 +105,16 @@ class Rounds:
         returning = sum(member.node not in gone for member in controller.members)
         return decide(
             Failure(tuple(incident.lost_nodes) if incident else ()),
-            World(len(controller.members), usable, coming, controller.config.shape, returning),
+            World(len(controller.members), usable, coming, controller.config.shape, returning, self._just_lost()),
             Budgets(controller.without_progress, controller.config.max_without_progress, controller.config.chained),
         )
+
+    def _just_lost(self) -> int:
+        controller = self._controller
+        incident = controller.incidents.current
+        if incident is None or controller.now() - incident.opened > RETURN_S:
+            return 0
+        return sum(x in controller.lost and controller.losses.get(x, 0) <= MAX_LOSSES for x in incident.lost_nodes)
 
     def _carry_out(self, plan: Plan) -> bool:
         """Act on a plan; True when a round is to be prepared."""
@@ -172,14 +181,16 @@ class Rounds:
         controller = self._controller
         if controller.phase != "preparing" or self._store_port is None:
             return
-        if not controller.informed or not controller.enrolment.leads or not controller.enrolment.known:
+        if not controller.enrolment.leads or not controller.enrolment.known:
             return  # before anybody trains, a quorum knows who votes, and where to find the others
         if not all(self._has_stopped(node) for node in self._may_have_ranks):
             return
         if self._start is None and controller.incidents.absent_may_train():
             return
-        self._may_have_ranks.clear()
         wanted = controller.checkpoints.restore_point()
+        if self._needs_run_directory(wanted):
+            return
+        self._may_have_ranks.clear()
         acts = controller.config.mode != "observe"
         restore = wanted if acts else None
         self.started_round = controller.round
@@ -195,6 +206,10 @@ class Rounds:
         controller.broadcast(self._start)
         controller.checkpoints.restored(restore)
         controller.regrouping.let_leavers_go()
+
+    def _needs_run_directory(self, restore: m.RestorePoint | None) -> bool:
+        """Whether to wait for its answer: it may hold a newer step than any agent has heard of. Memory is as new."""
+        return not self._controller.informed and (restore is None or restore.source != "memory")
 
     def _has_stopped(self, node: str) -> bool:
         """Whether no rank of an earlier round lives there. Those of a node that is lost ended with its lease."""
@@ -306,6 +321,8 @@ class Rounds:
         """A round that does not come up in time is tried again (a hung rendezvous must not hold an allocation)."""
         controller = self._controller
         self.try_start()  # if it waited for a quorum
+        if not controller.informed:
+            return  # the run directory hangs: nobody's fault
         waited = controller.now() - controller.phase_began
         if waited > controller.config.start_timeout_s:
             controller.record("slow_start", round=controller.round, phase=controller.phase, waited_s=round(waited, 3))

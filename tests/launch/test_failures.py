@@ -8,8 +8,8 @@ from virtual_cluster.world import World
 
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.ballot import Term
-from resilio_hpc.launch.controller import MAX_LOSSES, Controller
-from resilio_hpc.launch.controller_state import Clock
+from resilio_hpc.launch.controller import Controller
+from resilio_hpc.launch.controller_state import MAX_LOSSES, Clock
 from resilio_hpc.launch.enrolment import LEASE_SHARE
 from resilio_hpc.launch.quorum import first_membership
 

@@ -181,3 +181,26 @@ def test_a_run_grows_only_when_the_newcomers_ranks_would_start_at_once() -> None
     assert world.members() == ["n1", "n2", "n3"]
     (regrouped,) = world.times("regroup")
     assert any(0 <= regrouped - at < 0.01 for at, _ in world.directory.commit_times)
+
+
+def test_before_a_run_gives_up_a_node_that_was_just_lost_may_come_back() -> None:
+    world = World(nodes=3, script=Script(steps=60))
+    world.until_step(15)
+    world.kill_agent("n2", silently=True)
+    world.run(lambda: bool(world.records("node_lost")))
+    world.run(limit_s=10.0)
+    world.start_agent("n2")
+    world.until_round(1)
+    assert sorted(world.members()) == ["n1", "n2", "n3"]
+    assert [told["rung"] for told in world.records("decision")] == ["wait_for_node", "replace_node"]
+    assert world.until_over()["verdict"] == "completed"
+
+
+def test_nobody_waits_longer_for_a_lost_node_when_the_clock_is_set_back() -> None:
+    world = World(nodes=3)
+    world.until_step(15)
+    world.power_off("n2")
+    world.run(lambda: bool(world.records("node_lost")))
+    lost_at, world.unix = world.now, lambda: 1_700_000_000.0 - 7200.0  # type: ignore[method-assign]
+    assert world.until_over()["verdict"] == "not_enough_nodes"
+    assert world.now - lost_at < 40.0

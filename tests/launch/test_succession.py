@@ -184,3 +184,18 @@ def test_before_its_first_round_a_new_controller_waits_for_leases_that_nobody_wi
     world.until_step(1)
     assert world.members() == ["n1", "n2"]
     assert world.starts[0][0] - elected_at > 4.0
+
+
+def test_ranks_that_need_the_hung_run_directory_wait_for_it_and_lose_no_step_that_only_it_knows() -> None:
+    world = World(nodes=3, minimum=2, script=Script(steps=60))
+    world.until_step(15)
+    world.storage_fails = True
+    world.power_off("n1")  # a shrunk world cannot restore from memory
+    world.run(lambda: bool(world.records("uninformed")))
+    world.run(limit_s=20.0)
+    assert len(world.starts) == 1
+    world.storage_fails = False
+    world.until_round(1)
+    assert world.last.restore is not None and world.last.restore.step == max(world.directory.committed)
+    assert world.records("slow_start") == []
+    assert world.until_over()["verdict"] == "completed"
