@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.quorum import has_quorum, has_tie, silence_of_quorum
+from resilio_hpc.launch.quorum import NEVER, has_quorum, has_tie, silence_of_quorum
 
 if TYPE_CHECKING:
     from resilio_hpc.launch.succession import Succession
@@ -20,12 +20,13 @@ LOST_TIE_S = 1.0  # the other half has the witness: time for a scan to tell who 
 
 @dataclass
 class Candidacy:
-    """An election in which this node stands. ``votes``: node → seconds without a controller."""
+    """An election in which this node stands. ``votes``: node → seconds without a controller; ``asked``: node → when."""
 
     epoch: int
     since: float
     votes: dict[str, float]
     asked_witness: bool = False
+    asked: dict[str, float] = field(default_factory=dict)
 
 
 class Election:
@@ -61,7 +62,7 @@ class Election:
             if self._may_be_enough(len(self._orphans) + 1):
                 self.stand_if_possible(now)
         elif message.node not in candidacy.votes:
-            self._canvass(candidacy, message.node)
+            self._canvass(candidacy, message.node, now)
 
     def voted(self, message: m.Vote, now: float) -> None:
         """Another node has promised to follow whoever has this epoch."""
@@ -94,7 +95,7 @@ class Election:
                 return
             self._candidacy = self._stand(now)
         for node in sorted(self._orphans.keys() - self._candidacy.votes.keys()):
-            self._canvass(self._candidacy, node)
+            self._canvass(self._candidacy, node, now)
         self._count(now)
 
     def _stand(self, now: float) -> Candidacy:
@@ -103,7 +104,10 @@ class Election:
         self._succession.promise(epoch, self._node)
         return Candidacy(epoch, now, {self._node: self._succession.silent_s(now)})
 
-    def _canvass(self, candidacy: Candidacy, node: str) -> None:
+    def _canvass(self, candidacy: Candidacy, node: str, now: float) -> None:
+        if now - candidacy.asked.get(node, NEVER) < self._succession.repeat_s:
+            return
+        candidacy.asked[node] = now
         version = self._succession.membership.version
         self._ports.to_orphan(node, m.Canvass(candidacy.epoch, self._node, version))
 

@@ -55,6 +55,7 @@ class Succession:
         self._first_seen: int | None = None  # the newest epoch when this agent began
         self.superseded = False  # a later job of the run has begun: nobody of this one may lead any more
         self._closed = False  # the other end closed the connection: its process is gone
+        self._led = 0  # the epoch in which this very node leads
         self._next_scan = self._next_call = self.patient_until = self._heard
         self._scanning = False
         self._pulse: tuple[int, int | None] = (0, None)
@@ -63,7 +64,7 @@ class Succession:
         self._turn = 0
         self._avoid = ""  # who is courted last, since it was lost
         self._courted = ""  # whom we are connected to for the sake of an election
-        self._courted_at = self._answered_at = self._heard
+        self._courted_at = self._called_at = self._answered_at = self._heard
 
     @property
     def membership(self) -> Membership:
@@ -107,6 +108,8 @@ class Succession:
 
     def stepped_down(self, epoch: int, since: float, now: float) -> None:
         """The controller of ``epoch`` leads no more; it had no quorum since ``since``: nor did our support make one."""
+        if epoch == self._led:
+            self._led = 0
         if self.following is not None and epoch == self.following.epoch:
             self._heard = max(self._heard_before, min(self._heard, since))
         if self.following is not None and epoch >= self.following.epoch:
@@ -167,6 +170,11 @@ class Succession:
         """How long it takes until all voters have connected to one of them."""
         return len(self.membership.voters.nodes) / HANDSHAKES_PER_S
 
+    @property
+    def repeat_s(self) -> float:
+        """After how long what had no answer is said again: sooner, it would only be one more in a long queue."""
+        return self.crowd_s / 2
+
     def _heirs(self) -> list[str]:
         """In the order of succession; whom we lost comes last, since it may come back."""
         nodes = [node for node in self.membership.voters.nodes if node != self._avoid]
@@ -176,7 +184,8 @@ class Succession:
         if self._courted:
             answered = self._answered_at > self._courted_at or self._courted == self._node
             if now - self._courted_at < (PATIENCE_S if answered else TURN_S) + self.crowd_s:
-                if self._courted != self._node:
+                heard = self._answered_at >= self._called_at  # else it is busy with the others' calls
+                if self._courted != self._node and (heard or now - self._called_at >= self.repeat_s):
                     self._call(now)
                 return
             self._turn += 1
@@ -196,6 +205,7 @@ class Succession:
             self._call(now)
 
     def _call(self, now: float) -> None:
+        self._called_at = now
         self._ports.to_controller(m.Orphan(self._node, self.newest, self.membership, self.silent_s(now)))
 
     def answered(self, message: m.Standing | m.Canvass | m.Redirect | m.NotLeading | m.Welcome, now: float) -> None:
@@ -230,23 +240,31 @@ class Succession:
         if message.epoch < self.ballot.promised:
             if self._lost and message.node != self._courted:  # it must hear of our promise, and stand again
                 self._address(message.node, message.endpoint, now)
-        elif message.epoch > known or (self._lost and isinstance(message, m.Redirect) and message.epoch == known):
-            self._follow(record, now)
+        elif message.epoch > known or (self._courted and isinstance(message, m.Redirect) and message.epoch == known):
+            self._follow(record, now)  # only once: each call is answered, and another connection costs a handshake
 
     # -- the election: see ``election`` --------------------------------------------------------------------------
 
     def peer_said(self, message: m.Orphan | m.Vote, now: float) -> None:
         """Another agent called this one."""
+        leads = self.following is not None and self.following.epoch == self._led  # heard of itself already, or not
         if isinstance(message, m.Vote):
-            self._election.voted(message, now)
-        elif self._lost or self.following is None:
+            if leads and message.epoch == self._led:
+                self._point_out(message.node)  # it came too late to be welcomed with the others
+            else:
+                self._election.voted(message, now)
+        elif self.following is None or (self._lost and not leads):
             self.enrol(message.membership)
             self._election.orphan_called(message, now)
         elif message.newest > self.following.epoch and self.following.node == self._node:
             self._chief.step_down()  # it may not follow us any more: an election gives us an epoch that it may
         else:
+            self._point_out(message.node)
+
+    def _point_out(self, node: str) -> None:
+        if self.following is not None:
             record = self.following
-            self._ports.to_orphan(message.node, m.Redirect(record.epoch, record.node, record.endpoint))
+            self._ports.to_orphan(node, m.Redirect(record.epoch, record.node, record.endpoint))
 
     def witness_claimed(self, epoch: int, won: bool, now: float) -> None:
         """Whether the witness of the membership of ``epoch`` stands on our side."""
@@ -254,6 +272,7 @@ class Succession:
 
     def won(self, epoch: int, witnessed: bool, silent_s: float, supporters: frozenset[str], now: float) -> None:
         """A quorum voted for this node."""
+        self._led = epoch
         self._chief.lead(self._term(epoch, witnessed, silent_s, supporters))
         self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
 
@@ -317,6 +336,7 @@ class Succession:
         self.newest = max(self.newest, epoch)
         if won and epoch > self.ballot.promised and self._lost:
             self.promise(epoch, self._node)
+            self._led = epoch
             self._chief.lead(self._term(epoch, first=True))
             self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
 
@@ -336,6 +356,9 @@ class Succession:
 
     def _follow(self, record: EpochRecord, now: float) -> None:
         connected = self._courted == record.node and record.node != self._node
+        patience = self._limit / 2 + (self.crowd_s if self._fresh_start else 0.0)
+        if self._closed and self.following is not None and record.epoch == self.following.epoch:
+            patience = min(patience, TURN_S + self.crowd_s)  # whoever pointed to it may not know yet that it is gone
         if self.following is None or record.epoch != self.following.epoch:
             self._heard_before = self._heard
         self.following = record
@@ -347,6 +370,5 @@ class Succession:
         self._courted = ""
         self._turn = 0
         self._pulse, self._pulse_seen = (record.epoch, None), now
-        all_at_once = self.crowd_s if self._fresh_start else 0.0
-        self._next_scan = self.patient_until = now + self._limit / 2 + all_at_once
+        self._next_scan = self.patient_until = now + patience
         self._chief.follow(record, connected)

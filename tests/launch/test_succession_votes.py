@@ -182,6 +182,29 @@ def test_an_orphan_courts_the_heirs_in_turn_and_whom_it_lost_last() -> None:
     assert courted == ["court b at b:1", "court c at c:1", "court a at a:1"]
 
 
+def test_among_thousands_a_call_or_a_canvass_without_an_answer_is_not_repeated_at_once() -> None:
+    names = tuple(f"n{number}" for number in range(2000))
+    one, ports = follower("n5", "n0", names)
+    one.lose(2.0)
+    calls = []
+    for tick in range(40):
+        one.tick(2.3 + tick / 10)
+        calls += [2.3 + tick / 10 for done in words(ports) if isinstance(done, m.Orphan)]
+    assert len(calls) == 4, calls  # each second: two thousand handshakes take two
+
+    heir, ports = follower("n1", "n0", names)
+    heir.lose(2.0)
+    call = orphan("n2", names=names)
+    for number in range(2, 1002):
+        heir.peer_said(msgspec.structs.replace(call, node=f"n{number}"), 2.3)
+    heir.peer_said(call, 2.4)
+    canvassed = [done[0] for done in words(ports) if isinstance(done, tuple) and isinstance(done[1], m.Canvass)]
+    assert sorted(set(canvassed)) == sorted(canvassed)
+    assert len(canvassed) >= 1000
+    heir.peer_said(call, 3.4)
+    assert [done[0] for done in words(ports) if isinstance(done, tuple)] == ["n2"]
+
+
 def test_who_has_a_controller_points_to_it() -> None:
     one, ports = follower("b", "a")
     one.peer_said(orphan("c"), 1.5)
@@ -191,8 +214,31 @@ def test_who_has_a_controller_points_to_it() -> None:
 def test_a_redirect_is_followed_also_to_the_one_that_was_lost() -> None:
     one, ports = follower("c", "a")
     one.lose(2.0, closed=False)
+    one.tick(2.1)
     one.answered(m.Redirect(1, "a", "a:1"), 2.5)
-    assert words(ports) == ["follow a 1"]
+    assert words(ports)[-1:] == ["follow a 1"]
+
+
+def test_each_call_is_answered_but_nobody_connects_twice() -> None:
+    one, ports = follower("c", "a")
+    one.lose(2.0)
+    one.tick(2.3)
+    assert "court b at b:1" in words(ports)
+    one.answered(m.Redirect(2, "b", "b:1"), 2.4)
+    assert words(ports) == ["follow b 2 connected"]
+    one.answered(m.Redirect(2, "b", "b:1"), 2.4)
+    assert words(ports) == []
+
+
+def test_who_is_pointed_back_to_a_process_that_is_gone_does_not_wait_long_for_it() -> None:
+    one, ports = follower("c", "a")
+    one.lose(2.0)
+    one.tick(2.3)
+    one.answered(m.Redirect(1, "a", "a:1"), 2.4)  # b has not noticed yet
+    one.tick(3.3)
+    assert words(ports)[-1:] == ["follow a 1"]
+    one.tick(3.5)
+    assert "court b at b:1" in words(ports)
 
 
 # -- standing ------------------------------------------------------------------------------------------------------
@@ -217,6 +263,20 @@ def test_with_the_votes_of_a_quorum_it_leads_and_has_promised_that_to_itself() -
     assert term.supporters == {"b", "c"}
     assert (ports.kept[-1].promised, ports.kept[-1].promised_to) == (2, "b")
     assert one.following == EpochRecord(2, "b", "b:1", "job")
+
+
+def test_who_has_won_says_so_before_it_has_heard_of_itself() -> None:
+    """Its own connection to itself waits behind thousands of handshakes."""
+    one, ports = follower("b", "a", names=("a", "b", "c", "d", "e"))
+    term = elected(one, ports, "c", "d")
+    assert term is not None
+    assert not one.in_contact
+    for late in (orphan("e"), m.Vote("e", term.epoch, 1.0)):
+        one.peer_said(late, 2.5)
+        assert words(ports) == [("e", m.Redirect(term.epoch, "b", "b:1"))]
+    one.stepped_down(term.epoch, 2.6, 2.6)
+    one.peer_said(orphan("e"), 2.7)
+    assert words(ports) == [("e", m.Standing(term.epoch))]
 
 
 def test_nobody_stands_who_has_a_controller_or_is_alone() -> None:
