@@ -8,6 +8,7 @@ cancels. Several may do so at once, one may die in between, slurmctld may be awa
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ FILES_S = 20.0  # for the run directory to answer
 CANCEL_S = 240.0  # for slurmctld to come back
 POLL_S = 1.0
 STAND_INS = 2
+SRUN_S = 5.0  # for the host of the step's srun to answer
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,11 @@ class Closing:
     """Whether the job may be closed from here. Pure.
 
     With a verdict, a supervisor that lives closes the run by itself and soon; without, another controller may be
-    leading the run where we cannot see it."""
+    leading the run where we cannot see it. ``cut_off``: from those who had the verdict; then only Slurm can tell
+    whether the batch host is lost, or we."""
 
-    def __init__(self, now: float, verdict: str) -> None:
+    def __init__(self, now: float, verdict: str, cut_off: bool = False) -> None:
+        self._cut_off = cut_off
         self._began = self._moved = now
         self._verdict = verdict
         self._pulse: object = None
@@ -66,6 +70,8 @@ class Closing:
             self._pulse, self._moved, self._moves = sight.pulse, sight.now, self._moves + 1
         host_lost = holding is not None and bool(holding.nodes) and holding.batch_host not in holding.nodes
         waited_s = sight.now - self._began
+        if self._cut_off and not host_lost:
+            return "others" if waited_s >= LIMIT_S else "wait"
         if self._verdict or sight.verdict:
             return "close" if host_lost or waited_s >= SUPERVISOR_DEAD_S else "wait"
         if self._moves > 0:
@@ -74,14 +80,17 @@ class Closing:
         return "close" if still and (host_lost or waited_s >= LIMIT_S) else "wait"
 
 
-def close_job(run_path: Path, part: str, verdict: Mapping[str, Any] | None = None, reason: str = "") -> bool:
+def close_job(
+    run_path: Path, part: str, verdict: Mapping[str, Any] | None = None, reason: str = "", cut_off: bool = False
+) -> bool:
     """Close this job, of which ``part`` (``placements.Site.key``) is ours: never raises, ends within bounds.
 
     ``verdict``: the part's, where one was reached, else it is looked up; ``reason``: for the record (such as
     "batch_host_lost"). Returns whether the job is over or was cancelled; False where somebody else leads the run, or
     Slurm did not answer for CANCEL_S."""
     try:
-        return _close(run_path, part, str((verdict or {}).get("verdict", "")), reason or "batch_host_lost")
+        known = str((verdict or {}).get("verdict", ""))
+        return _close(run_path, part, known, reason or "batch_host_lost", cut_off)
     except (ResilioError, OSError, ValueError) as error:
         say(f"job {part} could not be closed from here: {error}")
         return False
@@ -93,10 +102,27 @@ def stand_in(run_path: Path, part: str, nodes: Sequence[str]) -> None:
     The srun of the step is lost with it, and Slurm keeps the job until its time limit. ``nodes``: the step's."""
     status = Fields(_bounded(lambda: last_status(run_path, part), {}))
     lost = status.texts("lost")
-    if os.environ.get("SLURMD_NODENAME") in stand_ins(nodes, lost, status.text("controller")):
+    node = os.environ.get("SLURMD_NODENAME", "")
+    if node in lost[:STAND_INS] and not reaches_srun(os.environ):  # those with the batch host may not reach Slurm
+        close_job(run_path, part, cut_off=True)
+    elif node in stand_ins(nodes, lost, status.text("controller")):
         holding = commands.holding(part.partition("r")[0])
         if holding is None or holding.batch_host in lost or holding.batch_host not in holding.nodes:
             close_job(run_path, part)
+
+
+def reaches_srun(environment: Mapping[str, str]) -> bool:
+    """Whether the host of the step's srun answers, so that it ends the step and the job itself; True where unknown."""
+    host, port = environment.get("SLURM_SRUN_COMM_HOST", ""), environment.get("SLURM_SRUN_COMM_PORT", "")
+    if not host or not port.isdigit():
+        return True
+    try:
+        socket.create_connection((host, int(port)), SRUN_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def last_status(run_path: Path, part: str) -> dict[str, Any]:
@@ -112,9 +138,9 @@ def stand_ins(nodes: Sequence[str], lost: Sequence[str], controller: str) -> tup
     return tuple(node for node in left if node == controller or node in left[:STAND_INS]) if lost else ()
 
 
-def _close(run_path: Path, part: str, verdict: str, reason: str) -> bool:
+def _close(run_path: Path, part: str, verdict: str, reason: str, cut_off: bool) -> bool:
     job = part.partition("r")[0]
-    closing = Closing(time.monotonic(), verdict)
+    closing = Closing(time.monotonic(), verdict, cut_off)
     while True:
         verdict = verdict or _verdict(run_path, part)
         pulse = _bounded(lambda: last_pulse(run_path), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 import threading
 from pathlib import Path
@@ -227,6 +228,44 @@ def test_who_stands_in(
     (slurm / "cancelled").touch()
     last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4", "n5"))
     assert cancelled(slurm) == closed
+
+
+def test_a_node_that_is_cut_off_with_slurmctld_closes_the_job_once_slurm_takes_the_batch_host_for_lost(
+    run: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_directory.claim_epoch(run, EpochRecord(3, "n2", "10.0.0.2:5", "7"))
+    (run / "status.json").write_text(json.dumps({"epoch": 3, "controller": "n2", "lost": ["n3", "n4"]}))
+    run_directory.write_verdict(run, "7", {"verdict": "needs_new_job", "exit_code": 75})
+    monkeypatch.setenv("SLURMD_NODENAME", "n3")
+    squeue = slurm / "bin" / "squeue"
+    squeue.write_text('#!/bin/sh\necho "n1|n[1-4]|RUNNING"\n')
+    (slurm / "cancelled").touch()
+    monkeypatch.setattr(last_one_out, "reaches_srun", lambda environment: True)
+    last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4"))
+    assert cancelled(slurm) == [], "the batch host lives, and ends the job when srun returns"
+    monkeypatch.setattr(last_one_out, "reaches_srun", lambda environment: False)
+    squeue.write_text('#!/bin/sh\necho "n1|n[3-4]|RUNNING"\n')
+    last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4"))
+    assert cancelled(slurm) == ["7"]
+
+
+def test_who_is_cut_off_closes_nothing_before_slurm_says_so() -> None:
+    closing = Closing(0.0, "completed", cut_off=True)
+    late = SUPERVISOR_DEAD_S + 1.0
+    assert looks(closing, (late, HELD, None, ""), (late, None, None, ""), (late + 1, LOST, None, "")) == [
+        "wait", "wait", "close",
+    ]  # fmt: skip
+    assert looks(Closing(0.0, "completed", cut_off=True), (LIMIT_S, HELD, None, "")) == ["others"]
+
+
+def test_whether_the_host_of_the_steps_srun_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        there = {"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_SRUN_COMM_PORT": port}
+        assert last_one_out.reaches_srun(there)
+    assert last_one_out.reaches_srun(there), "srun has gone, its host has not"
+    assert last_one_out.reaches_srun({})
+    assert not last_one_out.reaches_srun({**there, "SLURM_SRUN_COMM_HOST": "no-such-host.invalid"})
 
 
 # -- a record that no file takes -----------------------------------------------------------------------------------
