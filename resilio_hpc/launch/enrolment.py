@@ -81,7 +81,7 @@ class Enrolment:
 
         def supported(node: str) -> float:
             agent = agents.get(node)
-            return now if node == controller.node else agent.echo if agent is not None else NEVER
+            return agent.echo if agent is not None else NEVER  # our own agent, too, may have promised itself to others
 
         since = quorum_since(self.membership, supported, self._witnessed)
         self._supported_since = max(self._supported_since, since)

@@ -6,6 +6,10 @@ from virtual_cluster.ranks import Script
 from virtual_cluster.world import World
 
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.ballot import Term
+from resilio_hpc.launch.controller import Controller
+from resilio_hpc.launch.controller_state import Clock
+from resilio_hpc.launch.quorum import first_membership
 
 
 def test_the_first_node_of_the_allocation_is_the_first_controller() -> None:
@@ -199,3 +203,18 @@ def test_ranks_that_need_the_hung_run_directory_wait_for_it_and_lose_no_step_tha
     assert world.last.restore is not None and world.last.restore.step == max(world.directory.committed)
     assert world.records("slow_start") == []
     assert world.until_over()["verdict"] == "completed"
+
+
+def test_a_controller_does_not_take_its_own_agents_support_for_granted() -> None:
+    world = World(nodes=2)
+    term = Term(1, "n1", "n1:1", first_membership(("n1", "n2")), first=True)
+    controller = Controller(world.config, term, Clock(lambda: world.now, world.unix))
+    for node in ("n1", "n2"):
+        controller.handle(m.Hello(node, f"{node}.1", 1, f"{node}:1", node, 1))
+    for node in ("n2", "n1"):  # it may have given its vote to somebody else
+        controller.tick()
+        assert not controller.enrolment.leads
+        controller.handle(m.Heartbeat(node, f"{node}.1", 1, 0.0, -1, world.now))
+        world.now += 1.0
+    controller.tick()
+    assert controller.enrolment.leads

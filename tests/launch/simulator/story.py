@@ -57,7 +57,9 @@ def _short(message: Any) -> str:
             value = f"state(epoch {value.epoch}, round {value.round}, {[member.node for member in value.members]})"
         elif name == "failure":
             value = f"{value.kind} {value.message}"
-        elif name in ("records", "peers", "held", "record"):
+        elif name == "record":
+            value = "…"
+        elif name in ("records", "peers", "held"):
             value = f"{len(value)}"
         values.append(f"{name}={value}")
     return f"{type(message).__name__}({', '.join(values)})"

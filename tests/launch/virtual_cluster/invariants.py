@@ -72,7 +72,7 @@ class Invariants:
         """A heartbeat has arrived at its controller."""
         known = self._supported.setdefault((controller.epoch, controller.term.endpoint), Supported())
         if message.epoch == controller.epoch:
-            known.heard[message.node] = known.heard[controller.node] = self._world.now
+            known.heard[message.node] = self._world.now
             enrolment = controller.enrolment
             quorum_at = quorum_since(
                 enrolment.membership, lambda node: known.heard.get(node, NEVER), enrolment._witnessed
