@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.announce import announcement
@@ -22,6 +23,7 @@ from wire_fuzz_values import Values
 NODES = ("n0", "n1", "n2", "n3")
 MESSAGES_PER_LIFE = 400
 AFTER_THE_END = 20
+RECORD = ShardRecord(0, "node-0.h5", 1, "own", ())
 
 
 @dataclass
@@ -52,6 +54,7 @@ class Life:
             join_timeout_s=rng.choice([0.0, 5.0]), end_time=end_time, max_without_progress=rng.choice([0, 3, 1000]),
         )  # fmt: skip
         term = Term(self.values.epoch, "n0", "n0:1", first_membership(NODES), first=rng.random() < 0.5)
+        self.sense = rng.choice([0.5, 0.9, 0.98])  # up to here events lead on: few rounds come up amid much nonsense
         self.stepped_down = False
         self.controller = Controller(config, term, clock)
         self.step(self.controller.begin)
@@ -85,7 +88,8 @@ class Life:
             "starting": [m.RanksStarted(node, epoch, number, 0.1, "fork"),
                          m.FirstStep(node, epoch, number, 1, now)],
             "running": [m.SnapshotWhole(node, epoch, number, number + 2, 1, 0.1),
-                        m.Persisted(node, epoch, number, number + 2, {}), m.Committed(node, epoch, number + 2, 0.1)],
+                        m.Persisted(node, epoch, number, number + 2, RECORD),
+                        m.Committed(node, epoch, number + 2, 0.1)],
         }  # fmt: skip
         always: list[m.ToController] = [
             self._hello(node), m.Heartbeat(node, "a", epoch, now, number, echo=now),
@@ -107,7 +111,7 @@ class Life:
             return controller.verdict_written
         if kind < 0.14:
             return controller.epoch_recorded
-        if kind < 0.6:
+        if kind < self.sense:
             message = self._sensible(rng.choice(NODES))
             return lambda: controller.handle(message)
         message = m.to_controller.decode(m.to_controller.encode(self.values.message(m.ToController)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.launch.message_parts import (
     Address,
     Count,
+    Counted,
     Endpoint,
     Held,
     Node,
@@ -32,9 +32,14 @@ class Hello(Struct, frozen=True):
     committed: tuple[Count, ...] = ()  # committed steps that this agent knows
     topology: str = ""  # SLURM_TOPOLOGY_ADDR where Slurm gives it
     last: RoundState | None = None
-    prepared: Count = -1  # the highest round number that this agent ever heard of
+    prepared: Counted = -1  # the highest round number that this agent ever heard of
     silent_s: Seconds = 0.0
     joiner: bool = False  # of another job than the run
+
+    def __post_init__(self) -> None:
+        """A state from which nobody can count on is refused where it is decoded."""
+        if self.last is not None and not self.last.may_be_counted_on:
+            raise ValueError("the last state's counts are out of bounds")
 
 
 class Heartbeat(Struct, frozen=True):
@@ -131,13 +136,13 @@ class SnapshotWhole(Struct, frozen=True):
 
 
 class Persisted(Struct, frozen=True):
-    """The node's file of this step is durable. ``record`` is the checkpoint engine's own description of it."""
+    """The node's file of this step is durable. ``record`` is what the manifest will say of it."""
 
     node: Node
     epoch: Count
     round: Count
     step: Count
-    record: dict[str, Any]
+    record: ShardRecord
 
 
 class PersistFailed(Struct, frozen=True):
@@ -210,7 +215,7 @@ class Orphan(Struct, frozen=True):
     """I have no controller: stand! ``newest``: the highest epoch that this agent followed or promised."""
 
     node: Node
-    newest: Count
+    newest: Counted
     membership: Membership
     silent_s: Seconds
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+
+from resilio_hpc.ckpt.records import ShardRecord
 
 
 @dataclass
@@ -19,7 +20,7 @@ class CommitTracker:
     known: set[int] = field(default_factory=set)
     in_flight: int = -1
     _whole: dict[int, set[str]] = field(default_factory=dict)
-    _records: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _records: dict[str, ShardRecord] = field(default_factory=dict)
 
     @property
     def committed(self) -> int:
@@ -39,7 +40,7 @@ class CommitTracker:
             self._whole.setdefault(step, set()).add(node)
         return self._next()
 
-    def persisted(self, node: str, step: int, record: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    def persisted(self, node: str, step: int, record: ShardRecord) -> tuple[ShardRecord, ...]:
         """``node``'s file of ``step`` is durable. Returns all records, in node-name order, when it was the last."""
         if step != self.in_flight or node not in self.nodes:
             return ()
@@ -47,7 +48,7 @@ class CommitTracker:
         return self.records
 
     @property
-    def records(self) -> tuple[dict[str, Any], ...]:
+    def records(self) -> tuple[ShardRecord, ...]:
         """All nodes' records of the step in flight, in node-name order; empty while one is missing."""
         if self.in_flight < 0 or self._records.keys() != self.nodes:
             return ()

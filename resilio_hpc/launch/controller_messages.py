@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.launch.message_parts import (
     Address,
     Code,
@@ -76,7 +75,7 @@ class Commit(Struct, frozen=True):
     round: Count
     step: Count
     world_size: Count
-    records: tuple[dict[str, Any], ...]
+    records: tuple[ShardRecord, ...]
 
 
 class StageReached(Struct, frozen=True):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from resilio_hpc.ckpt import arena, saver_messages
-from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.saver_link import SaverLink
 
@@ -52,11 +49,10 @@ class LocalSnapshots:
 
     def commit(self, message: m.Commit) -> None:
         """Have the saver write the manifest."""
-        shards = [msgspec.convert(record, ShardRecord) for record in message.records]
         self.saver.send(
             saver_messages.Commit(
                 step=message.step, epoch=message.epoch, round=message.round, world_size=message.world_size,
-                directory=self._checkpoints, shards=shards,
+                directory=self._checkpoints, shards=list(message.records),
                 keep_last=self._agent.settings.options.keep_checkpoints,
             )
         )  # fmt: skip
@@ -73,7 +69,7 @@ class LocalSnapshots:
             if isinstance(reply, saver_messages.Persisted):
                 arena.unpin(self._agent.arena_dir)
                 self._in_flight = None
-                core.persisted(reply.round, reply.step, msgspec.to_builtins(reply.record))
+                core.persisted(reply.round, reply.step, reply.record)
             elif isinstance(reply, saver_messages.Committed):
                 core.commit_done(reply.step, reply.seconds)
             else:

@@ -16,6 +16,8 @@ from resilio_hpc.launch.roster import HOST_NAME, Entry, Roster
 
 PORT_NUMBER = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 Count = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 53)]  # -1: unknown, or none
+COUNTED = 1 << 48  # below: what is counted on from here stays a Count for ever
+Counted = Annotated[int, msgspec.Meta(ge=-1, lt=COUNTED)]
 Code = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 Port = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
@@ -92,6 +94,12 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def members(self) -> tuple[Member, ...]:
         """The members one by one."""
         return members_of(self.world)
+
+    @property
+    def may_be_counted_on(self) -> bool:
+        """Whether rounds, restarts and losses can be counted on from here for ever."""
+        counts = (self.epoch, self.round, self.restarts, self.without_progress, *(count for _, count in self.losses))
+        return max(counts) < COUNTED
 
 
 @lru_cache(maxsize=16)

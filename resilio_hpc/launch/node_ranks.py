@@ -6,10 +6,9 @@ connection broke), and so may answers: both sides take the second for what it is
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
+from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_ports import Ports
@@ -258,7 +257,7 @@ class NodeRanks:
         self._store = (-1, 0)
         self.all_stopped()
 
-    def persisted(self, round_number: int, step: int, record: dict[str, Any]) -> None:
+    def persisted(self, round_number: int, step: int, record: ShardRecord) -> None:
         """The saver wrote this node's file."""
         self._tell(m.Persisted(self.node, self.epoch, round_number, step, record))
 

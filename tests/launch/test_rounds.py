@@ -5,7 +5,10 @@ from __future__ import annotations
 from virtual_cluster.ranks import Script
 from virtual_cluster.world import World
 
+from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.launch import messages as m
+
+RECORD = ShardRecord(0, "node-0.h5", 1, "own", ())
 
 
 def test_a_round_starts_as_soon_as_its_members_are_in() -> None:
@@ -143,7 +146,7 @@ def test_messages_of_older_rounds_and_epochs_change_nothing() -> None:
     old = m.RankFailure("n2", 2, 0, "signal", world.unix(), signal=9)
     stale = [
         m.RankFailed("n2", 1, 0, old), m.RankFailed("n2", 0, 1, old), m.RanksDone("n2", 1, 0, False),
-        m.FirstStep("n2", 1, 0, 1, world.unix()), m.Persisted("n2", 1, 0, 10, {}), m.RanksStopped("n2", 1, 0, ()),
+        m.FirstStep("n2", 1, 0, 1, world.unix()), m.Persisted("n2", 1, 0, 10, RECORD), m.RanksStopped("n2", 1, 0, ()),
     ]  # fmt: skip
     for message in stale:
         controller.handle(message)

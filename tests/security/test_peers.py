@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import zmq
 
+from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.ledger import Ledger
@@ -152,7 +153,7 @@ def closed(link: socket.socket) -> bool:
 BEAT = m.Heartbeat("n1", "i1", 1, 0.0, 0)
 OUT_OF_BOUNDS: list[m.ToController] = [
     *(msgspec.structs.replace(HELLO, node=name) for name in ("", "n[1-9", "a,b", "n1\n", "../x", "n" * 5000, "-n")),
-    *(msgspec.structs.replace(HELLO, prepared=number) for number in (-2, 1 << 53, (1 << 64) - 1)),
+    *(msgspec.structs.replace(HELLO, prepared=number) for number in (-2, 1 << 48, 1 << 53, (1 << 64) - 1)),
     *(msgspec.structs.replace(HELLO, endpoint=where) for where in ("n1", "n1:99999", "n1:1:", "a b:1", "n1:1\n")),
     *(msgspec.structs.replace(BEAT, sent=time) for time in (float("nan"), float("inf"), -1e300)),
     msgspec.structs.replace(BEAT, echo=float("nan")),
@@ -164,3 +165,20 @@ OUT_OF_BOUNDS: list[m.ToController] = [
 def test_what_is_out_of_bounds_is_no_message(message: m.ToController) -> None:
     with pytest.raises(WireError):
         m.to_controller.decode(m.to_controller.encode(message))
+
+
+@pytest.mark.parametrize("count", ["epoch", "round", "restarts", "without_progress", "losses"])
+def test_a_state_from_which_nobody_can_count_on_is_no_message(count: str) -> None:
+    state = m.RoundState(1, 0, m.world_of(()), 0, 0, ())
+    hello = msgspec.to_builtins(msgspec.structs.replace(HELLO, last=state))
+    m.to_controller.decode(bytes([wire.VERSION]) + msgspec.msgpack.encode(hello))
+    hello["last"][count] = [["n1", 1 << 48]] if count == "losses" else 1 << 48
+    with pytest.raises(WireError, match="out of bounds"):
+        m.to_controller.decode(bytes([wire.VERSION]) + msgspec.msgpack.encode(hello))
+
+
+def test_what_a_node_says_of_its_checkpoint_file_is_a_record_and_nothing_else() -> None:
+    words = msgspec.to_builtins(m.Persisted("n1", 1, 0, 10, ShardRecord(0, "node-0.h5", 1, "own", ())))
+    for record in ({}, {"anything": [1]}, words["record"] | {"size_bytes": -1}, words["record"] | {"file": None}):
+        with pytest.raises(WireError):
+            m.to_controller.decode(bytes([wire.VERSION]) + msgspec.msgpack.encode(words | {"record": record}))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
@@ -273,7 +275,7 @@ class VirtualAgent(Process):
                 self.event(lambda: self.core.persist_failed(message.round, message.step, error))
             else:
                 content = [[list(entry) for entry in copy.history] for copy in copies if copy is not None]
-                record = {"node": self.node, "content": content}
+                record = ShardRecord(member.node_rank, json.dumps(content), 0, "own", ())
                 self.event(lambda: self.core.persisted(message.round, message.step, record))
 
         world.storage.save(self, world.slow_savers.get(self.node, world.save_s), write)
@@ -285,7 +287,7 @@ class VirtualAgent(Process):
             if self.is_fenced(message.epoch):
                 self.event(lambda: self.core.persist_failed(message.round, message.step, "a newer epoch has begun"))
                 return
-            contents = {tuple(map(tuple, rank)) for record in message.records for rank in record["content"]}
+            contents = {tuple(map(tuple, rank)) for record in message.records for rank in json.loads(record.file)}
             self._world.watch.commits(message.step, message.epoch, contents)
             directory.committed[message.step] = contents.pop()
             directory.commit_times.append((self._world.now, message.step))
