@@ -103,8 +103,8 @@ class Controller:
                 self._dispatch(agent, message)
         return self._flush()
 
-    def tick(self) -> list[Action]:
-        """Let time pass: lost nodes, slow starts, stops that are due."""
+    def tick(self, behind: bool = False) -> list[Action]:
+        """Let time pass: lost nodes, slow starts, stops that are due. ``behind``: messages wait that were not read."""
         self.enrolment.tick()
         if self.phase == "ended":
             self.ending.let_go()
@@ -113,7 +113,8 @@ class Controller:
         else:
             self.ending.finish_when_led()
             self._go_on_without_the_past()
-            self.incidents.find_lost_nodes()
+            if not behind:  # a node's proof of life may be among what waits
+                self.incidents.find_lost_nodes()
             if self.phase == "gathering":
                 self.rounds.try_round()
             elif self.phase in ("preparing", "starting"):

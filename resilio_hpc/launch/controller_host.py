@@ -87,6 +87,7 @@ class ControllerHost:
         self._notify = notify
         self._slurm_job = "" if job.startswith("local-") else job.partition("r")[0]
         self._guard = LinkGuard("", 0.0, True)
+        self._behind = False  # messages wait that one turn had no time for
         self._pulse = 0
         self._next_status = 0.0
         self._ask_past_at: float | None = None
@@ -136,6 +137,7 @@ class ControllerHost:
                     self._agent.taken_for_controller(message)
             elif not self._superseded(message.epoch):
                 self._carry_out(self.controller.handle(message))
+        self._behind = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _remember(self, node: str, identity: bytes) -> None:
         """Where to answer ``node``; whom we have not heard for longest is forgotten when there are too many."""
@@ -168,7 +170,7 @@ class ControllerHost:
         if self.controller is None:
             return
         now = time.monotonic()
-        self._carry_out(self.controller.tick())
+        self._carry_out(self.controller.tick(self._behind))
         self._write_what_is_due(now)
 
     def _write_what_is_due(self, now: float) -> None:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.first_failure import origin
 from resilio_hpc.launch.recovery import Plan
+from resilio_hpc.launch.succession import HANDSHAKES_PER_S
 
 if TYPE_CHECKING:
     from resilio_hpc.launch.controller import Controller
 
 ABSENT_S = 0.5  # how long the agents that are left may take to find a new controller, at least
 ABSENT_SHARE = 0.2  # of the heartbeat timeout: they do not all find it silent at the same moment
+LATE_SHARE = 0.125  # of it: whoever looked away for longer was stopped or starved, and hears what waited first
 KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 PREPARATION_KINDS = ("store_lost", "spawner_lost", "spawn")  # failures that can come before any rank runs
 
@@ -51,7 +53,7 @@ class Incidents:
     def __init__(self, controller: Controller) -> None:
         self.current: Incident | None = None
         self._controller = controller
-        self._none_silent_before = controller.now()
+        self._none_silent_before = self._looked = self._judges_from = controller.now()
 
     def first_failure(self) -> m.RankFailure | None:
         """The rank failure to blame for the open incident."""
@@ -78,7 +80,11 @@ class Incidents:
         """Nodes that were silent for too long are lost for good; several that went together are one incident."""
         controller = self._controller
         now = controller.now()
-        if not controller.enrolment.leads:
+        late_s = LATE_SHARE * controller.config.heartbeat_timeout_s
+        if now - self._looked > late_s:
+            self._judges_from = now + late_s
+        self._looked = now
+        if now < self._judges_from or not controller.enrolment.leads:
             return  # it may be we who are cut off
         heard = self._silent_nodes(now) | self._absent_members(now)
         if not heard:
@@ -122,7 +128,8 @@ class Incidents:
         controller = self._controller
         timeout = controller.config.heartbeat_timeout_s
         silent = min(controller.term.silent_s, timeout)
-        over = max(controller.began + max(ABSENT_S, ABSENT_SHARE * timeout), self.former_leases_end)
+        within = max(ABSENT_S, ABSENT_SHARE * timeout) + len(controller.members) / HANDSHAKES_PER_S
+        over = max(controller.began + within, self.former_leases_end)
         if controller.phase != "gathering" or now < over:
             return {}
         known = controller.agents.keys() | controller.lost | controller.left

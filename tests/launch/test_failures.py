@@ -141,6 +141,47 @@ def test_a_node_that_was_there_before_it_was_known_as_lost_is_taken_back() -> No
     assert (controller.round, controller.lost, controller.losses) == (5, set(), {"n2": 1})
 
 
+def led_by_n1(world: World) -> Controller:
+    """A controller with its own agent and n2, both heard now."""
+    term = Term(1, "n1", "n1:1", first_membership(("n1", "n2", "n3")), first=True)
+    controller = Controller(world.config, term, Clock(lambda: world.now, world.unix))
+    for node in ("n1", "n2", "n3"):
+        controller.handle(m.Hello(node, f"{node}.1", 1, f"{node}:1", node, 1))
+    return controller
+
+
+def beats(controller: Controller, world: World, seconds: float, behind: bool = False, step_s: float = 0.1) -> None:
+    """n1 and n2 are heard for so long, n3 is not."""
+    until = world.now + seconds
+    while world.now < until:
+        world.now += step_s
+        for node in ("n1", "n2"):
+            controller.handle(m.Heartbeat(node, f"{node}.1", 1, 0.0, -1, world.now))
+        controller.tick(behind)
+
+
+def test_nobody_is_lost_while_messages_wait_that_were_not_read() -> None:
+    world = World(nodes=3)
+    controller = led_by_n1(world)
+    timeout_s = world.config.heartbeat_timeout_s
+    beats(controller, world, 2 * timeout_s, behind=True)
+    assert controller.enrolment.leads
+    assert controller.lost == set()
+    beats(controller, world, timeout_s)
+    assert controller.lost == {"n3"}
+
+
+def test_a_controller_that_was_stopped_hears_what_waited_before_it_judges() -> None:
+    world = World(nodes=3)
+    controller = led_by_n1(world)
+    world.now += world.config.heartbeat_timeout_s + 1.0
+    beats(controller, world, 0.2)
+    assert controller.enrolment.leads
+    controller.handle(m.Heartbeat("n3", "n3.1", 1, 0.0, -1, world.now))  # its sockets had slept, too
+    beats(controller, world, 1.0)
+    assert controller.lost == set()
+
+
 def test_a_returned_node_takes_nobodys_place() -> None:
     world = World(nodes=3, spares=1)
     world.until_step(15)

@@ -1,0 +1,79 @@
+"""The controller's sockets: what was not read yet is no silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import zmq
+
+from resilio_hpc.core import wire
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.controller import Controller
+from resilio_hpc.launch.controller_host import ControllerHost, LivesIn
+from resilio_hpc.launch.storage import Storage
+
+KEYS = wire.Keys.derive(b"s" * 32)
+
+
+class Full:
+    """A socket in which messages wait."""
+
+    def __init__(self, waiting: int) -> None:
+        self.waiting = waiting
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        assert flags == zmq.NOBLOCK
+        if not self.waiting:
+            raise zmq.Again
+        self.waiting -= 1
+        return [b"n1/a/1", m.to_controller.encode(m.Heartbeat("n1", "a", 1, 0.0, 0))]
+
+    def getsockopt(self, option: int) -> int:
+        assert option == zmq.EVENTS
+        return zmq.POLLOUT | (zmq.POLLIN if self.waiting else 0)
+
+
+class Listening:
+    """A controller that keeps what it is told."""
+
+    epoch = 1
+
+    def __init__(self) -> None:
+        self.heard = 0
+        self.behind: list[bool] = []
+
+    def handle(self, message: m.ToController) -> list[Any]:
+        self.heard += 1
+        return []
+
+    def tick(self, behind: bool) -> list[Any]:
+        self.behind.append(behind)
+        return []
+
+
+class OnlyIo(ControllerHost):
+    """Without what is written to the run directory."""
+
+    def _write_what_is_due(self, now: float) -> None:
+        pass
+
+
+def test_the_controller_is_told_when_there_was_no_time_to_read_everything(tmp_path: Path) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    nothing: Any = None
+    host = OnlyIo(
+        context, KEYS, "127.0.0.1", Ledger(tmp_path / "ledger", "w"), cast(Storage, nothing), wire.Counters(),
+        lambda line: None, cast(LivesIn, nothing), "local-1",
+    )  # fmt: skip
+    real, host.socket = host.socket, cast(Any, Full(2 * wire.MAX_PER_READ + 1))
+    listening = Listening()
+    host.controller = cast(Controller, listening)
+    for _ in range(3):
+        host.serve()
+        host.tick()
+    assert listening.heard == 2 * wire.MAX_PER_READ + 1
+    assert listening.behind == [True, True, False]
+    real.close(0)
+    context.destroy(linger=0)
