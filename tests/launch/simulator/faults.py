@@ -119,6 +119,11 @@ def _storage_hangs(world: SeededWorld, fault: Fault) -> bool:
     return True
 
 
+def _hung_and_alone(world: SeededWorld, fault: Fault) -> bool:
+    """What it was about to write is written when others have gone on without it."""
+    return _storage_hangs(world, fault) and _split(world, fault)
+
+
 def _storage_fails(world: SeededWorld, fault: Fault) -> bool:
     world.storage_fails = True
     _passes(world, fault, lambda: setattr(world, "storage_fails", False))
@@ -216,4 +221,5 @@ _STRIKE: dict[str, Callable[[SeededWorld, Fault], bool]] = {
     "storage_fails": _storage_fails, "warning": _warning, "saver_fails": _saver_fails, "frozen": _frozen,
     "agent_stopped": _agent_stopped, "clock_jumps": _clock_jumps, "spawner_dies": _spawner_dies,
     "store_dies": _store_dies, "slow_to_die": _slow_to_die, "job_ends": _job_ends,
+    "hung_and_alone": _hung_and_alone,
 }  # fmt: skip

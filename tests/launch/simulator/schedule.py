@@ -12,7 +12,7 @@ KINDS = {  # how often each fault is drawn
     "rank_dies": 10, "agent_killed": 10, "power_cut": 5, "node_alone": 7, "halves": 5, "groups": 3, "one_way": 4,
     "connection_breaks": 6, "bad_network": 6, "storage_hangs": 5, "storage_hangs_here": 5, "storage_fails": 3,
     "warning": 2, "saver_fails": 3, "frozen": 6, "agent_stopped": 3, "clock_jumps": 2, "spawner_dies": 3,
-    "store_dies": 2, "slow_to_die": 2, "job_ends": 1.5,
+    "store_dies": 2, "slow_to_die": 2, "job_ends": 1.5, "hung_and_alone": 4,
 }  # fmt: skip
 ONCE = ("warning", "job_ends")
 LONG = 20  # times as many steps where a job after this one has to wait for it
@@ -162,5 +162,5 @@ def _brief(draw: Random, shape: Schedule, at: float, kind: str) -> Fault:
 _DRAW: dict[str, Callable[[Random, Schedule, float, str], Fault]] = {
     "node_alone": _lasting, "halves": _halves, "groups": _many, "one_way": _many, "bad_network": _everywhere,
     "storage_hangs": _everywhere, "storage_hangs_here": _lasting, "storage_fails": _everywhere, "saver_fails": _lasting,
-    "frozen": _lasting, "agent_stopped": _brief, "slow_to_die": _lasting, "job_ends": _most,
+    "frozen": _lasting, "agent_stopped": _brief, "slow_to_die": _lasting, "job_ends": _most, "hung_and_alone": _lasting,
 }  # fmt: skip

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from simulator.world import SeededWorld
 
+SLOW_SHARE, SLOW = 0.15, 10.0  # how many files take how many times as long
 Work = Callable[[], None]
 
 
@@ -41,7 +42,8 @@ class SeededStorage(SharedStorage):
         self._queue(agent, False, 0.002 + 0.02 * self._random(), serve)
 
     def save(self, agent: VirtualAgent, seconds: float, write: Callable[[], None]) -> None:
-        self._queue(agent, True, seconds * (0.5 + self._random()), write)
+        slow = SLOW if self._random() < SLOW_SHARE else 1.0
+        self._queue(agent, True, slow * seconds * (0.5 + self._random()), write)
 
     def _queue(self, agent: VirtualAgent, saver: bool, seconds: float, work: Work) -> None:
         at = max(self._seeded.now, self._free.get((agent, saver), 0.0)) + seconds

@@ -19,6 +19,7 @@ from simulator.storage import SeededStorage
 
 DRIFT = 0.02  # clocks go wrong by up to so much
 
+STOPS_S = (0.02, 0.05, 0.25)  # how long ranks take to die
 TAKEN = 0.1  # share of agents that do not get the run's port
 
 
@@ -47,6 +48,7 @@ class SeededWorld(World):
         for site in self.sites.values():
             site.clock = (self.draw.uniform(0.0, 1e6), self.draw.uniform(1 - DRIFT, 1 + DRIFT))
             site.unix_offset_s = self.draw.uniform(-5.0, 5.0)
+            site.stop_s = self.draw.choice(STOPS_S)
 
     def on_message(self, agent: VirtualAgent, said: bool, message: Any) -> None:
         if self.listener is not None:

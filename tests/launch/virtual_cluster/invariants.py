@@ -24,8 +24,16 @@ SUPPORT = (m.Hello, m.Heartbeat, m.Enrolled)  # that ranks have stopped is a fac
 class Supported:
     """A controller's backing, seen from outside."""
 
+    controller: Controller
     heard: dict[str, float] = field(default_factory=dict)  # node → when
     quorum_at: float = NEVER  # the latest time since when a quorum has been heard
+
+    def count(self) -> float:
+        """Who is a quorum may change between two heartbeats."""
+        enrolment = self.controller.enrolment
+        now_at = quorum_since(enrolment.membership, lambda node: self.heard.get(node, NEVER), enrolment._witnessed)
+        self.quorum_at = max(self.quorum_at, now_at)
+        return self.quorum_at
 
 
 class Violation(AssertionError):
@@ -63,21 +71,16 @@ class Invariants:
     def _is_leased(self, node: str) -> bool:
         """Whether a controller that this node heard had a quorum, both within the heartbeat timeout."""
         since = self._world.now - self._world.config.heartbeat_timeout_s - SLACK_S
-        return any(
-            known.quorum_at > since and self._led.get((node, leader), since) > since
-            for leader, known in self._supported.items()
-        )
+        heard = [known for leader, known in self._supported.items() if self._led.get((node, leader), since) > since]
+        return any(known.quorum_at > since or known.count() > since for known in heard)
 
     def supports(self, controller: Controller, message: m.Heartbeat) -> None:
         """A heartbeat has arrived at its controller."""
-        known = self._supported.setdefault((controller.epoch, controller.term.endpoint), Supported())
+        leader = (controller.epoch, controller.term.endpoint)
+        known = self._supported.setdefault(leader, Supported(controller))
         if message.epoch == controller.epoch:
             known.heard[message.node] = self._world.now
-            enrolment = controller.enrolment
-            quorum_at = quorum_since(
-                enrolment.membership, lambda node: known.heard.get(node, NEVER), enrolment._witnessed
-            )
-            known.quorum_at = max(known.quorum_at, quorum_at)
+            known.count()
 
     def led(self, agent: VirtualAgent, message: m.ToAgent) -> None:
         """A controller's word has arrived."""
