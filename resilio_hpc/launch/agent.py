@@ -19,7 +19,7 @@ import zmq
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import LaunchError, ResilioError, WireError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import announce, last_one_out, leftovers, process_tree, run_directory
+from resilio_hpc.launch import announce, last_one_out, leftovers, open_files, process_tree, run_directory
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.agent_files import AgentFiles
@@ -55,6 +55,7 @@ class Agent(AgentFiles):
 
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
+        self.open_files = open_files.raise_limit()
         self.run, targets = identify(settings)
         self.local_dir, self.arena_dir = run_directory.node_directories(self.run.run_id, settings.node)
         for directory in (self.local_dir, self.arena_dir):

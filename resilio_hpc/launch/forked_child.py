@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from resilio_hpc.launch import process_title, process_tree, rank_main
+from resilio_hpc.launch import open_files, process_title, process_tree, rank_main
 from resilio_hpc.launch.spawner_messages import RankCommand
 
 
@@ -42,7 +42,7 @@ def detach(parent: int, close: Sequence[int]) -> None:
 
 
 def take_place(command: RankCommand, stdout: int, stderr: int) -> None:
-    """Outputs, directory, affinity and environment of one rank; ``stdout`` and ``stderr`` are closed."""
+    """Outputs, directory, affinity, limits and environment of one rank; ``stdout`` and ``stderr`` are closed."""
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     for fd in {stdout, stderr} - {1, 2}:
@@ -51,6 +51,8 @@ def take_place(command: RankCommand, stdout: int, stderr: int) -> None:
         os.chdir(command.cwd)
     if command.cpus:
         os.sched_setaffinity(0, command.cpus)
+    if command.open_files is not None:
+        open_files.give_back(command.open_files)
     os.environ.update(command.env)
 
 

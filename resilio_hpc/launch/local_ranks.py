@@ -142,7 +142,7 @@ class LocalRanks:
             cpus = cpu_share(sorted(os.sched_getaffinity(0)), local, placement.local_world_size)
         return sm.RankCommand(
             local, rank_argv(self._options, local), self._options.kind, variables,
-            agent.settings.cwd or str(Path.cwd()), str(out), str(err), cpus,
+            agent.settings.cwd or str(Path.cwd()), str(out), str(err), cpus, agent.open_files,
         )  # fmt: skip
 
     # -- what becomes of them ----------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ class RankCommand(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
     """agent → spawner: start one rank.
 
     ``argv[0]`` is the script's path, the module's name or the program; ``env`` is set on top of the spawner's own
-    environment; both outputs are opened for appending; ``cpus`` None leaves the affinity as the spawner's.
+    environment; both outputs are opened for appending; ``cpus`` None leaves the affinity as the spawner's;
+    ``open_files``: the soft limit on them that the user set, None leaves the spawner's.
     """
 
     local_rank: int
@@ -32,6 +33,7 @@ class RankCommand(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
     stdout_path: str
     stderr_path: str
     cpus: tuple[int, ...] | None = None
+    open_files: int | None = None
 
 
 class OpenStore(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -208,6 +209,16 @@ def test_threads_affinity_and_both_environments_are_the_ranks(bench) -> None:
     bench.command("script", str(path), env={"MINE": "x", "OMP_NUM_THREADS": "2"}, cpus=(cpu,))
     assert bench.wait_exit().exit_code == 0, bench.err()
     assert bench.out() == f"2 x b'x' {{{cpu}}}\nTrue True\n"
+
+
+def test_a_rank_has_the_users_limit_on_open_files(bench) -> None:
+    bench.script("import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))", "limit.py")
+    program = (sys.executable, str(bench.directory / "limit.py"))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    bench.command("script", program[1], rank=0, open_files=700)
+    bench.command("command", *program, rank=1, open_files=700)
+    bench.wait_exit(2)
+    assert [bench.out(rank) for rank in (0, 1)] == [f"(700, {hard})\n"] * 2
 
 
 def test_outputs_are_appended_and_may_be_one_file(bench) -> None:

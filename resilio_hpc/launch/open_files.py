@@ -1,0 +1,24 @@
+"""How many files a process may have open: an agent needs as many as the system lets it, ranks what the user set.
+
+The usual soft limit of 1024 ends a controller's connections at about a thousand agents. Programs, however, may rely on
+theirs (``select`` cannot watch more than 1024), so a rank gets the limit back that it would have had without us.
+"""
+
+from __future__ import annotations
+
+import resource
+
+
+def raise_limit() -> int:
+    """Raise this process's soft limit to the hard one. Returns what it was, for ``give_back``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
+
+
+def give_back(soft: int) -> None:
+    """Give this process, which is to become a rank, a soft limit of ``soft``, or of the hard one where that is less."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and (soft > hard or soft == resource.RLIM_INFINITY):
+        soft = hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
