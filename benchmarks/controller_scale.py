@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 STEADY_S = 8.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BEATS_PER_TIMEOUT = 8
-MAX_PER_PROCESS = 2000  # agents: each has several descriptors, and a process 20,000
+MAX_PER_PROCESS = 1000  # agents: each has several descriptors, and a process 20,000
 
 
 class Role:

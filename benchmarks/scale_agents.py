@@ -24,6 +24,7 @@ from resilio_hpc.launch.storage import Storage
 from scale_process import JOB, Process, tell
 
 Kept = TypeVar("Kept")
+TICKS_PER_S = 20_000  # of the whole crowd: on a cluster each agent has a machine of its own
 
 
 class SimulatedAgent:
@@ -53,10 +54,11 @@ class SimulatedAgent:
         self.tick()
 
     def tick(self) -> None:
-        """As the real agent's loop does, which also wakes up for messages."""
+        """As the real agent's loop does, which also wakes up for messages; among thousands not as often."""
         if not self.gone:
             self.core.tick()
-            self.process.loop.later(self.core.next_wakeup_s, self.tick)
+            pause_s = self.process.plan.agents / TICKS_PER_S if self.host is None else 0.0
+            self.process.loop.later(max(self.core.next_wakeup_s, pause_s), self.tick)
 
     def _soon(self, what: Callable[..., None], *arguments: Any) -> None:
         self.process.loop.later(0.0, lambda: what(*arguments))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LEASE_SHARE = 0.8  # of the time after which we may be replaced: ranks must be gone by then, whatever the clocks do
 RESEND_S = 0.5
+COUNTED_PER_S = 100_000  # agents: with thousands, to count them takes milliseconds
 RESENT_PER_S = 1000  # agents: thousands are told less often
 
 
@@ -77,7 +78,8 @@ class Enrolment:
         led = self.leads
         if now < self._next_count:
             return
-        self._next_count = now + controller.config.heartbeat_timeout_s / (40 if led else 500)
+        pause_s = controller.config.heartbeat_timeout_s / (40 if led else 500)
+        self._next_count = now + max(pause_s, len(agents) / COUNTED_PER_S)
 
         def supported(node: str) -> float:
             agent = agents.get(node)
