@@ -74,6 +74,7 @@ def run_node(process: Process) -> None:
     while not agent.gone:
         process.loop.turn()
         host.tick()
+        agent.storage.push()
         if host.socket.poll(0):  # more than one turn takes
             process.loop.stirred(host_fd)
         if host.controller is not None and host.controller.phase != phase:

@@ -145,12 +145,15 @@ class Agent(AgentFiles):
         descriptors = {self._signals.fileno(), self.storage.fileno(), *self.ranks.filenos()}
         for descriptor in descriptors | ({saver} if saver is not None else set()):
             poller.register(descriptor, zmq.POLLIN)
+        full = self.storage.full_fileno
+        if full is not None:
+            poller.register(full, zmq.POLLOUT)
         ready = dict(poller.poll(int(self.core.next_wakeup_s * 1000)))
         if self.gatekeeper.socket in ready:
             self.gatekeeper.serve()
         if self._signals.fileno() in ready:
             self._on_signals()
-        if self.storage.fileno() in ready:
+        if self.storage.fileno() in ready or full in ready:
             self.storage.serve()
         if saver is not None and saver in ready:
             self.snapshots.serve()

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,8 @@ from resilio_hpc.launch.drain import Drain
 from resilio_hpc.launch.process_tree import die_with_parent, outlive_warnings
 
 DRAIN_INTERVAL_S = 0.2
+MAX_QUEUED = 64  # requests to a child that hangs
+ONLY_NEWEST = ("status",)  # may be large, and comes again: it never stands in the way of a verdict for long
 Answer = Callable[[dict[str, Any] | None], None]  # None: the file system failed or the child was killed
 
 
@@ -38,7 +41,8 @@ class Storage:
         self._pending: dict[int, Answer] = {}
         self._next = 0
         self._buffer = b""
-        self._unsent = b""  # the rest of a request that did not fit into the pipe
+        self._queue: deque[tuple[int, str, bytes]] = deque()  # (number, operation, line) of which nothing is sent
+        self._unsent = memoryview(b"")  # the rest of a request that did not fit into the pipe
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -56,37 +60,49 @@ class Storage:
         return self._process.stdout.fileno()
 
     def request(self, operation: str, answer: Answer | None = None, **arguments: Any) -> None:
-        """Ask the child; ``answer`` is called from ``serve``."""
+        """Ask the child; ``answer`` is called from ``serve``, or at once where too much waits for a hung child."""
         self._next += 1
+        if operation in ONLY_NEWEST:
+            self._drop_unsent(operation)
+        if len(self._queue) >= MAX_QUEUED:
+            if answer is not None:
+                answer(None)
+            return
         if answer is not None:
             self._pending[self._next] = answer
         line = json.dumps({"id": self._next, "op": operation, **arguments}).encode() + b"\n"
-        if not self._take(line):  # it hangs, or is gone: the request fails, training goes on
-            self._pending.pop(self._next, None)
+        self._queue.append((self._next, operation, line))
+        self.push()
+
+    def _drop_unsent(self, operation: str) -> None:
+        """What has not begun to be sent gives way to what is newer."""
+        dropped = [number for number, queued, _ in self._queue if queued == operation]
+        self._queue = deque(entry for entry in self._queue if entry[1] != operation)
+        for number in dropped:
+            answer = self._pending.pop(number, None)
             if answer is not None:
                 answer(None)
 
-    def _take(self, line: bytes) -> bool:
-        """Write a request, if only its beginning: the rest goes before the next one. False when nothing can go now."""
-        if self._unsent and not self._push():
-            return False
-        self._unsent = line
-        if self._push() or len(self._unsent) < len(line):
-            return True
-        self._unsent = b""
-        return False
-
-    def _push(self) -> bool:
-        """Write what is unsent; True when nothing is left."""
+    def push(self) -> None:
+        """Write what fits into the pipe; call it again when ``full_fileno`` can be written to."""
         assert self._process.stdin
-        try:
-            self._unsent = self._unsent[os.write(self._process.stdin.fileno(), self._unsent) :]
-        except (BlockingIOError, BrokenPipeError):
-            return False
-        return not self._unsent
+        while self._unsent or self._queue:
+            if not self._unsent:
+                self._unsent = memoryview(self._queue.popleft()[2])
+            try:
+                self._unsent = self._unsent[os.write(self._process.stdin.fileno(), self._unsent) :]
+            except (BlockingIOError, BrokenPipeError):
+                return
+
+    @property
+    def full_fileno(self) -> int | None:
+        """For poll, while something waits that does not fit into the pipe."""
+        assert self._process.stdin
+        return self._process.stdin.fileno() if self._unsent or self._queue else None
 
     def serve(self) -> None:
-        """Take the answers that have arrived; restart a child that died."""
+        """Take the answers that have arrived, send what waits; restart a child that died."""
+        self.push()
         try:
             data = os.read(self.fileno(), 1 << 20)
         except BlockingIOError:
@@ -110,7 +126,8 @@ class Storage:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-        pending, self._pending, self._buffer, self._unsent = self._pending, {}, b"", b""
+        pending, self._pending, self._buffer, self._unsent = self._pending, {}, b"", memoryview(b"")
+        self._queue.clear()
         self._process = self._start()
         for answer in pending.values():
             answer(None)

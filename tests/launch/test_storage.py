@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from resilio_hpc.launch import run_directory
-from resilio_hpc.launch.storage import Storage
+from resilio_hpc.launch.storage import MAX_QUEUED, Storage
 from resilio_hpc.launch.succession import EpochRecord
 from resilio_hpc.launch.time_limit import read_end_time
 
@@ -48,7 +48,8 @@ def serve_until(storage: Storage, done: Callable[[], bool], limit_s: float = 15.
     end = time.monotonic() + limit_s
     while not done():
         assert time.monotonic() < end
-        if select.select([storage.fileno()], [], [], 0.05)[0]:
+        full = [] if storage.full_fileno is None else [storage.full_fileno]
+        if any(select.select([storage.fileno()], full, [], 0.05)):
             storage.serve()
 
 
@@ -98,14 +99,45 @@ def test_a_hung_child_does_not_block_and_answers_when_it_wakes(storage: Storage)
     for _ in range(200):
         storage.request("status", answers.append, status={"epoch": 1, "pulse": 1, "filler": "x" * 5000})
     assert time.monotonic() - began < 2.0
-    refused = len(answers)
-    assert refused > 100  # the pipe is full
+    replaced = len(answers)
+    assert replaced > 100  # the pipe is full, and of what waits only the newest counts
     assert set(map(type, answers)) == {type(None)}
     os.kill(child(storage), signal.SIGCONT)
-    serve_until(storage, lambda: len(answers) >= 199)  # of what fitted, the last request may be torn
-    assert ask(storage, "scan") is not None  # the torn request was completed, the stream is sound
     serve_until(storage, lambda: len(answers) == 200)
-    assert sum(answer is not None for answer in answers) == 200 - refused
+    assert sum(answer is not None for answer in answers) == 200 - replaced
+    assert ask(storage, "scan") is not None  # the stream is sound
+
+
+def test_a_status_larger_than_the_pipe_fails_nothing_else(storage: Storage, run_path: Path) -> None:
+    ask(storage, "scan")
+    os.kill(child(storage), signal.SIGSTOP)
+    statuses: list[dict[str, Any] | None] = []
+    answers: list[dict[str, Any] | None] = []
+    for pulse in range(5):
+        storage.request("status", statuses.append, status={"epoch": 1, "pulse": pulse, "filler": "x" * 1_000_000})
+    assert statuses == [None] * 3  # the first is on its way, the last is the newest
+    storage.request("claim", answers.append, record=RECORD)
+    storage.request("past", answers.append)
+    storage.request("verdict", answers.append, verdict={"verdict": "completed", "exit_code": 0, "epoch": 1})
+    assert answers == []
+    os.kill(child(storage), signal.SIGCONT)
+    serve_until(storage, lambda: len(answers) == 3 and len(statuses) == 5)
+    assert [answer is not None for answer in answers + statuses[3:]] == [True] * 5
+    assert run_directory.read_pulse(run_path, 1) == 4
+    assert storage.full_fileno is None
+
+
+def test_only_so_much_waits_for_a_child_that_hangs(storage: Storage) -> None:
+    ask(storage, "scan")
+    os.kill(child(storage), signal.SIGSTOP)
+    storage.request("status", status={"epoch": 1, "pulse": 1, "filler": "x" * 1_000_000})
+    answers: list[dict[str, Any] | None] = []
+    for _ in range(MAX_QUEUED + 3):
+        storage.request("scan", answers.append)
+    assert answers == [None] * 3
+    os.kill(child(storage), signal.SIGCONT)
+    serve_until(storage, lambda: len(answers) == MAX_QUEUED + 3)
+    assert None not in answers[3:]
 
 
 def test_a_killed_child_is_replaced_and_its_requests_fail(storage: Storage) -> None:
