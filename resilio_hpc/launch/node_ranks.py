@@ -160,6 +160,10 @@ class NodeRanks:
         order = (message.epoch, message.round, message.step, type(message).__name__)
         if order == self._ordered:
             return  # repeated: its answer is on the way, or among the facts that are said again
+        if isinstance(message, m.Commit) and self._ports.monotonic() > self._lease:
+            # it lay here while we stood still: others may have gone on from an older step by now
+            self.persist_failed(message.round, message.step, "the order to commit came after the end of the lease")
+            return
         self._ordered = order
         if isinstance(message, m.Commit):
             self._ports.commit(message)

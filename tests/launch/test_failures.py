@@ -264,6 +264,17 @@ def test_a_commit_gives_the_whole_budget_back() -> None:
     assert world.last.state.restarts == 4
 
 
+def test_an_order_to_commit_that_comes_after_the_end_of_the_lease_is_refused() -> None:
+    world = World(nodes=2)
+    world.until_step(12)
+    agent = world.agents["n1"]
+    agent.core._lease = agent.monotonic() - 0.1  # it stood still
+    agent.core.controller_said(m.Commit(1, 0, 12, 4, ()))
+    assert isinstance(agent.said[-1], m.PersistFailed)
+    world.run(limit_s=0.2)
+    assert 12 not in world.directory.committed
+
+
 def test_a_spawner_that_dies_costs_one_restart() -> None:
     world = World(nodes=2)
     world.until_step(15)

@@ -169,7 +169,7 @@ def _frozen(world: SeededWorld, fault: Fault) -> bool:
 def _agent_stopped(world: SeededWorld, fault: Fault) -> bool:
     (node,) = fault.nodes
     agent = world.agents.get(node)
-    if agent is None or agent.suspended:
+    if agent is None or agent.suspended or world.sites[node].frozen:
         return False
     agent.suspend()
     _passes(world, fault, lambda: agent.resume() if agent.suspended and not world.sites[node].frozen else None)

@@ -42,6 +42,7 @@ class VirtualAgent(Process):
         self.heard: list[m.ToAgent] = []
         self._world = world
         self._lives: set[Life] = set()  # whose ranks are alive here
+        self._spawner = 0  # counts those that were killed
         self._life = 0  # grows when ranks are stopped: what was on its way for them is void
         self.incarnation = f"{self.node}.{site.incarnations}"
         hello = m.Hello(self.node, self.incarnation, 0, self.endpoint, self.node, world.slots, last=site.kept)
@@ -97,7 +98,8 @@ class VirtualAgent(Process):
         self.core.store_died(self.core._store[0], "killed", self.unix())
 
     def spawner_dies(self) -> None:
-        """The process that forks ranks is killed, and they go with it."""
+        """The process that forks ranks is killed, and they go with it; what it was doing is not answered."""
+        self._spawner += 1
         self._ranks_doomed()()
         self.core.spawner_died(self.unix())
 
@@ -226,11 +228,12 @@ class VirtualAgent(Process):
         self.site.ballot = ballot
 
     def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
-        gone = self._ranks_doomed()
+        gone, spawner = self._ranks_doomed(), self._spawner
 
         def stopped() -> None:
             gone()
-            self.event(self.core.all_stopped)
+            if spawner == self._spawner:
+                self.event(self.core.all_stopped)
 
         self._world.after(self.site.stop_s, stopped)
 
@@ -284,12 +287,13 @@ class VirtualAgent(Process):
         directory = self._world.directory
 
         def write() -> None:
-            if self.is_fenced(message.epoch):
+            if self.is_fenced(message.epoch) or (message.epoch, message.round) < directory.newest_commit:
                 self.event(lambda: self.core.persist_failed(message.round, message.step, "a newer epoch has begun"))
                 return
             contents = {tuple(map(tuple, rank)) for record in message.records for rank in json.loads(record.file)}
             self._world.watch.commits(message.step, message.epoch, contents)
             directory.committed[message.step] = contents.pop()
+            directory.newest_commit = (message.epoch, message.round)  # what earlier rounds staged is swept away
             directory.commit_times.append((self._world.now, message.step))
             self.event(lambda: self.core.commit_done(message.step, 0.01))
 

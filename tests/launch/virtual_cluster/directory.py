@@ -25,6 +25,7 @@ class Directory:
     witnesses: dict[int, str] = field(default_factory=dict)  # epoch of a membership → the node that has it
     committed: dict[int, History] = field(default_factory=dict)
     commit_times: list[tuple[float, int]] = field(default_factory=list)
+    newest_commit: tuple[int, int] = (0, -1)  # (epoch, round)
     fence: int = 0  # the lowest epoch that may still commit
     verdict: dict[str, Any] | None = None
     pulse: tuple[int, int] = (0, 0)  # (epoch, counter)
