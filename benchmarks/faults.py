@@ -11,8 +11,8 @@ right, the ranks' stamps prove that no two rounds ever trained at once, and the 
 is exactly right. Recovery is from the last fault to the first step that was done after it by new ranks; where a node
 was lost by its silence, the time after the heartbeat limit is told too. Each result is added to --results at once: the
 same command, given again, goes on until every drill has passed --repeats times, and failures stay counted as tries.
-What a failed drill leaves (run directory, output, stamps) is copied to --evidence. Clusters begin to train one after
-another, since importing torch on all nodes is the heaviest part. --campaign: the choice of drill_campaign.py.
+What a failed or slow drill leaves (run directory, output, stamps) is copied to --evidence. Clusters begin to train one
+after another, since importing torch on all nodes is the heaviest part. --campaign: the choice of drill_campaign.py.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.process import run
 from resilio_hpc.demo.drill import DrillResult, DrillRun, cluster_for
 from resilio_hpc.demo.drill_campaign import campaign
-from resilio_hpc.demo.drill_table import DRILLS, Drill
+from resilio_hpc.demo.drill_table import DRILLS, HEARTBEAT_S, Drill
 from resilio_hpc.demo.stage import PROJECT
 from resilio_hpc.slurm.devcluster import DevCluster, remove
 
 WIDTH = 160  # of what goes to a file
+NODE_LOSS_S = 3.0  # after the heartbeat limit: what takes longer is worth a look
 END_S = 20.0  # for interrupted drills to end
 START_S = 90.0  # at most so long does a drill wait for others to begin
 
@@ -102,7 +103,7 @@ class Campaign:
             with cluster_for(drill, cluster, self._options.slurm) as running:
                 turn.take()
                 result = DrillRun(running, drill, "drill", repeat).run(turn.give)
-                kept = not result.passed or self._options.keep_all
+                kept = not result.passed or slow(drill, result) or self._options.keep_all
                 if kept and self._options.evidence:
                     when = time.strftime("%H%M")
                     keep_evidence(running, self._options.evidence / f"{slug(drill.full_name)}.{repeat}.{when}")
@@ -149,6 +150,11 @@ class Turn:
         if self._held:
             self._held = False
             self._lock.release()
+
+
+def slow(drill: Drill, result: DrillResult) -> bool:
+    """Whether the run took longer to go on than the loss of a node should cost it."""
+    return drill.node_level and (result.recovery_s or 0.0) > HEARTBEAT_S + NODE_LOSS_S
 
 
 def commit() -> str:
