@@ -61,6 +61,7 @@ class AgentCore(NodeRanks):
             if self._welcomed and self._succession.in_contact:
                 self._beat(now)
             elif not self._succession.courts:
+                self._next_beat = now + max(self._beat_interval, self._succession.repeat_s)
                 self._say_hello(now)
         if self._ranks_alive and now > self._lease and self.ending is None and not self._stopping:
             self._end_lease()

@@ -25,7 +25,7 @@ SCAN_S = 0.1  # between two looks at the run directory
 SCANS_PER_S = 5000  # of all agents of a job together: it is one file system
 CALL_S = 0.1  # between two calls to the node that is courted
 CALLS_PER_S = 5000  # of all orphans together: one heir hears them
-HANDSHAKES_PER_S = 1000  # that an heir is sure to manage: with thousands, everything takes longer
+HANDSHAKES_PER_S = 500  # that an heir is sure to manage: with thousands, everything takes longer
 SETTLE_S = 0.25  # long enough to connect again and hear an answer
 TURN_S = 1.0  # how long an heir may take to answer at all
 PATIENCE_S = 3.0  # how long one that answers may take to win
@@ -143,9 +143,17 @@ class Succession:
             self._scanning = True
             self._next_scan = now + max(SCAN_S, len(self.membership.voters.nodes) / SCANS_PER_S)
             self._ports.scan_epochs()
-        if now >= self._next_call and now >= self.patient_until:
+        if now >= self._next_call and now >= self.patient_until and not self._leads:
             self._next_call = now + max(CALL_S, len(self.membership.voters.nodes) / CALLS_PER_S)
             self._seek(now)
+
+    @property
+    def _leads(self) -> bool:
+        """Whether the controller that we follow lives in this very node, though we may not have heard from it yet.
+
+        Our connection to ourselves waits behind everybody else's handshake.
+        """
+        return self.following is not None and self.following.epoch == self._led >= self.ballot.promised
 
     def _seek(self, now: float) -> None:
         """Stand where we can, and call the one whose turn it is."""

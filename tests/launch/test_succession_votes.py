@@ -190,7 +190,7 @@ def test_among_thousands_a_call_or_a_canvass_without_an_answer_is_not_repeated_a
     for tick in range(40):
         one.tick(2.3 + tick / 10)
         calls += [2.3 + tick / 10 for done in words(ports) if isinstance(done, m.Orphan)]
-    assert len(calls) == 4, calls  # each second: two thousand handshakes take two
+    assert len(calls) == 2, calls  # every other second: two thousand handshakes take up to four
 
     heir, ports = follower("n1", "n0", names)
     heir.lose(2.0)
@@ -201,7 +201,7 @@ def test_among_thousands_a_call_or_a_canvass_without_an_answer_is_not_repeated_a
     canvassed = [done[0] for done in words(ports) if isinstance(done, tuple) and isinstance(done[1], m.Canvass)]
     assert sorted(set(canvassed)) == sorted(canvassed)
     assert len(canvassed) >= 1000
-    heir.peer_said(call, 3.4)
+    heir.peer_said(call, 4.4)
     assert [done[0] for done in words(ports) if isinstance(done, tuple)] == ["n2"]
 
 
@@ -274,6 +274,8 @@ def test_who_has_won_says_so_before_it_has_heard_of_itself() -> None:
     for late in (orphan("e"), m.Vote("e", term.epoch, 1.0)):
         one.peer_said(late, 2.5)
         assert words(ports) == [("e", m.Redirect(term.epoch, "b", "b:1"))]
+    one.tick(2.5 + LIMIT_S)
+    assert words(ports) == []  # nor does it stand again
     one.stepped_down(term.epoch, 2.6, 2.6)
     one.peer_said(orphan("e"), 2.7)
     assert words(ports) == [("e", m.Standing(term.epoch))]
