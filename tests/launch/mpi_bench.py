@@ -24,7 +24,7 @@ from resilio_hpc.launch.spawner_messages import (
 E = TypeVar("E")
 RUN, NODE = "run-under-test", "n4"
 MEMBER = m.Member(NODE, 1, NODE, 2, 4)  # ranks 4 and 5
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 
 
 class Bench:

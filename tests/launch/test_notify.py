@@ -19,7 +19,7 @@ from resilio_hpc.launch.run_directory import Run
 
 NODE_LOST = ("node_lost", {"node": "n2", "silent_s": 5.1})
 VERDICT = ("verdict", {"verdict": "completed", "reason": "every rank exited with 0"})
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from resilio_hpc.launch.spawner import (
 )
 
 E = TypeVar("E")
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 
 
 def environment(**extra: str) -> dict[str, str]:
