@@ -14,6 +14,7 @@ from resilio_hpc.launch.message_parts import (
     RankFailure,
     RoundState,
     Seconds,
+    Slots,
     Stamp,
     Struct,
 )
@@ -28,7 +29,7 @@ class Hello(Struct, frozen=True):
     epoch: Count
     endpoint: Endpoint
     address: Address
-    local_world_size: Count
+    local_world_size: Slots
     committed: tuple[Count, ...] = ()  # committed steps that this agent knows
     topology: str = ""  # SLURM_TOPOLOGY_ADDR where Slurm gives it
     last: RoundState | None = None

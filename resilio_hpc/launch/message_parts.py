@@ -18,6 +18,7 @@ PORT_NUMBER = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655
 Count = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 53)]  # -1: unknown, or none
 COUNTED = 1 << 48  # below: what is counted on from here stays a Count for ever
 Counted = Annotated[int, msgspec.Meta(ge=-1, lt=COUNTED)]
+Slots = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]  # ranks of one node
 Code = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 Port = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]

@@ -154,6 +154,7 @@ BEAT = m.Heartbeat("n1", "i1", 1, 0.0, 0)
 OUT_OF_BOUNDS: list[m.ToController] = [
     *(msgspec.structs.replace(HELLO, node=name) for name in ("", "n[1-9", "a,b", "n1\n", "../x", "n" * 5000, "-n")),
     *(msgspec.structs.replace(HELLO, prepared=number) for number in (-2, 1 << 48, 1 << 53, (1 << 64) - 1)),
+    *(msgspec.structs.replace(HELLO, local_world_size=number) for number in (-1, 1 << 16, 1 << 31)),
     *(msgspec.structs.replace(HELLO, endpoint=where) for where in ("n1", "n1:99999", "n1:1:", "a b:1", "n1:1\n")),
     *(msgspec.structs.replace(BEAT, sent=time) for time in (float("nan"), float("inf"), -1e300)),
     msgspec.structs.replace(BEAT, echo=float("nan")),
