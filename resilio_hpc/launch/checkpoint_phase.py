@@ -11,6 +11,7 @@ from resilio_hpc.launch.commits import CommitTracker
 if TYPE_CHECKING:
     from resilio_hpc.launch.controller import Controller
 
+SETTLE_S = 10.0  # how long a round that must go back waits to hear whether the last commit was made after all
 CheckpointMessage = m.SnapshotWhole | m.Persisted | m.PersistFailed | m.Committed
 
 
@@ -21,6 +22,9 @@ class CheckpointPhase:
         self.bad_copies: set[m.RestorePoint] = set()
         self._controller = controller
         self._commits = CommitTracker()
+        self._unanswered: tuple[str, int] | None = None  # the node and step of the last order to commit
+        self._asked = False  # the run directory, whether that was carried out
+        self._settle_by = 0.0
 
     @property
     def committed(self) -> int:
@@ -41,6 +45,8 @@ class CheckpointPhase:
     def begin_round(self, nodes: Collection[str]) -> None:
         """A round is prepared; what was in flight is abandoned."""
         self._commits.begin(nodes)
+        self._asked = False
+        self._settle_by = self._controller.now() + SETTLE_S
 
     def restored(self, restore: m.RestorePoint | None) -> None:
         """The ranks start from ``restore``: what lies only in memory is made durable."""
@@ -59,6 +65,8 @@ class CheckpointPhase:
     def handle(self, message: CheckpointMessage) -> None:
         """A node said how far a checkpoint is."""
         controller = self._controller
+        if not isinstance(message, m.SnapshotWhole | m.Persisted) and self._unanswered == (message.node, message.step):
+            self._unanswered = None
         if isinstance(message, m.Committed):
             self._committed(message)
         elif message.round != controller.round:
@@ -85,6 +93,7 @@ class CheckpointPhase:
             order = m.Commit(
                 controller.epoch, controller.round, commits.in_flight, controller.world_size, commits.records
             )
+            self._unanswered = (controller.members[0].node, order.step)
             controller.send(controller.members[0].node, order)
 
     def _committed(self, message: m.Committed) -> None:
@@ -114,6 +123,28 @@ class CheckpointPhase:
         if step is not None:
             for member in controller.members:
                 controller.send(member.node, m.Persist(controller.epoch, controller.round, step))
+
+    def past_told(self) -> None:
+        """The run directory has told which steps are committed."""
+        if self._asked:
+            self._unanswered = None
+
+    def may_grow(self, restore: m.RestorePoint | None) -> bool:
+        """Whether a step beyond ``restore`` may turn out to be committed: an order to commit was not answered yet."""
+        if self._unanswered is None:
+            return False
+        node, step = self._unanswered
+        if restore is not None and restore.source == "memory" and restore.step >= step:
+            return False  # of the same life
+        now = self._controller.now()
+        if now >= self._settle_by and self._asked:
+            self._unanswered = None  # the run directory hangs
+            return False
+        if not self._asked and (node not in self._controller.agents or now >= self._settle_by):
+            self._asked = True
+            self._settle_by = now + SETTLE_S
+            self._controller.ask_past()
+        return True
 
     def restore_point(self) -> m.RestorePoint | None:
         """The newest step that every rank can restore: from its own node's memory, else from the shared directory."""

@@ -148,6 +148,7 @@ class Controller:
         if not self.informed:
             self.informed = self.may_prepare = True
             self.record("informed", committed=sorted(past.committed), last_round=past.last_round)
+        self.checkpoints.past_told()
         self.tenure.informed()
         if past.verdict is not None and self.phase != "ended":  # an earlier controller said it, not all have heard it
             self.ending.adopt(*past.verdict)

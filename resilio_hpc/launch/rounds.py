@@ -188,7 +188,7 @@ class Rounds:
         if self._start is None and controller.incidents.absent_may_train():
             return
         wanted = controller.checkpoints.restore_point()
-        if self._needs_run_directory(wanted):
+        if self._needs_run_directory(wanted) or controller.checkpoints.may_grow(wanted):
             return
         self._may_have_ranks.clear()
         acts = controller.config.mode != "observe"
