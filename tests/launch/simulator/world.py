@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from virtual_cluster.agent import VirtualAgent
+from virtual_cluster.ranks import Training
 from virtual_cluster.world import Site, World
 
 from resilio_hpc.launch.link_guard import LinkGuard
@@ -20,6 +21,7 @@ from simulator.storage import SeededStorage
 DRIFT = 0.02  # clocks go wrong by up to so much
 
 STOPS_S = (0.02, 0.05, 0.25)  # how long ranks take to die
+RENDEZVOUS_S = 5.0
 TAKEN = 0.1  # share of agents that do not get the run's port
 
 
@@ -77,6 +79,17 @@ class SeededWorld(World):
     def wanted(self, node: str) -> bool:
         """Whether the node's supervisor starts another agent."""
         return self.directory.verdict is None and self.chain.wanted(node)
+
+    def store_is_gone(self, training: Training) -> None:
+        """It went between the order and the start: the ranks end when they have waited for long enough."""
+        training.broken = True
+        self.felt["store gone"] += 1
+
+        def give_up() -> None:
+            for agent, _ in list(training.nodes.values()):
+                agent.rank_ends(0, 1, None, "the rendezvous timed out")
+
+        self.after(RENDEZVOUS_S, give_up)
 
     def before_step(self) -> None:
         """Not while the next job trains."""

@@ -153,11 +153,16 @@ class World:
     def training(self, start: m.Start) -> Training:
         life = (start.state.epoch, start.state.round)
         if life not in self.trainings:
-            assert any(start.master_port in agent.stores for agent in self.agents.values()), "a store that is gone"
             self.trainings[life] = Training(self, start, self.script)
+            if not any(start.master_port in agent.stores for agent in self.agents.values()):
+                self.store_is_gone(self.trainings[life])
             self.starts.append((self.now, start))
             self.directory.last_round = max(self.directory.last_round, start.state.round)
         return self.trainings[life]
+
+    def store_is_gone(self, training: Training) -> None:
+        """Ranks start and cannot meet."""
+        raise AssertionError("a store that is gone")
 
     def stands_still(self, nodes: Collection[str]) -> bool:
         """Whether a step that these nodes do together has to wait."""
