@@ -61,6 +61,7 @@ class Succession:
         self._pulse: tuple[int, int | None] = (0, None)
         self._pulse_seen = self._heard
         self._election = Election(node, self, ports)
+        self._next_refusal = self._heard
         self._turn = 0
         self._avoid = ""  # who is courted last, since it was lost
         self._courted = ""  # whom we are connected to for the sake of an election
@@ -239,8 +240,9 @@ class Succession:
         if granted:
             self.patient_until = now + SETTLE_S
             self._ports.to_controller(m.Vote(self._node, message.epoch, self.silent_s(now)))
-        else:
-            self._call(now)  # so that it learns what we know
+        elif now >= self._next_refusal:  # it learns what we know, but two candidates do not shout at each other
+            self._next_refusal = now + CALL_S
+            self._call(now)
 
     def _pointed_to(self, message: m.Redirect | m.Welcome, now: float) -> None:
         known = self.following.epoch if self.following is not None else 0
