@@ -53,7 +53,7 @@ class Succession:
         self._lost = True
         self._fresh_start = True
         self._first_seen: int | None = None  # the newest epoch when this agent began
-        self.superseded = False  # a later job of the run has begun: nobody of this one may lead any more
+        self.superseded = False  # a later job of the run has begun: nobody of this one may lead any more, ever
         self._closed = False  # the other end closed the connection: its process is gone
         self._led = 0  # the epoch in which this very node leads
         self._next_scan = self._next_call = self.patient_until = self._heard
@@ -225,11 +225,11 @@ class Succession:
         self._answered_at = now
         if isinstance(message, m.Canvass):
             self._asked_to_vote(message, now)
-        elif isinstance(message, m.Redirect | m.Welcome):
+        elif isinstance(message, m.Redirect | m.Welcome) and not self.superseded:
             self._pointed_to(message, now)
 
     def _asked_to_vote(self, message: m.Canvass, now: float) -> None:
-        if not self._lost:
+        if not self._lost or self.superseded:
             return
         ballot = self.ballot
         granted = (message.epoch, message.node) == (ballot.promised, ballot.promised_to)
@@ -300,8 +300,8 @@ class Succession:
         if record is not None:
             known = self.following.epoch if self.following else 0
             ours = record.job == self._job or not self._job  # a joiner's run is another job's
-            self.superseded = not ours and self._begins_after_us(record)
-            newer = record.epoch > known and record.epoch >= self.ballot.promised
+            self.superseded = self.superseded or (not ours and self._begins_after_us(record))
+            newer = record.epoch > known and record.epoch >= self.ballot.promised and not self.superseded
             if ours and newer and not self._is_dead_self(record):
                 self._follow(record, now)
                 return

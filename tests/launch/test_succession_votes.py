@@ -308,8 +308,12 @@ def test_nobody_stands_once_a_later_job_of_the_run_has_begun() -> None:
     for tick in range(40):
         one.tick(2.4 + tick / 10)
         one.peer_said(orphan("c"), 2.4 + tick / 10)
+    one.answered(m.Canvass(1002, "c", (1, 1)), 7.0)
+    one.answered(m.Welcome(1001, "c", "c:1"), 7.0)
+    one.scanned(EpochRecord(1001, "c", "c:1", "job"), 1, 7.0)  # of one that knows nothing of it
     assert one.ballot.promised == 0
-    assert not any(isinstance(done, Term) for done in ports.take())
+    assert not any(isinstance(done, Term | m.Vote) for done in ports.take())
+    assert one.following == EpochRecord(1, "a", "a:1", "job")
 
 
 def test_nobody_claims_once_a_later_job_of_the_run_has_begun() -> None:

@@ -19,7 +19,6 @@ from resilio_hpc.launch.enrolment import LEASE_SHARE, Enrolment
 from resilio_hpc.launch.incidents import Incidents
 from resilio_hpc.launch.node_ranks import NodeRanks
 from resilio_hpc.launch.quorum import Membership
-from resilio_hpc.launch.rounds import Rounds
 from resilio_hpc.launch.succession import Succession
 
 Patch = pytest.MonkeyPatch
@@ -97,29 +96,6 @@ def no_commit_fence(patch: Patch) -> None:
     patch.setattr(VirtualAgent, "is_fenced", lambda self, epoch: False)
 
 
-def a_start_that_waits_for_nobody(patch: Patch) -> None:
-    """RanksStopped is not awaited."""
-
-    def has_stopped(self: Any, node: str) -> bool:
-        agent = self._controller.agents.get(node)
-        if agent is not None and not agent.held:
-            agent.known_round = -1
-        return True
-
-    patch.setattr(Rounds, "_has_stopped", has_stopped)
-
-
-def stopped_is_said_at_once(patch: Patch) -> None:
-    """RanksStopped is said while ranks are still being killed."""
-    original = NodeRanks._stop_ranks
-
-    def stop(self: Any) -> None:
-        original(self)
-        self._say_stopped()
-
-    patch.setattr(NodeRanks, "_stop_ranks", stop)
-
-
 def snapshots_of_other_lives_count(patch: Patch) -> None:
     """A node keeps snapshots of steps that are computed anew."""
     patch.setattr(VirtualAgent, "forget_snapshots_after", lambda self, step: None)
@@ -167,7 +143,7 @@ def echoes_of_the_future(patch: Patch) -> None:
 ALL: tuple[Callable[[Patch], None], ...] = (
     votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, half_is_enough,
     everybody_gets_the_witness, memberships_change_at_once, old_epochs_are_obeyed, lost_before_the_lease_ends,
-    no_commit_fence, a_start_that_waits_for_nobody, stopped_is_said_at_once,
+    no_commit_fence,
     snapshots_of_other_lives_count, the_wall_clock_is_trusted,
     votes_are_counted_as_they_come, words_of_older_rounds_count, echoes_of_the_future,
 )  # fmt: skip

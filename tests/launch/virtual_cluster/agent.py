@@ -127,8 +127,9 @@ class VirtualAgent(Process):
         """A rank exits by itself."""
         local = self.core.local
         if self.alive and local is not None:
-            if exit_code != 0:
-                self._world.trainings[life_of(local)].broken = True
+            training = self._world.trainings.get(life_of(local))
+            if exit_code != 0 and training is not None:
+                training.broken = True
             at = self.unix()
             self.event(lambda: self._rank_exited(local, local_rank, (exit_code, signal), at, message))
 
