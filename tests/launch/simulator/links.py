@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from simulator.world import SeededWorld
 
 WATCHED_S = 60.0  # how long the second job is watched while it trains
-LONGEST_S = LINK_LEASE_S + 10.0  # until it trains, but for the heartbeat timeout: its begin, and turns of its loop
+# until it trains, but for two heartbeat timeouts: a left-over agent of the first job may move the pulse once more
+LONGEST_S = 2 * LINK_LEASE_S + 10.0
 
 
 class VirtualGuard(LinkGuard):

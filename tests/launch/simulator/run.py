@@ -98,7 +98,7 @@ def _to_the_end(world: SeededWorld, plan: Schedule) -> None:
 
 def _to_the_next_job(world: SeededWorld) -> None:
     """Slurm ended the job: the next one trains before long, and alone."""
-    world.advance(world.now + LONGEST_S + world.config.heartbeat_timeout_s, MOST_EVENTS, deserted=True)
+    world.advance(world.now + LONGEST_S + 2 * world.config.heartbeat_timeout_s, MOST_EVENTS, deserted=True)
     if world.chain.trains_since is None:
         raise Violation(f"the next job does not train {LONGEST_S:.0f} s after the one before it ended")
     world.advance(world.chain.trains_since + WATCHED_S, MOST_EVENTS, deserted=True)
