@@ -1,0 +1,95 @@
+"""An agent's succession alone, with ports that note what it does; for tests of who leads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
+from resilio_hpc.launch.quorum import Membership, first_membership
+from resilio_hpc.launch.roster import Entry, Roster
+from resilio_hpc.launch.succession import Succession
+
+LIMIT_S = 5.0
+ABC = ("a", "b", "c")
+
+
+def enrolled(*names: str) -> Membership:
+    return Membership(1, 1, Roster.of([Entry(name, name, 1) for name in names]))
+
+
+@dataclass
+class Ports:
+    """What the succession wants done, in words; anything else is an AttributeError."""
+
+    now: float = 0.0
+    done: list[object] = field(default_factory=list)
+    kept: list[Ballot] = field(default_factory=list)
+
+    def take(self) -> list[object]:
+        done, self.done = self.done, []
+        return done
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def to_controller(self, message: m.ToController) -> None:
+        self.done.append(message)
+
+    def to_orphan(self, node: str, message: m.ToAgent) -> None:
+        self.done.append((node, message))
+
+    def court(self, node: str, endpoint: str) -> None:
+        self.done.append(f"court {node} at {endpoint}")
+
+    def scan_epochs(self) -> None:
+        self.done.append("scan")
+
+    def claim_epoch(self, epoch: int) -> None:
+        self.done.append(f"claim {epoch}")
+
+    def claim_witness(self, epoch: int) -> None:
+        self.done.append(f"witness {epoch}")
+
+    def abandon(self, epoch: int, reason: str) -> None:
+        raise AssertionError("the succession never gives a job up")
+
+    def keep_ballot(self, ballot: Ballot) -> None:
+        self.kept.append(ballot)
+
+    def follow(self, record: EpochRecord, connected: bool) -> None:
+        self.done.append(f"follow {record.node} {record.epoch}{' connected' if connected else ''}")
+
+    def lead(self, term: Term) -> None:
+        self.done.append(term)
+
+    def step_down(self) -> None:
+        self.done.append("step down")
+
+
+def agent(node: str, membership: Membership | None = None, promised: int = 0) -> tuple[Succession, Ports]:
+    ports = Ports()
+    ballot = Ballot(membership or first_membership(ABC), promised, "z" if promised else "")
+    return Succession(node, "job", f"{node}:1", ballot, LIMIT_S, ports, ports), ports
+
+
+def follower(node: str, of: str, names: tuple[str, ...] = ABC) -> tuple[Succession, Ports]:
+    """It follows the controller of epoch 1, which has enrolled everybody."""
+    one, ports = agent(node)
+    one.tick(0.0)
+    one.scanned(EpochRecord(1, of, f"{of}:1", "job"), 1, 0.0)
+    one.heard(1, 0.1)
+    one.enrol(enrolled(*names))
+    ports.now = 1.0
+    one.heard(1, 1.0)
+    ports.take()
+    return one, ports
+
+
+def orphan(node: str, newest: int = 1, names: tuple[str, ...] = ABC) -> m.Orphan:
+    return m.Orphan(node, newest, enrolled(*names), 1.0)
+
+
+def words(ports: Ports) -> list[object]:
+    """What was done, without looks at the run directory."""
+    return [done for done in ports.take() if done != "scan"]
