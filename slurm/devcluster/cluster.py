@@ -16,7 +16,7 @@ from resilio_hpc.slurm.devcluster import control, files, image, requirements, sh
 from resilio_hpc.slurm.devcluster.commands import SlurmCommands
 from resilio_hpc.slurm.devcluster.interpreter import host_python
 from resilio_hpc.slurm.devcluster.messages import MachineState
-from resilio_hpc.slurm.devcluster.processes import NodeProcess, processes_of
+from resilio_hpc.slurm.devcluster.processes import NodeProcess, processes_of, wait_until_stopped
 from resilio_hpc.slurm.devcluster.services import ENVIRONMENT
 from resilio_hpc.slurm.devcluster.spec import (
     CONTROLLER,
@@ -246,6 +246,8 @@ class DevCluster(SlurmCommands):
         for node in nodes or self.nodes:
             for process in self._service_pids(node, shared_directory.DAEMON):
                 os.kill(process.host_pid, number)
+                if number == signal.SIGSTOP:
+                    wait_until_stopped(process.host_pid)
 
     def _service_pids(self, machine: str, program: str) -> list[NodeProcess]:
         return [process for process in self.pids(machine) if process.program == program]

@@ -49,6 +49,23 @@ def processes_of(pid_namespace: int) -> list[NodeProcess]:
     return sorted(found, key=lambda process: process.pid)
 
 
+def wait_until_stopped(pid: int, timeout_s: float = 5.0) -> None:
+    """Wait after SIGSTOP: its threads, each by itself, still finish what they are doing. Raises SlurmError."""
+    deadline = time.monotonic() + timeout_s
+    while any(state not in "TtZX" for state in _thread_states(pid)):
+        if time.monotonic() > deadline:
+            raise SlurmError(f"process {pid} does not stop within {timeout_s:g} s of SIGSTOP")
+        time.sleep(0.005)
+
+
+def _thread_states(pid: int) -> Iterator[str]:
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            yield task.read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue  # it ended while we looked
+
+
 def rootless_processes(where: Layout) -> list[int]:
     """Pids on this host that carry a rootless cluster's SLURM_CONF: its daemons, steps and their tasks."""
     marker = b"SLURM_CONF=" + os.fsencode(where.etc / "slurm.conf")
