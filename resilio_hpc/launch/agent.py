@@ -76,7 +76,7 @@ class Agent(AgentFiles):
         spool = self.local_dir / "spool"
         self.ledger = Ledger(spool / "ledger", f"{settings.job}-{settings.node}")
         self.storage = Storage(self.run.path, spool, settings.job)
-        self.memory = NodeMemory(self.local_dir, settings.job)
+        self.memory = NodeMemory(self.local_dir, settings.job, settings.begins)
         self._own_job = OwnJob(settings, self.storage)
         self.notifier = Notifier(self.run, settings.job, self.ledger.append, targets, settings.cwd)
         bind = settings.address
@@ -95,7 +95,7 @@ class Agent(AgentFiles):
         )  # fmt: skip
         self.core: AgentCore = AgentCore(
             hello, settings.job, self._ballot(), self, settings.options.heartbeat_timeout_s, settings.join,
-            min(ABANDON_S, settings.options.join_timeout_s),
+            min(ABANDON_S, settings.options.join_timeout_s), settings.begins,
         )  # fmt: skip
         self.ranks = local_ranks(self, token, spool)
         self.caller: zmq.Socket[bytes] | None = None

@@ -27,7 +27,7 @@ class AgentCore(NodeRanks):
 
     def __init__(
         self, hello: m.Hello, job: str, ballot: Ballot, ports: Ports, heartbeat_timeout_s: float,
-        joiner: bool = False, orphan_limit_s: float = 300.0,
+        joiner: bool = False, orphan_limit_s: float = 300.0, begins: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(hello.node, hello.last, ports)
         self.slots = hello.local_world_size
@@ -37,7 +37,7 @@ class AgentCore(NodeRanks):
         self._hello = msgspec.structs.replace(hello, joiner=joiner)
         self._orphan_limit_s = orphan_limit_s
         self._succession = Succession(
-            hello.node, "" if joiner else job, hello.endpoint, ballot, heartbeat_timeout_s, ports, self
+            hello.node, "" if joiner else job, hello.endpoint, ballot, heartbeat_timeout_s, ports, self, begins
         )
         self._beat_interval = min(1.0, heartbeat_timeout_s / 8)
         self._next_beat = 0.0

@@ -44,6 +44,7 @@ class Chain:
         self.active = wanted and options.mode != "observe"
         self._only_observed = wanted and not self.active
         self.successor: str | None = None
+        self.begins = 0  # the epoch that our part of the run took
         self.late = ""  # why no successor could be submitted yet: a limit, or no answer
         self._unanswered = False
         self._begun = False
@@ -66,14 +67,16 @@ class Chain:
         verdict = run_directory.read_verdict(self._run_path)
         if verdict is not None and verdict.get("verdict") == "completed":
             return f"this run is already complete: nothing to do (another --run-dir starts a new run; {self._run_path})"
-        if self._site.mode == "local":
-            return None
         if not self._site.leads:
             return self._follow_the_leader()
+        if self._site.mode == "local":
+            self._begin_part()
+            return None
         while True:
             number = turns.next_number(self._run_path)  # before we look: whoever comes in between, takes it from us
             last = turns.newest(self._run_path)
             if last and last[0].part == self._site.key:
+                self._begin_part()
                 return None  # another launch in the same part of the same job
             decision = self._judge(last[0]) if last else Decision(True, "", clean=True)
             if not decision.goes_on:
@@ -81,12 +84,13 @@ class Chain:
             if self._take_turn(number):
                 try:
                     self.begin()  # before all that takes long: then the chain goes on whatever becomes of this job
+                    self._begin_part()
                     if last:
                         self._wait_for(last[0], decision.clean)
                 except ResilioError as error:
                     self._tell_followers({"refused": str(error)})
                     raise
-                self._tell_followers({"ready": True})
+                self._tell_followers({"ready": True, "begins": self.begins})
                 return None
 
     def _judge(self, last: turns.Turn) -> Decision:
@@ -112,11 +116,14 @@ class Chain:
         self._turn = turn if turns.take(self._run_path, turn) else None
         return self._turn is not None
 
+    def _begin_part(self) -> None:
+        """Whoever led an earlier part steps down when it sees this epoch, and our agents know an earlier from a later."""
+        self.begins = link_lease.take_epoch(self._run_path, self._site.key)
+
     def _wait_for(self, last: turns.Turn, ended: bool) -> None:
         waited = link_lease.wait_for_predecessor(
-            self._run_path, last, self._site.key, self._options.heartbeat_timeout_s, say, ended,
-            other_job=last.job != self._site.job,
-        )  # fmt: skip
+            self._run_path, last, self._options.heartbeat_timeout_s, say, ended, last.job != self._site.job
+        )
         self._ledger.append("waited_for_predecessor", part=last.part, seconds=round(waited, 1))
 
     def _ready_file(self) -> Path:
@@ -134,6 +141,7 @@ class Chain:
         while time.monotonic() < deadline:
             news = read_object(self._ready_file()) or {}
             if news.get("ready"):
+                self.begins = int(news["begins"])
                 return None
             if "refused" in news:
                 return str(news["refused"])

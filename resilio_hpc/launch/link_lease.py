@@ -4,7 +4,8 @@ A part that ended with a verdict has told its ranks to stop: whoever could not h
 heartbeat timeout later at most. One that ended without may still have nodes that run: cut off from Slurm, which counts
 its job as over, but not from each other. The new part
 
-1. takes a later epoch, so that an old controller that reads the run directory steps down;
+1. takes a later epoch, so that an old controller that reads the run directory steps down (every part does so, and tells
+   its agents which: nobody of it follows or claims what another job's part took later);
 2. asks Slurm which of the old part's nodes are not known to be free of it; nodes of other jobs that had joined are not;
 3. waits until those are, or until the old controller's pulse has stood still for as long as the old lease holds.
 
@@ -140,7 +141,6 @@ def last_agents(run_path: Path) -> tuple[str, ...]:
 def wait_for_predecessor(
     run_path: Path,
     before: Turn,
-    part: str,
     heartbeat_timeout_s: float,
     say: Callable[[str], None],
     ended: bool = False,
@@ -149,13 +149,11 @@ def wait_for_predecessor(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Wait until nothing of ``before`` can train any more; returns the seconds it took. ``ended``: it has a
+    """Wait until nothing of ``before``, which has seen our epoch, can train any more; returns the seconds. ``ended``: it has a
     verdict; ``other_job``: it was no earlier run of our own job.
 
     Raises LaunchError when its controller still writes after LIMIT_S.
     """
-    if not ended:
-        take_epoch(run_path, part)
     began = clock()
     wait = PredecessorWait(heartbeat_timeout_s, began, ended)
     told = False
@@ -183,9 +181,10 @@ def wait_for_predecessor(
 def take_epoch(run_path: Path, part: str) -> int:
     """Create a later epoch's record in nobody's name: controllers of older epochs step down when they see it.
 
-    It is far ahead, since those elected by votes while their run directory hung have left no record of theirs yet."""
+    It is far ahead, since those elected by votes while their run directory hung have left no record of theirs yet. The
+    first of a run is 0."""
     while True:
         newest = run_directory.newest_epoch(run_path)
-        epoch = ((newest.epoch if newest else 0) // EPOCHS + 1) * EPOCHS
+        epoch = (newest.epoch // EPOCHS + 1) * EPOCHS if newest else 0
         if run_directory.claim_epoch(run_path, EpochRecord(epoch, "", NOWHERE, f"{part}-begins")):
             return epoch

@@ -11,22 +11,23 @@ Kept = TypeVar("Kept")
 
 
 class NodeMemory:
-    """Small files in the node's private directory, which a dead node takes with it. They count for one job only."""
+    """Small files in the node's private directory, which a dead node takes with it. They count for one part of a run only: a job's, and the
+    epoch in which it ``begins``."""
 
-    def __init__(self, directory: Path, job: str) -> None:
+    def __init__(self, directory: Path, job: str, begins: int) -> None:
         self._directory = directory
-        self._job = job
+        self._part = [job, begins]
 
     def keep(self, name: str, value: msgspec.Struct) -> None:
         """Replace what is kept under ``name``. A dead node needs none of it, so nothing is synced."""
         temporary = self._directory / f"{name}.part"
-        temporary.write_bytes(msgspec.json.encode({"job": self._job, "value": value}))
+        temporary.write_bytes(msgspec.json.encode({"part": self._part, "value": value}))
         temporary.rename(self._directory / f"{name}.json")
 
     def kept(self, name: str, kind: type[Kept]) -> Kept | None:
-        """What a predecessor left; None when there is nothing of this job that can be read."""
+        """What a predecessor left; None when there is nothing of this part that can be read."""
         try:
             kept = msgspec.json.decode((self._directory / f"{name}.json").read_bytes())
-            return msgspec.convert(kept["value"], kind) if kept["job"] == self._job else None
+            return msgspec.convert(kept["value"], kind) if kept["part"] == self._part else None
         except (OSError, KeyError, TypeError, msgspec.MsgspecError):
             return None

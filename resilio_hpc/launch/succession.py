@@ -33,17 +33,18 @@ STILL_S = 2.0  # a pulse that stands still for so long has stopped
 
 
 class Succession:
-    """One agent's view. Times are monotonic seconds."""
+    """One agent's view. Times are monotonic seconds; ``begins``: the epoch that our part of the run took at its start."""
 
     def __init__(
         self, node: str, job: str, endpoint: str, ballot: Ballot, silence_limit_s: float, ports: SuccessionPorts,
-        chief: Chief,
+        chief: Chief, begins: int = 0,
     ) -> None:  # fmt: skip
         self.following: EpochRecord | None = None
         self.ballot = ballot
-        self.newest = ballot.promised
+        self.newest = max(ballot.promised, begins)
         self._node = node
         self._job = job
+        self._begins = begins
         self._endpoint = endpoint
         self._limit = silence_limit_s
         self._ports = ports
@@ -52,7 +53,6 @@ class Succession:
         self._heard_before = self._heard  # earlier controllers than the one that we follow
         self._lost = True
         self._fresh_start = True
-        self._first_seen: int | None = None  # the newest epoch when this agent began
         self.superseded = False  # a later job of the run has begun: nobody of this one may lead any more, ever
         self._closed = False  # the other end closed the connection: its process is gone
         self._led = 0  # the epoch in which this very node leads
@@ -297,12 +297,14 @@ class Succession:
     def scanned(self, record: EpochRecord | None, pulse: int | None, now: float) -> None:
         """The answer to a scan: the newest epoch of any job, or None, and the pulse of its controller."""
         self._scanning = False
+        if record is not None and record.epoch < self._begins:
+            record = None  # a cached directory: ours was there before we were
         if record is not None:
-            known = self.following.epoch if self.following else 0
+            known = self.following.epoch if self.following else self._begins
             ours = record.job == self._job or not self._job  # a joiner's run is another job's
-            self.superseded = self.superseded or (not ours and self._begins_after_us(record))
+            self.superseded = self.superseded or (not ours and record.epoch > self._begins)
             newer = record.epoch > known and record.epoch >= self.ballot.promised and not self.superseded
-            if ours and newer and not self._is_dead_self(record):
+            if ours and newer and record.node and not self._is_dead_self(record):
                 self._follow(record, now)
                 return
             if (record.epoch, pulse) != self._pulse:
@@ -310,18 +312,10 @@ class Succession:
                 self._pulse, self._pulse_seen = (record.epoch, pulse), now
                 if ours and moves and self._lost and record.epoch < self.ballot.promised:
                     self._tell_of_promise(record, now)
-        if self._first_seen is None:
-            self._first_seen = record.epoch if record is not None else 0
         if self._may_claim_first(record, now):
             self._scanning = True
             known = max(self.newest, record.epoch if record else 0)
             self._ports.claim_epoch(known + 1 + known % 2)
-
-    def _begins_after_us(self, record: EpochRecord) -> bool:
-        """Whether another job has an epoch newer than ours; before anybody led us, one in nobody's name is that."""
-        if self.membership.epoch:
-            return record.epoch > self.membership.epoch
-        return not record.node and self._first_seen is not None and record.epoch > self._first_seen
 
     def _tell_of_promise(self, record: EpochRecord, now: float) -> None:
         """Somebody leads whom we may not follow any more: once it hears that, it stands anew."""

@@ -227,7 +227,7 @@ def test_what_cannot_be_said_is_refused_at_once(content: Any) -> None:
 
 
 def test_listeners_of_a_run_have_the_same_port_where_it_is_free(context: zmq.Context[Any]) -> None:
-    keys = wire.Keys.derive(secrets.token_bytes(32))
+    keys = wire.Keys.derive(secrets.token_hex(32).encode())
     first, port = wire.listen(context, keys, "127.0.0.1")
     second, other = wire.listen(context, keys, "127.0.0.1")
     assert port == keys.port

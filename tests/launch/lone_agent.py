@@ -67,10 +67,12 @@ class Ports:
         self.done.append("step down")
 
 
-def agent(node: str, membership: Membership | None = None, promised: int = 0) -> tuple[Succession, Ports]:
+def agent(
+    node: str, membership: Membership | None = None, promised: int = 0, begins: int = 0
+) -> tuple[Succession, Ports]:
     ports = Ports()
     ballot = Ballot(membership or first_membership(ABC), promised, "z" if promised else "")
-    return Succession(node, "job", f"{node}:1", ballot, LIMIT_S, ports, ports), ports
+    return Succession(node, "job", f"{node}:1", ballot, LIMIT_S, ports, ports, begins), ports
 
 
 def follower(node: str, of: str, names: tuple[str, ...] = ABC) -> tuple[Succession, Ports]:

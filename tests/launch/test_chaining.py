@@ -170,8 +170,11 @@ def test_the_successor_is_queued_before_the_wait_for_nodes_of_the_part_before(
     assert turns.take(run_directory.open_run(tmp_path / "run").path, before)
     monkeypatch.setattr(chaining, "gather", lambda *_: Evidence("6", chained=True, state="NODE_FAIL"))
 
-    def wait(*_: object, other_job: bool) -> float:
-        assert other_job
+    def wait(path: Path, before: turns.Turn, limit_s: float, say: object, ended: bool, other_job: bool) -> float:
+        assert (before.part, ended, other_job) == ("6", False, True)
+        newest = run_directory.newest_epoch(path)
+        assert newest is not None
+        assert newest.job == "7-begins"
         happened.append("waited")
         return 0.0
 

@@ -90,7 +90,7 @@ def test_nobody_claims_once_a_later_job_of_the_run_has_begun() -> None:
         one.tick(now)
         one.scanned(begins if now else None, None, now)
     assert ports.take() == ["scan"] * 3
-    own, ports = agent("a")  # of the job that begins
+    own, ports = agent("a", begins=1000)  # of the job that begins
     own.tick(0.0)
     own.scanned(begins, None, 0.0)
     assert ports.take() == ["scan", "claim 1001"]

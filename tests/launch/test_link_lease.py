@@ -20,6 +20,7 @@ from resilio_hpc.launch.link_lease import (
     last_agents,
     last_pulse,
     unconfirmed_nodes,
+    take_epoch,
     wait_for_predecessor,
 )
 from resilio_hpc.launch.turns import Turn
@@ -60,7 +61,7 @@ class Times:
 
     def wait(self, run: Path, ended: bool = False, other_job: bool = True) -> float:
         return wait_for_predecessor(
-            run, BEFORE, "8", BEAT_S, self.said.append, ended, other_job, self.look, self.clock, self.sleep
+            run, BEFORE, BEAT_S, self.said.append, ended, other_job, self.look, self.clock, self.sleep
         )
 
 
@@ -99,18 +100,12 @@ def test_an_old_controller_that_does_not_stop_is_an_error_that_names_its_nodes(r
         times.wait(run)
 
 
-def test_the_next_epoch_is_taken_before_the_wait(run: Path) -> None:
-    times = Times(FREE)
-    seen = []
-    look = times.look
-    times.look = lambda path, before: seen.append(run_directory.newest_epoch(path)) or look(path, before)  # type: ignore
-    times.wait(run)
-    assert seen[0].epoch == EPOCHS
-    assert seen[0].job not in ("7", "8")  # agents of neither part follow it
-    times.wait(run)
+def test_every_part_takes_an_epoch_of_its_own(run: Path) -> None:
+    assert [take_epoch(run, part) for part in ("7", "7", "8")] == [0, EPOCHS, 2 * EPOCHS]
     newest = run_directory.newest_epoch(run)
     assert newest is not None
     assert newest.epoch == 2 * EPOCHS
+    assert newest.job not in ("7", "8")  # agents of neither part follow it
 
 
 def test_a_job_that_runs_after_all_is_waited_for_though_its_pulse_stands_still(run: Path) -> None:
@@ -126,7 +121,7 @@ def test_a_job_that_runs_after_all_is_waited_for_though_its_pulse_stands_still(r
 
 def test_epochs_that_were_elected_and_not_recorded_are_outranked(run: Path) -> None:
     run_directory.claim_epoch(run, EpochRecord(3, "n1", "10.0.0.1:5", "7"))
-    Times(FREE).wait(run)
+    take_epoch(run, "8")
     assert not run_directory.claim_epoch(run, EpochRecord(EPOCHS, "n2", "10.0.0.2:5", "7"))
     run_directory.claim_epoch(run, EpochRecord(6, "n2", "10.0.0.2:5", "7"))  # the old side's directory answers again
     newest = run_directory.newest_epoch(run)
@@ -141,7 +136,6 @@ def test_after_a_verdict_only_nodes_that_may_not_have_heard_it_are_waited_for(
     times = Times(states, {1.0: 6, 2.0: 7})
     assert times.wait(run, ended=True) == waits_s
     assert times.said == []
-    assert run_directory.newest_epoch(run) is None
 
 
 def test_nodes_of_other_jobs_that_had_joined_are_waited_for_since_slurm_says_nothing_of_them(run: Path) -> None:

@@ -42,12 +42,35 @@ def test_the_second_node_claims_when_the_first_does_not() -> None:
     assert ports.take() == []
 
 
-@pytest.mark.parametrize(("newest", "claimed"), [(7, 9), (8, 9), (0, 1)])
-def test_claimed_epochs_are_odd_count_on_from_an_earlier_job_and_do_not_follow_it(newest: int, claimed: int) -> None:
-    one, ports = agent("a")
+@pytest.mark.parametrize(
+    ("record", "begins", "claimed"),
+    [
+        (None, 0, 1),
+        (EpochRecord(1000, "", "127.0.0.1:9", "job-begins"), 1000, 1001),
+        (EpochRecord(998, "b", "b:1", "job0"), 1000, 1001),  # a directory that shows yesterday's files
+        (EpochRecord(999, "b", "b:1", "job"), 1000, 1001),  # an earlier launch of the same job
+    ],
+)
+def test_claimed_epochs_are_odd_and_count_on_from_where_the_part_begins(
+    record: EpochRecord | None, begins: int, claimed: int
+) -> None:
+    one, ports = agent("a", begins=begins)
     one.tick(0.0)
-    one.scanned(EpochRecord(newest, "b", "b:1", "job0") if newest else None, 3, 0.0)
+    one.scanned(record, 3, 0.0)
     assert ports.take() == ["scan", f"claim {claimed}"]
+
+
+@pytest.mark.parametrize("enrolled", [False, True])
+def test_whatever_another_job_takes_after_our_part_began_ends_it_also_at_the_first_look(enrolled: bool) -> None:
+    one, ports = follower("b", of="a") if enrolled else agent("b")
+    one.lose(1.0)
+    one.tick(10.0)
+    ports.take()
+    one.scanned(EpochRecord(1000, "", "127.0.0.1:9", "next-begins"), None, 10.0)
+    one.tick(100.0)
+    one.scanned(EpochRecord(1000, "", "127.0.0.1:9", "next-begins"), None, 100.0)
+    assert one.superseded
+    assert not any(what.startswith(("claim", "follow")) for what in map(str, ports.take()))
 
 
 def test_an_agent_does_not_follow_its_dead_predecessor() -> None:

@@ -59,7 +59,6 @@ class Chain:
         self.unreached: frozenset[str] = frozenset()  # its nodes where that is not known
         self.trains_since: float | None = None
         self._world = world
-        self._epoch: int | None = None  # that the next job took
         self._wait: PredecessorWait | None = None
 
     def ends(self, unreached: tuple[str, ...], begins_in_s: float) -> None:
@@ -84,13 +83,12 @@ class Chain:
     # -- the next job ------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """As ``wait_for_predecessor``."""
+        """As ``chaining``. The first job took epoch 0."""
         world = self._world
         directory = world.directory
+        epoch = (directory.newest // EPOCHS + 1) * EPOCHS
+        directory.epochs.append(EpochRecord(epoch, "", NOWHERE, "next-begins"))
         ended = directory.verdict is not None
-        if not ended:
-            self._epoch = (directory.newest // EPOCHS + 1) * EPOCHS
-            directory.epochs.append(EpochRecord(self._epoch, "", NOWHERE, "next-begins"))
         self._wait = PredecessorWait(world.config.heartbeat_timeout_s, world.now, ended)
         self._look()
 
