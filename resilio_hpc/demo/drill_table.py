@@ -176,7 +176,7 @@ def _batch_only() -> list[Drill]:
         Drill(
             "a lost node boots again", (Act(POWER, "follower"), Act("boot", "follower", after_s=6.0)), LOST, **SHRINK
         ),
-        Drill("batch host power cut", (Act(POWER, "batch_host"),), LOST, **SPARE),
+        Drill("batch host power cut", (Act(POWER, "batch_host"),), LOST, **SHRINK),  # it surely takes part
         Drill("two nodes, the controller's loses power", (Act(POWER, "leader"),), LOST, **TWO_NODES, world_size=2),
         Drill("two nodes, the controller's is cut off", (Act("partition", "leader"),), LOST, **TWO_NODES, world_size=2),
         Drill("caching: controller's power cut", (Act(POWER, "leader"),), LOST, shared_mount="caching", **SPARE),

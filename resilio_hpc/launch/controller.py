@@ -253,6 +253,7 @@ class Controller:
         if beat.epoch == self.epoch:
             if beat.echo <= now:
                 agent.echo = max(agent.echo, beat.echo)
+            agent.round = beat.round
             if beat.round == self.round:
                 agent.step = max(agent.step, beat.step)
                 agent.step_time = beat.step_time

@@ -19,6 +19,7 @@ from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.announce import announcement
 from resilio_hpc.launch.ballot import EpochRecord, Term
+from resilio_hpc.launch.callers import Callers, speaks_for
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.controller_state import (
     Action,
@@ -40,7 +41,6 @@ from resilio_hpc.launch.verdict_writer import VerdictWriter
 
 STATUS_INTERVAL_S = 0.5
 STATUS_AGENTS_PER_S = 4000  # thousands of agents make a long status, written less often
-MAX_CALLERS = 25_000  # agents and orphans whom we could answer
 
 
 class LivesIn(Protocol):
@@ -76,7 +76,7 @@ class ControllerHost:
         self.controller: Controller | None = None
         self.absent: tuple[str, ...] = ()
         """Nodes of the job without an agent when our verdict fell."""
-        self._identities: dict[str, bytes] = {}  # whoever spoke last is last
+        self._callers = Callers()
         self._encoded: tuple[m.ToAgent | None, bytes] = (None, b"")  # what goes to many is encoded once
         self._ledger = ledger
         self._storage = storage
@@ -124,12 +124,12 @@ class ControllerHost:
         for frames in wire.receive_all(self.socket):
             try:
                 message = m.to_controller.decode(frames[1]) if len(frames) == 2 else None
-                if message is None or not _speaks_for(frames[0], message.node):
+                if message is None or not speaks_for(frames[0], message.node):
                     raise WireError("not two frames, or in another node's name")
             except WireError:
                 self._counters.dropped += 1
                 continue
-            self._remember(message.node, frames[0])
+            self._callers.heard(message.node, frames[0])
             if isinstance(message, m.Orphan | m.Vote):
                 self._agent.peer_said(message)
             elif self.controller is None:
@@ -138,13 +138,6 @@ class ControllerHost:
             elif not self._superseded(message.epoch):
                 self._carry_out(self.controller.handle(message))
         self._behind = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-
-    def _remember(self, node: str, identity: bytes) -> None:
-        """Where to answer ``node``; whom we have not heard for longest is forgotten when there are too many."""
-        self._identities.pop(node, None)
-        self._identities[node] = identity
-        if len(self._identities) > MAX_CALLERS:
-            del self._identities[next(iter(self._identities))]
 
     def say_to(self, node: str, message: m.ToAgent) -> None:
         """Send to an agent that called this one."""
@@ -254,8 +247,8 @@ class ControllerHost:
         self._storage.request("claim", answer, record=asdict(record))
 
     def _send(self, node: str, message: m.ToAgent) -> None:
-        identity = self._identities.get(node)
-        if identity is None:
+        name = self._callers.name_of(node)
+        if name is None:
             return
         if message is not self._encoded[0]:
             try:
@@ -263,7 +256,7 @@ class ControllerHost:
             except WireError as error:
                 self._say(f"a {type(message).__name__} to {node} cannot be sent: {error}")
                 return
-        wire.send(self.socket, [identity, self._encoded[1]])
+        wire.send(self.socket, [name, self._encoded[1]])
 
     def _finish(self, finish: Finish) -> None:
         if self.controller is not None:
@@ -290,8 +283,3 @@ class ControllerHost:
         if controller.enrolment.leads:
             self._pulse += 1
         return status(controller, self._pulse, self._counters)
-
-
-def _speaks_for(identity: bytes, node: str) -> bool:
-    """Whether a connection (``node/incarnation``) is that node's: a peer cannot flood us with others' names."""
-    return identity.partition(b"/")[0] == node.encode()

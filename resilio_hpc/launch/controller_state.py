@@ -111,6 +111,7 @@ class KnownAgent:
     first_step: m.FirstStep | None = None
     done: m.RanksDone | None = None
     started: bool = False
+    round: int = -1  # whose ranks its last Heartbeat told of
     step: int = -1
     step_time: float = 0.0
     sent: float | None = None  # its clock: when it sent its newest Heartbeat
@@ -122,4 +123,4 @@ class KnownAgent:
         """A new round is prepared."""
         self.first_step = self.done = None
         self.started = False
-        self.step = -1
+        self.round = self.step = -1

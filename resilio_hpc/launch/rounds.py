@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 WAITING_SAID_AFTER_S = 10.0
 RETURN_S = 20.0  # before a run gives up for want of nodes, one that was just lost may come back
+AGAIN_S = 1.0  # an order without an answer is said again: it may be lost with a connection
+AGAIN_PER_S = 1000  # agents: thousands are told less often
 ANSWERS = (m.RanksStarted, m.FirstStep, m.RanksDone)
 
 
@@ -30,6 +32,7 @@ class Rounds:
         self._store_port: int | None = None
         self._may_have_ranks: set[str] = set()  # nodes that must have stopped theirs before the next round starts
         self._start: m.Start | None = None
+        self._next_again = controller.now()
         self._first_step_round = -1
         self._waiting_said = False
         self._order = {node: order for order, node in enumerate(controller.config.expected)}
@@ -153,6 +156,7 @@ class Rounds:
         for agent in controller.agents.values():
             agent.forget_round()
         controller.record("round", round=controller.round, members=nodes, world_size=controller.world_size)
+        self._answers_due()
         for node in controller.agents:
             self._send_prepare(node)
 
@@ -203,6 +207,7 @@ class Rounds:
             "start", round=controller.round, restore=f"{wanted.source}:{wanted.step}" if wanted else "",
             **({} if acts else {"acted": False}),
         )  # fmt: skip
+        self._answers_due()
         controller.broadcast(self._start)
         controller.checkpoints.restored(restore)
         controller.regrouping.let_leavers_go()
@@ -321,9 +326,28 @@ class Rounds:
         """A round that does not come up in time is tried again (a hung rendezvous must not hold an allocation)."""
         controller = self._controller
         self.try_start()  # if it waited for a quorum
+        self._say_again()
         if not controller.informed:
             return  # the run directory hangs: nobody's fault
         waited = controller.now() - controller.phase_began
         if waited > controller.config.start_timeout_s:
             controller.record("slow_start", round=controller.round, phase=controller.phase, waited_s=round(waited, 3))
             controller.incidents.slow_start()
+
+    def _answers_due(self) -> None:
+        self._next_again = self._controller.now() + AGAIN_S + len(self._controller.agents) / AGAIN_PER_S
+
+    def _say_again(self) -> None:
+        """Repeat the order to those who have not followed it, as far as they tell."""
+        controller = self._controller
+        if controller.now() < self._next_again:
+            return
+        self._answers_due()
+        if controller.phase == "preparing":
+            for node in sorted(self._may_have_ranks & controller.agents.keys()):
+                if not self._has_stopped(node) or (node == controller.members[0].node and self._store_port is None):
+                    self._send_prepare(node)
+        elif controller.phase == "starting" and self._start is not None:
+            for node in sorted(self._awaited[m.RanksStarted] & controller.agents.keys()):
+                if controller.agents[node].round != controller.round:
+                    controller.send(node, self._start)

@@ -324,15 +324,16 @@ class Succession:
 
     def _may_claim_first(self, record: EpochRecord | None, now: float) -> bool:
         """The first controller of a job is whoever creates its file: normally the first node."""
-        if not self._lost or self._knows_others or self.superseded or self._node not in self.membership.nodes:
+        if not self._lost or self._knows_others or self.superseded:
+            return False
+        others = record is not None and record.job == self._job and record.node != self._node
+        if others and not self._closed and now <= self._pulse_seen + STILL_S:
+            return False  # most of thousands learn no more than this
+        if self._node not in self.membership.nodes:
             return False
         heirs = [node for node in self.membership.voters.nodes if self.following is None or node != self.following.node]
         turn = heirs.index(self._node) if self._node in heirs else len(heirs)
-        if now < self.lost_at + turn * TURN_S:
-            return False
-        if record is None or record.job != self._job or record.node == self._node or self._closed:
-            return True
-        return now > self._pulse_seen + STILL_S
+        return now >= self.lost_at + turn * TURN_S
 
     def claimed(self, epoch: int, won: bool, now: float) -> None:
         """The answer to a claim. Having won, we lead, though nobody follows yet."""

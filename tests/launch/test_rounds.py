@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+from virtual_cluster.agent import VirtualAgent
 from virtual_cluster.ranks import Script
 from virtual_cluster.world import World
 
@@ -207,3 +209,20 @@ def test_nobody_waits_longer_for_a_lost_node_when_the_clock_is_set_back() -> Non
     lost_at, world.unix = world.now, lambda: 1_700_000_000.0 - 7200.0  # type: ignore[method-assign]
     assert world.until_over()["verdict"] == "not_enough_nodes"
     assert world.now - lost_at < 40.0
+
+
+@pytest.mark.parametrize("order", [m.Prepare, m.Start])
+def test_an_order_that_never_arrived_is_said_again(order: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have gone to a connection that was given up at its other end."""
+    world = World(nodes=3)
+    deaf_until = world.now + 3.0
+    hear = VirtualAgent._hear
+
+    def misses(agent: VirtualAgent, message: m.ToAgent) -> None:
+        if not (agent.node == "n2" and isinstance(message, order) and world.now < deaf_until):
+            hear(agent, message)
+
+    monkeypatch.setattr(VirtualAgent, "_hear", misses)
+    world.until_step(1)
+    assert deaf_until < world.now < deaf_until + 2.0
+    assert world.records("slow_start") == world.records("incident") == []

@@ -10,7 +10,7 @@ import pytest
 from virtual_cluster.agent import VirtualAgent
 from virtual_cluster.directory import Directory
 
-from resilio_hpc.launch import enrolment, quorum
+from resilio_hpc.launch import callers, enrolment, quorum
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.controller import Controller
@@ -19,6 +19,7 @@ from resilio_hpc.launch.enrolment import LEASE_SHARE, Enrolment
 from resilio_hpc.launch.incidents import Incidents
 from resilio_hpc.launch.node_ranks import NodeRanks
 from resilio_hpc.launch.quorum import Membership
+from resilio_hpc.launch.rounds import Rounds
 from resilio_hpc.launch.succession import Succession
 
 Patch = pytest.MonkeyPatch
@@ -51,6 +52,12 @@ def leases_without_a_quorum(patch: Patch) -> None:
 def leases_do_not_end(patch: Patch) -> None:
     """An agent without a controller lets its ranks run."""
     patch.setattr(NodeRanks, "_end_lease", lambda self: None)
+
+
+def orders_are_said_once(patch: Patch) -> None:
+    """To the connection that was heard last, though nobody may listen there any more."""
+    patch.setattr(callers, "_is_older", lambda name, known: False)
+    patch.setattr(Rounds, "_say_again", lambda self: None)
 
 
 def half_is_enough(patch: Patch) -> None:
@@ -141,7 +148,7 @@ def echoes_of_the_future(patch: Patch) -> None:
 
 
 ALL: tuple[Callable[[Patch], None], ...] = (
-    votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, half_is_enough,
+    votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, orders_are_said_once, half_is_enough,
     everybody_gets_the_witness, memberships_change_at_once, old_epochs_are_obeyed, lost_before_the_lease_ends,
     no_commit_fence,
     snapshots_of_other_lives_count, the_wall_clock_is_trusted,

@@ -89,10 +89,6 @@ class SeededNetwork(Network):
         if self.host(connection) is None or not self._both_ways(connection):
             self._seeded.after(RETRY_S, partial(self._set_up, connection))
             return
-        for older in self._connections:  # the listener gives up what it had of the same caller
-            if older.caller is connection.caller and older.endpoint == connection.endpoint and older is not connection:
-                older.life += 1
-                older.held.clear()
         connection.open = True
         connection.peer = self.host(connection)
         unsent, connection.unsent = connection.unsent, []

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from virtual_cluster.agent import VirtualAgent
+from virtual_cluster.invariants import Violation
 from virtual_cluster.ranks import Training
 from virtual_cluster.world import Site, World
 
@@ -51,6 +52,11 @@ class SeededWorld(World):
             site.clock = (self.draw.uniform(0.0, 1e6), self.draw.uniform(1 - DRIFT, 1 + DRIFT))
             site.unix_offset_s = self.draw.uniform(-5.0, 5.0)
             site.stop_s = self.draw.choice(STOPS_S)
+
+    def record(self, kind: str, fields: dict[str, Any]) -> None:
+        super().record(kind, fields)
+        if kind == "slow_start" and fields["phase"] == "preparing" and not self.chain.ended:
+            raise Violation("a round was not prepared within the start timeout: somebody waits for what was lost")
 
     def on_message(self, agent: VirtualAgent, said: bool, message: Any) -> None:
         if self.listener is not None:

@@ -35,6 +35,7 @@ class VirtualAgent(Process):
         self.site = site
         self.stores: set[int] = set()  # ports
         self.connection: Connection | None = None  # to the controller that we follow
+        self.calls = 0
         self.port = world.port(site)
         self.endpoint = f"{self.node}:{self.port}"
         self.host = VirtualHost(world, self)
@@ -140,6 +141,11 @@ class VirtualAgent(Process):
             self.core.rank_exited(local_rank, *how, at, (message, ""))
             if all(rank.done for rank in local.ranks.values()):
                 self._lives.discard(life_of(local))
+
+    def next_name(self) -> bytes:
+        """Of another connection, as the real agent calls it."""
+        self.calls += 1
+        return f"{self.node}/{self.incarnation}/{self.calls}".encode()
 
     # -- ports -------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch import verdict_writer
 from resilio_hpc.launch.ballot import EpochRecord, Term
+from resilio_hpc.launch.callers import Callers
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.controller_host import STATUS_INTERVAL_S
 from resilio_hpc.launch.controller_state import (
@@ -37,7 +38,8 @@ class VirtualHost:
         self.controller: Controller | None = None
         self._world = world
         self._agent = agent
-        self._callers: dict[str, Connection] = {}  # by node: where an answer goes
+        self._callers = Callers()
+        self._connections: dict[bytes, Connection] = {}  # by name
         self._verdict: dict[str, Any] | None = None
         self._verdict_due = self._next_verdict = 0.0
         self._next_status = 0.0
@@ -54,7 +56,8 @@ class VirtualHost:
 
     def heard(self, message: m.ToController, connection: Connection) -> None:
         """A message has arrived at our socket."""
-        self._callers[message.node] = connection
+        self._callers.heard(message.node, connection.name)
+        self._connections[connection.name] = connection
         if isinstance(message, m.Orphan | m.Vote):
             self._agent.core.peer_said(message)
         elif self.controller is None:
@@ -67,7 +70,7 @@ class VirtualHost:
 
     def say_to(self, node: str, message: m.ToAgent) -> None:
         """Send to an agent that called this one."""
-        connection = self._callers.get(node)
+        connection = self._connections.get(self._callers.name_of(node) or b"")
         if connection is not None:
             self._world.network.to_caller(connection, lambda: connection.caller.hears(message))
 

@@ -21,6 +21,7 @@ class Connection:
 
     def __init__(self, caller: VirtualAgent, endpoint: str) -> None:
         self.caller = caller
+        self.name = caller.next_name()
         self.endpoint = endpoint
         self.node = endpoint.split(":")[0]
 
