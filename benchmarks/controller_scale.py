@@ -27,10 +27,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.launch.agent_core import beat_interval_s
+
 HERE = Path(__file__).parent
 STEADY_S = 8.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-BEATS_PER_TIMEOUT = 8
 MAX_PER_PROCESS = 1000  # agents: each has several descriptors, and a process 20,000
 
 
@@ -182,7 +183,7 @@ def _steady(leader: Role, agents: int, timeout_s: float) -> dict[str, float]:
     before, began = leader.cpu_s, time.monotonic()
     time.sleep(STEADY_S)
     core = (leader.cpu_s - before) / (time.monotonic() - began)
-    beats = agents / min(1.0, timeout_s / BEATS_PER_TIMEOUT)
+    beats = agents / beat_interval_s(timeout_s, agents)
     return {"beats_per_s": beats, "core": core, "core_per_1000_beats": core / beats * 1000, "peak_mb": leader.peak_mb}
 
 

@@ -57,7 +57,9 @@ class SimulatedAgent:
         """As the real agent's loop does, which also wakes up for messages; among thousands not as often."""
         if not self.gone:
             self.core.tick()
-            pause_s = self.process.plan.agents / TICKS_PER_S if self.host is None else 0.0
+            pause_s = 0.0
+            if self.host is None:  # with a controller there is nothing to do between two Heartbeats
+                pause_s = self.core.beat_interval_s if self.core.in_contact else self.process.plan.agents / TICKS_PER_S
             self.process.loop.later(max(self.core.next_wakeup_s, pause_s), self.tick)
 
     def _soon(self, what: Callable[..., None], *arguments: Any) -> None:

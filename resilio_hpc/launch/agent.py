@@ -145,9 +145,10 @@ class Agent(AgentFiles):
         descriptors = {self._signals.fileno(), self.storage.fileno(), *self.ranks.filenos()}
         for descriptor in descriptors | ({saver} if saver is not None else set()):
             poller.register(descriptor, zmq.POLLIN)
-        full = self.storage.full_fileno
-        if full is not None:
-            poller.register(full, zmq.POLLOUT)
+        full, saver_full = self.storage.full_fileno, self.snapshots.saver.full_fileno
+        for waits in (full, saver_full):
+            if waits is not None:
+                poller.register(waits, zmq.POLLOUT)
         ready = dict(poller.poll(int(self.core.next_wakeup_s * 1000)))
         if self.gatekeeper.socket in ready:
             self.gatekeeper.serve()
@@ -157,6 +158,8 @@ class Agent(AgentFiles):
             self.storage.serve()
         if saver is not None and saver in ready:
             self.snapshots.serve()
+        if saver_full is not None and saver_full in ready and self.snapshots.saver.full_fileno == saver_full:
+            self.snapshots.saver.push()
         self.ranks.serve({fd for fd in ready if isinstance(fd, int)})
         if self.host.socket in ready:
             self.host.serve()

@@ -16,6 +16,9 @@ from resilio_hpc.launch.node_ranks import NodeRanks
 from resilio_hpc.launch.quorum import NEVER
 from resilio_hpc.launch.succession import Succession
 
+BEATS_PER_TIMEOUT = 8  # of each agent; of thousands fewer, so that their controller has time for other things
+FEWEST_BEATS_PER_TIMEOUT = 5
+BEATS_PER_S = 4000  # of all agents of a job together
 LEAVE_WITHIN_S = 60.0  # a joiner that does not know its job's end leaves so long after the warning
 
 
@@ -39,7 +42,7 @@ class AgentCore(NodeRanks):
         self._succession = Succession(
             hello.node, "" if joiner else job, hello.endpoint, ballot, heartbeat_timeout_s, ports, self, begins
         )
-        self._beat_interval = min(1.0, heartbeat_timeout_s / 8)
+        self._timeout = heartbeat_timeout_s
         self._next_beat = 0.0
         self._welcomed = False
         self._led: tuple[int, float] = (0, 0.0)  # our own last epoch, and since when it had no quorum
@@ -57,14 +60,19 @@ class AgentCore(NodeRanks):
             self._succession.tick(now)
             self._abandon_when_alone(now)
         if now >= self._next_beat and self._may_follow() and self.ending is None:
-            self._next_beat = now + self._beat_interval
+            self._next_beat = now + self.beat_interval_s
             if self._welcomed and self._succession.in_contact:
                 self._beat(now)
             elif not self._succession.courts:
-                self._next_beat = now + max(self._beat_interval, self._succession.repeat_s)
+                self._next_beat = now + max(self.beat_interval_s, self._succession.repeat_s)
                 self._say_hello(now)
         if self._ranks_alive and now > self._lease and self.ending is None and not self._stopping:
             self._end_lease()
+
+    @property
+    def beat_interval_s(self) -> float:
+        """Seconds between two Heartbeats."""
+        return beat_interval_s(self._timeout, len(self.ballot.membership.voters.nodes))
 
     def _may_follow(self) -> bool:
         """Whether there is a controller that no promise to a later one forbids to follow."""
@@ -92,7 +100,7 @@ class AgentCore(NodeRanks):
     @property
     def next_wakeup_s(self) -> float:
         """How long the caller may sleep."""
-        return 0.05 if not self._succession.in_contact else min(0.1, self._beat_interval)
+        return 0.05 if not self._succession.in_contact else min(0.1, self.beat_interval_s)
 
     def _beat(self, now: float) -> None:
         number = self.local.number if self.local else -1
@@ -271,3 +279,9 @@ class AgentCore(NodeRanks):
             self._ports.to_controller(m.Leaving(self.node, self.epoch, left))
         else:
             self._ports.to_controller(m.Warned(self.node, self.epoch, signal))
+
+
+def beat_interval_s(heartbeat_timeout_s: float, agents: int) -> float:
+    """Seconds between two Heartbeats of each of so many agents. Pure."""
+    often, seldom = heartbeat_timeout_s / BEATS_PER_TIMEOUT, heartbeat_timeout_s / FEWEST_BEATS_PER_TIMEOUT
+    return min(1.0, max(often, min(seldom, agents / BEATS_PER_S)))

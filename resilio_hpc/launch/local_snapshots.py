@@ -49,13 +49,15 @@ class LocalSnapshots:
 
     def commit(self, message: m.Commit) -> None:
         """Have the saver write the manifest."""
-        self.saver.send(
+        sent = self.saver.send(
             saver_messages.Commit(
                 step=message.step, epoch=message.epoch, round=message.round, world_size=message.world_size,
                 directory=self._checkpoints, shards=list(message.records),
                 keep_last=self._agent.settings.options.keep_checkpoints,
             )
         )  # fmt: skip
+        if not sent:
+            self._agent.core.persist_failed(message.round, message.step, "the saver process does not take requests")
 
     def serve(self) -> None:
         """Take the saver's answers."""

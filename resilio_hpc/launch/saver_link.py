@@ -1,8 +1,14 @@
-"""The agent's end of the saver process, which writes snapshots from shared memory to the shared directory."""
+"""The agent's end of the saver process, which writes snapshots from shared memory to the shared directory.
+
+The saver reads no requests while it writes, is paused, or its file system hangs: what does not fit into the pipe waits
+here, never the agent, whose heartbeats must go on. (The request to commit a step of hundreds of nodes does not fit.)
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import time
@@ -12,6 +18,8 @@ from resilio_hpc.ckpt import saver_messages
 from resilio_hpc.launch import bootstrap
 
 PAUSE_LIMIT_S = 10.0
+CLOSE_S = 2.0
+MAX_UNSENT = 64 << 20  # bytes: a dozen commits of thousands of nodes
 
 
 class SaverLink:
@@ -21,7 +29,14 @@ class SaverLink:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
+        self._unsent = bytearray()
         self._paused_at: float | None = None
+
+    @property
+    def full_fileno(self) -> int | None:
+        """For poll, while something waits that does not fit into the pipe."""
+        process = self._process
+        return process.stdin.fileno() if self._unsent and process is not None and process.stdin else None
 
     def fileno(self) -> int | None:
         """For poll; None while no saver runs."""
@@ -36,17 +51,30 @@ class SaverLink:
             )  # fmt: skip
         assert self._process.stdout and self._process.stdin
         os.set_blocking(self._process.stdout.fileno(), False)
+        os.set_blocking(self._process.stdin.fileno(), False)
         self._buffer = b""
+        self._unsent.clear()
 
     def send(self, message: saver_messages.Persist | saver_messages.Commit) -> bool:
-        """Send a request; False when the saver cannot take it."""
-        if self._process is None or self._process.poll() is not None:
+        """Send a request, in time; False when the saver cannot take it."""
+        if self._process is None:
             self.start()
+        assert self._process is not None
+        if self._process.poll() is not None or len(self._unsent) > MAX_UNSENT:
+            return False  # of its death ``receive`` tells, with what was in its hands
+        self._unsent += saver_messages.encode_line(message)
+        return self.push()
+
+    def push(self) -> bool:
+        """Write what fits into the pipe; call it again when ``full_fileno`` can be written to. False: nobody reads."""
         assert self._process is not None and self._process.stdin
         try:
-            self._process.stdin.write(saver_messages.encode_line(message))
-            self._process.stdin.flush()
+            while self._unsent:
+                del self._unsent[: os.write(self._process.stdin.fileno(), self._unsent)]
+        except BlockingIOError:
+            pass
         except OSError:
+            self._unsent.clear()
             return False
         return True
 
@@ -77,22 +105,31 @@ class SaverLink:
         except BlockingIOError:
             return []
         if not data:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+            self._end()
             return None
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return [saver_messages.decode_answer(line) for line in lines if line]
 
     def close(self) -> None:
-        """End it: standard input closes, then it is killed if it lingers."""
+        """End it: it gets what waits for it, then standard input closes, and it is killed if it lingers."""
         if self._process is None:
             return
         self.resume()
         assert self._process.stdin
-        try:
+        deadline = time.monotonic() + CLOSE_S
+        while self._unsent and self.push() and time.monotonic() < deadline:
+            select.select([], [self._process.stdin], [], 0.1)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._process.stdin.close()
-            self._process.wait(2.0)
-        except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
+            self._process.wait(max(0.1, deadline - time.monotonic()))
+        self._end()
+
+    def _end(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.wait()
+        self._process = None
+        self._unsent.clear()

@@ -1,0 +1,88 @@
+"""A saver that does not read must not hold up the agent: what does not fit into its pipe waits."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.ckpt import saver_messages
+from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.launch import saver_link
+from resilio_hpc.launch.saver_link import SaverLink
+
+NODES = 3000
+LIMIT_S = 30.0
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Iterator[SaverLink]:
+    link = SaverLink(tmp_path / "saver.log")
+    link.start()
+    yield link
+    link.close()
+
+
+def commit(directory: Path, step: int) -> saver_messages.Commit:
+    """Of a step of many nodes: far more than a pipe holds."""
+    records = [ShardRecord(number, f"node-{number}.h5", 1, "own", ()) for number in range(NODES)]
+    return saver_messages.Commit(step, 1, 0, NODES, str(directory), records)
+
+
+def answers(link: SaverLink, count: int) -> list[saver_messages.Answer]:
+    """As the agent's loop does."""
+    found: list[saver_messages.Answer] = []
+    deadline = time.monotonic() + LIMIT_S
+    while len(found) < count:
+        assert time.monotonic() < deadline
+        full = link.full_fileno
+        select.select([link.fileno()], [] if full is None else [full], [], 0.1)
+        link.push()
+        found += link.receive() or ()
+    return found
+
+
+def test_a_long_request_to_a_paused_saver_waits_and_is_answered_when_it_goes_on(
+    link: SaverLink, tmp_path: Path
+) -> None:
+    link.pause()
+    assert link.send(commit(tmp_path, 1))  # and it came back
+    assert link.send(commit(tmp_path, 2))
+    assert link.full_fileno is not None
+    link.resume()
+    assert [answer.step for answer in answers(link, 2) if isinstance(answer, saver_messages.SaverFailed)] == [1, 2]
+    assert link.full_fileno is None
+
+
+def test_what_waits_is_bounded(link: SaverLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saver_link, "MAX_UNSENT", 1000)
+    link.pause()
+    assert link.send(commit(tmp_path, 1))
+    assert not link.send(commit(tmp_path, 2))
+    link.resume()
+    assert len(answers(link, 1)) == 1
+
+
+def test_what_waits_at_the_end_is_still_said(link: SaverLink, tmp_path: Path) -> None:
+    link.pause()
+    assert link.send(commit(tmp_path, 1))
+    link.close()
+    assert link.full_fileno is None
+
+
+def test_what_waited_for_a_saver_that_died_is_not_said_to_the_next(link: SaverLink, tmp_path: Path) -> None:
+    link.pause()
+    assert link.send(commit(tmp_path, 1))
+    assert link._process is not None
+    link._process.kill()
+    deadline = time.monotonic() + LIMIT_S
+    while (received := link.receive()) is not None:
+        assert received == []
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert link.full_fileno is None
+    assert link.send(saver_messages.Commit(7, 1, 0, 1, str(tmp_path), []))
+    assert isinstance(answers(link, 1)[0], saver_messages.SaverFailed)
