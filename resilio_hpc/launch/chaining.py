@@ -117,7 +117,7 @@ class Chain:
         return self._turn is not None
 
     def _begin_part(self) -> None:
-        """Whoever led an earlier part steps down when it sees this epoch, and our agents know an earlier from a later."""
+        """Whoever led an earlier part steps down when it sees this epoch; our agents know what is later than it."""
         self.begins = link_lease.take_epoch(self._run_path, self._site.key)
 
     def _wait_for(self, last: turns.Turn, ended: bool) -> None:

@@ -149,8 +149,9 @@ def wait_for_predecessor(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Wait until nothing of ``before``, which has seen our epoch, can train any more; returns the seconds. ``ended``: it has a
-    verdict; ``other_job``: it was no earlier run of our own job.
+    """Wait until nothing of ``before`` can train any more, once our epoch is taken; returns the seconds it took.
+
+    ``ended``: it has a verdict; ``other_job``: it was no earlier run of our own job.
 
     Raises LaunchError when its controller still writes after LIMIT_S.
     """

@@ -11,8 +11,10 @@ Kept = TypeVar("Kept")
 
 
 class NodeMemory:
-    """Small files in the node's private directory, which a dead node takes with it. They count for one part of a run only: a job's, and the
-    epoch in which it ``begins``."""
+    """Small files in the node's private directory, which a dead node takes with it.
+
+    They count for one part of a run only: a job's, and the epoch in which it ``begins``.
+    """
 
     def __init__(self, directory: Path, job: str, begins: int) -> None:
         self._directory = directory

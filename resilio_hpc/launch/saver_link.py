@@ -30,6 +30,7 @@ class SaverLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._unsent = bytearray()
+        self._committing: set[int] = set()  # steps whose order to commit has no answer yet
         self._paused_at: float | None = None
 
     @property
@@ -62,6 +63,9 @@ class SaverLink:
         assert self._process is not None
         if self._process.poll() is not None or len(self._unsent) > MAX_UNSENT:
             return False  # of its death ``receive`` tells, with what was in its hands
+        if isinstance(message, saver_messages.Commit):
+            self._committing.add(message.step)
+            self.resume()
         self._unsent += saver_messages.encode_line(message)
         return self.push()
 
@@ -79,8 +83,13 @@ class SaverLink:
         return True
 
     def pause(self) -> None:
-        """Leave processors and memory bandwidth to ranks that are being restarted, for PAUSE_LIMIT_S at most."""
-        if self._process is not None and self._paused_at is None and self._process.poll() is None:
+        """Leave processors and memory bandwidth to ranks that are being restarted, for PAUSE_LIMIT_S at most.
+
+        Not while it is to commit a step: the restart may have to wait for that.
+        """
+        if self._committing or self._paused_at is not None:
+            return
+        if self._process is not None and self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGSTOP)
             self._paused_at = time.monotonic()
 
@@ -108,7 +117,9 @@ class SaverLink:
             self._end()
             return None
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [saver_messages.decode_answer(line) for line in lines if line]
+        answers = [saver_messages.decode_answer(line) for line in lines if line]
+        self._committing -= {x.step for x in answers if not isinstance(x, saver_messages.Persisted)}
+        return answers
 
     def close(self) -> None:
         """End it: it gets what waits for it, then standard input closes, and it is killed if it lingers."""
@@ -133,3 +144,4 @@ class SaverLink:
         self._process.wait()
         self._process = None
         self._unsent.clear()
+        self._committing.clear()

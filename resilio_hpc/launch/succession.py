@@ -33,7 +33,7 @@ STILL_S = 2.0  # a pulse that stands still for so long has stopped
 
 
 class Succession:
-    """One agent's view. Times are monotonic seconds; ``begins``: the epoch that our part of the run took at its start."""
+    """One agent's view. Times are monotonic seconds; ``begins``: the epoch that our part of the run took."""
 
     def __init__(
         self, node: str, job: str, endpoint: str, ballot: Ballot, silence_limit_s: float, ports: SuccessionPorts,

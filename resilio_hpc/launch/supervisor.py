@@ -93,7 +93,8 @@ class Supervisor:
     def _recipe(self, end_time: float | None) -> p.Recipe:
         settings = AgentSettings(
             options=self.options, node="", job=self.site.key, expected=self.site.nodes, address="",
-            begins=self.chain.begins, chained=self.chain.active, end_time=end_time, run_id=self.run.run_id, cwd=str(Path.cwd()),
+            begins=self.chain.begins, chained=self.chain.active,
+            end_time=end_time, run_id=self.run.run_id, cwd=str(Path.cwd()),
         )  # fmt: skip
         return p.recipe_of(self.site, self.allocation, settings)
 

@@ -19,8 +19,8 @@ from resilio_hpc.launch.link_lease import (
     Seen,
     last_agents,
     last_pulse,
-    unconfirmed_nodes,
     take_epoch,
+    unconfirmed_nodes,
     wait_for_predecessor,
 )
 from resilio_hpc.launch.turns import Turn

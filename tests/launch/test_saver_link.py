@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import select
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +34,27 @@ def commit(directory: Path, step: int) -> saver_messages.Commit:
     return saver_messages.Commit(step, 1, 0, NODES, str(directory), records)
 
 
+def stop(link: SaverLink) -> None:
+    """It hangs, as on a file system that does not answer."""
+    assert link._process is not None
+    link._process.send_signal(signal.SIGSTOP)
+
+
+def go_on(link: SaverLink) -> None:
+    """It does not hang any more."""
+    assert link._process is not None
+    link._process.send_signal(signal.SIGCONT)
+
+
+def wait_until_stopped(link: SaverLink) -> None:
+    """Until it stands still."""
+    assert link._process is not None
+    deadline = time.monotonic() + LIMIT_S
+    while Path(f"/proc/{link._process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def answers(link: SaverLink, count: int) -> list[saver_messages.Answer]:
     """As the agent's loop does."""
     found: list[saver_messages.Answer] = []
@@ -45,36 +68,37 @@ def answers(link: SaverLink, count: int) -> list[saver_messages.Answer]:
     return found
 
 
-def test_a_long_request_to_a_paused_saver_waits_and_is_answered_when_it_goes_on(
+def test_a_long_request_to_a_saver_that_hangs_waits_and_is_answered_when_it_goes_on(
     link: SaverLink, tmp_path: Path
 ) -> None:
-    link.pause()
+    stop(link)
     assert link.send(commit(tmp_path, 1))  # and it came back
     assert link.send(commit(tmp_path, 2))
     assert link.full_fileno is not None
-    link.resume()
+    go_on(link)
     assert [answer.step for answer in answers(link, 2) if isinstance(answer, saver_messages.SaverFailed)] == [1, 2]
     assert link.full_fileno is None
 
 
 def test_what_waits_is_bounded(link: SaverLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saver_link, "MAX_UNSENT", 1000)
-    link.pause()
+    stop(link)
     assert link.send(commit(tmp_path, 1))
     assert not link.send(commit(tmp_path, 2))
-    link.resume()
+    go_on(link)
     assert len(answers(link, 1)) == 1
 
 
 def test_what_waits_at_the_end_is_still_said(link: SaverLink, tmp_path: Path) -> None:
-    link.pause()
+    stop(link)
     assert link.send(commit(tmp_path, 1))
+    threading.Timer(0.5, go_on, [link]).start()
     link.close()
     assert link.full_fileno is None
 
 
 def test_what_waited_for_a_saver_that_died_is_not_said_to_the_next(link: SaverLink, tmp_path: Path) -> None:
-    link.pause()
+    stop(link)
     assert link.send(commit(tmp_path, 1))
     assert link._process is not None
     link._process.kill()
@@ -86,3 +110,14 @@ def test_what_waited_for_a_saver_that_died_is_not_said_to_the_next(link: SaverLi
     assert link.full_fileno is None
     assert link.send(saver_messages.Commit(7, 1, 0, 1, str(tmp_path), []))
     assert isinstance(answers(link, 1)[0], saver_messages.SaverFailed)
+
+
+def test_a_saver_is_not_paused_while_it_is_to_commit(link: SaverLink, tmp_path: Path) -> None:
+    """A round that must go back waits for the answer."""
+    link.pause()
+    wait_until_stopped(link)
+    assert link.send(commit(tmp_path, 1))
+    link.pause()
+    assert len(answers(link, 1)) == 1  # so it was let go on, and not paused again
+    link.pause()
+    wait_until_stopped(link)

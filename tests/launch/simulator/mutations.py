@@ -148,9 +148,9 @@ def echoes_of_the_future(patch: Patch) -> None:
 
 
 ALL: tuple[Callable[[Patch], None], ...] = (
-    votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, orders_are_said_once, half_is_enough,
-    everybody_gets_the_witness, memberships_change_at_once, old_epochs_are_obeyed, lost_before_the_lease_ends,
-    no_commit_fence,
+    votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, half_is_enough,
+    orders_are_said_once, everybody_gets_the_witness, memberships_change_at_once, old_epochs_are_obeyed,
+    lost_before_the_lease_ends, no_commit_fence,
     snapshots_of_other_lives_count, the_wall_clock_is_trusted,
     votes_are_counted_as_they_come, words_of_older_rounds_count, echoes_of_the_future,
 )  # fmt: skip
