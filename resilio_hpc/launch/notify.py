@@ -7,6 +7,7 @@ not here; only the child goes there, since it may hang.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -30,7 +31,7 @@ Record = Callable[..., None]  # Ledger.append
 
 
 class Channel:
-    """One target and its child, which is started when there is something to send."""
+    """One target and its child, which is started ahead of time, or when there is something to send."""
 
     answer_timeout_s = ANSWER_TIMEOUT_S
 
@@ -55,6 +56,11 @@ class Channel:
     def fileno(self) -> int | None:
         """Where an answer would arrive."""
         return self._child.stdout.fileno() if self._child is not None and self._child.stdout is not None else None
+
+    def start(self) -> None:
+        """Start the child ahead of time; a failure shows when it is needed."""
+        with contextlib.suppress(OSError):
+            self._child = self._child or self._start()
 
     def send(self, message: dict[str, Any], now: float) -> str:
         """Hand a message to the child. Returns why that failed, or ""."""
@@ -128,11 +134,21 @@ class Notifier:
         self._channels = [Channel(target, cwd) for target in (kept(run.path) if targets is None else targets)]
         self._maker = NoticeMaker()
         self._failing: set[str] = set()  # targets whose failure is in the ledger
+        self._started = False
 
     def take(self, entry: str, fields: Mapping[str, Any]) -> None:
         """One ledger entry of the controller's."""
         if self._channels:
+            self._start_senders()
             self._maker.take(entry, fields, time.time())
+
+    def _start_senders(self) -> None:
+        """With the controller's first entry, while nothing is wrong: a file system that hangs may hold our interpreter,
+        and whoever starts a process from there waits with it."""
+        if not self._started:
+            self._started = True
+            for channel in self._channels:
+                channel.start()
 
     def tick(self) -> None:
         """Let time pass: send what is due, hear how it fared."""

@@ -175,3 +175,16 @@ def test_without_targets_nothing_is_started(tmp_path: Path) -> None:
     told.tick()
     told.close()
     assert records == []
+
+
+def test_the_sending_process_runs_before_anything_is_wrong(ok: Server, tmp_path: Path) -> None:
+    """When a file system hangs that holds the interpreter, none can be started."""
+    told, _ = notifier(tmp_path, ok.url)
+    told.take("informed", {"committed": [], "last_round": -1})
+    (channel,) = told._channels
+    child = channel._child
+    assert child is not None
+    told.take(*NODE_LOST)
+    until(told, lambda: ok.received)
+    assert channel._child is child
+    told.close()
