@@ -96,6 +96,10 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The members one by one."""
         return members_of(self.world)
 
+    def member(self, node: str) -> Member | None:
+        """The one on a node, if it takes part."""
+        return _by_node(self.world).get(node)
+
     @property
     def may_be_counted_on(self) -> bool:
         """Whether rounds, restarts and losses can be counted on from here for ever."""
@@ -112,6 +116,11 @@ def members_of(world: Roster) -> tuple[Member, ...]:
         members.append(Member(node, node_rank, address, slots, first_rank))
         first_rank += slots
     return tuple(members)
+
+
+@lru_cache(maxsize=16)
+def _by_node(world: Roster) -> dict[str, Member]:
+    return {member.node: member for member in members_of(world)}
 
 
 def world_of(members: Sequence[Member]) -> Roster:

@@ -108,7 +108,7 @@ class NodeRanks:
         self._highest_round = max(self._highest_round, number)
         self._started_round = number
         self._before = None
-        member = next((x for x in message.state.members if x.node == self.node), None)
+        member = message.state.member(self.node)
         # Snapshots beyond the restore point belong to a life whose steps will be computed anew: never mix the two. A
         # node that waits takes no part in the new life at all.
         keep = message.restore.step if message.restore is not None and member is not None else -1
