@@ -37,8 +37,6 @@ _CRC = struct.Struct("<I")
 _NAME = re.compile(r"rank(\d{1,9})\.slot([01])")
 _LAYOUTS: tuple[Layout, ...] = ("own", "replicated")
 
-_pinned: dict[Path, list[int]] = defaultdict(list)
-
 
 @dataclass(frozen=True)
 class Header:
@@ -162,11 +160,26 @@ def scan(directory: Path) -> list[HeldSnapshot]:
     return sorted(held, key=lambda snapshot: (snapshot.rank, snapshot.sequence))
 
 
-def pin(directory: Path, step: int) -> list[Path] | None:
-    """Keep the snapshots of ``step`` from being overwritten, until ``unpin`` or the end of this process.
+class Pin:
+    """Snapshots that are not overwritten until ``release`` or the end of this process.
 
-    Returns the arena files of all ranks of this node in the order of the ranks, or None (and nothing is pinned) when
-    some rank no longer holds that step. Snapshots of different rounds are never mixed.
+    ``paths``: the arena files of all ranks of this node, in the order of the ranks.
+    """
+
+    def __init__(self, paths: list[Path], fds: list[int]) -> None:
+        self.paths = paths
+        self._fds = fds
+
+    def release(self) -> None:
+        """Let the slots be overwritten again, unless somebody else keeps them. Twice is once."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def pin(directory: Path, step: int) -> Pin | None:
+    """Keep the snapshots of ``step`` from being overwritten.
+
+    None, and nothing is pinned, when some rank no longer holds it. Snapshots of different rounds are never mixed.
     """
     rounds: dict[tuple[int, int, int], dict[int, HeldSnapshot]] = defaultdict(dict)
     for held in scan(directory):
@@ -177,17 +190,10 @@ def pin(directory: Path, step: int) -> list[Path] | None:
             chosen = sorted(by_local_rank.values(), key=lambda held: held.rank)
             fds = [fd for held in chosen if (fd := _lock_snapshot(held)) is not None]
             if len(fds) == len(chosen):
-                _pinned[directory].extend(fds)
-                return [held.path for held in chosen]
+                return Pin([held.path for held in chosen], fds)
             for fd in fds:
                 os.close(fd)
     return None
-
-
-def unpin(directory: Path) -> None:
-    """Let every slot of this directory be overwritten again."""
-    for fd in _pinned.pop(directory, []):
-        os.close(fd)
 
 
 def invalidate(directory: Path, step: int) -> None:
@@ -216,7 +222,6 @@ def mark_empty(path: Path, step: int) -> None:
 
 def remove(directory: Path) -> None:
     """Remove all arenas of a directory, those on disk too, and the directory when nothing else is in it."""
-    unpin(directory)
     for path in _slots(directory):
         if path.is_symlink():
             target = path.readlink()

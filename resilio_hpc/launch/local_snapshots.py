@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from resilio_hpc.ckpt import arena, saver_messages
@@ -11,6 +12,8 @@ from resilio_hpc.launch.saver_link import SaverLink
 if TYPE_CHECKING:
     from resilio_hpc.launch.agent import Agent
 
+REFUSED = "the saver process does not take requests"
+
 
 class LocalSnapshots:
     """What this node holds in memory, and what is being written from it."""
@@ -18,7 +21,7 @@ class LocalSnapshots:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self.saver = SaverLink(agent.local_dir / "saver.log")
-        self._in_flight: tuple[int, int] | None = None  # (round, step)
+        self._pins: deque[arena.Pin] = deque()  # of what the saver was asked to persist, in that order
         self._checkpoints = str(agent.run.path / "checkpoints")
 
     def held(self) -> tuple[m.Held, ...]:
@@ -33,19 +36,21 @@ class LocalSnapshots:
 
     def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
         """Pin the step's arenas and have the saver write them."""
-        paths = arena.pin(self._agent.arena_dir, message.step)
-        if paths is None:
+        pin = arena.pin(self._agent.arena_dir, message.step)
+        if pin is None:
             self._agent.core.persist_failed(message.round, message.step, "overwritten by a newer snapshot")
             return
-        self._in_flight = (message.round, message.step)
         sent = self.saver.send(
             saver_messages.Persist(
                 step=message.step, epoch=message.epoch, round=message.round, world_size=world_size,
-                node_rank=member.node_rank, arenas=[str(path) for path in paths], directory=self._checkpoints,
+                node_rank=member.node_rank, arenas=[str(path) for path in pin.paths], directory=self._checkpoints,
             )
         )  # fmt: skip
-        if not sent:
-            self._failed("the saver process does not take requests")
+        if sent:
+            self._pins.append(pin)
+        else:
+            pin.release()
+            self._agent.core.persist_failed(message.round, message.step, REFUSED)
 
     def commit(self, message: m.Commit) -> None:
         """Have the saver write the manifest."""
@@ -57,34 +62,22 @@ class LocalSnapshots:
             )
         )  # fmt: skip
         if not sent:
-            self._agent.core.persist_failed(message.round, message.step, "the saver process does not take requests")
+            self._agent.core.persist_failed(message.round, message.step, REFUSED)
 
     def serve(self) -> None:
         """Take the saver's answers."""
-        replies = self.saver.receive()
-        if replies is None:
-            self._agent.record("saver_died")
-            self._failed("the saver process was killed")
-            return
         core = self._agent.core
-        for reply in replies:
-            if isinstance(reply, saver_messages.Persisted):
-                arena.unpin(self._agent.arena_dir)
-                self._in_flight = None
-                core.persisted(reply.round, reply.step, reply.record)
-            elif isinstance(reply, saver_messages.Committed):
-                core.commit_done(reply.step, reply.seconds)
+        for request, answer in self.saver.receive():
+            if not request.commits:
+                self._pins.popleft().release()
+            if isinstance(answer, saver_messages.Persisted):
+                core.persisted(request.round, request.step, answer.record)
+            elif isinstance(answer, saver_messages.Committed):
+                core.commit_done(request.step, answer.seconds)
             else:
-                self._failed(reply.error, reply.step)
-
-    def _failed(self, error: str, step: int | None = None) -> None:
-        arena.unpin(self._agent.arena_dir)
-        in_flight, self._in_flight = self._in_flight, None
-        state = self._agent.core.state
-        round_number = in_flight[0] if in_flight else (state.round if state else -1)
-        number = step if step is not None else (in_flight[1] if in_flight else -1)
-        if number >= 0:
-            self._agent.core.persist_failed(round_number, number, error)
+                core.persist_failed(request.round, request.step, answer.error)
+        if self.saver.fileno() is None:
+            self._agent.record("saver_died")
 
     def close(self) -> None:
         """End the saver."""

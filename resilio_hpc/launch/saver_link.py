@@ -2,6 +2,7 @@
 
 The saver reads no requests while it writes, is paused, or its file system hangs: what does not fit into the pipe waits
 here, never the agent, whose heartbeats must go on. (The request to commit a step of hundreds of nodes does not fit.)
+It answers in the order in which it was asked, so each answer is to the first request that has none.
 """
 
 from __future__ import annotations
@@ -12,14 +13,25 @@ import select
 import signal
 import subprocess
 import time
+from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 from resilio_hpc.ckpt import saver_messages
 from resilio_hpc.launch import bootstrap
 
 PAUSE_LIMIT_S = 10.0
 CLOSE_S = 2.0
+DIED = "the saver process was killed"
 MAX_UNSENT = 64 << 20  # bytes: a dozen commits of thousands of nodes
+
+
+class Request(NamedTuple):
+    """What was asked: to commit a step, or else to persist it."""
+
+    commits: bool
+    round: int
+    step: int
 
 
 class SaverLink:
@@ -30,7 +42,7 @@ class SaverLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._unsent = bytearray()
-        self._committing: set[int] = set()  # steps whose order to commit has no answer yet
+        self._asked: deque[Request] = deque()  # without an answer yet
         self._paused_at: float | None = None
 
     @property
@@ -54,23 +66,24 @@ class SaverLink:
         os.set_blocking(self._process.stdout.fileno(), False)
         os.set_blocking(self._process.stdin.fileno(), False)
         self._buffer = b""
-        self._unsent.clear()
 
     def send(self, message: saver_messages.Persist | saver_messages.Commit) -> bool:
-        """Send a request, in time; False when the saver cannot take it."""
+        """Send a request, in time; False when the saver cannot take it. The answer comes from ``receive``."""
         if self._process is None:
             self.start()
         assert self._process is not None
         if self._process.poll() is not None or len(self._unsent) > MAX_UNSENT:
             return False  # of its death ``receive`` tells, with what was in its hands
-        if isinstance(message, saver_messages.Commit):
-            self._committing.add(message.step)
+        commits = isinstance(message, saver_messages.Commit)
+        self._asked.append(Request(commits, message.round, message.step))
+        if commits:
             self.resume()
         self._unsent += saver_messages.encode_line(message)
-        return self.push()
+        self.push()
+        return True
 
-    def push(self) -> bool:
-        """Write what fits into the pipe; call it again when ``full_fileno`` can be written to. False: nobody reads."""
+    def push(self) -> None:
+        """Write what fits into the pipe; call it again when ``full_fileno`` can be written to."""
         assert self._process is not None and self._process.stdin
         try:
             while self._unsent:
@@ -78,16 +91,14 @@ class SaverLink:
         except BlockingIOError:
             pass
         except OSError:
-            self._unsent.clear()
-            return False
-        return True
+            self._unsent.clear()  # it is dead: ``receive`` tells
 
     def pause(self) -> None:
         """Leave processors and memory bandwidth to ranks that are being restarted, for PAUSE_LIMIT_S at most.
 
         Not while it is to commit a step: the restart may have to wait for that.
         """
-        if self._committing or self._paused_at is not None:
+        if self._paused_at is not None or any(request.commits for request in self._asked):
             return
         if self._process is not None and self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGSTOP)
@@ -104,8 +115,8 @@ class SaverLink:
         if self._paused_at is not None and time.monotonic() - self._paused_at > PAUSE_LIMIT_S:
             self.resume()
 
-    def receive(self) -> list[saver_messages.Answer] | None:
-        """Answers that have arrived; None when the saver died."""
+    def receive(self) -> list[tuple[Request, saver_messages.Answer]]:
+        """Answers that have arrived. When the saver died, all that it was asked has failed, and ``fileno`` is None."""
         assert self._process is not None
         descriptor = self.fileno()
         assert descriptor is not None
@@ -114,12 +125,11 @@ class SaverLink:
         except BlockingIOError:
             return []
         if not data:
+            lost = [(request, saver_messages.SaverFailed(request.step, DIED)) for request in self._asked]
             self._end()
-            return None
+            return list(lost)
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        answers = [saver_messages.decode_answer(line) for line in lines if line]
-        self._committing -= {x.step for x in answers if not isinstance(x, saver_messages.Persisted)}
-        return answers
+        return [(self._asked.popleft(), saver_messages.decode_answer(line)) for line in lines if line]
 
     def close(self) -> None:
         """End it: it gets what waits for it, then standard input closes, and it is killed if it lingers."""
@@ -128,8 +138,9 @@ class SaverLink:
         self.resume()
         assert self._process.stdin
         deadline = time.monotonic() + CLOSE_S
-        while self._unsent and self.push() and time.monotonic() < deadline:
+        while self._unsent and time.monotonic() < deadline:
             select.select([], [self._process.stdin], [], 0.1)
+            self.push()
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._process.stdin.close()
             self._process.wait(max(0.1, deadline - time.monotonic()))
@@ -144,4 +155,4 @@ class SaverLink:
         self._process.wait()
         self._process = None
         self._unsent.clear()
-        self._committing.clear()
+        self._asked.clear()

@@ -114,10 +114,10 @@ RESTORE = """
 
 def persist_and_commit(agent: Agent, step: int) -> None:
     """What agent and saver do between SnapshotTaken and Stage."""
-    arenas = arena.pin(agent.arenas, step)
-    assert arenas is not None
-    persisted = saver.serve(Persist(step, 1, 0, 1, 0, [str(path) for path in arenas], str(agent.checkpoints)))
-    arena.unpin(agent.arenas)
+    pin = arena.pin(agent.arenas, step)
+    assert pin is not None
+    persisted = saver.serve(Persist(step, 1, 0, 1, 0, [str(path) for path in pin.paths], str(agent.checkpoints)))
+    pin.release()
     assert isinstance(persisted, Persisted)
     assert isinstance(saver.serve(Commit(step, 1, 0, 1, str(agent.checkpoints), [persisted.record])), Committed)
 

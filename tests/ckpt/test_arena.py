@@ -84,28 +84,50 @@ def test_the_two_newest_steps_are_kept(shm: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in shm.iterdir()} == {0o600}
 
 
+def pinned(directory: Path, step: int) -> arena.Pin:
+    """All ranks have it."""
+    pin = arena.pin(directory, step)
+    assert pin is not None
+    return pin
+
+
 def test_a_pinned_step_is_not_overwritten_until_it_is_unpinned(shm: Path) -> None:
     arenas = pair(shm)
     save(arenas, 1)
-    assert arena.pin(shm, 1) == [shm / "rank0.slot0"]
+    pin = pinned(shm, 1)
+    assert pin.paths == [shm / "rank0.slot0"]
     for step in (2, 3, 4):
         save(arenas, step)
     assert held_steps(shm) == [1, 4]
-    arena.unpin(shm)
+    pin.release()
     save(arenas, 5)
     assert held_steps(shm) == [4, 5]
+
+
+def test_what_is_pinned_twice_is_free_when_both_have_let_go(shm: Path) -> None:
+    arenas = pair(shm)
+    save(arenas, 1)
+    first, second = pinned(shm, 1), pinned(shm, 1)
+    first.release()
+    first.release()
+    save(arenas, 2)
+    save(arenas, 3)
+    assert held_steps(shm) == [1, 3]
+    second.release()
+    save(arenas, 4)
+    assert held_steps(shm) == [3, 4]
 
 
 def test_when_both_slots_are_pinned_the_save_fails_and_both_stay(shm: Path) -> None:
     arenas = pair(shm)
     save(arenas, 1)
     save(arenas, 2)
-    arena.pin(shm, 1)
-    arena.pin(shm, 2)
+    pins = [pinned(shm, 1), pinned(shm, 2)]
     with pytest.raises(CheckpointError, match="still being written"):
         save(arenas, 3)
     assert held_steps(shm) == [1, 2]
-    arena.unpin(shm)
+    for pin in pins:
+        pin.release()
 
 
 def test_a_step_is_pinned_only_if_every_rank_of_the_node_has_it(shm: Path) -> None:
@@ -113,8 +135,9 @@ def test_a_step_is_pinned_only_if_every_rank_of_the_node_has_it(shm: Path) -> No
     save(first, 7)
     assert arena.pin(shm, 7) is None
     save(second, 7)
-    assert arena.pin(shm, 7) == [shm / "rank0.slot0", shm / "rank1.slot0"]
-    arena.unpin(shm)
+    pin = pinned(shm, 7)
+    assert pin.paths == [shm / "rank0.slot0", shm / "rank1.slot0"]
+    pin.release()
 
 
 def test_snapshots_of_different_rounds_are_not_mixed(shm: Path) -> None:
@@ -126,7 +149,8 @@ def test_snapshots_of_different_rounds_are_not_mixed(shm: Path) -> None:
 def test_pins_end_with_the_process_that_holds_them(shm: Path) -> None:
     arenas = pair(shm)
     save(arenas, 1)
-    code = f"from pathlib import Path; from resilio_hpc.ckpt import arena; print(arena.pin(Path({str(shm)!r}), 1))"
+    pinning = f"arena.pin(Path({str(shm)!r}), 1).paths"
+    code = f"from pathlib import Path; from resilio_hpc.ckpt import arena; print({pinning})"
     assert "rank0.slot0" in run([sys.executable, "-c", code], 30).stdout
     save(arenas, 2)
     save(arenas, 3)
@@ -263,9 +287,7 @@ def test_full_shared_memory_moves_the_new_snapshot_to_disk_and_keeps_the_old(sma
     assert arenas.on_disk
     assert held_steps(small_disk) == [2, 3]
     assert [value(held.path) for held in arena.scan(small_disk)] == [2, 3]
-    paths = arena.pin(small_disk, 3)
-    assert paths is not None
-    arena.unpin(small_disk)
+    pinned(small_disk, 3).release()
     again = ArenaPair(small_disk, Owner(0, 0, 1, 1, 1, "own", "run"), tmp_path / "disk")  # the next life finds both
     assert again.held(3) is not None
     save(again, 4, size=2_000_000)

@@ -64,7 +64,7 @@ def answers(link: SaverLink, count: int) -> list[saver_messages.Answer]:
         full = link.full_fileno
         select.select([link.fileno()], [] if full is None else [full], [], 0.1)
         link.push()
-        found += link.receive() or ()
+        found += [answer for _, answer in link.receive()]
     return found
 
 
@@ -97,17 +97,25 @@ def test_what_waits_at_the_end_is_still_said(link: SaverLink, tmp_path: Path) ->
     assert link.full_fileno is None
 
 
-def test_what_waited_for_a_saver_that_died_is_not_said_to_the_next(link: SaverLink, tmp_path: Path) -> None:
+def test_all_that_a_saver_was_asked_has_failed_when_it_dies_and_the_next_hears_nothing_of_it(
+    link: SaverLink, tmp_path: Path
+) -> None:
     stop(link)
+    persist = saver_messages.Persist(9, 1, 4, 1, 0, [], str(tmp_path))
+    assert link.send(persist)
     assert link.send(commit(tmp_path, 1))
     assert link._process is not None
     link._process.kill()
     deadline = time.monotonic() + LIMIT_S
-    while (received := link.receive()) is not None:
-        assert received == []
+    while not (received := link.receive()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert link.full_fileno is None
+    died = "the saver process was killed"
+    assert received == [
+        (saver_link.Request(False, 4, 9), saver_messages.SaverFailed(9, died)),
+        (saver_link.Request(True, 0, 1), saver_messages.SaverFailed(1, died)),
+    ]
+    assert (link.full_fileno, link.fileno()) == (None, None)
     assert link.send(saver_messages.Commit(7, 1, 0, 1, str(tmp_path), []))
     assert isinstance(answers(link, 1)[0], saver_messages.SaverFailed)
 

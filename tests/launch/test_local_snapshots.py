@@ -1,0 +1,147 @@
+"""What a node's snapshots become when its saver answers, fails or dies."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from resilio_hpc.ckpt import arena, saver_messages, snapshot
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.local_snapshots import LocalSnapshots
+from resilio_hpc.launch.saver_link import Request
+
+MEMBER = m.Member("n1", 0, "n1", 1, 0)
+RECORD = ShardRecord(0, "node-0.h5", 1, "own", ())
+DIED = saver_messages.SaverFailed(5, "the saver process was killed")
+
+
+class FakeSaver:
+    """Takes requests, and gives the answers that a test puts in."""
+
+    def __init__(self) -> None:
+        self.requests: list[saver_messages.Persist | saver_messages.Commit] = []
+        self.answers: list[tuple[Request, saver_messages.Answer]] = []
+        self.takes = True
+        self.dead = False
+
+    def send(self, message: saver_messages.Persist | saver_messages.Commit) -> bool:
+        self.requests += [message] if self.takes else []
+        return self.takes
+
+    def receive(self) -> list[tuple[Request, saver_messages.Answer]]:
+        found, self.answers = self.answers, []
+        return found
+
+    def fileno(self) -> int | None:
+        return None if self.dead else 3
+
+
+class FakeCore:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def persist_failed(self, round_number: int, step: int, error: str) -> None:
+        self.told.append(("failed", round_number, step, error))
+
+    def persisted(self, round_number: int, step: int, record: ShardRecord) -> None:
+        self.told.append(("persisted", round_number, step))
+
+    def commit_done(self, step: int, seconds: float) -> None:
+        self.told.append(("committed", step))
+
+
+class Node:
+    """A node's snapshots in real arenas of one rank."""
+
+    def __init__(self, path: Path) -> None:
+        self.arenas = path
+        self.core = FakeCore()
+        self.saver = FakeSaver()
+        self.recorded: list[str] = []
+        options = SimpleNamespace(keep_checkpoints=3)
+        agent: Any = SimpleNamespace(
+            arena_dir=path, local_dir=path, run=SimpleNamespace(path=path), core=self.core,
+            settings=SimpleNamespace(options=options), record=self.recorded.append,
+        )  # fmt: skip
+        self.snapshots = LocalSnapshots(agent)
+        self.snapshots.saver = self.saver  # type: ignore[assignment]
+        self._pair = ArenaPair(path, Owner(0, 0, 1, 1, 0, "own", "a run"), path / "spill")
+        self._pool = ThreadPoolExecutor(1)
+
+    def save(self, *steps: int) -> list[int]:
+        """A rank saves; what is held then."""
+        for step in steps:
+            snapshot.take(self._pair, step, flatten({"x": np.full(10, step)}), self._pool)
+        return [held.step for held in arena.scan(self.arenas)]
+
+    def persist(self, step: int, round_number: int = 0) -> None:
+        self.snapshots.persist(m.Persist(1, round_number, step), MEMBER, 1)
+
+    def commit(self, step: int) -> None:
+        self.snapshots.commit(m.Commit(1, 0, step, 1, (RECORD,)))
+
+    def answer(self, *answers: tuple[Request, saver_messages.Answer]) -> None:
+        self.saver.answers += answers
+        self.snapshots.serve()
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        yield Node(Path(name))
+
+
+def test_a_commit_that_fails_leaves_alone_what_is_being_persisted(node: Node) -> None:
+    node.save(1, 2)
+    node.commit(1)
+    node.persist(2)
+    node.answer((Request(True, 0, 1), saver_messages.SaverFailed(1, "no space left")))
+    assert node.core.told == [("failed", 0, 1, "no space left")]
+    assert node.save(3, 4) == [2, 4]
+    node.answer((Request(False, 0, 2), saver_messages.Persisted(2, 0, RECORD)))
+    assert node.core.told[1:] == [("persisted", 0, 2)]
+    assert node.save(5) == [4, 5]
+
+
+def test_a_later_life_persists_the_same_step_while_the_former_one_is_at_it(node: Node) -> None:
+    node.save(1)
+    node.persist(1)
+    node.persist(1, round_number=1)
+    node.answer((Request(False, 0, 1), saver_messages.Persisted(1, 0, RECORD)))
+    assert node.save(2, 3) == [1, 3]
+    node.answer((Request(False, 1, 1), saver_messages.Persisted(1, 1, RECORD)))
+    assert node.save(4) == [3, 4]
+
+
+def test_a_saver_that_dies_fails_all_that_it_was_asked_to_commit_too(node: Node) -> None:
+    node.save(5)
+    node.persist(5)
+    node.commit(4)
+    node.saver.dead = True
+    node.answer((Request(False, 0, 5), DIED), (Request(True, 0, 4), DIED))
+    assert node.core.told == [("failed", 0, 5, DIED.error), ("failed", 0, 4, DIED.error)]
+    assert node.recorded == ["saver_died"]
+    assert node.save(6, 7) == [6, 7]
+
+
+def test_what_the_saver_does_not_take_has_failed(node: Node) -> None:
+    node.save(5)
+    node.saver.takes = False
+    node.persist(5)
+    node.commit(4)
+    node.persist(9)
+    assert [told[:3] for told in node.core.told] == [("failed", 0, 5), ("failed", 0, 4), ("failed", 0, 9)]
+    assert node.core.told[2][3] == "overwritten by a newer snapshot"
+    assert node.save(6, 7) == [6, 7]
