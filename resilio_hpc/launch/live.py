@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-FAREWELL_S = 3.0  # how long the view may take to show the verdict and end
+FAREWELL_S = 10.0  # how long the view may take to show the verdict and end
 
 
 def with_view(run_path: Path, run_to_verdict: Callable[[], int]) -> int:

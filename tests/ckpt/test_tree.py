@@ -72,7 +72,7 @@ states = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(states)
 def test_plain_values_come_back_with_their_types(state: Any) -> None:
     assert same(back(state), state)

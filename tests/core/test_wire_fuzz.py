@@ -39,7 +39,7 @@ def test_a_million_frames_are_decoded_or_refused_and_memory_does_not_grow() -> N
 
 @pytest.mark.parametrize("name", CODECS)
 @given(st.binary(max_size=400), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_are_decoded_or_refused(name: str, data: bytes, versioned: bool) -> None:
     try:
         CODECS[name].decode(bytes([wire.VERSION]) + data if versioned else data)
@@ -49,7 +49,7 @@ def test_any_bytes_are_decoded_or_refused(name: str, data: bytes, versioned: boo
 
 @pytest.mark.parametrize("name", CODECS)
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_is_encoded_is_decoded_the_same(name: str, seed: int) -> None:
     message = Values(Random(seed)).message(UNIONS[name])
     try:
@@ -60,7 +60,7 @@ def test_what_is_encoded_is_decoded_the_same(name: str, seed: int) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_packet_of_a_rank_is_decoded_or_refused(packet: bytes) -> None:
     for decode in (rank_link.decode_rank_message, rank_link.decode_agent_message):
         try:
@@ -70,7 +70,7 @@ def test_any_packet_of_a_rank_is_decoded_or_refused(packet: bytes) -> None:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_broken_packets_of_a_rank_are_refused(seed: int) -> None:
     rng = Random(seed)
     packet = bytearray(rank_link.encode(rank_link.RestoreFailed(1, "memory", "é\n\0" * 3)))
