@@ -106,6 +106,7 @@ class Succession:
             self.patient_until = now + (SETTLE_S if closed else 0.0)
             self._turn = 0
             self._courted = ""
+            self._pulse = (self._pulse[0], None)  # it may have moved for as long as we did not look
 
     def stepped_down(self, epoch: int, since: float, now: float) -> None:
         """The controller of ``epoch`` leads no more; it had no quorum since ``since``: nor did our support make one."""
@@ -197,8 +198,9 @@ class Succession:
                 if self._courted != self._node and (heard or now - self._called_at >= self.repeat_s):
                     self._call(now)
                 return
-            self._turn += 1
         heirs = self._heirs()
+        if self._courted == heirs[self._turn % len(heirs)]:
+            self._turn += 1  # else it was somebody in between
         for step in range(len(heirs)):
             node = heirs[(self._turn + step) % len(heirs)]
             endpoint = self.membership.endpoint(node)
@@ -308,7 +310,7 @@ class Succession:
                 self._follow(record, now)
                 return
             if (record.epoch, pulse) != self._pulse:
-                moves = record.epoch == self._pulse[0]
+                moves = record.epoch == self._pulse[0] and self._pulse[1] is not None
                 self._pulse, self._pulse_seen = (record.epoch, pulse), now
                 if ours and moves and self._lost and record.epoch < self.ballot.promised:
                     self._tell_of_promise(record, now)
@@ -362,7 +364,7 @@ class Succession:
     def _follow(self, record: EpochRecord, now: float) -> None:
         connected = self._courted == record.node and record.node != self._node
         patience = self._limit / 2 + (self.crowd_s if self._fresh_start else 0.0)
-        if self._closed and self.following is not None and record.epoch == self.following.epoch:
+        if self.following is not None and record.epoch == self.following.epoch:
             patience = min(patience, TURN_S + self.crowd_s)  # whoever pointed to it may not know yet that it is gone
         if self.following is None or record.epoch != self.following.epoch:
             self._heard_before = self._heard
