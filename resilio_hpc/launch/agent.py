@@ -158,7 +158,7 @@ class Agent(AgentFiles):
             self.storage.serve()
         if saver is not None and saver in ready:
             self.snapshots.serve()
-        if saver_full is not None and saver_full in ready and self.snapshots.saver.full_fileno == saver_full:
+        if self.snapshots.saver.full_fileno in ready:
             self.snapshots.saver.push()
         self.ranks.serve({fd for fd in ready if isinstance(fd, int)})
         if self.host.socket in ready:

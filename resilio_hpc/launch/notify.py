@@ -60,7 +60,7 @@ class Channel:
     def start(self) -> None:
         """Start the child ahead of time; a failure shows when it is needed."""
         with contextlib.suppress(OSError):
-            self._child = self._child or self._start()
+            self._start()
 
     def send(self, message: dict[str, Any], now: float) -> str:
         """Hand a message to the child. Returns why that failed, or ""."""

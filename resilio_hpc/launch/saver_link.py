@@ -125,9 +125,9 @@ class SaverLink:
         except BlockingIOError:
             return []
         if not data:
-            lost = [(request, saver_messages.SaverFailed(request.step, DIED)) for request in self._asked]
+            asked = list(self._asked)
             self._end()
-            return list(lost)
+            return [(request, saver_messages.SaverFailed(request.step, DIED)) for request in asked]
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return [(self._asked.popleft(), saver_messages.decode_answer(line)) for line in lines if line]
 
@@ -153,6 +153,6 @@ class SaverLink:
             if pipe is not None:
                 pipe.close()
         self._process.wait()
-        self._process = None
+        self._process = self._paused_at = None
         self._unsent.clear()
         self._asked.clear()
