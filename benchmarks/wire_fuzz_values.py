@@ -49,7 +49,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "endpoint": ("127.0.0.1:1", "127.0.0.1:2"),
     "stage": ("committed", "failed"),
     "names": ("", "n0", "n[0-3]", "n0,n2", "n[1-3],n0"),
-    "before": ("n[0-3]", "n0", ""),
+    "witness": ("0.0", "1.1", "4.2"),
     "topology": ("", "s0.s1.n1", "s0.n2", "..."),
 }
 MOSTLY = 0.85

@@ -167,10 +167,10 @@ class AgentCore(NodeRanks):
         if self.ending is None:
             self._succession.claimed(epoch, won, self._ports.monotonic())
 
-    def witness_claimed(self, epoch: int, won: bool) -> None:
-        """Whether the witness stands on our side."""
+    def witness_claimed(self, witness: str, holder: str) -> None:
+        """Whose the witness is that this node asked for."""
         if self.ending is None:
-            self._succession.witness_claimed(epoch, won, self._ports.monotonic())
+            self._succession.witness_claimed(witness, holder, self._ports.monotonic())
 
     def storage_failed(self) -> None:
         """The run directory did not answer."""

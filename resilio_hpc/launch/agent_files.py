@@ -48,16 +48,16 @@ class AgentFiles:
 
         self.storage.request("claim", answer, record=asdict(record))
 
-    def claim_witness(self, epoch: int) -> None:
-        """Try to create the witness of the membership of ``epoch``."""
+    def claim_witness(self, witness: str) -> None:
+        """Create the witness, unless it is there."""
 
         def answer(reply: dict[str, Any] | None) -> None:
             if reply is None:
                 self.core.storage_failed()
             else:
-                self.core.witness_claimed(epoch, reply["won"])
+                self.core.witness_claimed(witness, reply["holder"])
 
-        self.storage.request("witness", answer, epoch=epoch, node=self.settings.node)
+        self.storage.request("witness", answer, witness=witness, node=self.settings.node)
 
     def abandon(self, epoch: int, reason: str) -> None:
         """Write a verdict for a job in which nobody leads."""

@@ -92,7 +92,10 @@ class Controller:
         elif agent is None:
             pass  # we have not been introduced: it will say Hello when its beats stay away
         else:
-            agent.heard = self.now()
+            agent.heard = agent.answered = self.now()
+            if not agent.answers:
+                agent.answers = True
+                self._take_back()
             if isinstance(message, m.Heartbeat):
                 self._on_heartbeat(agent, message)
             elif isinstance(message, m.Goodbye):
@@ -129,9 +132,9 @@ class Controller:
         self.tenure.epoch_recorded()
         return self._flush()
 
-    def witness_claimed(self, won: bool | None) -> list[Action]:
-        """Whether the witness stands with the half that came; None: the run directory did not answer."""
-        self.tenure.witness_claimed(won)
+    def witness_claimed(self, witness: str, holder: str | None) -> list[Action]:
+        """Whose the witness is; None: the run directory did not answer."""
+        self.tenure.witness_claimed(witness, holder)
         return self._flush()
 
     def _go_on_without_the_past(self) -> None:
@@ -200,7 +203,7 @@ class Controller:
             known.heard = self.now()
             agent = known
         else:
-            agent = KnownAgent(hello, self.now())
+            agent = KnownAgent(hello, self.now(), self.now())
             self.agents[hello.node] = agent
             self.enrolment.changed = True
             self.record("agent_joined", node=hello.node, incarnation=hello.incarnation, address=hello.address)
@@ -220,7 +223,7 @@ class Controller:
     def _take_back(self) -> None:
         """A node that was lost is here again: it waits as a spare, unless that happens all the time."""
         for node in sorted(self.lost & self.agents.keys()):  # that it was lost may be heard after its Hello
-            if self.losses.get(node, 0) <= MAX_LOSSES:
+            if self.agents[node].answers and self.losses.get(node, 0) <= MAX_LOSSES:
                 self.lost.discard(node)
                 self.record("node_returned", node=node, losses=self.losses.get(node, 0))
 

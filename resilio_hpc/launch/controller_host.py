@@ -209,21 +209,21 @@ class ControllerHost:
             elif isinstance(action, RecordEpoch):
                 self._record_epoch()
             elif isinstance(action, ClaimWitness):
-                self._claim_witness()
+                self._claim_witness(action.witness)
             elif isinstance(action, StepDown):
                 self.step_down(action.reason, action.since)
             else:
                 self._finish(action)
 
-    def _claim_witness(self) -> None:
+    def _claim_witness(self, witness: str) -> None:
         controller = self.controller
         assert controller is not None
 
         def answer(reply: dict[str, Any] | None) -> None:
             if self.controller is controller:
-                self._carry_out(controller.witness_claimed(None if reply is None else reply["won"]))
+                self._carry_out(controller.witness_claimed(witness, None if reply is None else reply["holder"]))
 
-        self._storage.request("witness", answer, epoch=controller.term.membership.epoch, node=controller.node)
+        self._storage.request("witness", answer, witness=witness, node=controller.node)
 
     def _record_epoch(self) -> None:
         """Create the epoch's file; again until the file system answers."""

@@ -76,7 +76,9 @@ class RecordEpoch:
 
 @dataclass(frozen=True)
 class ClaimWitness:
-    """Action: claim the witness of the job's first membership, then call ``Controller.witness_claimed``."""
+    """Action: create the witness unless it is there, then call ``Controller.witness_claimed`` with its holder."""
+
+    witness: str
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,13 @@ class Past:
 
 @dataclass
 class KnownAgent:
-    """What the controller knows of one node. ``heard``: monotonic seconds."""
+    """What the controller knows of one node. Monotonic seconds: when it was ``heard``, when it ``answered``, that is,
+    said anything but Hello, for which it must have heard us."""
 
     hello: m.Hello
     heard: float
+    answered: float
+    answers: bool = False  # it has, ever
     stopped_round: int = -1
     known_round: int = -1  # the last round of whose start it knows
     held: tuple[m.Held, ...] = ()
@@ -118,6 +123,10 @@ class KnownAgent:
     echo: float = NEVER  # our clock: when we sent the newest Beat that it is known to have got
     ready: bool = False  # as its last Heartbeat said
     leaves_at: float | None = None  # our clock: its own job ends then
+
+    def last_contact(self, patience_s: float) -> float:
+        """When it was last heard; who only says Hello for ``patience_s`` is not heard any more."""
+        return min(self.heard, self.answered + patience_s)
 
     def forget_round(self) -> None:
         """A new round is prepared."""

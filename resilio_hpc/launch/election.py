@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.quorum import NEVER, has_quorum, has_tie, silence_of_quorum
+from resilio_hpc.launch.quorum import NEVER, has_quorum, has_tie, silence_of_quorum, witnesses_needed
 
 if TYPE_CHECKING:
     from resilio_hpc.launch.succession import Succession
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FRESH_S = 1.0  # an orphan that has not called for so long is not counted
 TIE_S = 0.5  # with exactly half: how long to wait for one more
 WIN_WITHIN_S = 3.0  # a candidate that has not won by then stands anew
-LOST_TIE_S = 1.0  # the other half has the witness: time for a scan to tell who leads there
+LOST_TIE_S = 1.0  # the other half has a witness: time for a scan to tell who leads there
 
 
 @dataclass
@@ -26,6 +26,7 @@ class Candidacy:
     since: float
     votes: dict[str, float]
     asked_witness: bool = False
+    witnesses: set[str] = field(default_factory=set)
     asked: dict[str, float] = field(default_factory=dict)
 
 
@@ -117,9 +118,14 @@ class Election:
             return
         if has_quorum(membership, candidacy.votes):
             self._win(candidacy, False, now)
-        elif not candidacy.asked_witness and self._all_have_voted(now) and has_tie(membership, candidacy.votes):
-            candidacy.asked_witness = True
-            self._ports.claim_witness(membership.epoch)
+        elif not candidacy.asked_witness and self._all_have_voted(now):
+            needed = witnesses_needed(membership, candidacy.votes)
+            missing = [name for name in needed if name not in candidacy.witnesses]
+            if missing:
+                candidacy.asked_witness = True
+                self._ports.claim_witness(missing[0])
+            elif needed:
+                self._win(candidacy, True, now)
 
     def _all_have_voted(self, now: float) -> bool:
         """Whether to wait for no more votes."""
@@ -127,13 +133,16 @@ class Election:
         assert candidacy is not None
         return self._orphans.keys() <= candidacy.votes.keys() or now - candidacy.since >= TIE_S
 
-    def witness_claimed(self, epoch: int, won: bool, now: float) -> None:
-        """Whether the witness of the membership of ``epoch`` stands on our side."""
-        candidacy, membership = self._candidacy, self._succession.membership
-        if candidacy is not None and won and epoch == membership.epoch:
-            if has_tie(membership, candidacy.votes):
-                self._win(candidacy, True, now)
-        elif candidacy is not None and not won:
+    def witness_claimed(self, witness: str, holder: str, now: float) -> None:
+        """Whose the witness is. It is on our side if its holder has voted for us."""
+        candidacy = self._candidacy
+        if candidacy is None:
+            return
+        candidacy.asked_witness = False
+        if holder in candidacy.votes:
+            candidacy.witnesses.add(witness)
+            self._count(now)
+        else:
             self._candidacy = None
             self._succession.patient_until = now + LOST_TIE_S
 

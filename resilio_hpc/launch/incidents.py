@@ -102,9 +102,10 @@ class Incidents:
         """Agents that were silent for too long, and when they were last heard."""
         if now < self._none_silent_before:
             return {}
-        agents, timeout = self._controller.agents, self._controller.config.heartbeat_timeout_s
-        silent = {node: agent.heard for node, agent in agents.items() if agent.heard < now - timeout}
-        others = (agent.heard for node, agent in agents.items() if node not in silent)
+        timeout = self._controller.config.heartbeat_timeout_s
+        heard = {node: agent.last_contact(timeout) for node, agent in self._controller.agents.items()}
+        silent = {node: last for node, last in heard.items() if last < now - timeout}
+        others = (last for node, last in heard.items() if node not in silent)
         self._none_silent_before = min(others, default=now) + timeout
         return silent
 

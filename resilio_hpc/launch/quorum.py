@@ -4,14 +4,15 @@ The **voters** are first the nodes of the allocation; later all that a controlle
 by way of a *joint* membership, in which the old voters and the new ones each need a quorum (as in Raft, Ongaro and
 Ousterhout 2014, section 6), so two sides that know different lists never both have one.
 
-A quorum is more than half. Exactly half needs the **witness**: a file that only one side can create
-(``run_directory.claim_witness``). It stands for the halves of the membership under which it was claimed, and for no
-later one.
+A quorum is more than half. Exactly half needs the **witness** of that group of voters: a file that belongs to the node
+that creates it (``run_directory.claim_witness``), and is then as good as a second vote of it. A group keeps its witness
+from one membership to the next: two halves may know different memberships, but must ask for the same file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -20,27 +21,36 @@ from resilio_hpc.launch.message_parts import Count
 from resilio_hpc.launch.roster import Entry, Roster, nodes_of, set_of
 
 NEVER = float("-inf")
+WitnessName = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.[0-9]{1,18}\Z")]
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    """Voters, as a host list, and the name of their witness."""
+
+    names: str
+    witness: WitnessName
+
+    def __post_init__(self) -> None:
+        """Refuse what is no host list where it is decoded."""
+        try:
+            nodes_of(self.names)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
 
 
 class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The voters of a version, in the order in which they take over. A roster's number is the port to reach it by.
 
-    ``version``: (epoch of the controller that made it, its count there); the later one holds. ``before``: host lists
-    of the groups that must agree too, until the membership is settled.
+    ``version``: (epoch of the controller that made it, its count there); the later one holds. ``before``: the groups
+    that must agree too, until the membership is settled. ``witness``: that of the voters, named after the version in
+    which they came together.
     """
 
     epoch: Count = 0
     number: Count = 0
     voters: Roster = Roster()
-    before: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse what is no host list where it is decoded."""
-        try:
-            for names in self.before:
-                nodes_of(names)
-        except UsageError as error:
-            raise ValueError(str(error)) from None
+    before: tuple[Group, ...] = ()
+    witness: WitnessName = "0.0"
 
     @property
     def version(self) -> tuple[int, int]:
@@ -50,12 +60,12 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """Every group of voters in which a quorum is needed."""
-        return (self.voters.nodes, *(nodes_of(names) for names in self.before))
+        return (self.voters.nodes, *(nodes_of(group.names) for group in self.before))
 
     @property
     def nodes(self) -> frozenset[str]:
         """Everybody who has a vote in one group or another."""
-        return set_of(self.voters.names).union(*(set_of(names) for names in self.before))
+        return set_of(self.voters.names).union(*(set_of(group.names) for group in self.before))
 
     def endpoint(self, node: str) -> str:
         """Where a voter's agent listens ("host:port"), "" when that is not known."""
@@ -73,14 +83,15 @@ def first_membership(nodes: Collection[str]) -> Membership:
 def next_membership(last: Membership, epoch: int, voters: Roster, settled: bool) -> Membership:
     """The membership after ``last``, which still counts, and with it, unless it was settled, what came before it."""
     number = last.number + 1 if last.epoch == epoch else 1
-    groups = [last.voters.names, *(() if settled else last.before)]
-    before = tuple(dict.fromkeys(names for names in groups if sorted(nodes_of(names)) != sorted(voters.nodes)))
-    return Membership(epoch, number, voters, before)
+    groups = dict.fromkeys((Group(last.voters.names, last.witness), *(() if settled else last.before)))
+    same = [group for group in groups if sorted(nodes_of(group.names)) == sorted(voters.nodes)]
+    before = tuple(group for group in groups if group not in same)
+    return Membership(epoch, number, voters, before, same[0].witness if same else f"{epoch}.{number}")
 
 
 def settled(membership: Membership) -> Membership:
     """The same voters alone, once a quorum of every group has kept the joint membership."""
-    return Membership(membership.epoch, membership.number + 1, membership.voters)
+    return Membership(membership.epoch, membership.number + 1, membership.voters, witness=membership.witness)
 
 
 def has_quorum(membership: Membership, supporters: Collection[str], witnessed: Iterable[Collection[str]] = ()) -> bool:
@@ -88,13 +99,25 @@ def has_quorum(membership: Membership, supporters: Collection[str], witnessed: I
     halves = [frozenset(group) for group in witnessed]
     return all(
         len(group.intersection(supporters)) >= _needed(group, group in halves)
-        for group in map(set_of, (membership.voters.names, *membership.before))
+        for group in map(set_of, (membership.voters.names, *(group.names for group in membership.before)))
     )
 
 
 def has_tie(membership: Membership, supporters: Collection[str]) -> bool:
     """Whether ``supporters`` would be a quorum with the witness's help, but are none without it."""
     return not has_quorum(membership, supporters) and has_quorum(membership, supporters, membership.groups)
+
+
+def witnesses_needed(membership: Membership, supporters: Collection[str]) -> tuple[str, ...]:
+    """The witnesses that would make ``supporters`` a quorum; none when they are one, or would not be one with any.
+
+    That of the oldest group first, since all who may compete know it.
+    """
+    if not has_tie(membership, supporters):
+        return ()
+    names = (membership.witness, *(group.witness for group in membership.before))
+    groups = zip(reversed(names), reversed(membership.groups), strict=True)
+    return tuple(name for name, group in groups if 2 * len(set(group).intersection(supporters)) == len(group))
 
 
 def quorum_since(

@@ -213,8 +213,12 @@ class Rounds:
         controller.regrouping.let_leavers_go()
 
     def _needs_run_directory(self, restore: m.RestorePoint | None) -> bool:
-        """Whether to wait for its answer: it may hold a newer step than any agent has heard of. Memory is as new."""
-        return not self._controller.informed and (restore is None or restore.source != "memory")
+        """Whether to wait until it refuses commits of older epochs and has told what those came to.
+
+        It may hold a newer step than any agent has heard of, and a commit that hung with it may yet come. Memory is as
+        new as any of them.
+        """
+        return not self._controller.tenure.recorded and (restore is None or restore.source != "memory")
 
     def _has_stopped(self, node: str) -> bool:
         """Whether no rank of an earlier round lives there. Those of a node that is lost ended with its lease."""
@@ -327,7 +331,7 @@ class Rounds:
         controller = self._controller
         self.try_start()  # if it waited for a quorum
         self._say_again()
-        if not controller.informed:
+        if not controller.tenure.recorded:
             return  # the run directory hangs: nobody's fault
         waited = controller.now() - controller.phase_began
         if waited > controller.config.start_timeout_s:

@@ -3,7 +3,7 @@
     run.json            who and when; created exclusively, names the run
     secret              the run's secret, 0600
     epoch.N             who was controller N (exclusively created)
-    witness.JOB.N       which half of the voters of epoch N went on (exclusively created)
+    witness.JOB.E.N     which half of a group of voters went on (exclusively created)
     ledger/<writer>.jsonl   what happened
     logs/<round>/<node>/    the ranks' output
     checkpoints/        see resilio_hpc.ckpt
@@ -135,10 +135,10 @@ def claim_epoch(path: Path, record: EpochRecord) -> bool:
     return create_exclusive(file, data) or file.read_bytes() == data
 
 
-def claim_witness(path: Path, job: str, epoch: int, node: str) -> bool:
-    """Create the witness of a job's membership of ``epoch`` exclusively; False when another node has it."""
-    file = path / f"witness.{job}.{epoch}"
-    return create_exclusive(file, node.encode()) or file.read_bytes() == node.encode()
+def claim_witness(path: Path, job: str, witness: str, node: str) -> str:
+    """Create a witness of a job's voters for ``node``, unless it is there: the node that has it."""
+    file = path / f"witness.{job}.{witness}"
+    return node if create_exclusive(file, node.encode()) else file.read_text()
 
 
 def last_round(path: Path) -> int:

@@ -191,7 +191,7 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
         elif operation == "claim":
             reply["won"] = _claim(run_path, EpochRecord(**request["record"]))
         elif operation == "witness":
-            reply["won"] = run_directory.claim_witness(run_path, job, request["epoch"], request["node"])
+            reply["holder"] = run_directory.claim_witness(run_path, job, request["witness"], request["node"])
         elif operation == "verdict":
             leads = reply["epoch"] <= request["verdict"].get("epoch", 1 << 60)  # else somebody else leads the run
             if leads and run_directory.read_verdict(run_path, job) is None:  # the first verdict of a part stands

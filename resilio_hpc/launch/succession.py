@@ -278,9 +278,9 @@ class Succession:
             record = self.following
             self._ports.to_orphan(node, m.Redirect(record.epoch, record.node, record.endpoint))
 
-    def witness_claimed(self, epoch: int, won: bool, now: float) -> None:
-        """Whether the witness of the membership of ``epoch`` stands on our side."""
-        self._election.witness_claimed(epoch, won, now)
+    def witness_claimed(self, witness: str, holder: str, now: float) -> None:
+        """Whose the witness is that this node asked for."""
+        self._election.witness_claimed(witness, holder, now)
 
     def won(self, epoch: int, witnessed: bool, silent_s: float, supporters: frozenset[str], now: float) -> None:
         """A quorum voted for this node."""

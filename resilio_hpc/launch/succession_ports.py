@@ -29,8 +29,8 @@ class SuccessionPorts(Protocol):
     def claim_epoch(self, epoch: int) -> None:
         """Create the epoch's record → ``claimed`` or ``storage_failed``."""
 
-    def claim_witness(self, epoch: int) -> None:
-        """Create the witness of the membership of ``epoch`` → ``witness_claimed`` or ``storage_failed``."""
+    def claim_witness(self, witness: str) -> None:
+        """Create the witness unless it is there, tell whose it is → ``witness_claimed`` or ``storage_failed``."""
 
     def abandon(self, epoch: int, reason: str) -> None:
         """Write the verdict of a job in which nobody leads, unless an epoch after ``epoch`` began → ``abandoned``."""

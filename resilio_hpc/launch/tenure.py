@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resilio_hpc.launch.controller_state import ClaimWitness, RecordEpoch, StepDown
-from resilio_hpc.launch.quorum import has_quorum, has_tie
+from resilio_hpc.launch.quorum import has_quorum, witnesses_needed
 
 if TYPE_CHECKING:
     from resilio_hpc.launch.controller import Controller
@@ -19,6 +19,7 @@ class Tenure:
         self.fenced = controller.term.first  # the epoch's file is there: they are refused
         self._controller = controller
         self._asked_witness = False
+        self._witnesses: set[str] = set()
 
     def enrolled(self) -> None:
         """A quorum knows who votes in this epoch: it may go on record."""
@@ -52,22 +53,33 @@ class Tenure:
         """Others may lead by now; whoever is with us elects anew, with us if we can."""
         controller = self._controller
         present, voters = set(controller.agents), controller.enrolment.membership
-        if self._never_led and has_tie(voters, present):
-            if not self._asked_witness:
-                self._asked_witness = True
-                controller.act(ClaimWitness())
+        if self._never_led and witnesses_needed(voters, present):
+            self._go_on_with_half()
         elif self._never_led and not has_quorum(voters, present):
             reason = f"{len(present)} of {len(voters.nodes)} nodes joined within --join-timeout: half of them must"
             controller.ending.finish_alone("not_enough_nodes", 1, reason)
         else:
             controller.act(StepDown(controller.enrolment.since, "no quorum"))
 
-    def witness_claimed(self, won: bool | None) -> None:
-        """Whether the witness stands with the half that came; None: the run directory did not answer."""
+    def witness_claimed(self, witness: str, holder: str | None) -> None:
+        """Whose the witness is; None: the run directory did not answer. It stands with its holder's half."""
         controller = self._controller
         self._asked_witness = False
-        if won:
-            controller.began = controller.now()
-            controller.enrolment.witness(controller.agents)
-        elif won is not None:
+        if holder in controller.agents:
+            self._witnesses.add(witness)
+            self._go_on_with_half()
+        elif holder is not None:
             controller.act(StepDown(controller.enrolment.since, "the other half has the witness"))
+
+    def _go_on_with_half(self) -> None:
+        """Ask for the next witness that is needed; with all of them, those who came are enough."""
+        controller = self._controller
+        needed = witnesses_needed(controller.enrolment.membership, controller.agents)
+        missing = [name for name in needed if name not in self._witnesses]
+        if not missing:
+            controller.began = controller.now()
+            if needed:
+                controller.enrolment.witness(controller.agents)
+        elif not self._asked_witness:
+            self._asked_witness = True
+            controller.act(ClaimWitness(missing[0]))

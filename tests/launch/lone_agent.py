@@ -48,8 +48,8 @@ class Ports:
     def claim_epoch(self, epoch: int) -> None:
         self.done.append(f"claim {epoch}")
 
-    def claim_witness(self, epoch: int) -> None:
-        self.done.append(f"witness {epoch}")
+    def claim_witness(self, witness: str) -> None:
+        self.done.append(f"witness {witness}")
 
     def abandon(self, epoch: int, reason: str) -> None:
         raise AssertionError("the succession never gives a job up")

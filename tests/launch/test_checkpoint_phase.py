@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
+import pytest
+from virtual_cluster.agent import VirtualAgent
 from virtual_cluster.ranks import Script
 from virtual_cluster.world import World
 
@@ -183,4 +187,30 @@ def test_a_commit_that_is_being_made_is_awaited_before_a_round_goes_back() -> No
         site.stop_s = 0.001  # the manifest takes longer
     world.fail_rank(3)
     world.until_round(1)
+    assert world.last.restore == m.RestorePoint("committed", 10)
+
+
+def test_a_commit_that_hung_with_the_run_directory_is_in_before_another_controller_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(nodes=3, minimum=2, script=Script(save_every=10))
+    asked: list[Callable[[], None]] = []
+    committing: list[Callable[[], None]] = []
+    ask, commit = world.storage.ask, VirtualAgent.commit
+    monkeypatch.setattr(VirtualAgent, "commit", lambda *order: committing.append(partial(commit, *order)))
+    world.run(lambda: bool(committing))
+    monkeypatch.setattr(world.storage, "ask", lambda *request: asked.append(partial(ask, *request)))  # it hangs
+    world.cut("n1")
+    world.sites["n3"].memory.clear()
+    world.run(lambda: any(one.node == "n2" and one.may_prepare for one in world.controllers()))
+    world.run(limit_s=5.0)
+    while not world.controller.informed:  # it answers again, to what was asked before the epoch was to be recorded
+        asked.pop(0)()
+        world.run(limit_s=0.01)
+    for late in committing:
+        late()
+    while len(world.starts) < 2:
+        world.run(limit_s=0.1)
+        while asked:
+            asked.pop(0)()
     assert world.last.restore == m.RestorePoint("committed", 10)

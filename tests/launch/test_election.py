@@ -6,6 +6,8 @@ from lone_agent import LIMIT_S, Ports, agent, follower, orphan, words
 
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.ballot import EpochRecord, Term
+from resilio_hpc.launch.quorum import next_membership
+from resilio_hpc.launch.roster import Entry, Roster
 from resilio_hpc.launch.succession import Succession
 
 # -- standing ------------------------------------------------------------------------------------------------------
@@ -103,8 +105,8 @@ def test_exactly_half_needs_the_witness_and_waits_a_moment_for_one_more() -> Non
     assert words(ports) == []
     one.tick(2.6)
     one.tick(3.2)
-    assert words(ports) == ["witness 1"]
-    one.witness_claimed(1, True, 3.3)
+    assert words(ports) == ["witness 0.0"]
+    one.witness_claimed("0.0", "b", 3.3)
     term, follow = ports.take()
     assert isinstance(term, Term) and term.witnessed
     assert follow == "follow b 2"
@@ -115,9 +117,27 @@ def test_the_half_without_the_witness_does_not_lead() -> None:
     one.lose(2.0)
     one.tick(2.6)
     one.tick(3.2)
-    one.witness_claimed(1, False, 3.3)
+    one.witness_claimed("0.0", "a", 3.3)
     assert not any(isinstance(done, Term) for done in ports.take())
     assert not one.in_contact
+
+
+def test_a_witness_of_each_halved_group_is_needed_and_counts_with_its_holder() -> None:
+    one, ports = follower("b", "a", names=("a", "b", "c", "d"))
+    one.enrol(next_membership(one.membership, 1, Roster.of([Entry(x, x, 1) for x in "ab"]), settled=True))
+    one.lose(2.0)
+    one.peer_said(orphan("c"), 2.3)
+    one.tick(2.6)
+    for done in ports.take():
+        if isinstance(done, tuple) and isinstance(done[1], m.Canvass):
+            one.peer_said(m.Vote("c", done[1].epoch, 1.0), 3.2)
+    assert words(ports) == ["witness 0.0"]
+    one.witness_claimed("0.0", "c", 3.3)  # it created the file when it stood itself, and has voted for us now
+    assert words(ports) == ["witness 1.2"]
+    one.witness_claimed("1.2", "b", 3.4)
+    term = ports.take()[0]
+    assert isinstance(term, Term)
+    assert (term.witnessed, term.supporters) == (True, {"b", "c"})
 
 
 def test_a_candidate_counts_votes_of_its_own_epoch_only() -> None:

@@ -131,13 +131,17 @@ def test_a_node_that_is_lost_for_the_fourth_time_is_not_used_again_by_later_cont
     assert world.members() == ["n4", "n3"]
 
 
-def test_a_node_that_was_there_before_it_was_known_as_lost_is_taken_back() -> None:
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_node_that_was_there_before_it_was_known_as_lost_is_taken_back(answers: int) -> None:
     world = World(nodes=2)
     term = Term(2, "n1", "n1:1", first_membership(("n1", "n2")))
     controller = Controller(world.config, term, Clock(lambda: world.now, world.unix))
     lost = m.RoundState(1, 5, m.world_of(()), 0, 0, (), ("n2",), losses=(("n2", 1),))
-    for node, last in (("n2", None), ("n1", lost)):
+    for turn, (node, last) in enumerate((("n2", None), ("n1", lost))):
         controller.handle(m.Hello(node, f"{node}.1", 2, f"{node}:1", node, 1, last=last))
+        assert turn == 0 or controller.lost == (set() if answers == 0 else {"n2"})
+        if turn == answers:
+            controller.handle(m.Heartbeat("n2", "n2.1", 2, 0.0, -1, world.now))
     assert (controller.round, controller.lost, controller.losses) == (5, set(), {"n2": 1})
 
 

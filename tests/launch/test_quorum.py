@@ -18,6 +18,7 @@ from resilio_hpc.launch.quorum import (
     quorum_since,
     settled,
     silence_of_quorum,
+    witnesses_needed,
 )
 from resilio_hpc.launch.roster import Entry, Roster
 
@@ -79,6 +80,25 @@ def test_the_same_voters_in_another_order_need_no_joint_membership() -> None:
     assert joint("abc", "bca").before == ()
 
 
+def test_voters_keep_their_witness_and_other_voters_get_one_of_their_own() -> None:
+    first = first_membership("abcd")
+    again = next_membership(first, 3, voters(*"dcba"), settled=False)
+    half = next_membership(again, 3, voters(*"ab"), settled=True)
+    back = next_membership(half, 5, voters(*"abcd"), settled=False)
+    later = next_membership(settled(half), 5, voters(*"abcd"), settled=True)
+    assert (first.witness, again.witness, half.witness, half.before[0].witness) == ("0.0", "0.0", "3.2", "0.0")
+    assert (settled(half).witness, back.witness, back.before[0].witness) == ("3.2", "0.0", "3.2")
+    assert (later.witness, later.before[0].witness) == ("5.1", "3.2")
+
+
+def test_every_group_that_is_halved_needs_its_witness_the_oldest_first() -> None:
+    membership = joint("abcd", "ab")
+    assert witnesses_needed(membership, "ac") == ("0.0", "1.2")
+    assert witnesses_needed(membership, "ab") == ("0.0",)
+    assert witnesses_needed(membership, "abc") == ()
+    assert witnesses_needed(membership, "a") == ()
+
+
 groups = st.sets(st.sampled_from("abcdef"), min_size=1)
 
 
@@ -92,6 +112,20 @@ def test_two_quorums_of_neighbouring_memberships_share_a_voter(
     for one, another in itertools.product((old, membership), (membership, new)):
         if (one, another) != (old, new):
             assert not (has_quorum(one, side) and has_quorum(another, other))
+
+
+@given(groups, groups, groups, st.booleans())
+def test_two_halves_that_know_neighbouring_memberships_need_one_and_the_same_witness(
+    before: set[str], after: set[str], side: set[str], same: bool
+) -> None:
+    """One that the agents of one half have not heard of, because it was cut off just then, is their neighbour."""
+    old = first_membership(sorted(before))
+    new = next_membership(old, 2, voters(*sorted(before if same else after)), settled=False)
+    other = (before | after) - side
+    for one, another in itertools.product((old, new), repeat=2):
+        mine, theirs = witnesses_needed(one, side), witnesses_needed(another, other)
+        if (mine or has_quorum(one, side)) and (theirs or has_quorum(another, other)):
+            assert set(mine) & set(theirs)
 
 
 def test_a_quorum_is_as_old_as_the_oldest_support_that_it_needs() -> None:

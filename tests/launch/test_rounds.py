@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from virtual_cluster.agent import VirtualAgent
+from virtual_cluster.network import Connection
 from virtual_cluster.ranks import Script
 from virtual_cluster.world import World
 
@@ -226,3 +229,23 @@ def test_an_order_that_never_arrived_is_said_again(order: type, monkeypatch: pyt
     world.until_step(1)
     assert deaf_until < world.now < deaf_until + 2.0
     assert world.records("slow_start") == world.records("incident") == []
+
+
+def test_a_node_that_is_heard_but_hears_nothing_is_lost_and_comes_back_when_it_answers() -> None:
+    world = World(nodes=3, minimum=2, heartbeat_timeout_s=3.0)
+    to_caller, deaf = world.network.to_caller, ["n2"]
+
+    def one_way(connection: Connection, deliver: Callable[[], None]) -> None:
+        if connection.caller.node not in deaf:
+            to_caller(connection, deliver)
+
+    world.network.to_caller = one_way  # type: ignore[method-assign]
+    began = world.now
+    world.until_step(1)
+    assert world.members() == ["n1", "n3"]
+    assert world.now - began < 8.0
+    world.run(limit_s=40.0)
+    assert world.records("node_returned") == []
+    deaf.clear()
+    world.run(lambda: "n2" in world.members())
+    assert [told["losses"] for told in world.records("node_returned")] == [1]

@@ -67,7 +67,7 @@ def half_is_enough(patch: Patch) -> None:
 
 def everybody_gets_the_witness(patch: Patch) -> None:
     """The witness is not created exclusively."""
-    patch.setattr(Directory, "claim_witness", lambda self, epoch, node: True)
+    patch.setattr(Directory, "claim_witness", lambda self, witness, node: node)
 
 
 def memberships_change_at_once(patch: Patch) -> None:
@@ -76,7 +76,7 @@ def memberships_change_at_once(patch: Patch) -> None:
 
     def at_once(last: Any, epoch: int, voters: Any, settled: bool) -> Membership:
         joint = original(last, epoch, voters, settled)
-        return Membership(joint.epoch, joint.number, joint.voters)
+        return Membership(joint.epoch, joint.number, joint.voters, witness=joint.witness)
 
     patch.setattr(enrolment, "next_membership", at_once)
     patch.setattr(Controller, "_out", [], raising=False)  # one that is settled at once is told while it is being made

@@ -207,14 +207,14 @@ class VirtualAgent(Process):
 
         self._world.storage.ask(self, lambda: self._world.directory.claim_epoch(record), answer)
 
-    def claim_witness(self, epoch: int) -> None:
-        def answer(won: bool | None) -> None:
-            if won is None:
+    def claim_witness(self, witness: str) -> None:
+        def answer(holder: str | None) -> None:
+            if holder is None:
                 self.core.storage_failed()
             else:
-                self.core.witness_claimed(epoch, won)
+                self.core.witness_claimed(witness, holder)
 
-        self._world.storage.ask(self, lambda: self._world.directory.claim_witness(epoch, self.node), answer)
+        self._world.storage.ask(self, lambda: self._world.directory.claim_witness(witness, self.node), answer)
 
     def abandon(self, epoch: int, reason: str) -> None:
         directory = self._world.directory

@@ -22,7 +22,7 @@ class Directory:
     """What lies there."""
 
     epochs: list[EpochRecord] = field(default_factory=list)
-    witnesses: dict[int, str] = field(default_factory=dict)  # epoch of a membership → the node that has it
+    witnesses: dict[str, str] = field(default_factory=dict)  # name → the node that has it
     committed: dict[int, History] = field(default_factory=dict)
     commit_times: list[tuple[float, int]] = field(default_factory=list)
     newest_commit: tuple[int, int] = (0, -1)  # (epoch, round)
@@ -63,9 +63,9 @@ class Directory:
             self.pulse = (epoch, self.pulse[1] + leads)
         return self.newest
 
-    def claim_witness(self, epoch: int, node: str) -> bool:
-        """Exclusively."""
-        return self.witnesses.setdefault(epoch, node) == node
+    def claim_witness(self, witness: str, node: str) -> str:
+        """Exclusively: whose it is."""
+        return self.witnesses.setdefault(witness, node)
 
 
 class SharedStorage:

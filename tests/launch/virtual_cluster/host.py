@@ -113,7 +113,7 @@ class VirtualHost:
             elif isinstance(action, RecordEpoch):
                 self._record_epoch()
             elif isinstance(action, ClaimWitness):
-                self._claim_witness()
+                self._claim_witness(action.witness)
             elif isinstance(action, StepDown):
                 self.step_down(action.reason, action.since)
             else:
@@ -149,18 +149,16 @@ class VirtualHost:
 
         self._world.storage.ask(self._agent, lambda: self._world.directory.claim_epoch(record), answer)
 
-    def _claim_witness(self) -> None:
+    def _claim_witness(self, witness: str) -> None:
         controller = self.controller
         assert controller is not None
 
-        def answer(won: bool | None) -> None:
+        def answer(holder: str | None) -> None:
             if self.controller is controller:
-                self._carry_out(controller.witness_claimed(won))
+                self._carry_out(controller.witness_claimed(witness, holder))
 
         directory, node = self._world.directory, self._agent.node
-        self._world.storage.ask(
-            self._agent, lambda: directory.claim_witness(controller.term.membership.epoch, node), answer
-        )
+        self._world.storage.ask(self._agent, lambda: directory.claim_witness(witness, node), answer)
 
     def _ask_past(self) -> None:
         directory = self._world.directory
