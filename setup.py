@@ -4,9 +4,16 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
+HEADERS = sorted(map(str, Path("native").glob("*.h")))
+
 setup(
     ext_modules=[
-        Extension(f"resilio_hpc.native._{source.stem}", [str(source)], extra_compile_args=["-O3", "-Wall", "-Wextra"])
+        Extension(
+            f"resilio_hpc.native._{source.stem}",
+            [str(source)],
+            depends=HEADERS,
+            extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+        )
         for source in sorted(Path("native").glob("*.c"))
     ]
 )

@@ -183,7 +183,8 @@ class Checkpointer:
             except FileNotFoundError as error:
                 raise CorruptCheckpoint(f"step {point.step} is not in {self.directory}") from error
             where = catalogue.step_directory(self.directory, point.step)
-            return CommittedSource(where, manifest, place.rank, place.world_size, self._layout)
+            alone = place.local_world_size == 1
+            return CommittedSource(where, manifest, place.rank, place.world_size, self._layout, alone)
         path = self._open_arenas().held(point.step)
         if path is None:
             raise CorruptCheckpoint(f"this node holds no snapshot of step {point.step} of rank {place.rank}")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from resilio_hpc.ckpt import tensors
 from resilio_hpc.ckpt.records import TensorRecord
-from resilio_hpc.ckpt.sources import Source, read_tensor
+from resilio_hpc.ckpt.sources import Source, Wanted
 from resilio_hpc.ckpt.tree import TensorRef, decode, has_state, place
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
 
@@ -160,9 +160,8 @@ class _Matching:
 
     def read(self, source: Source, pool: ThreadPoolExecutor) -> None:
         """Read every tensor that was matched; several places that share one get copies."""
-        pending: list[Future[None]] = []
+        wanted: list[Wanted] = []
         bounced: list[tuple[Any, Any]] = []
-        failure: BaseException | None = None
         for index, targets in self._targets.items():
             record = self._records[index]
             direct = next((target for target in targets if tensors.bytes_of(target) is not None), None)
@@ -174,15 +173,8 @@ class _Matching:
             bounced += [(target, into) for target in targets if target is not direct]
             memory = tensors.bytes_of(into)
             assert memory is not None
-            try:
-                pending += read_tensor(source, record, memory, pool)
-            except (CorruptCheckpoint, OSError) as error:
-                failure = error
-                break
-        for future in pending:  # all of them, also after a failure: none may write later on
-            failure = failure or future.exception()
-        if failure is not None:
-            raise failure
+            wanted.append((record, memory))
+        source.fill(wanted, pool)
         for target, value in bounced:
             tensors.copy_into(target, value)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ import h5py
 import msgspec
 import numpy
 
-from resilio_hpc.ckpt.arena import PAGE
+from resilio_hpc.ckpt import bulk_io
+from resilio_hpc.ckpt.bulk_io import PAGE, Block, Piece
 from resilio_hpc.ckpt.records import Extent, RankRecord, ShardRecord, Table, TensorRecord, blocks, sha256
 from resilio_hpc.ckpt.sources import ArenaSource
 from resilio_hpc.core.durable import sync_directory
@@ -32,15 +32,13 @@ _AS_THEY_ARE |= {"float16", "float32", "float64", "complex64", "complex128"}
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """Bytes that go to ``offset`` of the shard file."""
+class _Place:
+    """Where something goes: ``size`` bytes from ``start`` of an arena on, or ``data``, to ``offset`` of the file."""
 
     offset: int
-    data: memoryview | bytes
-    what: str
-    checksums: tuple[int, ...]
-    on_pages: bool = False
-    """Does ``data`` begin on a page of memory, as direct I/O wants?"""
+    size: int
+    start: int = 0
+    data: bytes | None = None
 
 
 def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int) -> ShardRecord:
@@ -52,8 +50,8 @@ def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int) 
     path, temporary = directory / name, directory / f".{name}.{os.getpid()}.tmp"
     try:
         _check_space(directory, sum(arena.header.size_bytes for arena in arenas))
-        pieces, ranks = _make_metadata(temporary, arenas)
-        size = _write_data(temporary, pieces)
+        places, ranks = _make_metadata(temporary, arenas)
+        size = _write_data(temporary, list(zip(arenas, places, strict=True)))
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -68,8 +66,9 @@ def _check_space(directory: Path, size: int) -> None:
         raise OSError(errno.ENOSPC, f"no space left for a checkpoint of {size} bytes", str(directory))
 
 
-def _make_metadata(path: Path, arenas: Sequence[ArenaSource]) -> tuple[list[_Piece], list[RankRecord]]:
-    pieces: list[_Piece] = []
+def _make_metadata(path: Path, arenas: Sequence[ArenaSource]) -> tuple[list[list[_Place]], list[RankRecord]]:
+    """Make the file with nothing but metadata; what goes where, and the record, of each arena's rank."""
+    places: list[list[_Place]] = [[] for _ in arenas]
     ranks = []
     try:
         with h5py.File(
@@ -77,41 +76,40 @@ def _make_metadata(path: Path, arenas: Sequence[ArenaSource]) -> tuple[list[_Pie
         ) as file:
             file.attrs["format"] = "resilio-checkpoint"
             file.attrs["step"] = arenas[0].step
-            for arena in arenas:
+            for arena, mine in zip(arenas, places, strict=True):
                 group = file.create_group(f"rank{arena.header.rank}")
-                ranks.append(_make_rank(group, arena, pieces))
+                ranks.append(_make_rank(group, arena, mine))
     except (RuntimeError, ValueError) as error:  # how h5py reports what libhdf5 could not do
         raise OSError(errno.EIO, f"libhdf5: {error}", str(path)) from error
-    return pieces, ranks
+    return places, ranks
 
 
-def _make_rank(group: Any, arena: ArenaSource, pieces: list[_Piece]) -> RankRecord:
+def _make_rank(group: Any, arena: ArenaSource, places: list[_Place]) -> RankRecord:
     mine = arena.header.layout == "own" or arena.header.rank == 0
     records = tuple(
-        _make_tensor(group, arena, record, pieces)
+        _make_tensor(group, record, places)
         if mine
         else TensorRecord(record.path, record.kind, record.dtype, record.shape, -1, record.size_bytes, ())
         for record in arena.tensors
     )
-    tree_offset = _make_bytes(group, "$tree", arena.tree, pieces)
+    tree_offset = _make_bytes(group, "$tree", arena.tree, places)
     table = _encode(Table(Extent(tree_offset, len(arena.tree), crc32c(arena.tree)), records))
-    extent = Extent(_make_bytes(group, "$table", table, pieces), len(table), crc32c(table))
+    extent = Extent(_make_bytes(group, "$table", table, places), len(table), crc32c(table))
     return RankRecord(arena.header.rank, extent, sha256(table))
 
 
-def _make_tensor(group: Any, arena: ArenaSource, record: TensorRecord, pieces: list[_Piece]) -> TensorRecord:
+def _make_tensor(group: Any, record: TensorRecord, places: list[_Place]) -> TensorRecord:
     dtype, shape = _stored_as(record)
     offset = _make_dataset(group, record.path, dtype, shape, record.dtype if shape != record.shape else "")
-    data, on_pages = arena.slice(record.offset, record.size_bytes), record.offset % PAGE == 0
-    pieces.append(_Piece(offset, data, f"tensor {record.path}", record.checksums, on_pages))
+    places.append(_Place(offset, record.size_bytes, record.offset))
     return TensorRecord(
         record.path, record.kind, record.dtype, record.shape, offset, record.size_bytes, record.checksums
     )
 
 
-def _make_bytes(group: Any, name: str, data: bytes, pieces: list[_Piece]) -> int:
+def _make_bytes(group: Any, name: str, data: bytes, places: list[_Place]) -> int:
     offset = _make_dataset(group, name, numpy.dtype("u1"), (len(data),), "")
-    pieces.append(_Piece(offset, data, name, tuple(crc32c(data[start : start + n]) for start, n in blocks(len(data)))))
+    places.append(_Place(offset, len(data), data=data))
     return offset
 
 
@@ -147,48 +145,40 @@ def _stored_as(record: TensorRecord) -> tuple[Any, tuple[int, ...]]:
     return numpy.dtype("u1"), (*record.shape, record.size_bytes // count if count else 1)
 
 
-def _write_data(path: Path, pieces: Sequence[_Piece]) -> int:
-    """Write every piece in its place, verified block by block, and make the file durable; its size."""
-    with ExitStack() as stack:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        stack.callback(os.close, fd)
-        direct_fd = _open_direct(path)
-        if direct_fd is not None:
-            stack.callback(os.close, direct_fd)
+def _write_data(path: Path, contents: Sequence[tuple[ArenaSource, Sequence[_Place]]]) -> int:
+    """Write everything in its place, each block verified, and make the file durable; its size."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
         size = os.fstat(fd).st_size
         os.posix_fallocate(fd, 0, size)  # a full disk shows now
-        for piece in sorted(pieces, key=lambda piece: piece.offset):
-            for (start, count), expected in zip(blocks(len(piece.data)), piece.checksums, strict=True):
-                block = memoryview(piece.data)[start : start + count]
-                if crc32c(block) != expected:
-                    raise CorruptCheckpoint(f"{piece.what} does not match its checksum in the arena")
-                offset, whole = piece.offset + start, count - count % PAGE
-                if whole and piece.on_pages and offset % PAGE == 0 and _write_direct(direct_fd, block[:whole], offset):
-                    block, offset = block[whole:], offset + whole
-                _pwrite(fd, block, offset)
+        for arena, places in contents:
+            _write_rank(fd, arena, places)
         os.fsync(fd)
         return size
+    finally:
+        os.close(fd)
 
 
-def _open_direct(path: Path) -> int | None:
-    """The page cache spreads a large write over seconds (dirty-page throttling): go past it where that is possible."""
-    try:
-        return os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError:
-        return None
-
-
-def _write_direct(fd: int | None, data: memoryview, offset: int) -> bool:
-    """Write past the page cache; False where this file system does not take it so."""
-    if fd is None:
-        return False
-    try:
-        _pwrite(fd, data, offset)
-    except OSError as error:
-        if error.errno == errno.EINVAL:  # a larger alignment than a page, or a rest after a short write
-            return False
-        raise
-    return True
+def _write_rank(fd: int, arena: ArenaSource, places: Sequence[_Place]) -> None:
+    """Whole pages that begin on a page of both go past the page cache, the rest through it."""
+    pieces: list[Piece] = []
+    taken = {place.start for place in places if place.data is None}
+    records = [record for record in arena.tensors if record.offset in taken]
+    for place in places:
+        aligned = place.data is None and place.offset % PAGE == place.start % PAGE == 0
+        whole = place.size - place.size % PAGE if aligned else 0
+        if whole:
+            pieces.append(Piece(place.start, place.offset, whole))
+        rest = arena.slice(place.start, place.size) if place.data is None else memoryview(place.data)
+        _pwrite(fd, rest[whole:], place.offset + whole)
+    named = [
+        (Block(record.offset + start, checksum, size), record.path)
+        for record in sorted(records, key=lambda record: record.offset)
+        for (start, size), checksum in zip(blocks(record.size_bytes), record.checksums, strict=True)
+    ]
+    bad = bulk_io.write(fd, arena.view, sorted(pieces), [block for block, _ in named])
+    if bad is not None:
+        raise CorruptCheckpoint(f"tensor {named[bad][1]} does not match its checksum in the arena")
 
 
 def _pwrite(fd: int, data: memoryview, offset: int) -> None:

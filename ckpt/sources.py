@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
-from resilio_hpc.ckpt import arena
+from resilio_hpc.ckpt import arena, bulk_io
+from resilio_hpc.ckpt.bulk_io import Segment
 from resilio_hpc.ckpt.records import (
     BLOCK_BYTES,
     Layout,
@@ -30,6 +31,11 @@ from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 from resilio_hpc.native import copy_crc32c, crc32c, populate
 
 POPULATE_BYTES = 1 << 20
+SHARE_BYTES = 256 << 20
+
+
+Wanted = tuple[TensorRecord, memoryview]
+"""A tensor, and the memory of its size that it goes to."""
 
 
 class Source(Protocol):
@@ -39,29 +45,9 @@ class Source(Protocol):
     tree: bytes
     tensors: Sequence[TensorRecord]
 
-    def read(self, record: TensorRecord, start: int, target: memoryview) -> int:
-        """Copy bytes of a tensor from ``start`` on into ``target`` (of up to one block); their CRC32C."""
+    def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
+        """Copy every wanted tensor whole into its target, verified. Nothing writes to a target after the return."""
         ...
-
-
-def read_tensor(
-    source: Source, record: TensorRecord, target: memoryview, pool: ThreadPoolExecutor
-) -> list[Future[None]]:
-    """Begin to read a whole tensor into ``target``, block by block, verified; wait for the futures' results."""
-    if record.size_bytes <= BLOCK_BYTES // 4:
-        _read_block(source, record, 0, target)
-        return []
-    return [
-        pool.submit(_read_block, source, record, start, target[start : start + size])
-        for start, size in blocks(record.size_bytes)
-    ]
-
-
-def _read_block(source: Source, record: TensorRecord, start: int, target: memoryview) -> None:
-    if len(target) >= POPULATE_BYTES:
-        populate(target)  # fresh pages all at once: faults one by one double the time of the copy
-    if len(target) and source.read(record, start, target) != record.checksums[start // BLOCK_BYTES]:
-        raise CorruptCheckpoint(f"step {source.step}: tensor {record.path} does not match its checksum at byte {start}")
 
 
 class ArenaSource:
@@ -83,7 +69,7 @@ class ArenaSource:
             self._map = mmap.mmap(fd, header.size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
         finally:
             os.close(fd)
-        self._view = memoryview(self._map)
+        self.view = memoryview(self._map)
         try:
             data = self.slice(header.table_offset, header.table_size)
             if crc32c(data) != header.table_crc32c:
@@ -99,15 +85,33 @@ class ArenaSource:
 
     def slice(self, offset: int, size: int) -> memoryview:
         """Bytes of the arena, not copied and not verified."""
-        return self._view[offset : offset + size]
+        return self.view[offset : offset + size]
 
-    def read(self, record: TensorRecord, start: int, target: memoryview) -> int:
-        """See Source."""
-        return copy_crc32c(target, self.slice(record.offset + start, len(target)))
+    def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
+        """See Source. Small tensors are copied here: to hand them on costs more."""
+
+        def copy(record: TensorRecord, target: memoryview, start: int) -> None:
+            _populate(target)
+            if copy_crc32c(target, self.slice(record.offset + start, len(target))) != _checksum(record, start):
+                raise _mismatch(self.step, record, start)
+
+        pending = []
+        try:
+            for record, target in wanted:
+                for start, size in blocks(record.size_bytes):
+                    part = target[start : start + size]
+                    if record.size_bytes <= BLOCK_BYTES // 4:
+                        copy(record, part, start)
+                    else:
+                        pending.append(pool.submit(copy, record, part, start))
+        finally:
+            wait(pending)
+        for future in pending:
+            future.result()
 
     def close(self) -> None:
         """Unmap."""
-        self._view.release()
+        self.view.release()
         try:
             self._map.close()
         except BufferError:
@@ -120,12 +124,40 @@ class ArenaSource:
         self.close()
 
 
-class CommittedSource:
-    """One rank's part of a committed step, read with plain positioned reads at the offsets of the tables."""
+class _Part(NamedTuple):
+    """A block of a tensor in a file."""
 
-    def __init__(self, directory: Path, manifest: Manifest, rank: int, world_size: int, layout: Layout) -> None:
-        """Raises LayoutMismatch when this step is not for such a world, CorruptCheckpoint, OSError."""
+    fd: int
+    offset: int
+    target: memoryview
+    record: TensorRecord
+    start: int
+
+
+def _shares(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
+    """What a thread reads in one go: neighbours in one file, up to SHARE_BYTES."""
+    share: list[_Part] = []
+    for part in parts:
+        if share and (part.fd != share[0].fd or part.offset - share[0].offset > SHARE_BYTES):
+            yield share
+            share = []
+        share.append(part)
+    if share:
+        yield share
+
+
+class CommittedSource:
+    """One rank's part of a committed step, read at the offsets of the tables."""
+
+    def __init__(
+        self, directory: Path, manifest: Manifest, rank: int, world_size: int, layout: Layout, alone: bool = True
+    ) -> None:
+        """``alone`` False: other ranks of this node read the same bytes.
+
+        Raises LayoutMismatch when this step is not for such a world, CorruptCheckpoint, OSError.
+        """
         self.step = manifest.step
+        self._direct = alone or layout == "own"
         self._directory = directory
         self._files: dict[str, int] = {}
         self._where: dict[str, int] = {}
@@ -181,10 +213,25 @@ class CommittedSource:
                 raise CorruptCheckpoint(f"{self._directory.name}/{name} does not have {size} bytes")
         return self._files[name]
 
-    def read(self, record: TensorRecord, start: int, target: memoryview) -> int:
-        """See Source."""
-        _pread_into(self._where[record.path], record.offset + start, target)
-        return crc32c(target)
+    def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
+        """See Source. In the order of the files, each thread a part of its own."""
+        parts = [
+            _Part(self._where[record.path], record.offset + start, target[start : start + size], record, start)
+            for record, target in wanted
+            for start, size in blocks(record.size_bytes)
+        ]
+
+        def read(share: list[_Part]) -> None:
+            for part in share:
+                _populate(part.target)
+            segments = [Segment(part.offset, part.target, _checksum(part.record, part.start)) for part in share]
+            for bad in bulk_io.read(share[0].fd, segments, self._direct):
+                raise _mismatch(self.step, share[bad].record, share[bad].start)
+
+        pending = [pool.submit(read, share) for share in _shares(sorted(parts, key=lambda part: part[:2]))]
+        wait(pending)
+        for future in pending:
+            future.result()
 
     def close(self) -> None:
         """Close the files."""
@@ -197,6 +244,19 @@ class CommittedSource:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _checksum(record: TensorRecord, start: int) -> int:
+    return record.checksums[start // BLOCK_BYTES]
+
+
+def _mismatch(step: int, record: TensorRecord, start: int) -> CorruptCheckpoint:
+    return CorruptCheckpoint(f"step {step}: tensor {record.path} does not match its checksum at byte {start}")
+
+
+def _populate(target: memoryview) -> None:
+    if len(target) >= POPULATE_BYTES:
+        populate(target)  # fresh pages all at once: faults one by one double the time of the copy
 
 
 def _check_table(data: bytes, record: RankRecord, file: str) -> None:

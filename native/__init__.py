@@ -1,5 +1,9 @@
-"""Work on memory that Python is too slow for: copying with a checksum in one pass, without the GIL."""
+"""What Python is too slow for, without the GIL: copies with a checksum in the same pass, and large files.
 
+``direct_io``: see ``ckpt.bulk_io``, which is how it is used.
+"""
+
+from resilio_hpc.native import _direct_io as direct_io
 from resilio_hpc.native._memory import copy_crc32c, crc32c, crc32c_portable, has_hardware, populate
 
-__all__ = ["copy_crc32c", "crc32c", "crc32c_portable", "has_hardware", "populate"]
+__all__ = ["copy_crc32c", "crc32c", "crc32c_portable", "direct_io", "has_hardware", "populate"]

@@ -1,0 +1,84 @@
+"""Large writes and reads of one file, verified on the way, past the page cache where the file system takes that.
+
+The cache spreads a large write over seconds (dirty pages are throttled) and costs a large read one more copy. A file
+system may refuse O_DIRECT when the file is opened or only when it is used; then everything goes through the cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from resilio_hpc.native import direct_io
+
+PAGE = 4096
+WRITE_CHUNK_BYTES, WRITE_DEPTH = 8 << 20, 4
+READ_CHUNK_BYTES, READ_DEPTH = 2 << 20, 4  # per thread: what is read waits in as much memory for its copy
+
+Result = TypeVar("Result")
+
+
+class Piece(NamedTuple):
+    """Bytes from ``start`` of the memory go to ``offset`` of the file. All three are multiples of a page."""
+
+    start: int
+    offset: int
+    size: int
+
+
+class Block(NamedTuple):
+    """Bytes from ``start`` of the memory must have this CRC32C."""
+
+    start: int
+    crc32c: int
+    size: int
+
+
+class Segment(NamedTuple):
+    """Bytes from ``offset`` of the file go to ``target`` and must have this CRC32C."""
+
+    offset: int
+    target: memoryview
+    crc32c: int
+
+
+def write(fd: int, memory: memoryview, pieces: Sequence[Piece], blocks: Sequence[Block]) -> int | None:
+    """Write ``pieces`` to a file and verify ``blocks`` (by ``start``) before they are written, if they are.
+
+    The index of the first block that is not as it should be, else None; what is written then is of no use. Raises
+    OSError. Nothing is synced.
+    """
+    bad = _direct_or_cached(
+        fd,
+        os.O_WRONLY,
+        lambda file: direct_io.write(file, memory, pieces, blocks, WRITE_DEPTH, WRITE_CHUNK_BYTES, 0.0, True),
+    )
+    return None if bad < 0 else bad
+
+
+def read(fd: int, segments: Sequence[Segment], direct: bool = True) -> list[int]:
+    """Fill every target; the indices of those that do not match their checksum.
+
+    ``segments`` by offset, without overlap. ``direct`` False: by way of the page cache, because others on this node
+    read the same. Raises OSError, with ENODATA for a file that ends too early.
+    """
+
+    def act(file: int) -> list[int]:
+        return direct_io.read(file, segments, READ_DEPTH, READ_CHUNK_BYTES, True)
+
+    return _direct_or_cached(fd, os.O_RDONLY, act) if direct else act(fd)
+
+
+def _direct_or_cached(fd: int, mode: int, act: Callable[[int], Result]) -> Result:
+    try:
+        file = os.open(f"/proc/self/fd/{fd}", mode | os.O_DIRECT | os.O_CLOEXEC)
+        try:
+            return act(file)
+        finally:
+            os.close(file)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # refused when it is opened, or when it is used
+            raise
+    return act(fd)
