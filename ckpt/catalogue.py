@@ -20,9 +20,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
-from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete
+from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete, write_manifest
 from resilio_hpc.core.durable import sync_directory, write_atomic
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 
@@ -119,7 +117,7 @@ def commit(
         raise CheckpointError(f"step {step} cannot be committed: {why}")
     order = 1 + max((manifest.order for manifest in committed(directory)), default=0)
     manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards))
-    write_atomic(staging / MANIFEST, msgspec.json.encode(manifest))
+    write_atomic(staging / MANIFEST, write_manifest(manifest))
     _check_fence(directory, epoch)  # again: the shards took long
     if final.exists():
         _move_away(final, "replaced")

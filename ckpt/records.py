@@ -84,8 +84,6 @@ class Manifest(msgspec.Struct, frozen=True):
     world_size: Count
     layout: Layout
     shards: tuple[ShardRecord, ...]
-    format: str = FORMAT
-    version: int = VERSION
     block_bytes: Count = BLOCK_BYTES
 
     def shard_of(self, rank: int) -> tuple[ShardRecord, RankRecord]:
@@ -97,14 +95,19 @@ class Manifest(msgspec.Struct, frozen=True):
         raise KeyError(rank)
 
 
-class _Version(msgspec.Struct):
+class _Sealed(msgspec.Struct):
+    """The file: whatever bit of it flips, it is not taken for a manifest."""
+
     format: str
     version: int
+    sha256: str
+    manifest: msgspec.Raw
 
 
 _table_decoder = msgspec.json.Decoder(Table)
 _manifest_decoder = msgspec.json.Decoder(Manifest)
-_version_decoder = msgspec.json.Decoder(_Version)
+_sealed_decoder = msgspec.json.Decoder(_Sealed)
+_encoder = msgspec.json.Encoder()
 _SHARD_NAME = re.compile(r"node-(0|[1-9][0-9]{0,8})\.h5")
 
 
@@ -114,7 +117,7 @@ def blocks(size_bytes: int) -> list[tuple[int, int]]:
 
 
 def sha256(data: bytes) -> str:
-    """Hash of a table, in hexadecimal."""
+    """Hash of a table or manifest, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -140,16 +143,30 @@ def check_extent(extent: Extent, file_size: int, what: str) -> None:
         raise CorruptCheckpoint(f"{what} lies beyond the end of its file")
 
 
+def seal(manifest: bytes) -> bytes:
+    """The content of a manifest's file."""
+    return _encoder.encode(_Sealed(FORMAT, VERSION, sha256(manifest), msgspec.Raw(manifest)))
+
+
+def write_manifest(manifest: Manifest) -> bytes:
+    """The content of the file that ``read_manifest`` reads."""
+    return seal(_encoder.encode(manifest))
+
+
 def read_manifest(data: bytes, step: int) -> Manifest:
     """The manifest of ``step``, checked. Raises CorruptCheckpoint, or CheckpointError for a newer version."""
     try:
-        version = _version_decoder.decode(data)
-        if version.format == FORMAT and version.version > VERSION:
+        sealed = _sealed_decoder.decode(data)
+        if sealed.format != FORMAT or sealed.version < 1:
+            raise CorruptCheckpoint(f"manifest of step {step}: format {sealed.format!r}, version {sealed.version}")
+        if sealed.version > VERSION:
             raise CheckpointError(
-                f"step {step} was written in version {version.version} of the format, this resilio_hpc reads up to "
+                f"step {step} was written in version {sealed.version} of the format, this resilio_hpc reads up to "
                 f"{VERSION}; upgrade it"
             )
-        manifest = _manifest_decoder.decode(data)
+        if sha256(bytes(sealed.manifest)) != sealed.sha256:
+            raise CorruptCheckpoint(f"manifest of step {step} does not match its checksum")
+        manifest = _manifest_decoder.decode(sealed.manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptCheckpoint(f"manifest of step {step} cannot be read: {error}") from error
     check_manifest(manifest, step)
@@ -159,8 +176,8 @@ def read_manifest(data: bytes, step: int) -> Manifest:
 def check_manifest(manifest: Manifest, step: int) -> None:
     """Raises CorruptCheckpoint when a manifest contradicts itself or names files outside its directory."""
     why = ""
-    if manifest.format != FORMAT or manifest.version < 1 or manifest.block_bytes != BLOCK_BYTES:
-        why = f"format {manifest.format!r} version {manifest.version} block {manifest.block_bytes}"
+    if manifest.block_bytes != BLOCK_BYTES:
+        why = f"its blocks have {manifest.block_bytes} bytes"
     elif manifest.step != step:
         why = f"it is of step {manifest.step}"
     else:

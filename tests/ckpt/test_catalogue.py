@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ import torch
 
 from resilio_hpc import ckpt
 from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt.records import read_manifest, read_table, seal
+from resilio_hpc.ckpt.restore import restore
+from resilio_hpc.ckpt.sources import CommittedSource
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, ResilioError
 
 
@@ -49,6 +54,17 @@ def shard(directory: Path, step: int = 20) -> Path:
 
 def manifest(directory: Path, step: int = 20) -> Path:
     return directory / f"step-{step:010d}" / "manifest.json"
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """What a manifest says."""
+    content: dict[str, Any] = json.loads(path.read_text())["manifest"]
+    return content
+
+
+def write_content(path: Path, content: dict[str, Any]) -> None:
+    """With the right checksum: a hostile manifest, not a damaged one."""
+    path.write_bytes(seal(json.dumps(content).encode()))
 
 
 def tensor_offset(path: Path) -> int:
@@ -125,8 +141,6 @@ HOSTILE = [
     changed((*RANK, "table", "crc32c"), 1 << 40),
     changed(("step",), 10),
     changed(("step",), 20.5),
-    changed(("format",), "zip"),
-    changed(("version",), 0),
     changed(("block_bytes",), 1),
     changed(("layout",), "mine"),
 ]
@@ -137,21 +151,60 @@ def test_a_hostile_manifest_is_corrupt_and_never_followed(
     change: Callable[[dict[str, Any]], None], directory: Path
 ) -> None:
     path = manifest(directory)
-    content = json.loads(path.read_text())
+    content = content_of(path)
     change(content)
-    path.write_text(json.dumps(content))
+    write_content(path, content)
     with pytest.raises(CorruptCheckpoint):
         ckpt.Checkpointer(directory).restore(step=20)
     assert restored(directory) == 10
 
 
-@pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b"null", b"\xff\xff", b"[" * 100_000, b'{"format": 1}'])
+@pytest.mark.parametrize(
+    "garbage", [b"", b"{", b"[]", b"null", b"\xff\xff", b"[" * 100_000, b'{"format": 1}', seal(b"{}"), seal(b"7")]
+)
 def test_garbage_instead_of_a_manifest_is_corrupt(garbage: bytes, directory: Path) -> None:
     manifest(directory).write_bytes(garbage)
     with pytest.raises(CorruptCheckpoint):
         catalogue.manifest_of(directory, 20)
     assert catalogue.committed_steps(directory) == [10]
     assert restored(directory) == 10
+
+
+def test_a_manifest_in_which_any_bit_flipped_is_not_read(directory: Path) -> None:
+    data = manifest(directory).read_bytes()
+    assert read_manifest(data, 20).step == 20
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CheckpointError):
+            read_manifest(bytes(damaged), 20)
+
+
+def test_a_bit_that_flipped_wherever_a_restore_looks_is_found(tmp_path: Path) -> None:
+    saver = ckpt.Checkpointer(tmp_path)
+    saver.save(20, {"x": torch.arange(40), "y": torch.ones(3, dtype=torch.bfloat16), "n": 7}).wait(timeout_s=30)
+    found = catalogue.manifest_of(tmp_path, 20)
+    rank = found.shards[0].ranks[0]
+    fd = os.open(shard(tmp_path), os.O_RDWR)
+    table = read_table(os.pread(fd, rank.table.size_bytes, rank.table.offset), found.shards[0].size_bytes)
+    used = [rank.table, table.tree, *table.tensors]
+    with ThreadPoolExecutor(1) as pool:
+
+        def read() -> object:
+            with CommittedSource(shard(tmp_path).parent, found, 0, 1, "own") as source:
+                return restore(source, None, pool)
+
+        read()
+        for extent in used:
+            for at in range(extent.offset, extent.offset + extent.size_bytes):
+                byte = os.pread(fd, 1, at)[0]
+                for bit in range(8):
+                    os.pwrite(fd, bytes([byte ^ 1 << bit]), at)
+                    with pytest.raises(CorruptCheckpoint):
+                        read()
+                os.pwrite(fd, bytes([byte]), at)
+        read()
+    os.close(fd)
 
 
 def test_a_shard_that_is_a_link_elsewhere_is_not_followed(directory: Path, tmp_path: Path) -> None:
@@ -166,7 +219,7 @@ def test_a_shard_that_is_a_link_elsewhere_is_not_followed(directory: Path, tmp_p
 def test_a_newer_format_says_so(directory: Path) -> None:
     path = manifest(directory)
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "version": 99, "shards": "something new"}))
+    path.write_text(json.dumps({**content, "version": 99, "manifest": "something new"}))
     with pytest.raises(CheckpointError, match="upgrade") as caught:
         catalogue.manifest_of(directory, 20)
     assert not isinstance(caught.value, CorruptCheckpoint)
@@ -177,7 +230,7 @@ def test_a_hostile_table_is_refused_before_anything_is_allocated(directory: Path
     from resilio_hpc.ckpt.records import sha256
     from resilio_hpc.native import crc32c
 
-    content = json.loads(manifest(directory).read_text())
+    content = content_of(manifest(directory))
     record = content["shards"][0]["ranks"][0]
     at, size = record["table"]["offset"], record["table"]["size_bytes"]
     data = shard(directory).read_bytes()
@@ -197,7 +250,7 @@ def test_a_hostile_table_is_refused_before_anything_is_allocated(directory: Path
         content["shards"][0]["size_bytes"] = len(data) + len(new)
         record["table"] = {"offset": len(data), "size_bytes": len(new), "crc32c": crc32c(new)}
         record["table_sha256"] = sha256(new)
-        manifest(directory).write_text(json.dumps(content))
+        write_content(manifest(directory), content)
         with pytest.raises(CorruptCheckpoint):
             ckpt.Checkpointer(directory).restore(step=20)
 
