@@ -200,10 +200,10 @@ class SimulatedAgent:
         """Another agent follows us, though there is no controller here."""
         self.core.taken_for_controller(message)
 
-    def stepped_down(self, epoch: int, since: float) -> None:
+    def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
         """There is no controller here any more."""
         tell("stepped down", node=self.node)
-        self.core.stepped_down(epoch, since)
+        self.core.stepped_down(epoch, since, outvoted)
 
     def become_controller(self, term: Term) -> None:
         """We were elected."""

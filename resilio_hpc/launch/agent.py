@@ -283,9 +283,9 @@ class Agent(AgentFiles):
         """Another agent follows us, though there is no controller here."""
         self.core.taken_for_controller(message)
 
-    def stepped_down(self, epoch: int, since: float) -> None:
+    def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
         """There is no controller here any more."""
-        self.core.stepped_down(epoch, since)
+        self.core.stepped_down(epoch, since, outvoted)
 
     def keep_ballot(self, ballot: Ballot) -> None:
         """Write to this node's disk, before anything else is said."""

@@ -146,11 +146,11 @@ class AgentCore(NodeRanks):
         self._welcomed = False
         self._next_beat = self._ports.monotonic()
 
-    def stepped_down(self, epoch: int, since: float) -> None:
+    def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
         """Our own node's controller is none any more; it had no quorum since ``since`` (NEVER: not at all)."""
         now = self._ports.monotonic()
         self._led = (epoch, since if since != NEVER else now)
-        self._succession.stepped_down(epoch, since, now)
+        self._succession.stepped_down(epoch, since, now, outvoted)
         self._welcomed = False
 
     def scanned(

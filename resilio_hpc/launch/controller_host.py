@@ -52,7 +52,7 @@ class LivesIn(Protocol):
     def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
         """Another agent follows us, though there is no controller here."""
 
-    def stepped_down(self, epoch: int, since: float) -> None:
+    def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
         """The controller is none any more."""
 
 
@@ -150,13 +150,13 @@ class ControllerHost:
         self.step_down(f"epoch {newest} has begun")
         return True
 
-    def step_down(self, reason: str, since: float | None = None) -> None:
+    def step_down(self, reason: str, since: float | None = None, outvoted: bool = False) -> None:
         """There is no controller here any more; ``since``: it had no quorum since (monotonic seconds)."""
         if self.controller is not None:
             self._write("stepped_down", epoch=self.controller.epoch, reason=reason)
             epoch, since = self.controller.epoch, self.controller.enrolment.since if since is None else since
             self.controller = None
-            self._agent.stepped_down(epoch, since)
+            self._agent.stepped_down(epoch, since, outvoted)
 
     def tick(self) -> None:
         """Let time pass."""
@@ -211,7 +211,7 @@ class ControllerHost:
             elif isinstance(action, ClaimWitness):
                 self._claim_witness(action.witness)
             elif isinstance(action, StepDown):
-                self.step_down(action.reason, action.since)
+                self.step_down(action.reason, action.since, action.outvoted)
             else:
                 self._finish(action)
 

@@ -83,10 +83,14 @@ class ClaimWitness:
 
 @dataclass(frozen=True)
 class StepDown:
-    """Action: there is no controller here any more; it had no quorum since ``since`` (monotonic seconds)."""
+    """Action: there is no controller here any more; it had no quorum since ``since`` (monotonic seconds).
+
+    ``outvoted``: the other half has the witness.
+    """
 
     since: float
     reason: str
+    outvoted: bool = False
 
 
 Action = Send | Record | Finish | AskPast | RecordEpoch | ClaimWitness | StepDown

@@ -41,7 +41,7 @@ class Succession:
     ) -> None:  # fmt: skip
         self.following: EpochRecord | None = None
         self.ballot = ballot
-        self.newest = max(ballot.promised, begins)
+        self.newest = max(ballot.promised, ballot.membership.epoch, begins)
         self._node = node
         self._job = job
         self._begins = begins
@@ -56,6 +56,7 @@ class Succession:
         self.superseded = False  # a later job of the run has begun: nobody of this one may lead any more, ever
         self._closed = False  # the other end closed the connection: its process is gone
         self._led = 0  # the epoch in which this very node leads
+        self._outvoted = False  # the other half has the witness: a claim of ours is of no use
         self._next_scan = self._next_call = self.patient_until = self._heard
         self._scanning = False
         self._pulse: tuple[int, int | None] = (0, None)
@@ -91,6 +92,9 @@ class Succession:
     def heard(self, epoch: int, now: float) -> None:
         """The controller of ``epoch`` spoke."""
         if self.following is not None and epoch == self.following.epoch and epoch >= self.ballot.promised:
+            if epoch > self.ballot.promised:  # as good as a vote: it must not be forgotten by our successor either
+                self.promise(epoch, self.following.node)
+            self._outvoted = self._outvoted and self.following.node == self._node
             self._heard = now
             self._lost = self._fresh_start = self._closed = False
             self._election.over()
@@ -108,8 +112,12 @@ class Succession:
             self._courted = ""
             self._pulse = (self._pulse[0], None)  # it may have moved for as long as we did not look
 
-    def stepped_down(self, epoch: int, since: float, now: float) -> None:
-        """The controller of ``epoch`` leads no more; it had no quorum since ``since``: nor did our support make one."""
+    def stepped_down(self, epoch: int, since: float, now: float, outvoted: bool = False) -> None:
+        """The controller of ``epoch`` leads no more; it had no quorum since ``since``: nor did our support make one.
+
+        ``outvoted``: it was ours, and the other half has the witness.
+        """
+        self._outvoted = self._outvoted or outvoted
         if epoch == self._led:
             self._led = 0
         if self.following is not None and epoch == self.following.epoch:
@@ -326,7 +334,7 @@ class Succession:
 
     def _may_claim_first(self, record: EpochRecord | None, now: float) -> bool:
         """The first controller of a job is whoever creates its file: normally the first node."""
-        if not self._lost or self._knows_others or self.superseded:
+        if not self._lost or self._knows_others or self.superseded or self._outvoted:
             return False
         others = record is not None and record.job == self._job and record.node != self._node
         if others and not self._closed and now <= self._pulse_seen + STILL_S:

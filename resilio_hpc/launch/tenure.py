@@ -69,7 +69,7 @@ class Tenure:
             self._witnesses.add(witness)
             self._go_on_with_half()
         elif holder is not None:
-            controller.act(StepDown(controller.enrolment.since, "the other half has the witness"))
+            controller.act(StepDown(controller.enrolment.since, "the other half has the witness", outvoted=True))
 
     def _go_on_with_half(self) -> None:
         """Ask for the next witness that is needed; with all of them, those who came are enough."""

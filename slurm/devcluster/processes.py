@@ -13,6 +13,7 @@ from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.slurm.devcluster.spec import Layout
 
 _KILL_TIMEOUT_S = 10.0
+_LOOKS = 10
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,21 @@ class NodeProcess:
 
 
 def processes_of(pid_namespace: int) -> list[NodeProcess]:
-    """Every process in a machine's PID namespace, by pid; none if it has no namespace (0: powered off)."""
+    """Every process in a machine's PID namespace, by pid; none if it has no namespace (0: powered off).
+
+    A daemon that forks and ends while we look can be missed in both its shapes, so this looks until nothing changes.
+    """
+    before: list[NodeProcess] | None = None
+    for _ in range(_LOOKS):
+        found = _look(pid_namespace) if pid_namespace else []
+        if found == before:
+            break
+        before = found
+    return found
+
+
+def _look(pid_namespace: int) -> list[NodeProcess]:
     found: list[NodeProcess] = []
-    if not pid_namespace:
-        return found
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue

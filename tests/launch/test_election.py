@@ -58,7 +58,7 @@ def test_nobody_stands_who_has_a_controller_or_is_alone() -> None:
     for tick in range(40):
         one.tick(2.3 + tick / 10)
     assert not any(isinstance(done, Term) for done in ports.take())
-    assert ports.kept[-1].promised == 0
+    assert ports.kept[-1].promised == 1
 
 
 def test_orphans_of_long_ago_do_not_count() -> None:
@@ -80,7 +80,7 @@ def test_nobody_stands_once_a_later_job_of_the_run_has_begun() -> None:
     one.answered(m.Canvass(1002, "c", (1, 1)), 7.0)
     one.answered(m.Welcome(1001, "c", "c:1"), 7.0)
     one.scanned(EpochRecord(1001, "c", "c:1", "job"), 1, 7.0)  # of one that knows nothing of it
-    assert one.ballot.promised == 0
+    assert one.ballot.promised == 1
     assert not any(isinstance(done, Term | m.Vote) for done in ports.take())
     assert one.following == EpochRecord(1, "a", "a:1", "job")
 

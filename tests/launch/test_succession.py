@@ -106,6 +106,17 @@ def test_of_two_halves_the_one_with_the_witness_goes_on() -> None:
     assert len(world.directory.epochs) == 2
 
 
+def test_half_that_comes_when_the_half_with_the_witness_is_gone_ends_in_a_verdict() -> None:
+    world = World(nodes=2, minimum=1, absent=("n1",), join_timeout_s=5.0)
+    world.until_step(3)
+    assert world.directory.witnesses == {"0.0": "n2"}
+    world.power_off("n2")
+    world.start_agent("n1")
+    world.run(lambda: world.directory.verdict is not None, limit_s=400.0)
+    assert world.directory.said == ("quorum_lost", 1)
+    assert len(world.directory.epochs) == 2
+
+
 def test_halves_of_four_are_decided_by_one_witness_too() -> None:
     world = World(nodes=4, minimum=1)
     world.until_step(15)

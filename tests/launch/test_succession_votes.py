@@ -8,6 +8,8 @@ from lone_agent import LIMIT_S, agent, enrolled, follower, orphan, words
 
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.ballot import EpochRecord, Term
+from resilio_hpc.launch.quorum import NEVER, first_membership
+from resilio_hpc.launch.succession import Succession
 
 # -- the first controller ------------------------------------------------------------------------------------------
 
@@ -209,7 +211,43 @@ def test_no_vote_while_the_controller_lives() -> None:
     one, ports = follower("c", "a")
     one.answered(m.Canvass(2, "b", (1, 1)), 2.5)
     assert ports.take() == []
-    assert one.ballot.promised == 0
+    assert one.ballot.promised == 1
+
+
+def test_whom_an_agent_followed_its_successor_does_not_forget() -> None:
+    """Not even before it was enrolled: the controller may have counted on it."""
+    one, ports = agent("c")
+    one.tick(0.0)
+    one.scanned(EpochRecord(5, "a", "a:1", "job"), 1, 0.0)
+    assert ports.kept == []  # it may be long dead
+    one.heard(5, 0.1)
+    assert (ports.kept[-1].promised, ports.kept[-1].promised_to) == (5, "a")
+    another = Succession("c", "job", "c:1", ports.kept[-1], LIMIT_S, ports, ports)
+    another.tick(20.0)
+    ports.take()
+    another.answered(m.Canvass(4, "b", (0, 0)), 20.0)
+    assert not any(isinstance(done, m.Vote) for done in ports.take())
+    assert another.ballot.promised == 5
+
+
+def test_who_has_lost_the_tie_claims_no_more_until_somebody_else_has_led() -> None:
+    one, ports = agent("a", first_membership(("a", "b")))
+    one.tick(0.0)
+    one.scanned(None, None, 0.0)
+    one.claimed(1, True, 0.1)
+    one.heard(1, 0.2)
+    one.stepped_down(1, NEVER, 6.0, outvoted=True)
+    ports.take()
+    for second in range(60):
+        one.tick(7.0 + second)
+        one.scanned(EpochRecord(1, "a", "a:1", "job"), None, 7.0 + second)
+    assert words(ports) == []
+    one.scanned(EpochRecord(3, "b", "b:1", "job"), 1, 70.0)
+    one.heard(3, 70.1)
+    one.lose(71.0)
+    one.tick(71.0)
+    one.scanned(EpochRecord(3, "b", "b:1", "job"), None, 71.1)
+    assert "claim 5" in words(ports)
 
 
 def test_nobody_older_than_the_promise_is_followed() -> None:

@@ -39,7 +39,7 @@ class Heard:
     def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
         self.nodes.append(message.node)
 
-    def stepped_down(self, epoch: int, since: float) -> None:
+    def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
         raise AssertionError("there was no controller")
 
 

@@ -74,13 +74,13 @@ class VirtualHost:
         if connection is not None:
             self._world.network.to_caller(connection, lambda: connection.caller.hears(message))
 
-    def step_down(self, reason: str, since: float | None = None) -> None:
+    def step_down(self, reason: str, since: float | None = None, outvoted: bool = False) -> None:
         """There is no controller here any more."""
         if self.controller is not None:
             self._world.record("stepped_down", {"node": self._agent.node, "reason": reason})
             epoch, since = self.controller.epoch, self.controller.enrolment.since if since is None else since
             self.controller = None
-            self._agent.core.stepped_down(epoch, since)
+            self._agent.core.stepped_down(epoch, since, outvoted)
 
     def tick(self) -> None:
         """Let time pass."""
@@ -115,7 +115,7 @@ class VirtualHost:
             elif isinstance(action, ClaimWitness):
                 self._claim_witness(action.witness)
             elif isinstance(action, StepDown):
-                self.step_down(action.reason, action.since)
+                self.step_down(action.reason, action.since, action.outvoted)
             else:
                 self._finish(action)
 
