@@ -124,7 +124,11 @@ class DcpAsync(Dcp):
                 self.stager = DefaultStager(StagingOptions(True, True, False, False))
             options["async_stager"] = self.stager
         done = dcp.async_save(
-            self.state, checkpoint_id=self.directory / "dcp", no_dist=True, async_checkpointer_type=kind, **options
+            self.state,
+            checkpoint_id=self.directory / "dcp",
+            no_dist=not self.process,
+            async_checkpointer_type=kind,
+            **options,
         )
         done = getattr(done, "upload_completion", done)
 
@@ -136,7 +140,15 @@ class DcpAsync(Dcp):
 
 
 class DcpAsyncProcess(DcpAsync):
+    """Its helper process needs a process group, of one."""
+
     process = True
+
+    def __init__(self, directory: Path, state: dict[str, Any]) -> None:
+        super().__init__(directory, state)
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
 
 
 class Limit(Method):
