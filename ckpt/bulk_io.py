@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
+from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import direct_io
 
 PAGE = 4096
@@ -61,9 +63,11 @@ def write(fd: int, memory: memoryview, pieces: Sequence[Piece], blocks: Sequence
 def read(fd: int, segments: Sequence[Segment], direct: bool = True) -> list[int]:
     """Fill every target; the indices of those that do not match their checksum.
 
-    ``segments`` by offset, without overlap. ``direct`` False: by way of the page cache, because others on this node
-    read the same. Raises OSError, with ENODATA for a file that ends too early.
+    ``segments`` by offset. ``direct`` False: by way of the page cache, because others on this node read the same.
+    Raises CorruptCheckpoint for segments that overlap, OSError, with ENODATA for a file that ends too early.
     """
+    if any(one.offset + len(one.target) > other.offset for one, other in pairwise(segments)):
+        raise CorruptCheckpoint("two tensors of the checkpoint share bytes of a file")
 
     def act(file: int) -> list[int]:
         return direct_io.read(file, segments, READ_DEPTH, READ_CHUNK_BYTES, True)

@@ -59,6 +59,21 @@ def committed(directory: Path) -> list[Manifest]:
     return sorted(found, key=lambda manifest: (manifest.order, manifest.step))
 
 
+def damaged_steps(directory: Path) -> dict[int, str]:
+    """Steps that are there, but not in ``committed``, and why."""
+    why: dict[int, str] = {}
+    for step in _numbers(directory):
+        try:
+            manifest = manifest_of(directory, step)
+        except (CheckpointError, OSError) as error:
+            why[step] = str(error)
+            continue
+        bad = [s.file for s in manifest.shards if not _has_size(step_directory(directory, step) / s.file, s.size_bytes)]
+        if bad:
+            why[step] = f"{', '.join(bad[:5])}: missing, or not as large as it was written"
+    return why
+
+
 def manifest_of(directory: Path, step: int) -> Manifest:
     """The manifest of one step. Raises CorruptCheckpoint, CheckpointError for a newer format, OSError."""
     path = step_directory(directory, step) / MANIFEST

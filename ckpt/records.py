@@ -65,13 +65,18 @@ class RankRecord(msgspec.Struct, frozen=True):
 
 
 class ShardRecord(msgspec.Struct, frozen=True):
-    """One shard file, durable: what the manifest says about it. The controller passes it on unread."""
+    """One shard file, durable: what the manifest says about it. The controller passes it on unread.
+
+    ``metadata_sha256``: of all bytes that are neither a tensor nor a rank's tree or table (``extents.hash_gaps``). No
+    restore reads them; HDF5 programs do.
+    """
 
     node_rank: Count
     file: str
     size_bytes: Count
     layout: Layout
     ranks: tuple[RankRecord, ...]
+    metadata_sha256: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True):

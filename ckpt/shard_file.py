@@ -20,6 +20,7 @@ import numpy
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.bulk_io import PAGE, Block, Piece
+from resilio_hpc.ckpt.extents import hash_gaps
 from resilio_hpc.ckpt.records import Extent, RankRecord, ShardRecord, Table, TensorRecord, blocks, sha256
 from resilio_hpc.ckpt.sources import ArenaSource
 from resilio_hpc.core.durable import sync_directory
@@ -51,12 +52,12 @@ def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int) 
     try:
         _check_space(directory, sum(arena.header.size_bytes for arena in arenas))
         places, ranks = _make_metadata(temporary, arenas)
-        size = _write_data(temporary, list(zip(arenas, places, strict=True)))
+        size, metadata = _write_data(temporary, list(zip(arenas, places, strict=True)))
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(directory)
-    return ShardRecord(node_rank, name, size, arenas[0].header.layout, tuple(ranks))
+    return ShardRecord(node_rank, name, size, arenas[0].header.layout, tuple(ranks), metadata)
 
 
 def _check_space(directory: Path, size: int) -> None:
@@ -145,16 +146,18 @@ def _stored_as(record: TensorRecord) -> tuple[Any, tuple[int, ...]]:
     return numpy.dtype("u1"), (*record.shape, record.size_bytes // count if count else 1)
 
 
-def _write_data(path: Path, contents: Sequence[tuple[ArenaSource, Sequence[_Place]]]) -> int:
-    """Write everything in its place, each block verified, and make the file durable; its size."""
+def _write_data(path: Path, contents: Sequence[tuple[ArenaSource, Sequence[_Place]]]) -> tuple[int, str]:
+    """Write everything in its place, each block verified, and make the file durable; its size, and its metadata's
+    hash."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
         os.posix_fallocate(fd, 0, size)  # a full disk shows now
+        metadata = hash_gaps(fd, [(place.offset, place.size) for _, places in contents for place in places], size)
         for arena, places in contents:
             _write_rank(fd, arena, places)
         os.fsync(fd)
-        return size
+        return size, metadata
     finally:
         os.close(fd)
 

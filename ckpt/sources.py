@@ -20,13 +20,12 @@ from resilio_hpc.ckpt.records import (
     BLOCK_BYTES,
     Layout,
     Manifest,
-    RankRecord,
     Table,
     TensorRecord,
     blocks,
     read_table,
-    sha256,
 )
+from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 from resilio_hpc.native import copy_crc32c, crc32c, populate
 
@@ -159,7 +158,7 @@ class CommittedSource:
         self.step = manifest.step
         self._direct = alone or layout == "own"
         self._directory = directory
-        self._files: dict[str, int] = {}
+        self._files: dict[str, ShardReader] = {}
         self._where: dict[str, int] = {}
         try:
             if manifest.layout != layout:
@@ -180,16 +179,13 @@ class CommittedSource:
 
     def _table(self, manifest: Manifest, rank: int) -> tuple[Table, bytes]:
         shard, record = manifest.shard_of(rank)
-        fd = self._open(shard.file, shard.size_bytes)
-        data = _pread(fd, record.table.offset, record.table.size_bytes)
-        _check_table(data, record, shard.file)
-        table = read_table(data, shard.size_bytes)
-        tree = _pread(fd, table.tree.offset, table.tree.size_bytes)
-        if crc32c(tree) != table.tree.crc32c:
-            raise CorruptCheckpoint(f"{shard.file}: the tree of rank {rank} does not match its checksum")
+        if shard.file not in self._files:
+            self._files[shard.file] = ShardReader(self._directory, shard)
+        reader = self._files[shard.file]
+        table = reader.table(record)
         for tensor in table.tensors:
-            self._where[tensor.path] = fd
-        return table, tree
+            self._where[tensor.path] = reader.fd
+        return table, reader.tree(record, table)
 
     def _resolve(self, manifest: Manifest, table: Table) -> Sequence[TensorRecord]:
         """Replicated tensors have their bytes with rank 0, under the same path."""
@@ -201,17 +197,6 @@ class CommittedSource:
             if theirs is None or theirs.offset < 0 or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
                 raise CorruptCheckpoint(f"step {self.step}: rank 0 holds no such tensor as {mine.path}")
         return [record for record in found if record is not None]
-
-    def _open(self, name: str, size: int) -> int:
-        if name not in self._files:
-            try:
-                fd = os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except FileNotFoundError as error:
-                raise CorruptCheckpoint(f"{self._directory.name}/{name} is missing") from error
-            self._files[name] = fd
-            if os.fstat(fd).st_size != size:
-                raise CorruptCheckpoint(f"{self._directory.name}/{name} does not have {size} bytes")
-        return self._files[name]
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
         """See Source. In the order of the files, each thread a part of its own."""
@@ -235,8 +220,8 @@ class CommittedSource:
 
     def close(self) -> None:
         """Close the files."""
-        for fd in self._files.values():
-            os.close(fd)
+        for reader in self._files.values():
+            reader.close()
         self._files.clear()
 
     def __enter__(self) -> Self:
@@ -257,23 +242,3 @@ def _mismatch(step: int, record: TensorRecord, start: int) -> CorruptCheckpoint:
 def _populate(target: memoryview) -> None:
     if len(target) >= POPULATE_BYTES:
         populate(target)  # fresh pages all at once: faults one by one double the time of the copy
-
-
-def _check_table(data: bytes, record: RankRecord, file: str) -> None:
-    if crc32c(data) != record.table.crc32c or sha256(data) != record.table_sha256:
-        raise CorruptCheckpoint(f"{file}: the table of rank {record.rank} does not match its checksum")
-
-
-def _pread(fd: int, offset: int, size: int) -> bytes:
-    data = bytearray(size)
-    _pread_into(fd, offset, memoryview(data))
-    return bytes(data)
-
-
-def _pread_into(fd: int, offset: int, target: memoryview) -> None:
-    done = 0
-    while done < len(target):
-        count = os.preadv(fd, [target[done:]], offset + done)
-        if count == 0:
-            raise CorruptCheckpoint("a shard file ends too early")
-        done += count

@@ -27,6 +27,7 @@ COMMANDS = (
     Command("status", "resilio_hpc.cli.status", "how a run is doing: rounds, steps, failures, checkpoints"),
     Command("view", "resilio_hpc.cli.view", "live view of a run"),
     Command("ledger", "resilio_hpc.cli.ledger", "the events of a run, in order"),
+    Command("ckpt", "resilio_hpc.cli.ckpt", "list, show and verify checkpoints"),
     Command("demo", "resilio_hpc.cli.demo", "watch a training job survive on a Slurm cluster of its own"),
     Command("devcluster", "resilio_hpc.cli.devcluster", "a small real Slurm cluster on this machine, to try things on"),
 )

@@ -11,6 +11,7 @@ import pytest
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.bulk_io import PAGE, Block, Piece, Segment
+from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
 
 CONTENT = np.random.default_rng(2).integers(0, 256, 40 * PAGE, dtype=np.uint8)
@@ -52,6 +53,13 @@ def test_pieces_that_direct_writes_cannot_take_go_through_the_cache(tmp_path: Pa
     memory = memoryview(CONTENT.copy())
     assert bulk_io.write(fd, memory, [Piece(3, 5, 10_000)], []) is None
     assert os.pread(fd, 10_000, 5) == CONTENT[3:10_003].tobytes()
+    os.close(fd)
+
+
+def test_segments_that_overlap_come_from_a_hostile_table(tmp_path: Path) -> None:
+    fd = open_file(tmp_path)
+    with pytest.raises(CorruptCheckpoint, match="share bytes"):
+        bulk_io.read(fd, [Segment(0, memoryview(bytearray(9)), 0), Segment(8, memoryview(bytearray(9)), 0)])
     os.close(fd)
 
 

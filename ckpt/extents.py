@@ -1,0 +1,36 @@
+"""Ranges of bytes of a file: what lies between them, and its hash. Here: the HDF5 metadata around the data."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+
+from resilio_hpc.core.errors import CorruptCheckpoint
+
+_PIECE_BYTES = 1 << 20
+
+
+def gaps(extents: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+    """The (offset, size) of everything in a file of ``size`` bytes that no extent (offset, size) covers, in order."""
+    at = 0
+    for offset, length in sorted(extents):
+        if length and offset > at:
+            yield at, min(offset, size) - at
+        at = max(at, offset + length) if length else at
+    if at < size:
+        yield at, size - at
+
+
+def hash_gaps(fd: int, extents: Iterable[tuple[int, int]], size: int) -> str:
+    """SHA-256, in hexadecimal, of the bytes of ``gaps`` and of where they are. Raises CorruptCheckpoint, OSError."""
+    digest = hashlib.sha256()
+    for offset, length in gaps(extents, size):
+        digest.update(f"{offset}+{length};".encode())
+        for start in range(offset, offset + length, _PIECE_BYTES):
+            wanted = min(_PIECE_BYTES, offset + length - start)
+            data = os.pread(fd, wanted, start)
+            if len(data) != wanted:
+                raise CorruptCheckpoint("a shard file ends too early")
+            digest.update(data)
+    return digest.hexdigest()

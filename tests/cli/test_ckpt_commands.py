@@ -1,0 +1,163 @@
+"""``resilio ckpt``: what a person and a program see of good, damaged, hostile and absent checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+import torch
+
+from resilio_hpc import ckpt
+from resilio_hpc.ckpt.records import seal
+from resilio_hpc.cli.ckpt import size_text
+from resilio_hpc.cli.main import main
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Steps 10 and 20 in a directory whose name is hard to handle."""
+    for name in ("RANK", "WORLD_SIZE", "RESILIO_AGENT_SOCKET"):
+        monkeypatch.delenv(name, raising=False)
+    made = tmp_path / "check 'points'\n"
+    saver = ckpt.Checkpointer(made)
+    for step in (10, 20):
+        saver.save(step, {"w": torch.full((500, 3), step), "a/b \x1b[31m": torch.ones(2), "n": step}).wait(timeout_s=30)
+    return made
+
+
+def call(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
+    try:
+        code = main(["ckpt", *map(str, argv)])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, Any]:
+    code, out, err = call(capsys, *argv, "--json")
+    assert err == ""
+    return code, json.loads(out)
+
+
+def flip(directory: Path, step: int) -> None:
+    path = directory / f"step-{step:010d}" / "node-0.h5"
+    with h5py.File(path) as file:
+        at = file["rank0/w"].id.get_offset()
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff")
+
+
+def test_ls_lists_steps_and_says_what_is_damaged(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "ls", directory)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["step", "10", "20"]
+    os.truncate(directory / "step-0000000010" / "node-0.h5", 100)
+    (directory / "step-0000000015").mkdir()
+    code, out, _ = call(capsys, "ls", directory)
+    assert code == 1
+    assert "step 10 is damaged: node-0.h5: missing, or not as large as it was written" in out
+    assert "step 15 is damaged: " in out
+    code, found = as_json(capsys, "ls", directory)
+    assert (code, [row["step"] for row in found["steps"]], sorted(found["damaged"])) == (1, [20], ["10", "15"])
+
+
+def test_show_tells_tensors_and_plain_values(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "show", directory)
+    assert code == 0
+    assert out.splitlines()[0] == "step 20, rank 0 of 1, node-0.h5: 2 tensors, 12 kB"
+    assert out.splitlines()[1].split() == ["w", "int64", "[500,", "3]", "12", "kB"]
+    assert "\x1b" not in out
+    assert (
+        call(capsys, "show", directory, 10, "--tree")[1]
+        == '{"w":{"$tensor":0},"a/b \\u001b[31m":{"$tensor":1},"n":10}\n'
+    )
+    assert as_json(capsys, "show", directory, 10)[1]["tensors"][0] == {
+        "path": "w", "dtype": "int64", "shape": [500, 3], "size_bytes": 12000, "here": True,
+    }  # fmt: skip
+
+
+def test_a_run_directory_is_as_good_as_its_checkpoints(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = directory.parent / "run"
+    run.mkdir()
+    directory.rename(run / "checkpoints")
+    (run / "run.json").write_text("{}")
+    assert [row["step"] for row in as_json(capsys, "ls", run)[1]["steps"]] == [10, 20]
+
+
+def test_verify_reads_everything_and_names_what_is_wrong(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "verify", directory)
+    assert (code, [line.split(" (")[0] for line in out.splitlines()]) == (0, ["step 10: good", "step 20: good"])
+    flip(directory, 20)
+    code, out, _ = call(capsys, "verify", directory)
+    assert code == 1
+    assert "step 10: good" in out
+    assert "step 20: damaged" in out
+    assert "  node-0.h5: rank 0: tensor w does not match its checksum at byte " in out
+    assert call(capsys, "verify", directory, 10)[0] == 0
+    code, found = as_json(capsys, "verify", directory)
+    assert (code, found["10"]["damages"], [d["tensor"] for d in found["20"]["damages"]]) == (1, [], ["w"])
+
+
+def test_a_manifest_that_is_garbage_or_too_new_is_damage(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = directory / "step-0000000020" / "manifest.json"
+    for content, word in (
+        (b"garbage", "cannot be read"),
+        (seal(b"{}"), "cannot be read"),
+        (path.read_bytes().replace(b'"version":1', b'"version":9'), "upgrade"),
+    ):
+        path.write_bytes(content)
+        code, out, _ = call(capsys, "verify", directory)
+        assert code == 1
+        assert word in out
+        assert call(capsys, "show", directory, 20)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("show", "{}", "7"), "there is no step 7 in"),
+        (("verify", "{}", "7"), "committed: 10, 20"),
+        (("show", "{}", "--rank", "1"), "step 20 has ranks 0 to 0, not 1"),
+        (("ls", "/nowhere"), "/nowhere is not a directory"),
+        (("verify", "/proc/self/fd"), "there is no committed step"),
+        (("show", "{}", "ten"), "invalid int value"),
+        ((), "required: COMMAND"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(
+    directory: Path, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], said: str
+) -> None:
+    code, out, err = call(capsys, *(word.replace("{}", str(directory)) for word in argv))
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_on_a_terminal_there_is_progress(directory: Path) -> None:
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "resilio_hpc.cli.main", "ckpt", "verify", str(directory)],
+        stderr=theirs, stdout=subprocess.PIPE, text=True, timeout=60, env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert done.returncode == 0
+    assert "step 10" in shown
+    assert "kB" in shown
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_060_000_000, "1.06 GB"), (5 * 10**12, "5 TB")]
+)
+def test_sizes_are_as_people_read_them(size: int, text: str) -> None:
+    assert size_text(size) == text
