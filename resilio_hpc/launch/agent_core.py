@@ -207,9 +207,9 @@ class AgentCore(NodeRanks):
         self._ports.record("controller", epoch=term.epoch, node=self.node)
         self._ports.become_controller(term)
 
-    def step_down(self) -> None:
-        """This node leads no more: a newer epoch was promised to somebody."""
-        self._ports.step_down("a newer epoch was promised")
+    def step_down(self, reason: str) -> None:
+        """This node leads no more."""
+        self._ports.step_down(reason)
 
     # -- the controller's words --------------------------------------------------------------------------------
 

@@ -260,6 +260,8 @@ class Succession:
         if message.epoch < self.ballot.promised:
             if self._lost and message.node != self._courted:  # it must hear of our promise, and stand again
                 self._address(message.node, message.endpoint, now)
+        elif self._may_be_ignorant(message.epoch) and message.node != self._courted:
+            self._enlighten(message.node, message.endpoint, now)
         elif message.epoch > known or (self._courted and isinstance(message, m.Redirect) and message.epoch == known):
             self._follow(record, now)  # only once: each call is answered, and another connection costs a handshake
 
@@ -276,8 +278,11 @@ class Succession:
         elif self.following is None or (self._lost and not leads):
             self.enrol(message.membership)
             self._election.orphan_called(message, now)
+        elif leads and self._led % 2 and message.membership.version > self.membership.version:
+            self.enrol(message.membership)
+            self._chief.step_down("others know of later voters")
         elif message.newest > self.following.epoch and self.following.node == self._node:
-            self._chief.step_down()  # it may not follow us any more: an election gives us an epoch that it may
+            self._chief.step_down("a newer epoch was promised")  # an election gives us an epoch that it may follow
         else:
             self._point_out(message.node)
 
@@ -315,8 +320,11 @@ class Succession:
             self.superseded = self.superseded or (not ours and record.epoch > self._begins)
             newer = record.epoch > known and record.epoch >= self.ballot.promised and not self.superseded
             if ours and newer and record.node and not self._is_dead_self(record):
-                self._follow(record, now)
-                return
+                if not self._may_be_ignorant(record.epoch):
+                    self._follow(record, now)
+                    return
+                if (record.epoch, pulse) != self._pulse:  # else it is dead, or was told
+                    self._enlighten(record.node, record.endpoint, now)
             if (record.epoch, pulse) != self._pulse:
                 moves = record.epoch == self._pulse[0] and self._pulse[1] is not None
                 self._pulse, self._pulse_seen = (record.epoch, pulse), now
@@ -326,6 +334,18 @@ class Succession:
             self._scanning = True
             known = max(self.newest, record.epoch if record else 0)
             self._ports.claim_epoch(known + 1 + known % 2)
+
+    def _may_be_ignorant(self, epoch: int) -> bool:
+        """Whether it was claimed, for want of any voters that had been enrolled, though we have been.
+
+        Its controller may count voters who have no vote any more, with us as one of them.
+        """
+        return epoch % 2 == 1 and 0 < self.membership.epoch < epoch
+
+    def _enlighten(self, node: str, endpoint: str, now: float) -> None:
+        """Call it with what we know: it points to itself if it knows as much, else it gives up its claim."""
+        if self._lost and not self._election.stands and node not in (self._node, self._courted):
+            self._address(node, endpoint, now)
 
     def _tell_of_promise(self, record: EpochRecord, now: float) -> None:
         """Somebody leads whom we may not follow any more: once it hears that, it stands anew."""

@@ -48,5 +48,5 @@ class Chief(Protocol):
     def lead(self, term: Term) -> None:
         """This node won."""
 
-    def step_down(self) -> None:
+    def step_down(self, reason: str) -> None:
         """This node leads no more."""

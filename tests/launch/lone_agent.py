@@ -63,8 +63,8 @@ class Ports:
     def lead(self, term: Term) -> None:
         self.done.append(term)
 
-    def step_down(self) -> None:
-        self.done.append("step down")
+    def step_down(self, reason: str) -> None:
+        self.done.append(f"step down: {reason}")
 
 
 def agent(

@@ -165,5 +165,5 @@ def test_a_controller_that_somebody_may_not_follow_any_more_steps_down() -> None
     one.claimed(1, True, 0.0)
     one.heard(1, 0.1)
     ports.take()
-    one.peer_said(orphan("c", newest=6), 1.5)
-    assert ports.take() == ["step down"]
+    one.peer_said(m.Orphan("c", 6, one.membership, 1.0), 1.5)
+    assert ports.take() == ["step down: a newer epoch was promised"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from lone_agent import LIMIT_S, agent, enrolled, follower, orphan, words
+from lone_agent import ABC, LIMIT_S, agent, enrolled, follower, orphan, words
 
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.ballot import EpochRecord, Term
-from resilio_hpc.launch.quorum import NEVER, first_membership
+from resilio_hpc.launch.quorum import NEVER, Membership, first_membership
 from resilio_hpc.launch.succession import Succession
 
 # -- the first controller ------------------------------------------------------------------------------------------
@@ -267,3 +267,48 @@ def test_a_membership_is_kept_if_it_is_newer() -> None:
     assert one.enrol(newer)
     assert not one.enrol(msgspec.structs.replace(newer, number=0))
     assert [ballot.membership for ballot in ports.kept] == [newer]
+
+
+# -- a claim by who does not know that voters have been enrolled -----------------------------------------------------
+
+
+def test_a_claimed_epoch_is_followed_only_once_its_controller_knows_as_much() -> None:
+    """It may count voters who have lost their votes, and us as one of them."""
+    one, ports = follower("b", "a")
+    one.lose(2.0)
+    claim = EpochRecord(3, "z", "z:1", "job")
+    one.scanned(claim, 0, 2.1)
+    assert ports.take()[-2:] == ["court z at z:1", m.Orphan("b", 1, one.membership, 1.1)]
+    assert one.following is not None
+    assert one.following.epoch == 1
+    ports.take()
+    one.scanned(claim, 0, 2.2)  # it was told, and its pulse stands still
+    assert ports.take() == []
+    one.answered(m.Redirect(3, "z", "z:1"), 2.3)
+    assert one.following == claim
+
+
+def test_nobody_else_can_vouch_for_a_claimed_epoch() -> None:
+    one, ports = follower("c", "a")
+    one.lose(2.0)
+    one.tick(2.3)
+    assert "court b at b:1" in words(ports)
+    one.answered(m.Redirect(3, "z", "z:1"), 2.4)
+    assert words(ports)[0] == "court z at z:1"
+    assert one.following is not None
+    assert one.following.epoch == 1
+
+
+def test_who_claimed_an_epoch_gives_it_up_when_it_hears_of_enrolled_voters() -> None:
+    one, ports = agent("a")
+    one.tick(0.0)
+    one.scanned(None, None, 0.0)
+    one.claimed(1, True, 0.1)
+    one.heard(1, 0.2)
+    ports.take()
+    one.peer_said(orphan("c", newest=0), 0.3)
+    assert ports.take() == ["step down: others know of later voters"]
+    assert one.membership == enrolled(*ABC)
+    two, ports = follower("b", "a", names=("b", "c"))
+    two.peer_said(m.Orphan("c", 0, Membership(0, 0), 1.0), 1.5)
+    assert isinstance(ports.take()[0][1], m.Redirect)  # type: ignore[index]
