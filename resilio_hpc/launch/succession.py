@@ -114,9 +114,7 @@ class Succession:
 
     def stepped_down(self, epoch: int, since: float, now: float, outvoted: bool = False) -> None:
         """The controller of ``epoch`` leads no more; it had no quorum since ``since``: nor did our support make one.
-
-        ``outvoted``: it was ours, and the other half has the witness.
-        """
+        ``outvoted``: it was ours, and the other half has the witness."""
         self._outvoted = self._outvoted or outvoted
         if epoch == self._led:
             self._led = 0
@@ -328,29 +326,21 @@ class Succession:
             if (record.epoch, pulse) != self._pulse:
                 moves = record.epoch == self._pulse[0] and self._pulse[1] is not None
                 self._pulse, self._pulse_seen = (record.epoch, pulse), now
-                if ours and moves and self._lost and record.epoch < self.ballot.promised:
-                    self._tell_of_promise(record, now)
+                if ours and moves and record.epoch < self.ballot.promised:
+                    self._enlighten(record.node, record.endpoint, now)
         if self._may_claim_first(record, now):
             self._scanning = True
             known = max(self.newest, record.epoch if record else 0)
             self._ports.claim_epoch(known + 1 + known % 2)
 
     def _may_be_ignorant(self, epoch: int) -> bool:
-        """Whether it was claimed, for want of any voters that had been enrolled, though we have been.
-
-        Its controller may count voters who have no vote any more, with us as one of them.
-        """
+        """Whether it was claimed though we had been enrolled: its controller may count voters who have no vote now."""
         return epoch % 2 == 1 and 0 < self.membership.epoch < epoch
 
     def _enlighten(self, node: str, endpoint: str, now: float) -> None:
-        """Call it with what we know: it points to itself if it knows as much, else it gives up its claim."""
+        """Call one that leads with what we know: a newer promise, or later voters. It stands anew, or gives up."""
         if self._lost and not self._election.stands and node not in (self._node, self._courted):
             self._address(node, endpoint, now)
-
-    def _tell_of_promise(self, record: EpochRecord, now: float) -> None:
-        """Somebody leads whom we may not follow any more: once it hears that, it stands anew."""
-        if not self._election.stands and record.node not in (self._node, self._courted):
-            self._address(record.node, record.endpoint, now)
 
     def _may_claim_first(self, record: EpochRecord | None, now: float) -> bool:
         """The first controller of a job is whoever creates its file: normally the first node."""
