@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,22 +24,22 @@ CHUNK, DEPTH = 8 << 20, 4
 UPDATES = 5
 
 
-class Method:
-    """``save`` returns as soon as training may go on; what it returns waits until the bytes are durable."""
+class Method(ABC):
+    """``load_memory``, for those that have it: back into the tensors of the state from this node's memory."""
+
+    load_memory: Callable[[], None] | None = None
 
     def __init__(self, directory: Path, state: dict[str, Any]) -> None:
         self.directory = directory
         self.state = state
 
+    @abstractmethod
     def save(self, step: int) -> Callable[[], None]:
-        raise NotImplementedError
+        """Return as soon as training may go on; what is returned waits until the bytes are durable."""
 
+    @abstractmethod
     def load(self) -> None:
         """Back into the tensors of the state, from disk."""
-        raise NotImplementedError
-
-    def load_memory(self) -> None:
-        raise NotImplementedError
 
 
 class Ours(Method):
@@ -266,7 +267,7 @@ def measure(method: Method, saves: int) -> dict[str, list[float]]:
         drop_caches()
         with timed(found["cold"]):
             method.load()
-    if type(method).load_memory is not Method.load_memory:
+    if method.load_memory is not None:
         for _ in range(3):
             with timed(found["memory"]):
                 method.load_memory()

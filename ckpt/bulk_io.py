@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeVar
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import direct_io
 
-PAGE = 4096
 WRITE_CHUNK_BYTES, WRITE_DEPTH = 8 << 20, 4
 READ_CHUNK_BYTES, READ_DEPTH = 2 << 20, 4  # per thread: what is read waits in as much memory for its copy
 

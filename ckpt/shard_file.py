@@ -19,7 +19,8 @@ import msgspec
 import numpy
 
 from resilio_hpc.ckpt import bulk_io
-from resilio_hpc.ckpt.bulk_io import PAGE, Block, Piece
+from resilio_hpc.ckpt.arena import PAGE
+from resilio_hpc.ckpt.bulk_io import Block, Piece
 from resilio_hpc.ckpt.extents import hash_gaps
 from resilio_hpc.ckpt.records import Extent, RankRecord, ShardRecord, Table, TensorRecord, blocks, sha256
 from resilio_hpc.ckpt.sources import ArenaSource

@@ -48,7 +48,8 @@ def size_of(manifest: Manifest) -> int:
 def verify_step(directory: Path, manifest: Manifest, progress: Progress = lambda size: None) -> list[Damage]:
     """Read every file of a step; what is damaged, nothing if all is well.
 
-    ``directory``: of the checkpoints. Needs 72 MiB of memory. Raises OSError for a device that fails.
+    ``directory``: of the checkpoints. Its buffers take at most 64 MiB, and those of ``bulk_io``.
+    Raises OSError for a device that fails.
     """
     room = memoryview(bytearray(min(_ROOM_BYTES, size_of(manifest))))
     damages: list[Damage] = []

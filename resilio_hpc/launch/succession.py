@@ -258,8 +258,8 @@ class Succession:
         if message.epoch < self.ballot.promised:
             if self._lost and message.node != self._courted:  # it must hear of our promise, and stand again
                 self._address(message.node, message.endpoint, now)
-        elif self._may_be_ignorant(message.epoch) and message.node != self._courted:
-            self._enlighten(message.node, message.endpoint, now)
+        elif self._claimed_after_enrolment(message.epoch) and message.node != self._courted:
+            self._tell_what_we_know(message.node, message.endpoint, now)
         elif message.epoch > known or (self._courted and isinstance(message, m.Redirect) and message.epoch == known):
             self._follow(record, now)  # only once: each call is answered, and another connection costs a handshake
 
@@ -318,26 +318,26 @@ class Succession:
             self.superseded = self.superseded or (not ours and record.epoch > self._begins)
             newer = record.epoch > known and record.epoch >= self.ballot.promised and not self.superseded
             if ours and newer and record.node and not self._is_dead_self(record):
-                if not self._may_be_ignorant(record.epoch):
+                if not self._claimed_after_enrolment(record.epoch):
                     self._follow(record, now)
                     return
                 if (record.epoch, pulse) != self._pulse:  # else it is dead, or was told
-                    self._enlighten(record.node, record.endpoint, now)
+                    self._tell_what_we_know(record.node, record.endpoint, now)
             if (record.epoch, pulse) != self._pulse:
                 moves = record.epoch == self._pulse[0] and self._pulse[1] is not None
                 self._pulse, self._pulse_seen = (record.epoch, pulse), now
                 if ours and moves and record.epoch < self.ballot.promised:
-                    self._enlighten(record.node, record.endpoint, now)
+                    self._tell_what_we_know(record.node, record.endpoint, now)
         if self._may_claim_first(record, now):
             self._scanning = True
             known = max(self.newest, record.epoch if record else 0)
             self._ports.claim_epoch(known + 1 + known % 2)
 
-    def _may_be_ignorant(self, epoch: int) -> bool:
+    def _claimed_after_enrolment(self, epoch: int) -> bool:
         """Whether it was claimed though we had been enrolled: its controller may count voters who have no vote now."""
         return epoch % 2 == 1 and 0 < self.membership.epoch < epoch
 
-    def _enlighten(self, node: str, endpoint: str, now: float) -> None:
+    def _tell_what_we_know(self, node: str, endpoint: str, now: float) -> None:
         """Call one that leads with what we know: a newer promise, or later voters. It stands anew, or gives up."""
         if self._lost and not self._election.stands and node not in (self._node, self._courted):
             self._address(node, endpoint, now)
