@@ -9,17 +9,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, snapshot, tree
+from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, tree
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.coordinator import Coordinator, RestorePoint, checkpoint_directory
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.overlap import fence_before_steps
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.restore import restore
+from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged
 from resilio_hpc.ckpt.sources import ArenaSource, CommittedSource
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
 
@@ -44,12 +46,16 @@ class Checkpointer:
         layout: Literal["replicated"] | None = None,
         *,
         keep_last: int = 3,
+        overlap: bool = False,
     ) -> None:
         """``remote``: directory for committed checkpoints, on the shared file system (default $RESILIO_CHECKPOINT_DIR).
 
         ``local``: directory on this node's disk for snapshots that do not fit into memory (default: the temporary
         directory). ``memory`` False: never keep snapshots in memory. ``layout``: None, every process's tensors are its
         own; REPLICATED. ``keep_last``: committed steps to keep when there is no launcher (which has its own setting).
+        ``overlap``: ``save`` returns before parameters and optimizer state are copied, and the next step of any torch
+        optimizer waits until they are (RES-13). Only for loops in which nothing else changes them between the two, and
+        for optimizers that are in the state as objects; ``fence`` waits at any other place.
         """
         if layout not in (None, REPLICATED):
             raise UsageError(f"layout is None or ckpt.REPLICATED, not {layout!r}")
@@ -63,6 +69,10 @@ class Checkpointer:
         self._prefaulted = False
         self._warned: set[str] = set()
         self._pool = ThreadPoolExecutor(_threads(self.place.local_world_size), "resilio-copy")
+        self._overlapped = overlap
+        self._finisher = ThreadPoolExecutor(1, "resilio-snapshot")
+        self._pending: Future[None] | None = None
+        self._fence_began: float | None = None
         self._handles: dict[int, SaveHandle] = {}
         self._handles_lock = threading.Lock()
         self._coordinator.on_stage(self._on_stage)
@@ -70,38 +80,77 @@ class Checkpointer:
     # -- saving ----------------------------------------------------------------------------------------------------
 
     def save(self, step: int, state: Any) -> SaveHandle:
-        """Take a snapshot of ``state`` (complete on return) and see that it is committed in the background.
+        """Take a snapshot of ``state`` and see that it is committed in the background.
 
-        Never raises for memory or disks that are full or fail: then the handle's ``wait`` does. Raises UsageError for a
-        value that a checkpoint cannot hold.
+        The snapshot is complete on return, unless ``overlap`` was asked for. Never raises for memory or disks that are
+        full or fail: then the handle's ``wait`` does. Raises UsageError for a value that a checkpoint cannot hold.
         """
         if type(step) is not int or not 0 <= step < 1 << 53:
             raise UsageError(f"step {step!r} is not a whole number from 0 on")
         started = time.monotonic()
+        self.fence()
+        self._fence_began = None
         flattened = tree.flatten(state)
         handle = SaveHandle(step)
         try:
             self._coordinator.before_save(step)
-            path, size = self._snapshot(step, flattened)
+            taken = Snapshot(self._open_arenas(), step, flattened, self._pool, self._overlapped)
         except (OSError, CheckpointError) as error:
-            self._warn(f"step {step} is not saved: {error}")
-            handle.fail(str(error))
+            self._not_saved(handle, error)
             return handle
-        with self._handles_lock:
-            self._handles[step] = handle
-        handle.reach("memory")
-        self._coordinator.snapshot_taken(step, path, size, time.monotonic() - started)
+        if taken.is_copied:
+            self._finish(taken, handle, started)
+        else:
+            fence_before_steps(self)
+            blocked_s = time.monotonic() - started
+            self._pending = self._finisher.submit(self._finish, taken, handle, started, blocked_s)
         return handle
 
-    def _snapshot(self, step: int, flattened: tree.Flattened) -> tuple[Path, int]:
+    def fence(self) -> None:
+        """Wait until nothing is copied from the state any more; at once without ``overlap``.
+
+        Torch's optimizers do this at the beginning of each step, other code that changes the state has to.
+        """
+        pending = self._pending
+        if pending is None:
+            return
+        if not pending.done():
+            self._fence_began = time.monotonic()
+            wait([pending])
+        self._pending = None
+
+    def _finish(self, taken: Snapshot, handle: SaveHandle, started: float, blocked_s: float | None = None) -> None:
+        """``blocked_s``: what training has waited for it so far; None: since ``started``."""
+        try:
+            path, size = taken.finish()
+            self._look_at_arenas()
+            now = time.monotonic()
+            if blocked_s is None:
+                blocked_s = now - started
+            elif self._fence_began is not None:
+                blocked_s += now - self._fence_began
+            with self._handles_lock:
+                self._handles[handle.step] = handle
+            handle.reach("memory")
+            self._coordinator.snapshot_taken(handle.step, path, size, blocked_s)
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for this save must hear of it
+            if isinstance(error, StateChanged):
+                self._overlapped = False
+            self._not_saved(handle, error)
+
+    def _not_saved(self, handle: SaveHandle, error: Exception) -> None:
+        self._warn(f"step {handle.step} is not saved: {error}")
+        with self._handles_lock:
+            self._handles.pop(handle.step, None)
+        handle.fail(str(error))
+
+    def _look_at_arenas(self) -> None:
         arenas = self._open_arenas()
-        path, size = snapshot.take(arenas, step, flattened, self._pool)
         if arenas.on_disk and self._memory:
             self._warn("no room for snapshots in shared memory; they go to disk from now on")
         if not self._prefaulted:
             self._prefaulted = True
             threading.Thread(target=_prefault, args=(arenas,), daemon=True).start()
-        return path, size
 
     def _open_arenas(self) -> ArenaPair:
         if self._arenas is None:
@@ -153,6 +202,7 @@ class Checkpointer:
         not fit, CorruptCheckpoint when every copy is bad (tensors of ``state`` may be overwritten then).
         """
         started = time.monotonic()
+        self.fence()
         if step is not None:
             point = RestorePoint("committed", step)
             return self._restored(point, self._read(point, state), started)

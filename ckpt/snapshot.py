@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
-from resilio_hpc.ckpt import tensors
+from resilio_hpc.ckpt import overlap, tensors
 from resilio_hpc.ckpt.arena import PAGE, Header
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.records import BLOCK_BYTES, Extent, Table, TensorRecord, blocks
-from resilio_hpc.ckpt.tensors import Leaf
+from resilio_hpc.ckpt.records import Extent, Table, TensorRecord, blocks
+from resilio_hpc.ckpt.tensors import LARGE_BYTES, Leaf
 from resilio_hpc.ckpt.tree import Flattened
-from resilio_hpc.native import copy_crc32c, crc32c
+from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.native import copy_blocks, crc32c
 
-_LARGE = 64 * 1024
+_SHARE_BYTES = 32 << 20
+"""What a thread copies in one go."""
+_SMALL_BYTES = 1 << 20
+"""Copied at once, whoever asks: to hand so little on costs more than its copy."""
 _encode = msgspec.json.Encoder().encode
+
+
+class StateChanged(CheckpointError):
+    """A tensor was changed while it was being copied."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} was changed, by something else than optimizer.step(), while it was being copied; call "
+            "Checkpointer.fence() before such a change, or leave overlap=True away"
+        )
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,7 @@ def plan(leaves: Iterable[Leaf], tree_size: int) -> Plan:
     """Large tensors begin on a page (for direct I/O later), small ones on a cache line."""
     at, offsets, table_bound = PAGE, [], 1024
     for leaf in leaves:
-        alignment = PAGE if leaf.size_bytes >= _LARGE else 64
+        alignment = PAGE if leaf.size_bytes >= LARGE_BYTES else 64
         at = -(-at // alignment) * alignment
         offsets.append(at)
         at += leaf.size_bytes
@@ -45,29 +60,128 @@ def plan(leaves: Iterable[Leaf], tree_size: int) -> Plan:
     return Plan(tuple(offsets), at, table_offset, table_offset + table_bound)
 
 
-def take(pair: ArenaPair, step: int, state: Flattened, pool: ThreadPoolExecutor) -> tuple[Path, int]:
-    """Copy ``state`` into one of the rank's arenas: the arena and the size of the snapshot, which is whole on return.
+class _Copy(NamedTuple):
+    """A block to be copied (see ``native.copy_blocks``), and where its checksum goes."""
 
-    Raises OSError or CheckpointError; then the former snapshot is what it was.
-    """
-    layout = plan(state.leaves, len(state.tree))
-    slot, room, sequence = pair.reserve(step, layout.room_bytes)
-    try:
-        with room:
-            checksums = _copy(state.leaves, layout.offsets, room, pool)
+    block: tuple[int, Any, int, int]
+    checksums: list[int]
+    number: int
+
+
+def _note(share: Sequence[_Copy], crcs: Sequence[int]) -> None:
+    for copy, crc in zip(share, crcs, strict=True):
+        copy.checksums[copy.number] = crc
+
+
+class Snapshot:
+    """A snapshot on its way into an arena: made, with the copies that cannot wait; then, once, ``finish``."""
+
+    def __init__(
+        self, pair: ArenaPair, step: int, state: Flattened, pool: ThreadPoolExecutor, overlapped: bool = False
+    ) -> None:
+        """``overlapped``: what only an optimizer's step changes is copied in the background from here on.
+
+        Raises OSError or CheckpointError; then the former snapshot is what it was.
+        """
+        self._pair, self._step, self._state, self._pool = pair, step, state, pool
+        waits = overlap.may_wait(state.leaves, state.optimizers) if overlapped else [False] * len(state.leaves)
+        self._late = [number for number, late in enumerate(waits) if late]
+        self._versions = self._current_versions()
+        self._plan = plan(state.leaves, len(state.tree))
+        self._checksums = [[0] * len(blocks(leaf.size_bytes)) for leaf in state.leaves]
+        self._copies: list[tuple[list[_Copy], Future[list[int]]]] = []
+        self._slot, self._room, self._sequence = pair.reserve(step, self._plan.room_bytes)
+        try:
+            self._copy([number for number, late in enumerate(waits) if not late])
+            self._collect()
+            self._copy(self._late)
+        except BaseException:
+            self._abandon()
+            raise
+
+    @property
+    def is_copied(self) -> bool:
+        """Is nothing being copied in the background?"""
+        return not self._late
+
+    def finish(self) -> tuple[Path, int]:
+        """Wait for the copies and make the snapshot whole: the arena, and the size of the snapshot.
+
+        Raises StateChanged when a tensor changed before its copy was complete; the snapshot is lost then.
+        """
+        try:
+            self._collect()
+            for number, before, now in zip(self._late, self._versions, self._current_versions(), strict=True):
+                if before != now:
+                    raise StateChanged(self._state.leaves[number].path)
+            end = self._complete()
+        except BaseException:
+            self._abandon()
+            raise
+        return self._slot.path, end
+
+    def _current_versions(self) -> list[int]:
+        """They grow when torch changes a tensor in place."""
+        return [self._state.leaves[number].value._version for number in self._late]
+
+    def _copy(self, numbers: Sequence[int]) -> None:
+        """Begin to copy these tensors, with the checksums of their blocks."""
+        share: list[_Copy] = []
+        share_bytes = 0
+        for number in numbers:
+            leaf, offset = self._state.leaves[number], self._plan.offsets[number]
+            source = tensors.buffer_of(leaf)
+            if source is None:
+                self._copy_strided(number)
+                continue
+            for index, (start, size) in enumerate(blocks(leaf.size_bytes)):
+                share.append(_Copy((offset + start, source, start, size), self._checksums[number], index))
+                share_bytes += size
+                if share_bytes >= _SHARE_BYTES:
+                    self._submit(share)
+                    share, share_bytes = [], 0
+        if share_bytes <= _SMALL_BYTES:
+            _note(share, copy_blocks(self._room, [copy.block for copy in share]))
+        else:
+            self._submit(share)
+
+    def _submit(self, share: list[_Copy]) -> None:
+        crcs = self._pool.submit(copy_blocks, self._room, [copy.block for copy in share])
+        self._copies.append((share, crcs))
+
+    def _copy_strided(self, number: int) -> None:
+        leaf, offset = self._state.leaves[number], self._plan.offsets[number]
+        target = self._room[offset : offset + leaf.size_bytes]
+        tensors.copy_out(leaf.value, target)
+        for index, (start, size) in enumerate(blocks(leaf.size_bytes)):
+            self._checksums[number][index] = crc32c(target[start : start + size])
+
+    def _collect(self) -> None:
+        """Wait for the copies that were begun."""
+        wait([crcs for _, crcs in self._copies])
+        for share, crcs in self._copies:
+            _note(share, crcs.result())
+        self._copies.clear()
+
+    def _complete(self) -> int:
+        state, layout = self._state, self._plan
+        with self._room as room:
             room[layout.tree_offset : layout.tree_offset + len(state.tree)] = state.tree
             table = Table(
                 Extent(layout.tree_offset, len(state.tree), crc32c(state.tree)),
-                tuple(map(_record, state.leaves, layout.offsets, checksums)),
+                tuple(map(_record, state.leaves, layout.offsets, self._checksums)),
             )
             data = _encode(table)
             end = layout.table_offset + len(data)
             room[layout.table_offset : end] = data
-        pair.finish(slot, _header(pair.owner, step, sequence, layout.table_offset, data, end))
-    except BaseException:
-        pair.abandon(slot)
-        raise
-    return slot.path, end
+        header = _header(self._pair.owner, self._step, self._sequence, layout.table_offset, data, end)
+        self._pair.finish(self._slot, header)
+        return end
+
+    def _abandon(self) -> None:
+        wait([crcs for _, crcs in self._copies])  # nothing may write to an arena that was given up
+        self._room.release()
+        self._pair.abandon(self._slot)
 
 
 def _record(leaf: Leaf, offset: int, checksums: list[int]) -> TensorRecord:
@@ -90,36 +204,3 @@ def _header(owner: Owner, step: int, sequence: int, table_offset: int, table: by
         table_crc32c=crc32c(table),
         size_bytes=end,
     )
-
-
-def _copy(
-    leaves: tuple[Leaf, ...], offsets: tuple[int, ...], room: memoryview, pool: ThreadPoolExecutor
-) -> list[list[int]]:
-    """Copy every tensor; the checksums of its blocks. Large blocks go through ``pool``, which runs without the GIL."""
-    checksums: list[list[int]] = []
-    pending: list[tuple[list[int], int, Callable[[], int]]] = []
-    for leaf, offset in zip(leaves, offsets, strict=True):
-        target = room[offset : offset + leaf.size_bytes]
-        source = tensors.bytes_of(leaf.value)
-        if source is None:
-            tensors.copy_out(leaf.value, target)
-        mine = [0] * len(blocks(leaf.size_bytes))
-        checksums.append(mine)
-        for start, size in blocks(leaf.size_bytes):
-            part = target[start : start + size]
-            if source is None:
-                mine[start // BLOCK_BYTES] = crc32c(part)
-            elif size < _LARGE:
-                mine[start // BLOCK_BYTES] = copy_crc32c(part, source[start : start + size])
-            else:
-                future = pool.submit(copy_crc32c, part, source[start : start + size])
-                pending.append((mine, start // BLOCK_BYTES, future.result))
-    failure: BaseException | None = None
-    for mine, index, result in pending:
-        try:
-            mine[index] = result()
-        except BaseException as error:  # noqa: BLE001 - raised below, once no thread writes to the arena any more
-            failure = error
-    if failure is not None:
-        raise failure
-    return checksums

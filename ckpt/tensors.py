@@ -9,11 +9,15 @@ import math
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
 
 Kind = Literal["torch", "numpy"]
+LARGE_BYTES = 64 * 1024
+"""From this size on a tensor begins on a page, and may be copied in the background."""
+_NUMPY_HAS = {"float32", "float64", "float16", "int64", "int32", "uint8", "int8", "bool"}
 
 
 @dataclass(frozen=True)
@@ -63,23 +67,24 @@ def _describe_torch(value: Any, path: str) -> Leaf:
     import torch
 
     plain = value.detach()
-    if hasattr(plain, "device_mesh") and hasattr(plain, "placements"):
-        raise UsageError(
-            "a DTensor cannot be saved yet; save its to_local() (each process its own part) or its full_tensor()"
-        )
     if type(plain) is not torch.Tensor:
+        if hasattr(plain, "device_mesh") and hasattr(plain, "placements"):
+            raise UsageError(
+                "a DTensor cannot be saved yet; save its to_local() (each process its own part) or its full_tensor()"
+            )
         raise UsageError(f"a {type(value).__name__} cannot be saved; convert it to a plain tensor")
-    if plain.layout is not torch.strided or plain.is_quantized or plain.device.type == "meta":
-        what = plain.device.type if plain.device.type == "meta" else plain.layout
+    device = plain.device
+    if plain.layout is not torch.strided or plain.is_quantized or device.type == "meta":
+        what = device.type if device.type == "meta" else plain.layout
         raise UsageError(f"a tensor of kind {what} cannot be saved; convert it to a dense tensor")
-    size = plain.numel() * plain.element_size()
-    identity = (
-        (str(plain.device), plain.data_ptr(), tuple(plain.shape), plain.stride(), plain.dtype, plain.is_conj())
-        if size
-        else None
-    )
-    name = str(plain.dtype).removeprefix("torch.")
-    return Leaf(path, "torch", name, tuple(plain.shape), size, plain, identity)
+    dtype, shape, size = plain.dtype, tuple(plain.shape), plain.nbytes
+    identity = (device, plain.data_ptr(), shape, plain.stride(), dtype, plain.is_conj()) if size else None
+    return Leaf(path, "torch", _name_of(dtype), shape, size, plain, identity)
+
+
+@cache
+def _name_of(torch_dtype: Any) -> str:
+    return str(torch_dtype).removeprefix("torch.")
 
 
 def bytes_of(value: Any) -> memoryview | None:
@@ -97,6 +102,15 @@ def bytes_of(value: Any) -> memoryview | None:
     if plain.numel() == 0:
         return memoryview(b"")
     return memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+
+
+def buffer_of(leaf: Leaf) -> Any:
+    """Something with the buffer protocol that has the bytes of ``bytes_of``; made in less time."""
+    if leaf.kind == "torch" and leaf.dtype in _NUMPY_HAS and leaf.value.device.type == "cpu":
+        value = leaf.value
+        plain = value.is_contiguous() and not value.is_conj() and not value.is_neg()
+        return value.numpy() if plain else None
+    return bytes_of(leaf.value)
 
 
 def copy_out(value: Any, target: memoryview) -> None:

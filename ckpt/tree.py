@@ -16,10 +16,11 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
-from resilio_hpc.ckpt import tensors
+from resilio_hpc.ckpt import overlap, tensors
 from resilio_hpc.ckpt.tensors import Leaf
 from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
@@ -37,10 +38,11 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class Flattened:
-    """A state taken apart: its JSON tree, and the tensors in the order of their numbers."""
+    """A state taken apart: its JSON tree, the tensors in the order of their numbers, and the optimizers in it."""
 
     tree: bytes
     leaves: tuple[Leaf, ...]
+    optimizers: tuple[Any, ...] = ()
 
 
 def flatten(state: Any) -> Flattened:
@@ -51,7 +53,8 @@ def flatten(state: Any) -> Flattened:
     """
     encoder = _Encoder()
     node = encoder.encode(state, ())
-    return Flattened(json.dumps(node, separators=(",", ":")).encode("ascii"), tuple(encoder.leaves))
+    text = json.dumps(node, separators=(",", ":")).encode("ascii")
+    return Flattened(text, tuple(encoder.leaves), tuple(encoder.optimizers))
 
 
 def decode(tree: bytes) -> Any:
@@ -74,14 +77,19 @@ def has_state(value: Any) -> bool:
 def component(key: Any) -> str:
     """One step of a path, unique among the keys of one dict; a legal name of an HDF5 link."""
     if type(key) is str:
-        if key == "":
-            return "$empty"
-        if re.fullmatch(r"-?[0-9]+|\.\.?", key):  # the int 0 and the string "0" must differ; . is no name in HDF5
-            return f"%{ord(key[0]):02X}" + key[1:]
-        return quote(key, safe=" .:,;+=@()[]{}<>!#&'*-_~^|", errors="surrogatepass")
+        return _text_component(key)
     if type(key) is int:
         return str(key)
     return f"${type(key).__name__}:" + quote(repr(key), safe="")
+
+
+@lru_cache(1 << 16)  # every save asks for the same ones
+def _text_component(key: str) -> str:
+    if key == "":
+        return "$empty"
+    if re.fullmatch(r"-?[0-9]+|\.\.?", key):  # the int 0 and the string "0" must differ; . is no name in HDF5
+        return f"%{ord(key[0]):02X}" + key[1:]
+    return quote(key, safe=" .:,;+=@()[]{}<>!#&'*-_~^|", errors="surrogatepass")
 
 
 def place(path: tuple[Any, ...]) -> str:
@@ -92,6 +100,7 @@ def place(path: tuple[Any, ...]) -> str:
 class _Encoder:
     def __init__(self) -> None:
         self.leaves: list[Leaf] = []
+        self.optimizers: list[Any] = []
         self._seen: dict[tuple[Any, ...], int] = {}
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
@@ -106,6 +115,8 @@ class _Encoder:
             return {"$tensor": self._number(value, path)}
         if has_state(value):
             self._check_depth(path)
+            if overlap.is_optimizer(value):
+                self.optimizers.append(value)
             return self.encode(value.state_dict(), path)
         return _encode_plain(value, path)
 

@@ -25,6 +25,67 @@ static PyObject *py_copy_crc32c(PyObject *module, PyObject *args) {
     return PyLong_FromUnsignedLong(crc);
 }
 
+/* ---- many blocks in one call ----------------------------------------------------------------------------------- */
+
+typedef struct {
+    Py_buffer source;
+    Py_ssize_t at, start, size;
+    uint32_t crc;
+} Block;
+
+static int take_block(Block *block, PyObject *item, Py_ssize_t room) {
+    PyObject *source;
+    if (!PyTuple_Check(item)) {
+        PyErr_SetString(PyExc_TypeError, "copy_blocks: a block is (at, source, start, size)");
+        return 0;
+    }
+    if (!PyArg_ParseTuple(item, "nOnn:copy_blocks", &block->at, &source, &block->start, &block->size)) return 0;
+    if (PyObject_GetBuffer(source, &block->source, PyBUF_SIMPLE) < 0) return 0;
+    Py_ssize_t size = block->size, length = block->source.len;
+    if (size < 0 || block->at < 0 || block->start < 0 || size > room || block->at > room - size || size > length ||
+        block->start > length - size) {
+        PyErr_Format(PyExc_ValueError, "copy_blocks: %zd bytes from %zd of %zd to %zd of %zd", size, block->start, length,
+                     block->at, room);
+        PyBuffer_Release(&block->source);
+        return 0;
+    }
+    return 1;
+}
+
+static PyObject *py_copy_blocks(PyObject *module, PyObject *args) {
+    Py_buffer target;
+    PyObject *list, *crcs = NULL;
+    if (!PyArg_ParseTuple(args, "w*O!:copy_blocks", &target, &PyList_Type, &list)) return NULL;
+    PyObject *items = PyList_AsTuple(list); /* another thread may change the list meanwhile */
+    Py_ssize_t count = items == NULL ? 0 : PyTuple_GET_SIZE(items), taken = 0;
+    Block *blocks = items == NULL ? NULL : PyMem_New(Block, count ? count : 1);
+    if (blocks == NULL) {
+        if (items != NULL) PyErr_NoMemory();
+    } else {
+        while (taken < count && take_block(&blocks[taken], PyTuple_GET_ITEM(items, taken), target.len)) taken++;
+    }
+    if (blocks != NULL && taken == count) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < count; i++) {
+            Block *block = &blocks[i];
+            const uint8_t *source = (const uint8_t *)block->source.buf + block->start;
+            block->crc = ~copy_checksum(0xffffffffu, (uint8_t *)target.buf + block->at, source, (size_t)block->size);
+        }
+        Py_END_ALLOW_THREADS
+        crcs = PyList_New(count);
+        for (Py_ssize_t i = 0; crcs != NULL && i < count; i++) {
+            PyObject *crc = PyLong_FromUnsignedLong(blocks[i].crc);
+            if (crc == NULL) Py_CLEAR(crcs);
+            else PyList_SET_ITEM(crcs, i, crc);
+        }
+    }
+    for (Py_ssize_t i = 0; i < taken; i++) PyBuffer_Release(&blocks[i].source);
+    PyMem_Free(blocks);
+    Py_XDECREF(items);
+    PyBuffer_Release(&target);
+    return crcs;
+}
+
 static PyObject *crc_with(PyObject *args, const char *format, uint32_t (*function)(uint32_t, const uint8_t *, size_t)) {
     Py_buffer source;
     unsigned int start = 0;
@@ -68,6 +129,7 @@ static PyObject *py_populate(PyObject *module, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"copy_crc32c", py_copy_crc32c, METH_VARARGS, "copy_crc32c(target, source) -> int"},
+    {"copy_blocks", py_copy_blocks, METH_VARARGS, "copy_blocks(target, [(at, source, start, size), ...]) -> [int, ...]"},
     {"crc32c", py_crc32c, METH_VARARGS, "crc32c(data, start=0) -> int"},
     {"crc32c_portable", py_crc32c_portable, METH_VARARGS, "crc32c_portable(data, start=0) -> int"},
     {"populate", py_populate, METH_VARARGS, "populate(mapping) -> None"},

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from resilio_hpc.ckpt import arena, snapshot
+from resilio_hpc.ckpt import arena
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.restore import restore
+from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.sources import ArenaSource
 from resilio_hpc.ckpt.tree import flatten
 
@@ -32,7 +33,7 @@ def save_for_ever(directory: Path, first: int, told: int) -> None:
     pair = ArenaPair(directory, Owner(0, 0, 1, 1, 0, "own", "run"), directory / "spill")
     with ThreadPoolExecutor(2) as pool:
         for step in range(first, first + 100_000):
-            snapshot.take(pair, step, flatten(state_of(step)), pool)
+            Snapshot(pair, step, flatten(state_of(step)), pool).finish()
             os.write(told, step.to_bytes(8, "little"))
 
 

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import arena, snapshot
+from resilio_hpc.ckpt import arena
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.restore import restore
+from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.sources import ArenaSource
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
@@ -37,7 +38,7 @@ def pair(directory: Path, rank: int = 0, world: int = 1, round_: int = 0) -> Are
 
 
 def save(arenas: ArenaPair, step: int, size: int = 1000) -> Path:
-    return snapshot.take(arenas, step, flatten({"x": np.full(size, step), "step": step}), POOL)[0]
+    return Snapshot(arenas, step, flatten({"x": np.full(size, step), "step": step}), POOL).finish()[0]
 
 
 def value(path: Path) -> int:

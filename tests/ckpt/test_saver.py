@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt import arena, catalogue, snapshot
+from resilio_hpc.ckpt import arena, catalogue
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.saver_messages import (
@@ -33,6 +33,7 @@ from resilio_hpc.ckpt.saver_messages import (
     decode_answer,
     encode_line,
 )
+from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.sources import ArenaSource
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import LayoutMismatch
@@ -88,7 +89,7 @@ def take(directory: Path, step: int, size: int = 1000, layout: Layout = "own") -
     for rank in range(WORLD):
         arenas = ArenaPair(directory, Owner(rank, rank, WORLD, WORLD, 0, layout, "run"), directory / "spill")
         state = {"x": np.full(size, 100 * step + (rank if layout == "own" else 0)), "rank": rank}
-        paths.append(str(snapshot.take(arenas, step, flatten(state), POOL)[0]))
+        paths.append(str(Snapshot(arenas, step, flatten(state), POOL).finish()[0]))
         arenas.close()
     return paths
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import arena, saver_messages, snapshot
+from resilio_hpc.ckpt import arena, saver_messages
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
@@ -83,7 +84,7 @@ class Node:
     def save(self, *steps: int) -> list[int]:
         """A rank saves; what is held then."""
         for step in steps:
-            snapshot.take(self._pair, step, flatten({"x": np.full(10, step)}), self._pool)
+            Snapshot(self._pair, step, flatten({"x": np.full(10, step)}), self._pool).finish()
         return [held.step for held in arena.scan(self.arenas)]
 
     def persist(self, step: int, round_number: int = 0) -> None:

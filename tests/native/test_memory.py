@@ -58,6 +58,37 @@ def test_a_read_only_target_is_refused() -> None:
         native.copy_crc32c(b"1234", b"5678")
 
 
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 3000)), max_size=8), st.integers(0, 63))
+def test_blocks_go_where_they_belong_each_with_its_checksum(parts: list[tuple[int, int]], gap: int) -> None:
+    blocks, sources, at = [], [], gap
+    for start, size in parts:
+        source = os.urandom(start + size)
+        sources.append(source[start:])
+        blocks.append((at, source, start, size))
+        at += size + gap
+    target = bytearray(b"\xaa" * (at + 1))
+    assert native.copy_blocks(target, blocks) == [native.crc32c_portable(source) for source in sources]
+    filler = b"\xaa" * gap
+    assert target == filler + b"".join(source + filler for source in sources) + b"\xaa"
+
+
+@pytest.mark.parametrize(
+    ("at", "start", "size"),
+    [(0, 0, 9), (5, 0, 4), (-1, 0, 1), (0, -1, 1), (0, 3, 6), (0, 0, -1), (1 << 62, 1 << 62, 1)],
+)
+def test_a_block_outside_of_source_or_target_is_refused_and_nothing_is_written(at: int, start: int, size: int) -> None:
+    target = bytearray(8)
+    with pytest.raises(ValueError, match="copy_blocks"):
+        native.copy_blocks(target, [(0, b"12345678", 0, 8), (at, b"12345678", start, size)])
+    assert target == bytes(8)
+
+
+@pytest.mark.parametrize("block", [(0, "text", 0, 1), (0, b"x", 0), [0, b"x", 0, 1], None])
+def test_what_is_no_block_is_refused(block: object) -> None:
+    with pytest.raises(TypeError):
+        native.copy_blocks(bytearray(8), [block])  # type: ignore[list-item]
+
+
 def test_populate_keeps_the_content() -> None:
     with mmap.mmap(-1, 1 << 20) as mapping:
         mapping[5000:5003] = b"abc"
