@@ -14,9 +14,13 @@ from resilio_hpc.ckpt import arena
 from resilio_hpc.ckpt.arena import EMPTY, PAGE, STATE_AT, WHOLE, WRITING, Header
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.memory_left import memory_left
 from resilio_hpc.native import populate
 
 _SHARED_MEMORY = Path("/dev/shm")
+_PIECE_BYTES = 64 << 20
+_LEAST_RESERVE_BYTES, _MOST_RESERVE_BYTES = 64 << 20, 4 << 30
+"""What arenas leave to everybody else: a 32nd of the memory, within these bounds."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Slot:
         self._fd = -1
         self._spill = spill
         self.on_disk = on_disk
+        self.why_on_disk = ""
         self._fd, self.path = self._open_nameless() if path is None else self._open_named(path)
 
     def _open_named(self, path: Path) -> tuple[int, Path]:
@@ -60,8 +65,9 @@ class Slot:
         fd = os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         return fd, Path(f"/proc/self/fd/{fd}")
 
-    def move_to_disk(self) -> None:
+    def move_to_disk(self, why: str) -> None:
         """Shared memory has no room: from now on this slot is a file on disk (locked before and after)."""
+        self.why_on_disk = why
         named = not self.path.is_relative_to("/proc")
         self.close()
         self.on_disk = True
@@ -98,8 +104,8 @@ class Slot:
     def make_room(self, size: int) -> memoryview:
         """Writable memory of at least ``size`` bytes, every page of it present (locked; the snapshot is lost).
 
-        fallocate, so that full memory is an error here and not a SIGBUS later; pages are faulted in now because a
-        fault costs ten times the copy.
+        Allocated first, so that full memory is an error here and not a SIGBUS later; pages are faulted in now because
+        a fault costs ten times the copy.
         """
         size = -(-size // PAGE) * PAGE
         present = self.size_bytes
@@ -109,10 +115,23 @@ class Slot:
             if present > size:
                 os.ftruncate(self._fd, size)
         if self.map is None:
-            os.posix_fallocate(self._fd, 0, size)  # also for an old file: a former life may have died half-way here
+            self._allocate(size)  # also for an old file: a former life may have died half-way here
             self.map = mmap.mmap(self._fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
             populate(self.map)
         return memoryview(self.map)
+
+    def _allocate(self, size: int) -> None:
+        """Piece by piece, with a look at what is left: all ranks of a node do this at the same time."""
+        if self.on_disk:
+            os.posix_fallocate(self._fd, 0, size)
+            return
+        if self.size_bytes < size:
+            os.ftruncate(self._fd, size)
+        for at in range(0, size, _PIECE_BYTES):
+            piece = min(_PIECE_BYTES, size - at)
+            if os.lseek(self._fd, at, os.SEEK_HOLE) < at + piece:
+                _refuse_to_fill_memory(piece)
+                os.posix_fallocate(self._fd, at, piece)
 
     def begin(self) -> None:
         """From here until ``finish`` the slot holds nothing (locked)."""
@@ -161,6 +180,11 @@ class ArenaPair:
         """Did memory have no room for some slot?"""
         return any(slot.on_disk for slot in self._slots)
 
+    @property
+    def why_on_disk(self) -> str:
+        """Why memory had no room, as far as this life knows."""
+        return next((slot.why_on_disk for slot in self._slots if slot.why_on_disk), "as before")
+
     def reserve(self, step: int, size: int) -> tuple[Slot, memoryview, int]:
         """Lock the slot that ``step`` goes to: the slot, its memory (state ``writing``), and the new sequence number.
 
@@ -205,16 +229,17 @@ class ArenaPair:
             if held is not None and held.step > step:
                 arena.mark_empty(slot.path, held.step)
 
-    def prefault(self) -> None:
-        """Make a slot that was never used as large as the other, in the background of training."""
+    def prefault(self, size: int = 0) -> None:
+        """Make a slot that was never used as large as the other one and ``size``, in the background of training."""
         with self._lock:
-            size = max(slot.size_bytes for slot in self._slots)
+            size = max(size, *(slot.size_bytes for slot in self._slots))
             for slot in self._slots:
                 if slot.map is None and slot.header is None and slot.lock():
                     try:
                         slot.make_room(size)
                     finally:
                         slot.unlock()
+                    return
 
     def held(self, step: int) -> Path | None:
         """The arena that holds ``step``, of this rank."""
@@ -232,13 +257,22 @@ class ArenaPair:
                 slot.close()
 
 
+def _refuse_to_fill_memory(size: int) -> None:
+    found = memory_left()
+    if found is not None:
+        reserve = min(max(found.limit_bytes // 32, _LEAST_RESERVE_BYTES), _MOST_RESERVE_BYTES)
+        if found.left_bytes < size + reserve:
+            left, limit = found.left_bytes >> 20, found.limit_bytes >> 20
+            raise OSError(errno.ENOMEM, f"{left} of {limit} MiB of memory are left, and training needs some of them")
+
+
 def _make_room(slot: Slot, size: int) -> memoryview:
     try:
         return slot.make_room(size)
     except OSError as error:
         if slot.on_disk or error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
             raise
-        slot.move_to_disk()
+        slot.move_to_disk(error.strerror or str(error))
         return slot.make_room(size)
 
 

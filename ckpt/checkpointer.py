@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -16,6 +17,7 @@ from typing import Any, Literal
 from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, tree
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.coordinator import Coordinator, RestorePoint, checkpoint_directory
+from resilio_hpc.ckpt.expected import expected_bytes
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.overlap import fence_before_steps
@@ -147,10 +149,10 @@ class Checkpointer:
     def _look_at_arenas(self) -> None:
         arenas = self._open_arenas()
         if arenas.on_disk and self._memory:
-            self._warn("no room for snapshots in shared memory; they go to disk from now on")
+            self._warn(f"no room for two snapshots in shared memory ({arenas.why_on_disk}); one or both go to disk")
         if not self._prefaulted:
             self._prefaulted = True
-            threading.Thread(target=_prefault, args=(arenas,), daemon=True).start()
+            _prefault(arenas)
 
     def _open_arenas(self) -> ArenaPair:
         if self._arenas is None:
@@ -219,6 +221,7 @@ class Checkpointer:
             raise CorruptCheckpoint(f"no checkpoint could be restored; the last one tried: {failure}") from failure
         self._drop_after(-1)
         self._coordinator.restored(-1, "", time.monotonic() - started)
+        self._prepare(state)
         return None
 
     def _read(self, point: RestorePoint, state: Any) -> Any:
@@ -243,7 +246,13 @@ class Checkpointer:
     def _restored(self, point: RestorePoint, state: Any, started: float) -> tuple[int, Any]:
         self._drop_after(point.step)
         self._coordinator.restored(point.step, point.source, time.monotonic() - started)
+        self._prepare(state)
         return point.step, state
+
+    def _prepare(self, state: Any) -> None:
+        """Under the launcher this is a job that will save: have the first arena ready by then."""
+        if self._coordinator.arena_directory is not None and self._memory:
+            _prefault(self._open_arenas(), expected_bytes(state))
 
     def _forget(self, step: int) -> None:
         if self._arenas is not None and (path := self._arenas.held(step)) is not None:
@@ -259,11 +268,12 @@ class Checkpointer:
         return catalogue.committed_steps(self.directory)
 
 
-def _prefault(arenas: ArenaPair) -> None:
-    try:
-        arenas.prefault()
-    except OSError:
-        pass  # the save that needs it will say so
+def _prefault(arenas: ArenaPair, size: int = 0) -> None:
+    def act() -> None:
+        with contextlib.suppress(OSError):  # the save that needs it will say so
+            arenas.prefault(size)
+
+    threading.Thread(target=act, name="resilio-prefault", daemon=True).start()
 
 
 def _find_coordinator(directory: Path, environment: Mapping[str, str], keep_last: int) -> Coordinator:

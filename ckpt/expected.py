@@ -1,0 +1,47 @@
+"""About how large a state's snapshot will be, asked before the first step: optimizers have no state yet."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from resilio_hpc.ckpt.tensors import is_tensor
+
+
+def expected_bytes(state: Any) -> int:
+    """Bytes of the tensors of a state once it has been trained, each counted once; objects' state_dict() is not called.
+
+    An optimizer without state is taken to get as many tensors of a parameter's size as its kind has: two in the Adam
+    family, one for momentum and one for whatever else is not SGD.
+    """
+    found: dict[Any, int] = {}
+    _collect(state, found)
+    return sum(found.values())
+
+
+def _collect(value: Any, found: dict[Any, int]) -> None:
+    torch = sys.modules.get("torch")
+    if isinstance(value, dict):
+        for item in value.values():
+            _collect(item, found)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _collect(item, found)
+    elif is_tensor(value):
+        key = value.data_ptr() if hasattr(value, "data_ptr") else value.__array_interface__["data"][0]
+        found[key, value.nbytes] = int(value.nbytes)
+    elif torch is not None and isinstance(value, torch.nn.Module):
+        _collect([*value.parameters(), *value.buffers()], found)
+    elif torch is not None and isinstance(value, torch.optim.Optimizer):
+        _collect_optimizer(value, found)
+
+
+def _collect_optimizer(optimizer: Any, found: dict[Any, int]) -> None:
+    if optimizer.state:
+        _collect(list(optimizer.state.values()), found)
+        return
+    for group in optimizer.param_groups:
+        averages = 2 if "betas" in group else 0 if "dampening" in group else 1
+        copies = averages + bool(group.get("amsgrad")) + bool(group.get("momentum"))
+        for parameter in group["params"]:
+            found["state of", parameter.data_ptr(), parameter.nbytes] = copies * int(parameter.nbytes)

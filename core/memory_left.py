@@ -1,0 +1,66 @@
+"""How much memory this process may still take before the kernel kills somebody of its job.
+
+Shared memory counts: a file in /dev/shm that grows beyond a cgroup's limit is no error, but an out-of-memory kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class MemoryLeft(NamedTuple):
+    """Of the machine, or of the cgroup that has the least left. ``limit_bytes``: what it may have in all."""
+
+    left_bytes: int
+    limit_bytes: int
+
+
+def memory_left(root: Path = Path("/")) -> MemoryLeft | None:
+    """From /proc and the memory cgroups (v1 and v2) that this process is in; None where nothing can be read."""
+    found = [*_machine(root), *_cgroups(root)]
+    return min(found, default=None)
+
+
+def _machine(root: Path) -> Iterator[MemoryLeft]:
+    fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE))
+    if "MemAvailable" in fields and "MemTotal" in fields:
+        yield MemoryLeft(int(fields["MemAvailable"]) << 10, int(fields["MemTotal"]) << 10)
+
+
+def _cgroups(root: Path) -> Iterator[MemoryLeft]:
+    """Each limit on the way up. A path that a container does not see is left out; its root is the container's."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        names = _V1 if controllers else _V2
+        mounted = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        directory = mounted / path.strip("/")
+        while directory.is_relative_to(mounted):
+            with contextlib.suppress(ValueError):  # "max", or no such file
+                yield _cgroup(directory, *names)
+            directory = directory.parent
+
+
+def _cgroup(directory: Path, limit_name: str, usage_name: str, cache_name: str) -> MemoryLeft:
+    """Raises ValueError where there is no limit."""
+    limit, usage = int(_text(directory / limit_name)), int(_text(directory / usage_name))
+    cache = re.search(rf"^{cache_name} (\d+)$", _text(directory / "memory.stat"), re.MULTILINE)
+    return MemoryLeft(limit - usage + (int(cache[1]) if cache else 0), limit)
+
+
+# The page cache of files that nobody used lately goes before anybody is killed; that of /dev/shm is never among it.
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,79 @@
+"""The guess that is made before the first step, against what the state is after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from resilio_hpc.ckpt import Checkpointer, arena, coordinator
+from resilio_hpc.ckpt.expected import expected_bytes
+from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.tree import flatten
+
+OPTIMIZERS: list[Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]] = [
+    torch.optim.AdamW,
+    lambda parameters: torch.optim.Adam(parameters, amsgrad=True),
+    torch.optim.SGD,
+    lambda parameters: torch.optim.SGD(parameters, momentum=0.9),
+    torch.optim.Adagrad,
+    torch.optim.RMSprop,
+]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_the_guess_is_right_to_a_hundredth(make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 300))
+    model[2].weight = model[0].weight  # tied
+    optimizer = make(model.parameters())
+    state = {"model": model, "optimizer": optimizer, "more": [np.ones(1000), {"x": torch.ones(7)}], "epoch": 3}
+    before = expected_bytes(state)
+    model(torch.rand(4, 300)).sum().backward()
+    optimizer.step()
+    after = sum(leaf.size_bytes for leaf in flatten(state).leaves)
+    assert before == pytest.approx(after, rel=0.01)
+    assert expected_bytes(state) == pytest.approx(after, rel=0.01)
+
+
+def test_nothing_is_nothing() -> None:
+    assert expected_bytes(None) == 0
+
+
+class InAJob(LocalCoordinator):
+    """As if a launcher had started this process: its arenas lie in a directory that it does not own."""
+
+    def __init__(self, directory: Path, arenas: Path) -> None:
+        super().__init__(directory, {}, 3)
+        self.arena_directory = arenas
+
+
+def test_the_first_arena_is_ready_before_the_first_save_and_the_second_before_the_second(tmp_path: Path) -> None:
+    arenas = tmp_path / "arenas"
+    arenas.mkdir()
+    coordinator.use(InAJob(tmp_path / "checkpoints", arenas))
+    try:
+        checkpoint = Checkpointer(tmp_path / "checkpoints")
+    finally:
+        coordinator.use(None)
+    model = torch.nn.Linear(500, 500)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"model": model, "optimizer": optimizer}
+    assert checkpoint.restore(state) is None
+    assert wait_for_size(arenas / "rank0.slot0") >= 3 * 500 * 500 * 4
+    model(torch.rand(1, 500)).sum().backward()
+    optimizer.step()
+    checkpoint.save(1, state).wait("committed", 60)
+    assert wait_for_size(arenas / "rank0.slot1") >= 3 * 500 * 500 * 4
+    assert [held.step for held in arena.scan(arenas)] == [1]
+
+
+def wait_for_size(path: Path) -> int:
+    deadline = time.monotonic() + 20
+    while path.stat().st_size == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return path.stat().st_size
