@@ -1,8 +1,8 @@
 """Writing one node's shard file: HDF5 whose metadata h5py makes, and whose data we write at the datasets' offsets.
 
 Dataset ``/rank<R>/<path of the tensor>`` for each tensor, contiguous; ``/rank<R>/$tree`` and ``/rank<R>/$table`` (JSON
-as bytes) for the plain values and the table. A dtype that HDF5 lacks (bfloat16, float8, strings of numpy) is stored as
-bytes with one more dimension, and named in the attribute ``dtype``.
+as bytes) for the plain values and the table. The attribute ``dtype`` names what HDF5 has no name for: see
+``stored_types``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 import h5py
 import msgspec
-import numpy
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.arena import PAGE
@@ -24,13 +23,12 @@ from resilio_hpc.ckpt.bulk_io import Block, Piece
 from resilio_hpc.ckpt.extents import hash_gaps
 from resilio_hpc.ckpt.records import Extent, RankRecord, ShardRecord, Table, TensorRecord, blocks, sha256
 from resilio_hpc.ckpt.sources import ArenaSource
+from resilio_hpc.ckpt.stored_types import BYTE, Stored, stored_as
 from resilio_hpc.core.durable import sync_directory
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
 
 _encode = msgspec.json.Encoder().encode
-_AS_THEY_ARE = {"bool"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-_AS_THEY_ARE |= {"float16", "float32", "float64", "complex64", "complex128"}
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,7 @@ def _make_rank(group: Any, arena: ArenaSource, places: list[_Place]) -> RankReco
 
 
 def _make_tensor(group: Any, record: TensorRecord, places: list[_Place]) -> TensorRecord:
-    dtype, shape = _stored_as(record)
-    offset = _make_dataset(group, record.path, dtype, shape, record.dtype if shape != record.shape else "")
+    offset = _make_dataset(group, record.path, stored_as(record))
     places.append(_Place(offset, record.size_bytes, record.offset))
     return TensorRecord(
         record.path, record.kind, record.dtype, record.shape, offset, record.size_bytes, record.checksums
@@ -110,12 +107,12 @@ def _make_tensor(group: Any, record: TensorRecord, places: list[_Place]) -> Tens
 
 
 def _make_bytes(group: Any, name: str, data: bytes, places: list[_Place]) -> int:
-    offset = _make_dataset(group, name, numpy.dtype("u1"), (len(data),), "")
+    offset = _make_dataset(group, name, Stored(BYTE, (len(data),)))
     places.append(_Place(offset, len(data), data=data))
     return offset
 
 
-def _make_dataset(group: Any, name: str, dtype: Any, shape: tuple[int, ...], real_dtype: str) -> int:
+def _make_dataset(group: Any, name: str, stored: Stored) -> int:
     """Allocate a contiguous dataset without writing to it; where its bytes begin in the file."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
@@ -124,27 +121,11 @@ def _make_dataset(group: Any, name: str, dtype: Any, shape: tuple[int, ...], rea
     links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     links.set_create_intermediate_group(True)
     links.set_char_encoding(h5py.h5t.CSET_UTF8)
-    space = h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
-    stored = h5py.h5t.py_create(dtype, logical=True)
-    dataset = h5py.h5d.create(group.id, name.encode("utf-8"), stored, space, dcpl=properties, lcpl=links)
-    if real_dtype:
-        h5py.Dataset(dataset).attrs["dtype"] = real_dtype
+    space = h5py.h5s.create_simple(stored.shape) if stored.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+    dataset = h5py.h5d.create(group.id, name.encode("utf-8"), stored.type, space, dcpl=properties, lcpl=links)
+    if stored.name:
+        h5py.Dataset(dataset).attrs["dtype"] = stored.name
     return dataset.get_offset() or 0
-
-
-def _stored_as(record: TensorRecord) -> tuple[Any, tuple[int, ...]]:
-    """The numpy dtype and the shape that a tensor has in the file."""
-    if record.kind == "torch":
-        if record.dtype in _AS_THEY_ARE:
-            return numpy.dtype(record.dtype), record.shape
-    else:
-        dtype = numpy.dtype(record.dtype)
-        if dtype.name in _AS_THEY_ARE:
-            return dtype, record.shape
-    count = 1
-    for length in record.shape:
-        count *= length
-    return numpy.dtype("u1"), (*record.shape, record.size_bytes // count if count else 1)
 
 
 def _write_data(path: Path, contents: Sequence[tuple[ArenaSource, Sequence[_Place]]]) -> tuple[int, str]:

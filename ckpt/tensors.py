@@ -74,7 +74,9 @@ def _describe_torch(value: Any, path: str) -> Leaf:
             )
         raise UsageError(f"a {type(value).__name__} cannot be saved; convert it to a plain tensor")
     device = plain.device
-    if plain.layout is not torch.strided or plain.is_quantized or device.type == "meta":
+    if plain.is_quantized:
+        raise UsageError("a quantised tensor cannot be saved; save its int_repr(), scales and zero points")
+    if plain.layout is not torch.strided or device.type == "meta":
         what = device.type if device.type == "meta" else plain.layout
         raise UsageError(f"a tensor of kind {what} cannot be saved; convert it to a dense tensor")
     dtype, shape, size = plain.dtype, tuple(plain.shape), plain.nbytes

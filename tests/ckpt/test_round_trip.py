@@ -88,7 +88,6 @@ def test_training_goes_on_bit_by_bit_after_a_restore(checkpointer: ckpt.Checkpoi
 
 ODD_TENSORS = {
     "bfloat16": torch.randn(5, 3).to(torch.bfloat16),
-    "float8": torch.randn(7).to(torch.float8_e4m3fn),
     "bool": torch.tensor([True, False, True]),
     "complex": torch.randn(3, 2, dtype=torch.complex64),
     "conjugate": torch.randn(3, 2, dtype=torch.complex128).conj(),
@@ -101,6 +100,25 @@ ODD_TENSORS = {
     "nan": torch.tensor([float("nan"), float("inf"), -0.0]),
     "a/b%c d": torch.ones(1),
 }
+
+
+DTYPES = sorted({str(kind) for kind in vars(torch).values() if isinstance(kind, torch.dtype)})
+DTYPES = [name for name in DTYPES if not name.startswith(("torch.qint", "torch.quint"))]  # of quantised tensors only
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_of_torch_comes_back_bit_by_bit(name: str, checkpointer: ckpt.Checkpointer) -> None:
+    dtype = getattr(torch, name.removeprefix("torch."))
+    raw = torch.arange(48, dtype=torch.uint8)
+    raw = raw % 2 if dtype == torch.bool else raw  # no other bytes are a bool
+    checkpointer.save(1, {"x": raw.view(dtype)}).wait(timeout_s=30)
+    live = torch.zeros(48, dtype=torch.uint8)
+    for found in (checkpointer.restore(), checkpointer.restore({"x": live.view(dtype)})):
+        assert found is not None
+        assert found[1]["x"].dtype == dtype
+        assert torch.equal(found[1]["x"].view(torch.uint8), raw)
+    assert torch.equal(live, raw)
 
 
 @pytest.mark.parametrize("name", ODD_TENSORS)
@@ -219,8 +237,28 @@ def test_the_shard_is_an_hdf5_file_that_others_can_read(checkpointer: ckpt.Check
         dataset = file["rank0/model/layers.0.weight"]
         assert np.array_equal(dataset[:], weight.numpy())
         assert dataset.id.get_offset() % 4096 == 0
-        assert file["rank0/half"].attrs["dtype"] == "bfloat16"
-        assert file["rank0/half"].shape == (300, 100, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2])
+def test_other_programs_read_small_floats_as_numbers(dtype: torch.dtype, checkpointer: ckpt.Checkpointer) -> None:
+    """Each value of bfloat16 that there is, and what every float must get right."""
+    patterns = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16)
+    every = patterns.view(dtype) if dtype == torch.bfloat16 else patterns[:256].to(torch.uint8).view(dtype)
+    checkpointer.save(2, {"x": every}).wait(timeout_s=30)
+    with h5py.File(checkpointer.directory / "step-0000000002" / "node-0.h5") as file:
+        dataset = file["rank0/x"]
+        assert dataset.attrs["dtype"] == str(dtype).removeprefix("torch.")
+        assert dataset.shape == every.shape
+        assert dataset.dtype.kind == "f"
+        assert np.array_equal(dataset[:].astype(np.float32), every.float().numpy(), equal_nan=True)
+
+
+def test_a_dtype_that_hdf5_lacks_is_bytes_and_named(checkpointer: ckpt.Checkpointer) -> None:
+    value = torch.randn(6, 2).to(torch.float8_e4m3fn)
+    checkpointer.save(2, {"x": value}).wait(timeout_s=30)
+    with h5py.File(checkpointer.directory / "step-0000000002" / "node-0.h5") as file:
+        assert file["rank0/x"].attrs["dtype"] == "float8_e4m3fn"
+        assert np.array_equal(file["rank0/x"][:, :, 0], value.view(torch.uint8).numpy())
 
 
 def test_a_small_state_may_be_nothing_but_plain_values(checkpointer: ckpt.Checkpointer) -> None:

@@ -1,0 +1,55 @@
+"""How HDF5 holds a tensor: as a type that every HDF5 program converts by itself, or else as its bytes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import h5py
+import numpy
+
+from resilio_hpc.ckpt.records import TensorRecord
+
+_AS_THEY_ARE = {"bool"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_AS_THEY_ARE |= {"float16", "float32", "float64", "complex64", "complex128"}
+_FLOATS = {  # bytes, bits of the exponent, bits of the mantissa, bias: IEEE 754 in everything but their sizes
+    "bfloat16": (2, 8, 7, 127),
+    "float8_e5m2": (1, 5, 2, 15),
+}
+BYTE = h5py.h5t.STD_U8LE
+
+
+class Stored(NamedTuple):
+    """``name``: of the real dtype, where the HDF5 type does not say it."""
+
+    type: Any
+    shape: tuple[int, ...]
+    name: str = ""
+
+
+def stored_as(record: TensorRecord) -> Stored:
+    """The HDF5 type and shape of a tensor. One that HDF5 lacks is bytes, with one more dimension.
+
+    float8_e4m3fn and its like are among those: they have numbers where HDF5 would see infinities.
+    """
+    if record.kind == "torch" and record.dtype in _FLOATS:
+        return Stored(_float(record.dtype), record.shape, record.dtype)
+    name = record.dtype if record.kind == "torch" else numpy.dtype(record.dtype).name
+    if name in _AS_THEY_ARE:
+        plain = numpy.dtype(record.dtype)
+        return Stored(h5py.h5t.py_create(plain, logical=True), record.shape)
+    count = 1
+    for length in record.shape:
+        count *= length
+    return Stored(BYTE, (*record.shape, record.size_bytes // count if count else 1), record.dtype)
+
+
+@cache
+def _float(dtype: str) -> Any:
+    size, exponent, mantissa, bias = _FLOATS[dtype]
+    made = h5py.h5t.IEEE_F16LE.copy()
+    made.set_fields(exponent + mantissa, mantissa, exponent, 0, mantissa)
+    made.set_size(size)
+    made.set_precision(8 * size)
+    made.set_ebias(bias)
+    return made
