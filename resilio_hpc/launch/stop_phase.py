@@ -19,7 +19,8 @@ EXIT_CODES = {"time_limit": 75, "terminated": 143, "interrupted": 130}
 
 
 class StopPhase:
-    """The controller's part for stopping. All times in Unix seconds unless said otherwise."""
+    """The controller's part for stopping. It begins by the wall clock, by which Slurm ends jobs; what it then waits is
+    counted by a clock that nobody sets."""
 
     def __init__(self, controller: Controller) -> None:
         self.reason = ""
@@ -28,7 +29,7 @@ class StopPhase:
         self._controller = controller
         self._agreement = StopAgreement()
         self._urgent = False  # begin at once, not as late as possible
-        self._deadline: float | None = None
+        self._deadline: float | None = None  # monotonic
         self._overdue = False
         self._proposed_round = -1
         self._snapshots: dict[int, float] = {}  # step → monotonic time of its first snapshot
@@ -58,9 +59,9 @@ class StopPhase:
                 "time_limit_near", end_time=end_time, save_s=round(self.save_s, 3), **self._not_acted()
             )
         if due and not self.terminating and not (self._only_observes and self.reason == "time_limit"):
-            self._begin(unix)
+            self._begin(monotonic, unix)
         if self.terminating:
-            self._proceed(unix)
+            self._proceed(monotonic)
 
     @property
     def _only_observes(self) -> bool:
@@ -69,19 +70,20 @@ class StopPhase:
     def _not_acted(self) -> dict[str, bool]:
         return {"acted": False} if self._only_observes else {}
 
-    def _begin(self, unix: float) -> None:
+    def _begin(self, monotonic: float, unix: float) -> None:
         config = self._controller.config
         self.terminating = True
-        self._deadline = unix + config.stop_grace_s
+        left_s = config.stop_grace_s
         if self.reason == "time_limit" and config.end_time is not None:
-            self._deadline = max(self._deadline, config.end_time)
+            left_s = max(left_s, config.end_time - unix)
+        self._deadline = monotonic + left_s
         self._controller.record("stopping", reason=self.reason, step=self._controller.max_step, **self._not_acted())
         if self._controller.phase in ("gathering", "preparing"):
             self.ended()
 
-    def _proceed(self, unix: float) -> None:
+    def _proceed(self, monotonic: float) -> None:
         controller = self._controller
-        if self._deadline is not None and unix >= self._deadline:
+        if self._deadline is not None and monotonic >= self._deadline:
             if not self._overdue:
                 self._overdue = True
                 controller.record("stop_overdue", reason=self.reason)

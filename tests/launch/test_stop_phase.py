@@ -90,6 +90,35 @@ def test_ranks_that_do_not_answer_are_ended_when_the_grace_is_over() -> None:
     assert 8.0 <= world.now - warned_at < 9.5
 
 
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+@pytest.mark.parametrize(("signal", "end_time"), [("TERM", None), ("USR2", UNIX_0 + 1060.0)])
+def test_a_clock_that_is_set_meanwhile_neither_lengthens_nor_ends_the_grace(
+    jump_s: float, signal: str, end_time: float | None
+) -> None:
+    world = World(nodes=2, end_time=end_time, save_margin_s=20.0, stop_grace_s=8.0, script=Script(ignores_stop=True))
+    world.until_step(13)
+    world.warn(signal)
+    world.run(lambda: world.records("stopping") != [])
+    began = world.now
+    for site in world.sites.values():
+        site.unix_offset_s += jump_s
+    world.until_over(60.0)
+    assert world.records("stop_overdue") != []
+    allowed = max(8.0, (end_time or 0.0) - UNIX_0 - began)
+    assert began + allowed <= world.now < began + allowed + 1.5
+
+
+def test_a_last_save_that_fails_ends_the_job_with_the_one_before() -> None:
+    world = World(nodes=2)
+    world.until_step(13)
+    world.warn("TERM")
+    world.run(lambda: world.records("stop_agreed") != [])
+    world.saver_fails = {("n2", stopped_at(world))}
+    ended = world.until_over(5.0)
+    assert (ended["verdict"], ended["committed"]) == ("terminated", 10)
+    assert len(world.starts) == 1
+
+
 def test_a_stop_before_anybody_trains_ends_at_once() -> None:
     world = World(nodes=3, absent=("n3",))
     world.run(limit_s=1.0)

@@ -182,6 +182,8 @@ class Training:
             self.confirmed.add(agent.node)
         elif message.step == self.target and self.saving and message.stage == "committed":
             self.world.after(0.0, self._end_stopped)
+        elif message.step == self.target and self.saving and message.stage == "failed":
+            agent.rank_ends(local_rank, 1, None, "CheckpointError: the last save failed")  # as its wait() raises
 
     def _await_confirmation(self) -> None:
         if self.broken:
