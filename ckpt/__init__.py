@@ -4,5 +4,6 @@ from resilio_hpc.ckpt.agent_link import EXIT_RESTORE_FAILED
 from resilio_hpc.ckpt.checkpointer import REPLICATED, Checkpointer
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.rng import rng_state, set_rng_state
+from resilio_hpc.ckpt.slab import Slab
 
-__all__ = ["EXIT_RESTORE_FAILED", "REPLICATED", "Checkpointer", "SaveHandle", "rng_state", "set_rng_state"]
+__all__ = ["EXIT_RESTORE_FAILED", "REPLICATED", "Checkpointer", "SaveHandle", "Slab", "rng_state", "set_rng_state"]

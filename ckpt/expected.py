@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from resilio_hpc.ckpt.slab import slab_of
 from resilio_hpc.ckpt.tensors import is_tensor
 
 
@@ -21,12 +22,15 @@ def expected_bytes(state: Any) -> int:
 
 def _collect(value: Any, found: dict[Any, int]) -> None:
     torch = sys.modules.get("torch")
+    slab = slab_of(value)
     if isinstance(value, dict):
         for item in value.values():
             _collect(item, found)
     elif isinstance(value, list | tuple):
         for item in value:
             _collect(item, found)
+    elif slab is not None:
+        _collect(slab.tensor, found)
     elif is_tensor(value):
         key = value.data_ptr() if hasattr(value, "data_ptr") else value.__array_interface__["data"][0]
         found[key, value.nbytes] = int(value.nbytes)

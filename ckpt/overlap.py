@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from resilio_hpc.ckpt.tensors import LARGE_BYTES, Leaf
+from resilio_hpc.ckpt.slab import is_dtensor
+from resilio_hpc.ckpt.tensors import LARGE_BYTES, Leaf, is_tensor
 
 Key = tuple[int, int]
 
@@ -41,13 +42,12 @@ def may_wait(leaves: Sequence[Leaf], optimizers: Sequence[Any]) -> list[bool]:
 
 
 def _key(value: Any) -> Key:
-    return value.data_ptr(), value.nbytes
+    local = value.detach().to_local() if is_dtensor(value) else value
+    return local.data_ptr(), local.nbytes
 
 
 def _tensors(state: Any) -> list[Any]:
-    import torch
-
-    return [value for value in state.values() if type(value) is torch.Tensor] if isinstance(state, dict) else []
+    return [value for value in state.values() if is_tensor(value)] if isinstance(state, dict) else []
 
 
 def _can_wait(leaf: Leaf) -> bool:

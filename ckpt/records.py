@@ -26,10 +26,19 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Checksum = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
+class SlabRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Which part of a global tensor a tensor is: see ``slab.Slab``."""
+
+    global_shape: tuple[Count, ...]
+    start: tuple[Count, ...]
+    replica: Count = 0
+
+
 class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
     """One tensor: its place in the state, its description, where its bytes are, and the CRC32C of each block.
 
-    ``offset`` counts from the beginning of the file (arena or HDF5); -1: the bytes are with rank 0 (replicated).
+    ``offset`` counts from the beginning of the file (arena or HDF5); -1: the bytes are elsewhere, with rank 0
+    (replicated) or with whoever holds replica 0 of the slab.
     """
 
     path: str
@@ -39,6 +48,7 @@ class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
     offset: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
     size_bytes: Count
     checksums: tuple[Checksum, ...]
+    slab: SlabRecord | None = None
 
 
 class Extent(msgspec.Struct, frozen=True):
@@ -139,7 +149,16 @@ def read_table(data: bytes, file_size: int) -> Table:
                 raise CorruptCheckpoint(f"tensor {record.path} lies beyond the end of its file")
             if len(record.checksums) != len(range(0, record.size_bytes, BLOCK_BYTES)):
                 raise CorruptCheckpoint(f"tensor {record.path} lacks checksums")
+        if record.slab is not None:
+            _check_slab(record, record.slab)
     return table
+
+
+def _check_slab(record: TensorRecord, slab: SlabRecord) -> None:
+    if not len(record.shape) == len(slab.global_shape) == len(slab.start) or any(
+        first + length > whole for first, length, whole in zip(slab.start, record.shape, slab.global_shape, strict=True)
+    ):
+        raise CorruptCheckpoint(f"tensor {record.path} lies outside of the tensor that it is a part of")
 
 
 def check_extent(extent: Extent, file_size: int, what: str) -> None:

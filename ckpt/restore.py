@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from resilio_hpc.ckpt import tensors
+from resilio_hpc.ckpt import overlap, tensors
 from resilio_hpc.ckpt.records import TensorRecord
-from resilio_hpc.ckpt.sources import Source, Wanted
+from resilio_hpc.ckpt.slab import Box, Shape, Slab, slab_of
+from resilio_hpc.ckpt.sources import Piece, Source, Wanted, WantedSlab
 from resilio_hpc.ckpt.tree import TensorRef, decode, has_state, place
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
 
@@ -31,7 +32,7 @@ def restore(source: Source, state: Any, pool: ThreadPoolExecutor) -> Any:
     """
     for record in source.tensors:
         tensors.check_description(record.kind, record.dtype, record.shape, record.size_bytes)
-    matching = _Matching(source.tensors)
+    matching = _Matching(source)
     build = matching.match(_NOTHING if state is None else state, decode(source.tree), ())
     matching.read(source, pool)
     return build()
@@ -40,9 +41,11 @@ def restore(source: Source, state: Any, pool: ThreadPoolExecutor) -> Any:
 class _Matching:
     """Collects which saved tensor goes into which live ones; ``match`` returns how to build the result afterwards."""
 
-    def __init__(self, records: Any) -> None:
-        self._records: list[TensorRecord] = list(records)
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._records: list[TensorRecord] = list(source.tensors)
         self._targets: dict[int, list[Any]] = {}
+        self._slabs: list[tuple[Sequence[Piece], Shape, Any]] = []
         self._fresh: dict[int, Any] = {}
 
     # -- matching --------------------------------------------------------------------------------------------------
@@ -51,7 +54,7 @@ class _Matching:
         """How to make ``saved`` out of ``live`` once the bytes are read."""
         if isinstance(saved, TensorRef):
             return self._tensor(live, saved, path)
-        if live is not _NOTHING and tensors.is_tensor(live):
+        if live is not _NOTHING and _is_tensor(live):
             raise LayoutMismatch(f"{place(path)}: the state has a tensor, the checkpoint a {type(saved).__name__}")
         if live is not _NOTHING and has_state(live):
             return self._object(live, saved, path)
@@ -65,17 +68,52 @@ class _Matching:
     def _tensor(self, live: Any, saved: TensorRef, path: Path) -> Build:
         if saved.index >= len(self._records):
             raise CorruptCheckpoint(f"{place(path)}: the checkpoint has no tensor number {saved.index}")
+        record = self._records[saved.index]
+        if record.slab is not None or (live is not _NOTHING and slab_of(live) is not None):
+            return self._slab(live, saved, record, path)
+        if self._source.is_foreign and record.size_bytes and not self._source.is_the_same_everywhere(record):
+            raise LayoutMismatch(
+                f"{place(path)}: the processes that saved this tensor had others each, and there were more or fewer of "
+                "them; say with Slab or DTensor which part of a whole each process holds"
+            )
         targets = self._targets.setdefault(saved.index, [])
         if live is _NOTHING or not tensors.is_tensor(live):
             _refuse_to_lose(live, saved, path)
             return lambda: self._fresh[saved.index] if saved.index in self._fresh else self._copy_of(saved.index)
-        record = self._records[saved.index]
-        try:
-            tensors.check_fits(live, record.kind, record.dtype, record.shape)
-        except (LayoutMismatch, UsageError) as error:
-            raise type(error)(f"{place(path)}: {error}") from error
+        self._check_fits(live, record, record.shape, path)
         targets.append(live)
         return lambda: live
+
+    def _slab(self, live: Any, saved: TensorRef, record: TensorRecord, path: Path) -> Build:
+        """A part of a tensor into a part of it, the same or another; ``live`` may also be a plain tensor: all of it."""
+        whole = record.slab.global_shape if record.slab is not None else record.shape
+        first = record.slab.start if record.slab is not None else (0,) * len(whole)
+        if live is _NOTHING or not _is_tensor(live):
+            _refuse_to_lose(live, saved, path)
+            if self._source.is_foreign:
+                raise LayoutMismatch(f"{place(path)}: saved in parts by others; give a state that says which to take")
+            tensor = tensors.empty(record.kind, record.dtype, record.shape)
+            live = made = Slab(tensor, whole, first, record.slab.replica if record.slab is not None else 0)
+        else:
+            made = slab_of(live) or Slab(live, tuple(live.shape), (0,) * live.ndim)
+        self._check_fits(made.tensor, record, tuple(made.tensor.shape), path)
+        if tuple(made.global_shape) != whole:
+            raise LayoutMismatch(
+                f"{place(path)}: the checkpoint holds shape {list(whole)}, the state {list(made.global_shape)}"
+            )
+        box = Box(tuple(made.start), tuple(made.tensor.shape))
+        if record.offset >= 0 and box == Box(first, record.shape):
+            self._targets.setdefault(saved.index, []).append(made.tensor)
+        elif box.size:
+            self._slabs.append((self._source.find(record, box), box.shape, made.tensor))
+        return lambda: live
+
+    @staticmethod
+    def _check_fits(live: Any, record: TensorRecord, shape: Shape, path: Path) -> None:
+        try:
+            tensors.check_fits(live, record.kind, record.dtype, shape)
+        except (LayoutMismatch, UsageError) as error:
+            raise type(error)(f"{place(path)}: {error}") from error
 
     def _copy_of(self, index: int) -> Any:
         record = self._records[index]
@@ -123,7 +161,7 @@ class _Matching:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(live, torch.nn.Module) and isinstance(saved, dict):
             return self._module(live, saved, path)
-        build = self.match(_NOTHING, saved, path)
+        build = self.match(self._template(live, saved), saved, path)
 
         def load() -> Any:
             try:
@@ -133,6 +171,26 @@ class _Matching:
             return live
 
         return load
+
+    def _template(self, live: Any, saved: Any) -> Any:
+        """For a torch optimizer whose state was saved in parts: where the parts of its own layout go.
+
+        Its own state does not exist before the first step, and is laid out as the parameters are.
+        """
+        if not overlap.is_optimizer(live) or not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
+            return _NOTHING
+        import torch
+
+        parameters = [parameter for group in live.param_groups for parameter in group["params"]]
+        state: dict[Any, Any] = {}
+        for index, values in saved["state"].items():
+            for name, ref in values.items() if isinstance(values, dict) and index in range(len(parameters)) else ():
+                record = self._records[ref.index] if isinstance(ref, TensorRef) else None
+                like = parameters[index]
+                if record is not None and record.slab is not None and record.slab.global_shape == tuple(like.shape):
+                    fresh = torch.empty_like(like, dtype=tensors.torch_dtype(record.dtype), requires_grad=False)
+                    state.setdefault(index, {})[name] = fresh
+        return {"state": state} if state else _NOTHING
 
     def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         """A module's state_dict() shows its live tensors, so the bytes go straight into them."""
@@ -162,6 +220,16 @@ class _Matching:
         """Read every tensor that was matched; several places that share one get copies."""
         wanted: list[Wanted] = []
         bounced: list[tuple[Any, Any]] = []
+        slabs: list[WantedSlab] = []
+        for pieces, shape, target in self._slabs:
+            memory = tensors.bytes_of(target)
+            if memory is None:
+                record = pieces[0].record
+                into = tensors.empty(record.kind, record.dtype, shape)
+                bounced.append((target, into))
+                memory = tensors.bytes_of(into)
+            assert memory is not None
+            slabs.append((pieces, memory, shape))
         for index, targets in self._targets.items():
             record = self._records[index]
             direct = next((target for target in targets if tensors.bytes_of(target) is not None), None)
@@ -175,6 +243,7 @@ class _Matching:
             assert memory is not None
             wanted.append((record, memory))
         source.fill(wanted, pool)
+        source.fill_slabs(slabs, pool)
         for target, value in bounced:
             tensors.copy_into(target, value)
 
@@ -201,4 +270,8 @@ def _holds_live_parts(value: Any) -> bool:
         return any(map(_holds_live_parts, value.values()))
     if isinstance(value, list | tuple):
         return any(map(_holds_live_parts, value))
-    return tensors.is_tensor(value) or has_state(value)
+    return _is_tensor(value) or has_state(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value) is Slab or tensors.is_tensor(value)

@@ -21,7 +21,7 @@ from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.arena import PAGE
 from resilio_hpc.ckpt.bulk_io import Block, Piece
 from resilio_hpc.ckpt.extents import hash_gaps
-from resilio_hpc.ckpt.records import Extent, RankRecord, ShardRecord, Table, TensorRecord, blocks, sha256
+from resilio_hpc.ckpt.records import Extent, RankRecord, ShardRecord, SlabRecord, Table, TensorRecord, blocks, sha256
 from resilio_hpc.ckpt.sources import ArenaSource
 from resilio_hpc.ckpt.stored_types import BYTE, Stored, stored_as
 from resilio_hpc.core.durable import sync_directory
@@ -88,8 +88,8 @@ def _make_rank(group: Any, arena: ArenaSource, places: list[_Place]) -> RankReco
     mine = arena.header.layout == "own" or arena.header.rank == 0
     records = tuple(
         _make_tensor(group, record, places)
-        if mine
-        else TensorRecord(record.path, record.kind, record.dtype, record.shape, -1, record.size_bytes, ())
+        if (mine if record.slab is None else record.slab.replica == 0)
+        else msgspec.structs.replace(record, offset=-1, checksums=())
         for record in arena.tensors
     )
     tree_offset = _make_bytes(group, "$tree", arena.tree, places)
@@ -99,11 +99,9 @@ def _make_rank(group: Any, arena: ArenaSource, places: list[_Place]) -> RankReco
 
 
 def _make_tensor(group: Any, record: TensorRecord, places: list[_Place]) -> TensorRecord:
-    offset = _make_dataset(group, record.path, stored_as(record))
+    offset = _make_dataset(group, record.path, stored_as(record), record.slab)
     places.append(_Place(offset, record.size_bytes, record.offset))
-    return TensorRecord(
-        record.path, record.kind, record.dtype, record.shape, offset, record.size_bytes, record.checksums
-    )
+    return msgspec.structs.replace(record, offset=offset)
 
 
 def _make_bytes(group: Any, name: str, data: bytes, places: list[_Place]) -> int:
@@ -112,7 +110,7 @@ def _make_bytes(group: Any, name: str, data: bytes, places: list[_Place]) -> int
     return offset
 
 
-def _make_dataset(group: Any, name: str, stored: Stored) -> int:
+def _make_dataset(group: Any, name: str, stored: Stored, slab: SlabRecord | None = None) -> int:
     """Allocate a contiguous dataset without writing to it; where its bytes begin in the file."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
@@ -125,6 +123,9 @@ def _make_dataset(group: Any, name: str, stored: Stored) -> int:
     dataset = h5py.h5d.create(group.id, name.encode("utf-8"), stored.type, space, dcpl=properties, lcpl=links)
     if stored.name:
         h5py.Dataset(dataset).attrs["dtype"] = stored.name
+    if slab is not None:
+        h5py.Dataset(dataset).attrs["global_shape"] = slab.global_shape
+        h5py.Dataset(dataset).attrs["start"] = slab.start
     return dataset.get_offset() or 0
 
 

@@ -13,7 +13,7 @@ import msgspec
 from resilio_hpc.ckpt import overlap, tensors
 from resilio_hpc.ckpt.arena import PAGE, Header
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.records import Extent, Table, TensorRecord, blocks
+from resilio_hpc.ckpt.records import Extent, SlabRecord, Table, TensorRecord, blocks
 from resilio_hpc.ckpt.tensors import LARGE_BYTES, Leaf
 from resilio_hpc.ckpt.tree import Flattened
 from resilio_hpc.core.errors import CheckpointError
@@ -55,7 +55,7 @@ def plan(leaves: Iterable[Leaf], tree_size: int) -> Plan:
         offsets.append(at)
         at += leaf.size_bytes
         # each character may become six in JSON; 24 bytes hold any number
-        table_bound += 6 * len(leaf.path) + 24 * (8 + len(leaf.shape) + len(blocks(leaf.size_bytes)))
+        table_bound += 6 * len(leaf.path) + 24 * (8 + 3 * len(leaf.shape) + len(blocks(leaf.size_bytes)))
     table_offset = -(-(at + tree_size) // 64) * 64
     return Plan(tuple(offsets), at, table_offset, table_offset + table_bound)
 
@@ -185,7 +185,10 @@ class Snapshot:
 
 
 def _record(leaf: Leaf, offset: int, checksums: list[int]) -> TensorRecord:
-    return TensorRecord(leaf.path, leaf.kind, leaf.dtype, leaf.shape, offset, leaf.size_bytes, tuple(checksums))
+    slab = None
+    if leaf.slab is not None:
+        slab = SlabRecord(tuple(leaf.slab.global_shape), tuple(leaf.slab.start), leaf.slab.replica)
+    return TensorRecord(leaf.path, leaf.kind, leaf.dtype, leaf.shape, offset, leaf.size_bytes, tuple(checksums), slab)
 
 
 def _header(owner: Owner, step: int, sequence: int, table_offset: int, table: bytes, end: int) -> Header:

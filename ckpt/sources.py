@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import combinations
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -20,29 +23,62 @@ from resilio_hpc.ckpt.records import (
     BLOCK_BYTES,
     Layout,
     Manifest,
+    RankRecord,
     Table,
     TensorRecord,
     blocks,
     read_table,
 )
 from resilio_hpc.ckpt.shard_reader import ShardReader
+from resilio_hpc.ckpt.slab import Box, Shape
+from resilio_hpc.ckpt.slab_reader import Part, SlabReader
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 from resilio_hpc.native import copy_crc32c, crc32c, populate
 
 POPULATE_BYTES = 1 << 20
 SHARE_BYTES = 256 << 20
+_SLAB_READERS = 2
 
 
 Wanted = tuple[TensorRecord, memoryview]
 """A tensor, and the memory of its size that it goes to."""
 
 
+class Piece(NamedTuple):
+    """``box`` of a saved tensor goes to the equally large box that begins at ``start`` of a wanted one."""
+
+    fd: int
+    record: TensorRecord
+    box: Box
+    start: Shape
+
+
+WantedSlab = tuple[Sequence[Piece], memoryview, Shape]
+"""Where the bytes of a tensor are, the memory of its size that they go to, and its shape."""
+
+
 class Source(Protocol):
-    """One rank's state, to be read."""
+    """One rank's state, to be read. ``is_foreign``: as another number of processes saved it."""
 
     step: int
     tree: bytes
     tensors: Sequence[TensorRecord]
+    is_foreign: bool
+
+    def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
+        """Where ``box`` of the global tensor that ``record`` is a part of lies, whoever saved it.
+
+        Raises LayoutMismatch when the checkpoint does not hold all of it, CorruptCheckpoint when it holds some twice.
+        """
+        ...
+
+    def is_the_same_everywhere(self, record: TensorRecord) -> bool:
+        """Did every process save the same plain tensor under this path?"""
+        ...
+
+    def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
+        """As ``fill``, from pieces."""
+        ...
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
         """Copy every wanted tensor whole into its target, verified. Nothing writes to a target after the return."""
@@ -51,6 +87,8 @@ class Source(Protocol):
 
 class ArenaSource:
     """A snapshot in an arena, mapped read-only. The caller makes sure that nobody overwrites it (``arena.pin``)."""
+
+    is_foreign = False
 
     def __init__(self, path: Path) -> None:
         """Raises CorruptCheckpoint unless the arena holds a whole snapshot with a right table."""
@@ -108,6 +146,19 @@ class ArenaSource:
         for future in pending:
             future.result()
 
+    def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
+        """See Source: what other ranks hold in memory cannot be had here."""
+        raise CorruptCheckpoint(
+            f"the snapshot in memory holds {list(record.shape)} of {record.path}, and another part of it is wanted"
+        )
+
+    def is_the_same_everywhere(self, record: TensorRecord) -> bool:
+        """See Source: not known here."""
+        return False
+
+    def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
+        """See Source; ``find`` found none."""
+
     def close(self) -> None:
         """Unmap."""
         self.view.release()
@@ -156,8 +207,12 @@ class CommittedSource:
         Raises LayoutMismatch when this step is not for such a world, CorruptCheckpoint, OSError.
         """
         self.step = manifest.step
+        self.is_foreign = layout == "own" and manifest.world_size != world_size
+        self._manifest = manifest
+        self._alone = alone
         self._direct = alone or layout == "own"
         self._directory = directory
+        self._all: dict[str, list[tuple[int, TensorRecord]]] | None = None
         self._files: dict[str, ShardReader] = {}
         self._where: dict[str, int] = {}
         try:
@@ -165,38 +220,113 @@ class CommittedSource:
                 raise LayoutMismatch(
                     f"step {manifest.step} was saved with layout {manifest.layout!r}, this Checkpointer has {layout!r}"
                 )
-            if layout == "own" and manifest.world_size != world_size:
+            # for another world: ranks beyond the old one take another rank's plain values
+            reader, record = self._reader(rank % manifest.world_size)
+            table = reader.table(record)
+            if self.is_foreign and all(tensor.slab is None for tensor in table.tensors):
                 raise LayoutMismatch(
                     f"step {manifest.step} was saved by {manifest.world_size} processes with tensors of their own and "
-                    f"cannot be restored by {world_size}; start as many, or save with layout=REPLICATED"
+                    f"cannot be restored by {world_size}; start as many, or save with layout=REPLICATED, or say with "
+                    "Slab or DTensor which part of a tensor each process holds"
                 )
-            # a replicated checkpoint fits any world: ranks beyond the old world take another rank's plain values
-            table, self.tree = self._table(manifest, rank % manifest.world_size)
-            self.tensors = self._resolve(manifest, table)
+            self.tree = reader.tree(record, table)
+            self.tensors = self._resolve(reader, table)
         except BaseException:
             self.close()
             raise
 
-    def _table(self, manifest: Manifest, rank: int) -> tuple[Table, bytes]:
-        shard, record = manifest.shard_of(rank)
+    def _reader(self, rank: int) -> tuple[ShardReader, RankRecord]:
+        shard, record = self._manifest.shard_of(rank)
         if shard.file not in self._files:
             self._files[shard.file] = ShardReader(self._directory, shard)
-        reader = self._files[shard.file]
-        table = reader.table(record)
-        for tensor in table.tensors:
-            self._where[tensor.path] = reader.fd
-        return table, reader.tree(record, table)
+        return self._files[shard.file], record
 
-    def _resolve(self, manifest: Manifest, table: Table) -> Sequence[TensorRecord]:
-        """Replicated tensors have their bytes with rank 0, under the same path."""
-        if all(record.offset >= 0 for record in table.tensors):
+    def _resolve(self, reader: ShardReader, table: Table) -> Sequence[TensorRecord]:
+        """Replicated tensors have their bytes with rank 0, under the same path; slabs are looked for when wanted."""
+        self._where = {record.path: reader.fd for record in table.tensors}
+        if all(record.offset >= 0 or record.slab for record in table.tensors):
             return table.tensors
-        held = {record.path: record for record in self._table(manifest, 0)[0].tensors}
-        found = [record if record.offset >= 0 else held.get(record.path) for record in table.tensors]
-        for mine, theirs in zip(table.tensors, found, strict=True):
-            if theirs is None or theirs.offset < 0 or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+        first, record_of_first = self._reader(0)
+        held = {record.path: record for record in first.table(record_of_first).tensors if record.slab is None}
+        found: list[TensorRecord] = []
+        for mine in table.tensors:
+            theirs = held.get(mine.path) if mine.offset < 0 and mine.slab is None else mine
+            if theirs is None or (theirs.offset < 0 and theirs.slab is None) or _kind(mine) != _kind(theirs):
                 raise CorruptCheckpoint(f"step {self.step}: rank 0 holds no such tensor as {mine.path}")
-        return [record for record in found if record is not None]
+            if theirs is not mine:
+                self._where[mine.path] = first.fd
+            found.append(theirs)
+        return found
+
+    def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
+        """See Source. Reads the tables of all ranks, once."""
+        pieces: dict[Box, Piece] = {}
+        for fd, held in self._everywhere().get(record.path, []):
+            if held.slab is None and self._manifest.layout == "own":
+                raise LayoutMismatch(f"step {self.step}: {record.path} was saved in parts, and as a whole")
+            if (held.kind, held.dtype, _global_shape(held)) != (record.kind, record.dtype, _global_shape(record)):
+                raise CorruptCheckpoint(f"step {self.step}: the ranks' parts of {record.path} are of different tensors")
+            start = held.slab.start if held.slab is not None else (0,) * len(held.shape)
+            common = box.intersect(Box(start, held.shape))
+            if common is None:
+                continue
+            piece = Piece(fd, held, common.seen_from(start), common.seen_from(box.start).start)
+            first = pieces.setdefault(common, piece).record
+            if (first.slab, first.checksums) != (held.slab, held.checksums):
+                raise CorruptCheckpoint(f"step {self.step}: two ranks saved the same part of {record.path} differently")
+        self._check_cover(record.path, box, list(pieces.values()))
+        return list(pieces.values())
+
+    def is_the_same_everywhere(self, record: TensorRecord) -> bool:
+        """See Source: by the checksums."""
+        copies = [held for _, held in self._everywhere().get(record.path, [])]
+        return len(copies) == self._manifest.world_size and all(
+            held.slab is None and _kind(held) == _kind(record) and held.checksums == record.checksums for held in copies
+        )
+
+    def _everywhere(self) -> Mapping[str, Sequence[tuple[int, TensorRecord]]]:
+        """What lies on disk under each path, of all ranks."""
+        if self._all is None:
+            self._all = defaultdict(list)
+            for rank in range(self._manifest.world_size):
+                reader, record = self._reader(rank)
+                for held in reader.table(record).tensors:
+                    if held.offset >= 0:
+                        self._all[held.path].append((reader.fd, held))
+        return self._all
+
+    def _check_cover(self, path: str, box: Box, pieces: Sequence[Piece]) -> None:
+        boxes = [Box(piece.start, piece.box.shape) for piece in pieces]
+        for one, other in combinations(boxes, 2):
+            if one.intersect(other) is not None:
+                raise CorruptCheckpoint(f"step {self.step}: the parts of {path} that two ranks saved overlap")
+        held = sum(piece.box.size for piece in pieces)
+        if held != box.size:
+            raise LayoutMismatch(f"step {self.step} holds {held} of the {box.size} elements of {path} that are wanted")
+
+    def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
+        """See Source. Two at a time: each has room for two blocks."""
+        parts = [
+            Part(piece.fd, piece.record, piece.box, target, shape, piece.start)
+            for pieces, target, shape in wanted
+            for piece in pieces
+        ]
+        parts.sort(key=lambda part: (part.fd, part.record.offset), reverse=True)
+        lock = threading.Lock()
+
+        def read() -> None:
+            reader = SlabReader(self.step, self._alone)
+            while True:
+                with lock:
+                    if not parts:
+                        return
+                    part = parts.pop()
+                reader.read(part)
+
+        pending = [pool.submit(read) for _ in range(min(_SLAB_READERS, len(parts)))]
+        wait(pending)
+        for future in pending:
+            future.result()
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
         """See Source. In the order of the files, each thread a part of its own."""
@@ -229,6 +359,14 @@ class CommittedSource:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _kind(record: TensorRecord) -> tuple[str, Shape]:
+    return record.dtype, record.shape
+
+
+def _global_shape(record: TensorRecord) -> Shape:
+    return record.shape if record.slab is None else record.slab.global_shape
 
 
 def _checksum(record: TensorRecord, start: int) -> int:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
+from resilio_hpc.ckpt.slab import Slab, slab_of
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
 
 Kind = Literal["torch", "numpy"]
@@ -22,7 +23,7 @@ _NUMPY_HAS = {"float32", "float64", "float16", "int64", "int32", "uint8", "int8"
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of a state: where it is in the state, what it is, and the live tensor itself.
+    """One tensor of a state: where it is in the state, what it is, and the live tensor itself (a slab's local one).
 
     ``identity`` is equal for two views of exactly the same elements (None for empty tensors).
     """
@@ -34,6 +35,7 @@ class Leaf:
     size_bytes: int
     value: Any
     identity: tuple[Any, ...] | None
+    slab: Slab | None = None
 
 
 def is_tensor(value: Any) -> bool:
@@ -46,6 +48,11 @@ def is_tensor(value: Any) -> bool:
 
 def describe(value: Any, path: str) -> Leaf:
     """What ``value`` is. Raises UsageError for a tensor that is not plain bytes in this process."""
+    slab = slab_of(value)
+    if slab is not None:
+        leaf = describe(slab.tensor, path)
+        part = (*slab.global_shape, *slab.start, slab.replica)
+        return replace(leaf, slab=slab, identity=leaf.identity and (*leaf.identity, part))
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _describe_numpy(value, path)
@@ -68,10 +75,6 @@ def _describe_torch(value: Any, path: str) -> Leaf:
 
     plain = value.detach()
     if type(plain) is not torch.Tensor:
-        if hasattr(plain, "device_mesh") and hasattr(plain, "placements"):
-            raise UsageError(
-                "a DTensor cannot be saved yet; save its to_local() (each process its own part) or its full_tensor()"
-            )
         raise UsageError(f"a {type(value).__name__} cannot be saved; convert it to a plain tensor")
     device = plain.device
     if plain.is_quantized:

@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import quote
 
 from resilio_hpc.ckpt import overlap, tensors
+from resilio_hpc.ckpt.slab import Slab
 from resilio_hpc.ckpt.tensors import Leaf
 from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
@@ -111,7 +112,7 @@ class _Encoder:
             self._check_depth(path)
             items = [self.encode(item, (*path, position)) for position, item in enumerate(value)]
             return items if kind is list else {"$tuple": items}
-        if tensors.is_tensor(value):
+        if tensors.is_tensor(value) or kind is Slab:
             return {"$tensor": self._number(value, path)}
         if has_state(value):
             self._check_depth(path)

@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import tensors
 from resilio_hpc.ckpt.tree import TensorRef, component, decode, flatten
 from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
@@ -147,14 +146,6 @@ def test_a_state_that_contains_itself_is_refused() -> None:
     state.append(state)
     with pytest.raises(UsageError, match="contain itself"):
         flatten(state)
-
-
-def test_a_dtensor_is_refused_with_what_to_do_instead() -> None:
-    class LooksLikeDTensor(torch.Tensor):
-        device_mesh = placements = ()
-
-    with pytest.raises(UsageError, match="to_local"):
-        tensors.describe(torch.zeros(2).as_subclass(LooksLikeDTensor), "x")
 
 
 def test_the_same_tensor_twice_is_stored_once() -> None:

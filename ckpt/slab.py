@@ -1,0 +1,127 @@
+"""Slabs: a process's part of a tensor that many processes hold together, so that another layout can load it.
+
+A slab is a box of the whole (global) tensor: where it begins, and the shape of the local tensor. A DTensor is one by
+its placements; numpy and MPI codes say it with ``Slab``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from resilio_hpc.core.errors import UsageError
+
+Shape = tuple[int, ...]
+
+
+class Box(NamedTuple):
+    """A part of a tensor: index of its first element and its shape, both with a number per dimension."""
+
+    start: Shape
+    shape: Shape
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+    def intersect(self, other: Box) -> Box | None:
+        """What both have; None if that is nothing."""
+        start = tuple(max(mine, theirs) for mine, theirs in zip(self.start, other.start, strict=True))
+        ends = (
+            min(a + length, b + width)
+            for a, length, b, width in zip(self.start, self.shape, other.start, other.shape, strict=True)
+        )
+        shape = tuple(end - first for first, end in zip(start, ends, strict=True))
+        return Box(start, shape) if all(length > 0 for length in shape) else None
+
+    def seen_from(self, start: Shape) -> Box:
+        """The same box, counted from ``start`` on."""
+        return Box(tuple(mine - theirs for mine, theirs in zip(self.start, start, strict=True)), self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Slab:
+    """In a state, instead of a tensor: ``tensor`` is the box of a tensor of ``global_shape`` that begins at ``start``.
+
+    All processes give the same path in the state to their parts of one tensor. Boxes do not overlap, but for copies of
+    the same box: those should have another ``replica`` than 0, since only 0 goes to disk. Raises UsageError.
+    """
+
+    tensor: Any
+    global_shape: Sequence[int]
+    start: Sequence[int]
+    replica: int = 0
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.tensor.shape)
+        if not len(shape) == len(self.global_shape) == len(self.start):
+            raise UsageError(
+                f"Slab: a tensor of shape {list(shape)} is no part of one of shape {list(self.global_shape)} that "
+                f"begins at {list(self.start)}: give one number per dimension"
+            )
+        for length, whole, first in zip(shape, self.global_shape, self.start, strict=True):
+            if type(first) is not int or type(whole) is not int or not 0 <= first <= first + length <= whole:
+                raise UsageError(
+                    f"Slab: a part of shape {list(shape)} that begins at {list(self.start)} lies outside of a tensor "
+                    f"of shape {list(self.global_shape)}"
+                )
+        if type(self.replica) is not int or self.replica < 0:
+            raise UsageError(f"Slab: replica {self.replica!r} is not a number from 0 on")
+
+
+def is_dtensor(value: Any) -> bool:
+    """Is it a torch DTensor?"""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def slab_of(value: Any) -> Slab | None:
+    """The slab that a Slab or a DTensor is; None for anything else. Raises UsageError for a sum that is still to do."""
+    if type(value) is Slab:
+        return value
+    return _of_dtensor(value) if is_dtensor(value) else None
+
+
+def _of_dtensor(value: Any) -> Slab:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = value.device_mesh, value.placements
+    if any(placement.is_partial() for placement in placements):
+        raise UsageError("a DTensor with a partial placement cannot be saved; redistribute() it first")
+    local = value.detach().to_local()
+    shape, start = compute_local_shape_and_global_offset(value.shape, mesh, placements)
+    if tuple(local.shape) != tuple(shape):
+        raise UsageError(
+            f"a DTensor whose local part has shape {list(local.shape)}, not {list(shape)}, cannot be saved"
+        )
+    _check_one_piece(value.shape, mesh.shape, placements)
+    copies = [
+        coordinate
+        for coordinate, placement in zip(mesh.get_coordinate() or (), placements, strict=True)
+        if isinstance(placement, Replicate)
+    ]
+    # a local part without elements may be said to begin behind the end
+    first = tuple(min(at, whole) for at, whole in zip(start, value.shape, strict=True))
+    return Slab(local, tuple(value.shape), first, int(any(copies)))
+
+
+def _check_one_piece(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Any]) -> None:
+    """FSDP over tensor parallelism cuts what is cut already (_StridedShard). Each part is one box if it goes evenly."""
+    for number, placement in enumerate(placements):
+        if type(placement).__name__ == "_StridedShard":
+            dimension = placement.dim
+            sizes = [
+                size if getattr(other, "dim", None) == dimension else 1
+                for size, other in zip(mesh, placements, strict=True)
+            ]
+            if prod(sizes[number + 1 :]) != placement.split_factor or shape[dimension] % prod(sizes):
+                raise UsageError(
+                    f"a DTensor of shape {list(shape)} with placements {list(placements)} over a mesh of {list(mesh)} "
+                    "cannot be saved: the parts of dimension "
+                    f"{dimension} are not of one size, or not in one piece; choose sizes that the mesh divides"
+                )

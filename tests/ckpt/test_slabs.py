@@ -1,0 +1,312 @@
+"""Saved in one layout, restored in another: every element where it belongs, none of them unverified or made up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, coordinator, slab_reader
+from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.records import TensorRecord
+from resilio_hpc.ckpt.slab import Box
+from resilio_hpc.ckpt.slab_reader import Part, SlabReader
+from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
+from resilio_hpc.native import crc32c
+
+Grid = tuple[int, ...]
+
+
+def rank(directory: Path, number: int, world: int, **more: Any) -> Checkpointer:
+    """The Checkpointer of one of ``world`` processes; all of them live in this one."""
+    environment = {"RANK": str(number), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": "1"}
+    coordinator.use(LocalCoordinator(directory, environment, 3))
+    try:
+        return Checkpointer(directory, **more)
+    finally:
+        coordinator.use(None)
+
+
+def boxes(shape: Grid, grid: Grid) -> Iterator[Box]:
+    """``shape`` cut into a grid, as evenly as it goes; some may be empty."""
+    cuts = [
+        [(length * number // parts, length * (number + 1) // parts) for number in range(parts)]
+        for length, parts in zip(shape, grid, strict=True)
+    ]
+    for ranges in product(*cuts):
+        yield Box(tuple(first for first, _ in ranges), tuple(end - first for first, end in ranges))
+
+
+def cut(whole: Any, box: Box) -> Any:
+    return whole[tuple(slice(first, first + length) for first, length in zip(box.start, box.shape, strict=True))]
+
+
+def save(directory: Path, states: list[dict[str, Any]], step: int = 1, **more: Any) -> None:
+    ranks = [rank(directory, number, len(states), **more) for number in range(len(states))]
+    handles = [one.save(step, state) for one, state in zip(ranks, states, strict=True)]
+    for handle in handles:
+        handle.wait("committed", 60)
+
+
+@pytest.mark.parametrize(
+    ("shape", "saved", "wanted"),
+    [
+        ((64, 48), (4, 1), (3, 1)),
+        ((64, 48), (2, 2), (4, 1)),
+        ((64, 48), (2, 2), (1, 4)),
+        ((64, 48), (1, 1), (2, 3)),
+        ((64, 48), (8, 1), (1, 1)),
+        ((7, 5, 3), (2, 1, 3), (3, 5, 1)),
+        ((2, 9), (4, 1), (1, 4)),  # some processes hold nothing
+        ((1000,), (3,), (7,)),
+    ],
+)
+def test_any_grid_can_be_restored_as_any_other(shape: Grid, saved: Grid, wanted: Grid, tmp_path: Path) -> None:
+    whole = np.random.default_rng(1).random(shape)
+    save(tmp_path, [{"x": Slab(cut(whole, box).copy(), shape, box.start), "step": 1} for box in boxes(shape, saved)])
+    asked = list(boxes(shape, wanted))
+    for number, box in enumerate(asked):
+        mine = np.full(box.shape, -1.0)
+        found = rank(tmp_path, number, len(asked)).restore({"x": Slab(mine, shape, box.start), "step": 0})
+        assert found is not None
+        assert found[1]["step"] == 1
+        assert np.array_equal(mine, cut(whole, box))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.complex128, torch.bool])
+def test_every_width_of_element_is_copied_bit_by_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    raw = torch.arange(6 * 8 * dtype.itemsize, dtype=torch.uint8) % (2 if dtype == torch.bool else 251)
+    whole = raw.view(dtype).reshape(6, 8)
+    save(tmp_path, [{"x": Slab(whole[:, :3].contiguous(), (6, 8), (0, 0))},
+                    {"x": Slab(whole[:, 3:].contiguous(), (6, 8), (0, 3))}])  # fmt: skip
+    for number in range(3):
+        mine = torch.zeros(2, 8, dtype=dtype)
+        rank(tmp_path, number, 3).restore({"x": Slab(mine, (6, 8), (2 * number, 0))})
+        assert torch.equal(mine.view(torch.uint8), whole[2 * number : 2 * number + 2].contiguous().view(torch.uint8))
+
+
+def test_a_plain_tensor_takes_all_of_it_and_a_strided_one_too(tmp_path: Path) -> None:
+    whole = torch.rand(6, 4)
+    save(tmp_path, [{"x": Slab(whole[:4].clone(), (6, 4), (0, 0))}, {"x": Slab(whole[4:].clone(), (6, 4), (4, 0))}])
+    mine, strided = torch.zeros(6, 4), torch.zeros(4, 6).t()
+    rank(tmp_path, 0, 1).restore({"x": mine})
+    rank(tmp_path, 0, 1).restore({"x": strided})
+    assert torch.equal(mine, whole)
+    assert torch.equal(strided, whole)
+
+
+def test_of_copies_only_one_goes_to_disk_and_all_come_back(tmp_path: Path) -> None:
+    """Two groups of two: data parallel over model parallel, as HSDP lays it out."""
+    whole = torch.rand(4, 3)
+    scale = torch.tensor(2.5)
+    states = [
+        {
+            "x": Slab(cut(whole, box).clone(), (4, 3), box.start, replica),
+            "scale": Slab(scale, (), (), 2 * replica + half),
+        }
+        for replica in (0, 1)
+        for half, box in enumerate(boxes((4, 3), (2, 1)))
+    ]
+    save(tmp_path, states)
+    held = []
+    for number in range(4):
+        with h5py.File(tmp_path / "step-0000000001" / f"node-{number}.h5") as file:
+            held.append([name for name in file[f"rank{number}"] if not name.startswith("$")])
+            if "x" in held[-1]:
+                dataset = file[f"rank{number}/x"]
+                assert (list(dataset.attrs["global_shape"]), list(dataset.attrs["start"])) == ([4, 3], [2 * number, 0])
+    assert held == [["scale", "x"], ["x"], [], []]
+    for world in (3, 4):
+        for number in range(world):
+            mine, size = torch.zeros(4, 3), torch.tensor(0.0)
+            rank(tmp_path, number, world).restore({"x": mine, "scale": Slab(size, (), ())})
+            assert torch.equal(mine, whole)
+            assert size == 2.5
+
+
+def test_the_same_layout_comes_back_without_a_state_as_slabs(tmp_path: Path) -> None:
+    halves = [torch.rand(2, 3), torch.rand(1, 3)]
+    save(tmp_path, [{"x": Slab(half, (3, 3), (2 * number, 0))} for number, half in enumerate(halves)])
+    for number, half in enumerate(halves):
+        _, state = rank(tmp_path, number, 2).restore() or (0, {})
+        slab = state["x"]
+        assert (slab.global_shape, slab.start, slab.replica) == ((3, 3), (2 * number, 0), 0)
+        assert torch.equal(slab.tensor, half)
+    with pytest.raises(LayoutMismatch, match=r"state\['x'\]: saved in parts by others"):
+        rank(tmp_path, 0, 3).restore()
+
+
+def test_a_replicated_tensor_can_be_restored_in_parts(tmp_path: Path) -> None:
+    whole = torch.rand(5, 3)
+    save(tmp_path, [{"x": whole}, {"x": whole}], layout=REPLICATED)
+    mine = torch.zeros(2, 3)
+    rank(tmp_path, 1, 3, layout=REPLICATED).restore({"x": Slab(mine, (5, 3), (3, 0))})
+    assert torch.equal(mine, whole[3:])
+
+
+def test_what_differs_between_the_processes_cannot_be_shared_out_and_what_does_not_can(tmp_path: Path) -> None:
+    def state(number: int) -> dict[str, Any]:
+        part = Slab(torch.ones(2), (4,), (2 * number,))
+        return {"x": part, "step": torch.tensor(7.0), "mine": torch.ones(3) * number}
+
+    save(tmp_path, [state(number) for number in range(2)])
+    witness, step = torch.zeros(4), torch.tensor(0.0)
+    with pytest.raises(LayoutMismatch, match=r"state\['mine'\]: the processes that saved this tensor had others each"):
+        rank(tmp_path, 0, 1).restore({"x": witness, "step": step, "mine": torch.zeros(3)})
+    assert torch.equal(witness, torch.zeros(4))
+    save(tmp_path, [state(0), state(0) | {"x": state(1)["x"]}], step=2)
+    assert rank(tmp_path, 4, 5).restore({"x": witness, "step": step, "mine": torch.zeros(3)}) is not None
+    assert torch.equal(witness, torch.ones(4))
+    assert step == 7
+
+
+def test_the_same_path_as_a_part_and_as_a_whole_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, [{"x": Slab(torch.ones(2), (4,), (0,))}, {"x": torch.ones(4)}])
+    with pytest.raises(LayoutMismatch, match="x was saved in parts, and as a whole"):
+        rank(tmp_path, 0, 1).restore({"x": torch.zeros(4)})
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "message"),
+    [
+        ([(0, 2), (3, 1)], LayoutMismatch, "holds 3 of the 4 elements of x that are wanted"),
+        ([(0, 3), (2, 2)], CorruptCheckpoint, "the parts of x that two ranks saved overlap"),
+        ([(0, 2), (1, 2)], CorruptCheckpoint, "the parts of x that two ranks saved overlap"),
+    ],
+)
+def test_gaps_and_overlaps_are_found(
+    parts: list[tuple[int, int]], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    save(tmp_path, [{"x": Slab(torch.ones(length), (4,), (first,))} for first, length in parts])
+    with pytest.raises(error, match=message):
+        rank(tmp_path, 0, 1).restore({"x": torch.zeros(4)})
+
+
+def test_copies_that_nobody_called_copies_must_be_equal(tmp_path: Path) -> None:
+    """As FSDP over tensor parallelism saves what only FSDP has cut: its mesh does not know of the other dimension."""
+    save(tmp_path, [{"x": Slab(torch.ones(2), (4,), (first,))} for first in (0, 2, 2)])
+    mine = torch.zeros(4)
+    rank(tmp_path, 0, 1).restore({"x": mine})
+    assert torch.equal(mine, torch.ones(4))
+    save(tmp_path, [{"x": Slab(torch.ones(2) * number, (4,), (first,))} for number, first in enumerate((0, 2, 2))], 2)
+    with pytest.raises(CorruptCheckpoint, match="two ranks saved the same part of x differently"):
+        rank(tmp_path, 0, 1).restore({"x": torch.zeros(4)}, step=2)
+
+
+def test_another_global_shape_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, [{"x": Slab(torch.ones(2), (4,), (2 * number,))} for number in range(2)])
+    with pytest.raises(LayoutMismatch, match=r"the checkpoint holds shape \[4\], the state \[5\]"):
+        rank(tmp_path, 0, 1).restore({"x": torch.zeros(5)})
+    with pytest.raises(LayoutMismatch, match=r"dtype float32, the state float64"):
+        rank(tmp_path, 0, 1).restore({"x": torch.zeros(4, dtype=torch.float64)})
+
+
+@pytest.mark.parametrize(
+    ("global_shape", "start", "replica"),
+    [((4,), (3,), 0), ((4, 1), (0,), 0), ((4,), (-1,), 0), ((4,), (0,), -1), ((4.0,), (0,), 0)],
+)
+def test_a_slab_that_cannot_be_is_refused(global_shape: Any, start: Any, replica: int) -> None:
+    with pytest.raises(UsageError, match="Slab"):
+        Slab(torch.ones(2), global_shape, start, replica)
+
+
+def test_a_flipped_bit_in_any_part_that_is_read_is_found(tmp_path: Path) -> None:
+    whole = torch.rand(40, 30)
+    save(tmp_path, [{"x": Slab(cut(whole, box).clone(), (40, 30), box.start)} for box in boxes((40, 30), (1, 2))])
+    for number in (0, 1):
+        path = tmp_path / "step-0000000001" / f"node-{number}.h5"
+        with h5py.File(path) as file:
+            at = file[f"rank{number}/x"].id.get_offset() + 1000
+        good = path.read_bytes()
+        path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        with pytest.raises(CorruptCheckpoint, match="tensor x does not match its checksum at byte 0"):
+            rank(tmp_path, 0, 1).restore({"x": torch.zeros(40, 30)})
+        path.write_bytes(good)
+
+
+# -- many blocks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Blocks of a page: many of them in a small file."""
+    monkeypatch.setattr(slab_reader, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(slab_reader, "ROOM_BYTES", 8192)
+    return 4096
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_box_of_any_shape_is_read_right(data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slab_reader, "BLOCK_BYTES", 4096)
+        patch.setattr(slab_reader, "ROOM_BYTES", 8192)
+        shape = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4)))
+        item = data.draw(st.sampled_from([1, 2, 4, 8, 16]))
+        first = tuple(data.draw(st.integers(0, length - 1)) for length in shape)
+        size = tuple(data.draw(st.integers(1, length - at)) for length, at in zip(shape, first, strict=True))
+        room = tuple(length + data.draw(st.integers(0, 2)) for length in size)
+        to = tuple(data.draw(st.integers(0, space - length)) for space, length in zip(room, size, strict=True))
+        whole = np.frombuffer(os.urandom(int(np.prod(shape)) * item), dtype=f"V{item}").reshape(shape)
+        target = np.zeros(room, dtype=f"V{item}")
+        file = os.memfd_create("tensor")
+        try:
+            os.write(file, b"x" * 100 + whole.tobytes())
+            SlabReader(1, False).read(
+                Part(file, record_of(whole, 100), Box(first, size), memoryview(target.reshape(-1).view("u1")), room, to)
+            )
+        finally:
+            os.close(file)
+        expected = np.zeros(room, dtype=f"V{item}")
+        cut(expected, Box(to, size))[...] = cut(whole, Box(first, size))
+        assert target.tobytes() == expected.tobytes()
+
+
+def record_of(whole: np.ndarray[Any, Any], offset: int) -> TensorRecord:
+    data = whole.tobytes()
+    checksums = tuple(crc32c(data[at : at + 4096]) for at in range(0, len(data), 4096))
+    return TensorRecord("x", "numpy", whole.dtype.str, whole.shape, offset, len(data), checksums)
+
+
+def test_only_the_blocks_that_are_touched_are_read_each_once(
+    small_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = np.arange(64 * 256, dtype=np.float64).reshape(64, 256)  # two rows a block
+    asked: list[int] = []
+    read = slab_reader.bulk_io.read
+
+    def counted(fd: int, segments: Any, direct: bool) -> list[int]:
+        asked.extend(segment.offset // small_blocks for segment in segments)
+        return read(fd, segments, direct)
+
+    monkeypatch.setattr(slab_reader.bulk_io, "read", counted)
+    file = os.memfd_create("tensor")
+    os.write(file, whole.tobytes())
+    target = np.zeros((10, 3))
+    box = Box((11, 100), (10, 3))
+    SlabReader(1, False).read(Part(file, record_of(whole, 0), box, memoryview(target).cast("B"), (10, 3), (0, 0)))
+    os.close(file)
+    assert np.array_equal(target, cut(whole, box))
+    assert asked == [5, 6, 7, 8, 9, 10]
+
+
+def test_many_threads_read_many_slabs(tmp_path: Path) -> None:
+    whole = {f"x{number}": torch.rand(300, 500) for number in range(20)}
+    parts = list(boxes((300, 500), (1, 4)))
+    save(tmp_path, [{name: Slab(cut(value, box).clone(), (300, 500), box.start) for name, value in whole.items()}
+                    for box in parts])  # fmt: skip
+    mine = {name: torch.zeros(300, 500) for name in whole}
+    checkpoint = rank(tmp_path, 0, 1)
+    checkpoint._pool = ThreadPoolExecutor(4)
+    checkpoint.restore(mine)
+    assert all(torch.equal(mine[name], value) for name, value in whole.items())
