@@ -59,8 +59,8 @@ class Ours(Method):
         assert self.checkpointer.restore(self.state, self.step) is not None
 
     def load_memory(self) -> None:
+        from resilio_hpc.ckpt.arena_source import ArenaSource
         from resilio_hpc.ckpt.restore import restore
-        from resilio_hpc.ckpt.sources import ArenaSource
 
         path = self.checkpointer._open_arenas().held(self.step)
         assert path is not None

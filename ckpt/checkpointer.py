@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, tree
+from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.committed_source import CommittedSource
 from resilio_hpc.ckpt.coordinator import Coordinator, RestorePoint, checkpoint_directory
 from resilio_hpc.ckpt.expected import expected_bytes
 from resilio_hpc.ckpt.handle import SaveHandle
@@ -24,7 +26,6 @@ from resilio_hpc.ckpt.overlap import fence_before_steps
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged
-from resilio_hpc.ckpt.sources import ArenaSource, CommittedSource
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
 
 REPLICATED: Literal["replicated"] = "replicated"

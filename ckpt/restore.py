@@ -15,13 +15,12 @@ from typing import Any
 from resilio_hpc.ckpt import overlap, tensors
 from resilio_hpc.ckpt.records import TensorRecord
 from resilio_hpc.ckpt.slab import Box, Shape, Slab, slab_of
-from resilio_hpc.ckpt.sources import Piece, Source, Wanted, WantedSlab
-from resilio_hpc.ckpt.tree import TensorRef, decode, has_state, place
+from resilio_hpc.ckpt.source import Piece, Source, Wanted, WantedSlab
+from resilio_hpc.ckpt.tree import NOTHING, TensorRef, decode, has_state, place, refs
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
 
 Path = tuple[Any, ...]
 Build = Callable[[], Any]
-_NOTHING = object()
 
 
 def restore(source: Source, state: Any, pool: ThreadPoolExecutor) -> Any:
@@ -30,10 +29,9 @@ def restore(source: Source, state: Any, pool: ThreadPoolExecutor) -> Any:
     ``state`` None: everything new. Raises LayoutMismatch naming the place (nothing is changed yet), CorruptCheckpoint
     or OSError (tensors may already be changed).
     """
-    for record in source.tensors:
-        tensors.check_description(record.kind, record.dtype, record.shape, record.size_bytes)
     matching = _Matching(source)
-    build = matching.match(_NOTHING if state is None else state, decode(source.tree), ())
+    build = matching.match(NOTHING if state is None else state, decode(source.tree), ())
+    matching.check_optimizers()
     matching.read(source, pool)
     return build()
 
@@ -43,20 +41,39 @@ class _Matching:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._records: list[TensorRecord] = list(source.tensors)
+        self._records: Sequence[TensorRecord] = []
+        self._mine = len(source.tensors)  # the others come from elsewhere
+        self._learn()
+        self._is_shared_out_anew = False
+        self._optimizers: list[Path] = []
         self._targets: dict[int, list[Any]] = {}
         self._slabs: list[tuple[Sequence[Piece], Shape, Any]] = []
         self._fresh: dict[int, Any] = {}
 
     # -- matching --------------------------------------------------------------------------------------------------
 
+    def _learn(self) -> None:
+        """Take the descriptions that the source has by now."""
+        for record in self._source.tensors[len(self._records) :]:
+            tensors.check_description(record.kind, record.dtype, record.shape, record.size_bytes)
+        self._records = list(self._source.tensors)
+
+    def _elsewhere(self, path: Path) -> Any:
+        found = self._source.elsewhere(path)
+        self._learn()
+        return found
+
+    def _in_parts(self, saved: Any) -> bool:
+        """Does it hold parts of tensors, which others may take?"""
+        return any(ref.index < len(self._records) and self._records[ref.index].slab is not None for ref in refs(saved))
+
     def match(self, live: Any, saved: Any, path: Path) -> Build:
         """How to make ``saved`` out of ``live`` once the bytes are read."""
         if isinstance(saved, TensorRef):
             return self._tensor(live, saved, path)
-        if live is not _NOTHING and _is_tensor(live):
+        if live is not NOTHING and _is_tensor(live):
             raise LayoutMismatch(f"{place(path)}: the state has a tensor, the checkpoint a {type(saved).__name__}")
-        if live is not _NOTHING and has_state(live):
+        if live is not NOTHING and has_state(live):
             return self._object(live, saved, path)
         if isinstance(saved, dict):
             return self._dict(live, saved, path)
@@ -69,15 +86,16 @@ class _Matching:
         if saved.index >= len(self._records):
             raise CorruptCheckpoint(f"{place(path)}: the checkpoint has no tensor number {saved.index}")
         record = self._records[saved.index]
-        if record.slab is not None or (live is not _NOTHING and slab_of(live) is not None):
+        if record.slab is not None or (live is not NOTHING and slab_of(live) is not None):
             return self._slab(live, saved, record, path)
-        if self._source.is_foreign and record.size_bytes and not self._source.is_the_same_everywhere(record):
+        foreign = self._source.is_foreign or saved.index >= self._mine
+        if foreign and record.size_bytes and not self._source.is_the_same_everywhere(record):
             raise LayoutMismatch(
                 f"{place(path)}: the processes that saved this tensor had others each, and there were more or fewer of "
                 "them; say with Slab or DTensor which part of a whole each process holds"
             )
         targets = self._targets.setdefault(saved.index, [])
-        if live is _NOTHING or not tensors.is_tensor(live):
+        if live is NOTHING or not tensors.is_tensor(live):
             _refuse_to_lose(live, saved, path)
             return lambda: self._fresh[saved.index] if saved.index in self._fresh else self._copy_of(saved.index)
         self._check_fits(live, record, record.shape, path)
@@ -88,7 +106,7 @@ class _Matching:
         """A part of a tensor into a part of it, the same or another; ``live`` may also be a plain tensor: all of it."""
         whole = record.slab.global_shape if record.slab is not None else record.shape
         first = record.slab.start if record.slab is not None else (0,) * len(whole)
-        if live is _NOTHING or not _is_tensor(live):
+        if live is NOTHING or not _is_tensor(live):
             _refuse_to_lose(live, saved, path)
             if self._source.is_foreign:
                 raise LayoutMismatch(f"{place(path)}: saved in parts by others; give a state that says which to take")
@@ -124,12 +142,18 @@ class _Matching:
     def _dict(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         if not isinstance(live, dict):
             _refuse_to_lose(live, saved, path)
-            fresh = {key: self.match(_NOTHING, value, (*path, key)) for key, value in saved.items()}
+            fresh = {key: self.match(NOTHING, value, (*path, key)) for key, value in saved.items()}
             return lambda: _same_kind(saved, {key: build() for key, build in fresh.items()})
+        more = [value for key, value in saved.items() if key not in live]
+        is_other = any(key not in saved for key in live) or any(map(self._in_parts, more))
+        wanted = {key: value for key, value in saved.items() if key in live or not is_other}
         for key in live:
             if key not in saved:
-                raise LayoutMismatch(f"{place((*path, key))}: the state has it, the checkpoint does not")
-        builds = {key: self.match(live.get(key, _NOTHING), value, (*path, key)) for key, value in saved.items()}
+                wanted[key] = self._elsewhere((*path, key))
+                if wanted[key] is NOTHING:
+                    raise LayoutMismatch(f"{place((*path, key))}: the state has it, the checkpoint does not")
+                self._is_shared_out_anew = True
+        builds = {key: self.match(live.get(key, NOTHING), value, (*path, key)) for key, value in wanted.items()}
 
         def build() -> Any:
             for key, make in builds.items():
@@ -141,8 +165,8 @@ class _Matching:
     def _sequence(self, live: Any, saved: Any, path: Path) -> Build:
         if not isinstance(live, list | tuple) or len(live) != len(saved):
             _refuse_to_lose(live, saved, path)
-            live = [_NOTHING] * len(saved)
-        same = isinstance(live, list) and isinstance(saved, list) and _NOTHING not in live[:1]
+            live = [NOTHING] * len(saved)
+        same = isinstance(live, list) and isinstance(saved, list) and NOTHING not in live[:1]
         builds = [
             self.match(mine, theirs, (*path, position))
             for position, (mine, theirs) in enumerate(zip(live, saved, strict=True))
@@ -161,6 +185,8 @@ class _Matching:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(live, torch.nn.Module) and isinstance(saved, dict):
             return self._module(live, saved, path)
+        if overlap.is_optimizer(live) and isinstance(saved, dict) and saved.get("state"):
+            self._optimizers.append(path)
         build = self.match(self._template(live, saved), saved, path)
 
         def load() -> Any:
@@ -178,7 +204,7 @@ class _Matching:
         Its own state does not exist before the first step, and is laid out as the parameters are.
         """
         if not overlap.is_optimizer(live) or not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
-            return _NOTHING
+            return NOTHING
         import torch
 
         parameters = [parameter for group in live.param_groups for parameter in group["params"]]
@@ -190,17 +216,19 @@ class _Matching:
                 if record is not None and record.slab is not None and record.slab.global_shape == tuple(like.shape):
                     fresh = torch.empty_like(like, dtype=tensors.torch_dtype(record.dtype), requires_grad=False)
                     state.setdefault(index, {})[name] = fresh
-        return {"state": state} if state else _NOTHING
+        return {"state": state} if state else NOTHING
 
     def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         """A module's state_dict() shows its live tensors, so the bytes go straight into them."""
         state = live.state_dict()
-        missing, unexpected = [k for k in state if k not in saved], [k for k in saved if k not in state]
+        missing = [k for k in state if k not in saved and self._elsewhere((*path, k)) is NOTHING]
+        unexpected = [k for k in saved if k not in state and not self._in_parts(saved[k])]
         if missing or unexpected:
             raise LayoutMismatch(
                 f"{place(path)}: {type(live).__name__} and checkpoint differ; only in the module: {missing[:5]}, "
                 f"only in the checkpoint: {unexpected[:5]}"
             )
+        self._is_shared_out_anew |= any(key not in state for key in saved)
         build = self._dict(state, saved, path)
         if isinstance(saved, OrderedDict) and hasattr(saved, "_metadata"):
             state._metadata = saved._metadata
@@ -213,6 +241,14 @@ class _Matching:
             return live
 
         return load
+
+    def check_optimizers(self) -> None:
+        """An optimizer numbers its parameters: with other parameters the same number is another one."""
+        if self._is_shared_out_anew and self._optimizers:
+            raise LayoutMismatch(
+                f"{place(self._optimizers[0])}: layers are shared out anew, and an optimizer knows parameters by "
+                "number; save get_optimizer_state_dict(), with flatten_optimizer_state_dict=True, which names them"
+            )
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -259,7 +295,7 @@ def _same_kind(saved: dict[Any, Any], values: dict[Any, Any]) -> Any:
 
 def _refuse_to_lose(live: Any, saved: Any, path: Path) -> None:
     """A plain value may replace any plain value, but live tensors and objects must not be dropped silently."""
-    if live is not _NOTHING and _holds_live_parts(live):
+    if live is not NOTHING and _holds_live_parts(live):
         what = "a tensor" if isinstance(saved, TensorRef) else f"a {type(saved).__name__}"
         size = f" of {len(saved)}" if isinstance(saved, list | tuple) else ""
         raise LayoutMismatch(f"{place(path)}: the checkpoint holds {what}{size}, the state a {type(live).__name__}")

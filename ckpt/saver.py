@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.saver_messages import (
     Answer,
@@ -27,7 +28,6 @@ from resilio_hpc.ckpt.saver_messages import (
     decode_request,
     encode_line,
 )
-from resilio_hpc.ckpt.sources import ArenaSource
 from resilio_hpc.core.durable import sync_directory
 from resilio_hpc.core.errors import CheckpointError, WireError
 

@@ -19,10 +19,10 @@ import msgspec
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.arena import PAGE
+from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.bulk_io import Block, Piece
 from resilio_hpc.ckpt.extents import hash_gaps
 from resilio_hpc.ckpt.records import Extent, RankRecord, ShardRecord, SlabRecord, Table, TensorRecord, blocks, sha256
-from resilio_hpc.ckpt.sources import ArenaSource
 from resilio_hpc.ckpt.stored_types import BYTE, Stored, stored_as
 from resilio_hpc.core.durable import sync_directory
 from resilio_hpc.core.errors import CorruptCheckpoint

@@ -7,8 +7,11 @@ its placements; numpy and MPI codes say it with ``Slab``.
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -38,9 +41,30 @@ class Box(NamedTuple):
         shape = tuple(end - first for first, end in zip(start, ends, strict=True))
         return Box(start, shape) if all(length > 0 for length in shape) else None
 
+    def overlaps(self, other: Box) -> bool:
+        """Have they an element in common?"""
+        return self.intersect(other) is not None
+
     def seen_from(self, start: Shape) -> Box:
         """The same box, counted from ``start`` on."""
         return Box(tuple(mine - theirs for mine, theirs in zip(self.start, start, strict=True)), self.shape)
+
+
+def any_overlap(boxes: Sequence[Box], dimension: int = 0) -> bool:
+    """Have two of these boxes, none of them empty, an element in common?
+
+    Fast for boxes that a grid cuts, however many: along each dimension they share a range or lie apart.
+    """
+    if len(boxes) < 2:
+        return False
+    if dimension == len(boxes[0].start):
+        return True  # the same in every dimension
+    groups: dict[tuple[int, int], list[Box]] = defaultdict(list)
+    for box in boxes:
+        groups[box.start[dimension], box.start[dimension] + box.shape[dimension]].append(box)
+    if any(end > start for (_, end), (start, _) in pairwise(sorted(groups))):
+        return any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    return any(any_overlap(group, dimension + 1) for group in groups.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,27 +111,38 @@ def slab_of(value: Any) -> Slab | None:
 
 
 def _of_dtensor(value: Any) -> Slab:
+    local = value.detach().to_local()
+    part = _part_of(tuple(value.shape), value.device_mesh, tuple(value.placements))
+    if tuple(local.shape) != part.box.shape:
+        raise UsageError(
+            f"a DTensor whose local part has shape {list(local.shape)}, not {list(part.box.shape)}, cannot be saved"
+        )
+    return Slab(local, tuple(value.shape), part.box.start, part.replica)
+
+
+class _Part(NamedTuple):
+    box: Box
+    replica: int
+
+
+@lru_cache(4096)  # torch takes long for it, and every save asks again
+def _part_of(shape: Shape, mesh: Any, placements: tuple[Any, ...]) -> _Part:
+    """This process's part of a DTensor. Raises UsageError."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    mesh, placements = value.device_mesh, value.placements
     if any(placement.is_partial() for placement in placements):
         raise UsageError("a DTensor with a partial placement cannot be saved; redistribute() it first")
-    local = value.detach().to_local()
-    shape, start = compute_local_shape_and_global_offset(value.shape, mesh, placements)
-    if tuple(local.shape) != tuple(shape):
-        raise UsageError(
-            f"a DTensor whose local part has shape {list(local.shape)}, not {list(shape)}, cannot be saved"
-        )
-    _check_one_piece(value.shape, mesh.shape, placements)
+    _check_one_piece(shape, mesh.shape, placements)
+    local, start = compute_local_shape_and_global_offset(shape, mesh, placements)
     copies = [
         coordinate
         for coordinate, placement in zip(mesh.get_coordinate() or (), placements, strict=True)
         if isinstance(placement, Replicate)
     ]
     # a local part without elements may be said to begin behind the end
-    first = tuple(min(at, whole) for at, whole in zip(start, value.shape, strict=True))
-    return Slab(local, tuple(value.shape), first, int(any(copies)))
+    first = tuple(min(at, whole) for at, whole in zip(start, shape, strict=True))
+    return _Part(Box(first, tuple(local)), int(any(copies)))
 
 
 def _check_one_piece(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Any]) -> None:

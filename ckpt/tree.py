@@ -14,10 +14,10 @@ import re
 import struct
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from resilio_hpc.ckpt import overlap, tensors
@@ -64,6 +64,42 @@ def decode(tree: bytes) -> Any:
         return _decode(json.loads(tree))
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, struct.error, OverflowError) as error:
         raise CorruptCheckpoint(f"the tree of plain values cannot be read: {error}") from error
+
+
+def renumber(node: Any, by: int) -> Any:
+    """A decoded tree whose tensors have numbers higher by so many."""
+    if isinstance(node, TensorRef):
+        return TensorRef(node.index + by)
+    if isinstance(node, dict):
+        made = type(node)({key: renumber(item, by) for key, item in node.items()})
+        if hasattr(node, "_metadata"):
+            made._metadata = node._metadata  # type: ignore[attr-defined]
+        return made
+    if isinstance(node, list | tuple):
+        return type(node)([renumber(item, by) for item in node])
+    return node
+
+
+def refs(node: Any) -> Iterator[TensorRef]:
+    """All tensors of a decoded tree."""
+    if isinstance(node, TensorRef):
+        yield node
+    elif isinstance(node, dict | list | tuple):
+        for item in node.values() if isinstance(node, dict) else node:
+            yield from refs(item)
+
+
+NOTHING: Final = object()
+
+
+def look_up(node: Any, path: Sequence[Any]) -> Any:
+    """What a decoded tree has at a path; NOTHING if it has no such place."""
+    for key in path:
+        numbered = isinstance(node, list | tuple) and type(key) is int and key < len(node)
+        if not numbered and not (isinstance(node, dict) and key in node):
+            return NOTHING
+        node = node[key]
+    return node
 
 
 def has_state(value: Any) -> bool:

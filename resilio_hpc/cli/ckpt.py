@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.ckpt import catalogue
-from resilio_hpc.ckpt.records import Manifest
+from resilio_hpc.ckpt.records import Manifest, TensorRecord
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.verify import Damage, size_of, verify_step
 from resilio_hpc.core.errors import CheckpointError, UsageError
@@ -137,10 +137,7 @@ def _show(options: argparse.Namespace) -> int:
     if options.tree:
         print(json.dumps(json.loads(tree), indent=1) if options.json or sys.stdout.isatty() else tree.decode("ascii"))
         return 0
-    tensors = [
-        {"path": t.path, "dtype": t.dtype, "shape": list(t.shape), "size_bytes": t.size_bytes, "here": t.offset >= 0}
-        for t in table.tensors
-    ]
+    tensors = [_tensor(record) for record in table.tensors]
     if options.json:
         about = {**_summary(options.directory, manifest), "rank": options.rank, "file": shard.file, "tensors": tensors}
         print(json.dumps(about, indent=1))
@@ -148,11 +145,28 @@ def _show(options: argparse.Namespace) -> int:
     where = f"rank {options.rank} of {manifest.world_size}, {shard.file}"
     print(f"step {step}, {where}: {len(tensors)} tensors, {size_text(sum(t.size_bytes for t in table.tensors))}")
     if any(not tensor["here"] for tensor in tensors):
-        print("  replicated: the bytes are with rank 0")
+        print("  the bytes of what is marked * are with another rank, which holds the same")
     _print_columns(
-        [(printable(t.path, 200), t.dtype, f"{list(t.shape)}", size_text(t.size_bytes)) for t in table.tensors]
+        [
+            (printable(t.path, 200), t.dtype, _shape(t), size_text(t.size_bytes) + ("" if t.offset >= 0 else " *"))
+            for t in table.tensors
+        ]
     )
     return 0
+
+
+def _tensor(record: TensorRecord) -> dict[str, Any]:
+    """For ``--json``."""
+    about = {"path": record.path, "dtype": record.dtype, "shape": list(record.shape), "size_bytes": record.size_bytes}
+    if record.slab is not None:
+        about |= {"global_shape": list(record.slab.global_shape), "start": list(record.slab.start)}
+    return about | {"here": record.offset >= 0}
+
+
+def _shape(record: TensorRecord) -> str:
+    if record.slab is None:
+        return f"{list(record.shape)}"
+    return f"{list(record.shape)} from {list(record.slab.start)} of {list(record.slab.global_shape)}"
 
 
 # -- verify ------------------------------------------------------------------------------------------------------------

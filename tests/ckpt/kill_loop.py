@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from resilio_hpc.ckpt import arena
+from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.sources import ArenaSource
 from resilio_hpc.ckpt.tree import flatten
 
 

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.ckpt import arena
+from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.sources import ArenaSource
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 from resilio_hpc.core.process import run

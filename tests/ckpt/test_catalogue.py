@@ -15,9 +15,9 @@ import torch
 
 from resilio_hpc import ckpt
 from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt.committed_source import CommittedSource
 from resilio_hpc.ckpt.records import read_manifest, read_table, seal
 from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.sources import CommittedSource
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, ResilioError
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from resilio_hpc.ckpt import Checkpointer, arena
+from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.overlap import may_wait
 from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.sources import ArenaSource
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import CheckpointError
 

@@ -20,6 +20,7 @@ import pytest
 
 from resilio_hpc import ckpt
 from resilio_hpc.ckpt import arena, catalogue
+from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.saver_messages import (
@@ -34,7 +35,6 @@ from resilio_hpc.ckpt.saver_messages import (
     encode_line,
 )
 from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.sources import ArenaSource
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import LayoutMismatch
 from resilio_hpc.core.process import run

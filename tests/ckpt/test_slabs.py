@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, coordinator, slab_reader
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.records import TensorRecord
-from resilio_hpc.ckpt.slab import Box
+from resilio_hpc.ckpt.slab import Box, any_overlap
 from resilio_hpc.ckpt.slab_reader import Part, SlabReader
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
 from resilio_hpc.native import crc32c
@@ -146,6 +146,85 @@ def test_the_same_layout_comes_back_without_a_state_as_slabs(tmp_path: Path) -> 
         rank(tmp_path, 0, 3).restore()
 
 
+def stages(layers: int, count: int, values: bool = True) -> list[dict[str, Any]]:
+    """A model of ``layers`` whose layers are shared out over ``count`` pipeline stages, as by name."""
+    made: list[dict[str, Any]] = []
+    for box in boxes((layers,), (count,)):
+        state: dict[str, Any] = {"model": {}, "optimizer": {}, "step": 5}
+        for number in range(box.start[0], box.start[0] + box.shape[0]):
+            for part, name in (("model", f"layer.{number}"), ("optimizer", f"state.layer.{number}.exp_avg")):
+                value = torch.full((3, 2), float(number)) if values else torch.zeros(3, 2)
+                state[part][name] = Slab(value, (3, 2), (0, 0))
+            state["optimizer"][f"state.layer.{number}.step"] = torch.tensor(5.0 if values else 0.0)
+            state["optimizer"][f"groups.layer.{number}.lr"] = 0.5 if values else 0.0
+        made.append(state)
+    return made
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 1), (1, 3), (3, 2), (2, 2)])
+def test_layers_can_be_shared_out_over_other_pipeline_stages(before: int, after: int, tmp_path: Path) -> None:
+    save(tmp_path, stages(7, before))
+    for number, (mine, expected) in enumerate(zip(stages(7, after, False), stages(7, after), strict=True)):
+        _, found = rank(tmp_path, number, after).restore(mine) or (0, {})
+        assert found.keys() == expected.keys()
+        for part in ("model", "optimizer"):
+            assert found[part].keys() == expected[part].keys()
+            for name, value in expected[part].items():
+                same = found[part][name]
+                if isinstance(value, Slab):
+                    assert torch.equal(same.tensor, value.tensor), name
+                else:
+                    assert same == value, name
+
+
+def test_a_layer_that_nobody_saved_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, stages(3, 2))
+    (mine,) = stages(4, 1, False)
+    with pytest.raises(
+        LayoutMismatch, match=r"state\['model'\]\['layer.3'\]: the state has it, the checkpoint does not"
+    ):
+        rank(tmp_path, 0, 1).restore(mine)
+
+
+class Stage(torch.nn.Module):
+    """Some layers of a model, which go to disk as parts of it."""
+
+    def __init__(self, layers: range) -> None:
+        super().__init__()
+        self.layers = layers
+        self.values = {number: torch.zeros(3) + number for number in layers}
+
+    def state_dict(self) -> dict[str, Slab]:  # type: ignore[override]
+        return {f"{number}": Slab(value, (3,), (0,)) for number, value in self.values.items()}
+
+    def load_state_dict(self, state: Any) -> None:  # type: ignore[override]
+        assert state.keys() == self.state_dict().keys()
+
+
+def test_a_module_may_get_other_layers_and_an_optimizer_by_number_may_not(tmp_path: Path) -> None:
+    save(tmp_path, [{"model": Stage(range(2))}, {"model": Stage(range(2, 5))}])
+    for number, layers in enumerate((range(3), range(3, 5))):
+        stage = Stage(layers)
+        for value in stage.values.values():
+            value.zero_()
+        rank(tmp_path, number, 2).restore({"model": stage})
+        assert [value[0] for value in stage.values.values()] == list(layers)
+
+    def with_optimizer(layers: range) -> dict[str, Any]:
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], momentum=0.9)
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        return {"model": Stage(layers), "optimizer": optimizer}
+
+    save(tmp_path, [with_optimizer(range(2)), with_optimizer(range(2, 5))], step=2)
+    assert rank(tmp_path, 0, 2).restore(with_optimizer(range(2))) is not None
+    with pytest.raises(LayoutMismatch, match=r"state\['optimizer'\]: layers are shared out anew"):
+        rank(tmp_path, 0, 2).restore(with_optimizer(range(3)))
+    with pytest.raises(LayoutMismatch, match=r"state\['optimizer'\]: layers are shared out anew"):
+        rank(tmp_path, 1, 2).restore(with_optimizer(range(3, 5)))
+
+
 def test_a_replicated_tensor_can_be_restored_in_parts(tmp_path: Path) -> None:
     whole = torch.rand(5, 3)
     save(tmp_path, [{"x": whole}, {"x": whole}], layout=REPLICATED)
@@ -209,6 +288,22 @@ def test_another_global_shape_is_refused(tmp_path: Path) -> None:
         rank(tmp_path, 0, 1).restore({"x": torch.zeros(5)})
     with pytest.raises(LayoutMismatch, match=r"dtype float32, the state float64"):
         rank(tmp_path, 0, 1).restore({"x": torch.zeros(4, dtype=torch.float64)})
+
+
+@given(st.lists(st.tuples(*[st.tuples(st.integers(0, 5), st.integers(1, 4))] * 2), max_size=6))
+def test_overlaps_are_found_as_by_looking_at_every_pair(parts: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
+    made = [Box((a, b), (height, width)) for (a, height), (b, width) in parts]
+    assert any_overlap(made) == any(one.overlaps(other) for one, other in combinations(made, 2))
+
+
+def test_a_grid_of_many_parts_is_looked_at_quickly() -> None:
+    grid = list(boxes((4096, 4096), (64, 64)))
+    pairs = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Box, "overlaps", lambda one, other: pairs.append(1))
+        assert not any_overlap(grid)
+        assert any_overlap([*grid, grid[100]])
+    assert pairs == []
 
 
 @pytest.mark.parametrize(

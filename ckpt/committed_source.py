@@ -1,177 +1,26 @@
-"""Where the bytes of a checkpoint are read from: an arena in memory, or shard files of a committed step.
-
-Every block is verified as it is read. All raise CorruptCheckpoint for bytes that do not match their checksum, and
-OSError for a device that fails.
-"""
+"""Reading one rank's state from the shard files of a committed step, in the layout that it was saved in or another."""
 
 from __future__ import annotations
 
-import mmap
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import combinations
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
-from resilio_hpc.ckpt import arena, bulk_io
+from resilio_hpc.ckpt import bulk_io, tree
 from resilio_hpc.ckpt.bulk_io import Segment
-from resilio_hpc.ckpt.records import (
-    BLOCK_BYTES,
-    Layout,
-    Manifest,
-    RankRecord,
-    Table,
-    TensorRecord,
-    blocks,
-    read_table,
-)
+from resilio_hpc.ckpt.records import Layout, Manifest, RankRecord, Table, TensorRecord, blocks
 from resilio_hpc.ckpt.shard_reader import ShardReader
-from resilio_hpc.ckpt.slab import Box, Shape
+from resilio_hpc.ckpt.slab import Box, Shape, any_overlap
 from resilio_hpc.ckpt.slab_reader import Part, SlabReader
+from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab, checksum_at, mismatch, populate_large
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
-from resilio_hpc.native import copy_crc32c, crc32c, populate
 
-POPULATE_BYTES = 1 << 20
 SHARE_BYTES = 256 << 20
 _SLAB_READERS = 2
-
-
-Wanted = tuple[TensorRecord, memoryview]
-"""A tensor, and the memory of its size that it goes to."""
-
-
-class Piece(NamedTuple):
-    """``box`` of a saved tensor goes to the equally large box that begins at ``start`` of a wanted one."""
-
-    fd: int
-    record: TensorRecord
-    box: Box
-    start: Shape
-
-
-WantedSlab = tuple[Sequence[Piece], memoryview, Shape]
-"""Where the bytes of a tensor are, the memory of its size that they go to, and its shape."""
-
-
-class Source(Protocol):
-    """One rank's state, to be read. ``is_foreign``: as another number of processes saved it."""
-
-    step: int
-    tree: bytes
-    tensors: Sequence[TensorRecord]
-    is_foreign: bool
-
-    def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
-        """Where ``box`` of the global tensor that ``record`` is a part of lies, whoever saved it.
-
-        Raises LayoutMismatch when the checkpoint does not hold all of it, CorruptCheckpoint when it holds some twice.
-        """
-        ...
-
-    def is_the_same_everywhere(self, record: TensorRecord) -> bool:
-        """Did every process save the same plain tensor under this path?"""
-        ...
-
-    def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
-        """As ``fill``, from pieces."""
-        ...
-
-    def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
-        """Copy every wanted tensor whole into its target, verified. Nothing writes to a target after the return."""
-        ...
-
-
-class ArenaSource:
-    """A snapshot in an arena, mapped read-only. The caller makes sure that nobody overwrites it (``arena.pin``)."""
-
-    is_foreign = False
-
-    def __init__(self, path: Path) -> None:
-        """Raises CorruptCheckpoint unless the arena holds a whole snapshot with a right table."""
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise CorruptCheckpoint(f"{path} cannot be opened: {error.strerror}") from error
-        try:
-            header = arena.header_of(fd)
-            if header is None:
-                raise CorruptCheckpoint(f"{path} holds no whole snapshot")
-            self.header = header
-            self.step = header.step
-            # populated at once: faults one by one cost seven times the copy
-            self._map = mmap.mmap(fd, header.size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
-        finally:
-            os.close(fd)
-        self.view = memoryview(self._map)
-        try:
-            data = self.slice(header.table_offset, header.table_size)
-            if crc32c(data) != header.table_crc32c:
-                raise CorruptCheckpoint(f"{path}: the table does not match its checksum")
-            self.table = read_table(bytes(data), header.size_bytes)
-            self.tensors: Sequence[TensorRecord] = self.table.tensors
-            self.tree = bytes(self.slice(self.table.tree.offset, self.table.tree.size_bytes))
-            if crc32c(self.tree) != self.table.tree.crc32c:
-                raise CorruptCheckpoint(f"{path}: the tree does not match its checksum")
-        except BaseException:
-            self.close()
-            raise
-
-    def slice(self, offset: int, size: int) -> memoryview:
-        """Bytes of the arena, not copied and not verified."""
-        return self.view[offset : offset + size]
-
-    def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
-        """See Source. Small tensors are copied here: to hand them on costs more."""
-
-        def copy(record: TensorRecord, target: memoryview, start: int) -> None:
-            _populate(target)
-            if copy_crc32c(target, self.slice(record.offset + start, len(target))) != _checksum(record, start):
-                raise _mismatch(self.step, record, start)
-
-        pending = []
-        try:
-            for record, target in wanted:
-                for start, size in blocks(record.size_bytes):
-                    part = target[start : start + size]
-                    if record.size_bytes <= BLOCK_BYTES // 4:
-                        copy(record, part, start)
-                    else:
-                        pending.append(pool.submit(copy, record, part, start))
-        finally:
-            wait(pending)
-        for future in pending:
-            future.result()
-
-    def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
-        """See Source: what other ranks hold in memory cannot be had here."""
-        raise CorruptCheckpoint(
-            f"the snapshot in memory holds {list(record.shape)} of {record.path}, and another part of it is wanted"
-        )
-
-    def is_the_same_everywhere(self, record: TensorRecord) -> bool:
-        """See Source: not known here."""
-        return False
-
-    def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
-        """See Source; ``find`` found none."""
-
-    def close(self) -> None:
-        """Unmap."""
-        self.view.release()
-        try:
-            self._map.close()
-        except BufferError:
-            pass  # a slice of it is still referred to (by a traceback): unmapped when that goes
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 class _Part(NamedTuple):
@@ -212,6 +61,7 @@ class CommittedSource:
         self._alone = alone
         self._direct = alone or layout == "own"
         self._directory = directory
+        self._trees: dict[int, Any] = {}
         self._all: dict[str, list[tuple[int, TensorRecord]]] | None = None
         self._files: dict[str, ShardReader] = {}
         self._where: dict[str, int] = {}
@@ -230,7 +80,8 @@ class CommittedSource:
                     "Slab or DTensor which part of a tensor each process holds"
                 )
             self.tree = reader.tree(record, table)
-            self.tensors = self._resolve(reader, table)
+            self._tensors = list(self._resolve(reader, table))
+            self.tensors: Sequence[TensorRecord] = self._tensors
         except BaseException:
             self.close()
             raise
@@ -280,9 +131,29 @@ class CommittedSource:
     def is_the_same_everywhere(self, record: TensorRecord) -> bool:
         """See Source: by the checksums."""
         copies = [held for _, held in self._everywhere().get(record.path, [])]
-        return len(copies) == self._manifest.world_size and all(
+        return bool(copies) and all(
             held.slab is None and _kind(held) == _kind(record) and held.checksums == record.checksums for held in copies
         )
+
+    def elsewhere(self, path: Sequence[Any]) -> Any:
+        """See Source. Reads the trees of the other ranks, one after the other, until one has it."""
+        if self._manifest.layout == "replicated":
+            return tree.NOTHING  # all have the same
+        for rank in range(self._manifest.world_size):
+            found = tree.look_up(self._tree_of(rank), path)
+            if found is not tree.NOTHING:
+                return found
+        return tree.NOTHING
+
+    def _tree_of(self, rank: int) -> Any:
+        if rank not in self._trees:
+            reader, record = self._reader(rank)
+            table = reader.table(record)
+            self._trees[rank] = tree.renumber(tree.decode(reader.tree(record, table)), len(self._tensors))
+            self._tensors += table.tensors
+            for held in table.tensors:
+                self._where.setdefault(held.path, reader.fd)  # what this rank has itself, nobody asks for here
+        return self._trees[rank]
 
     def _everywhere(self) -> Mapping[str, Sequence[tuple[int, TensorRecord]]]:
         """What lies on disk under each path, of all ranks."""
@@ -296,10 +167,8 @@ class CommittedSource:
         return self._all
 
     def _check_cover(self, path: str, box: Box, pieces: Sequence[Piece]) -> None:
-        boxes = [Box(piece.start, piece.box.shape) for piece in pieces]
-        for one, other in combinations(boxes, 2):
-            if one.intersect(other) is not None:
-                raise CorruptCheckpoint(f"step {self.step}: the parts of {path} that two ranks saved overlap")
+        if any_overlap([Box(piece.start, piece.box.shape) for piece in pieces]):
+            raise CorruptCheckpoint(f"step {self.step}: the parts of {path} that two ranks saved overlap")
         held = sum(piece.box.size for piece in pieces)
         if held != box.size:
             raise LayoutMismatch(f"step {self.step} holds {held} of the {box.size} elements of {path} that are wanted")
@@ -338,10 +207,10 @@ class CommittedSource:
 
         def read(share: list[_Part]) -> None:
             for part in share:
-                _populate(part.target)
-            segments = [Segment(part.offset, part.target, _checksum(part.record, part.start)) for part in share]
+                populate_large(part.target)
+            segments = [Segment(part.offset, part.target, checksum_at(part.record, part.start)) for part in share]
             for bad in bulk_io.read(share[0].fd, segments, self._direct):
-                raise _mismatch(self.step, share[bad].record, share[bad].start)
+                raise mismatch(self.step, share[bad].record, share[bad].start)
 
         pending = [pool.submit(read, share) for share in _shares(sorted(parts, key=lambda part: part[:2]))]
         wait(pending)
@@ -367,16 +236,3 @@ def _kind(record: TensorRecord) -> tuple[str, Shape]:
 
 def _global_shape(record: TensorRecord) -> Shape:
     return record.shape if record.slab is None else record.slab.global_shape
-
-
-def _checksum(record: TensorRecord, start: int) -> int:
-    return record.checksums[start // BLOCK_BYTES]
-
-
-def _mismatch(step: int, record: TensorRecord, start: int) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"step {step}: tensor {record.path} does not match its checksum at byte {start}")
-
-
-def _populate(target: memoryview) -> None:
-    if len(target) >= POPULATE_BYTES:
-        populate(target)  # fresh pages all at once: faults one by one double the time of the copy
