@@ -12,8 +12,6 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-import numpy
-
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.bulk_io import Segment
 from resilio_hpc.ckpt.records import BLOCK_BYTES, TensorRecord
@@ -90,6 +88,8 @@ class SlabReader:
     # -- a box of it -------------------------------------------------------------------------------------------------
 
     def _read_box(self, part: Part) -> None:
+        import numpy  # agents, which import this package, have no use for it
+
         saved, item = part.record.shape, _item(part.record)
         level = next(level for level in range(len(saved)) if prod(saved[level + 1 :]) * item <= BLOCK_BYTES)
         unit = numpy.dtype(_UNITS.get(item, f"V{item}"))
