@@ -211,7 +211,8 @@ class _Matching:
         state: dict[Any, Any] = {}
         for index, values in saved["state"].items():
             for name, ref in values.items() if isinstance(values, dict) and index in range(len(parameters)) else ():
-                record = self._records[ref.index] if isinstance(ref, TensorRef) else None
+                known = isinstance(ref, TensorRef) and ref.index < len(self._records)
+                record = self._records[ref.index] if known else None
                 like = parameters[index]
                 if record is not None and record.slab is not None and record.slab.global_shape == tuple(like.shape):
                     fresh = torch.empty_like(like, dtype=tensors.torch_dtype(record.dtype), requires_grad=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, coordinator, slab_reader
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
-from resilio_hpc.ckpt.records import TensorRecord
+from resilio_hpc.ckpt.records import Extent, SlabRecord, Table, TensorRecord, read_table
 from resilio_hpc.ckpt.slab import Box, any_overlap
 from resilio_hpc.ckpt.slab_reader import Part, SlabReader
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
@@ -327,6 +328,23 @@ def test_a_flipped_bit_in_any_part_that_is_read_is_found(tmp_path: Path) -> None
         with pytest.raises(CorruptCheckpoint, match="tensor x does not match its checksum at byte 0"):
             rank(tmp_path, 0, 1).restore({"x": torch.zeros(40, 30)})
         path.write_bytes(good)
+
+
+@pytest.mark.parametrize(
+    ("global_shape", "start"),
+    [((4,), (3,)), ((4, 1), (0, 0)), ((4,), ()), ((), ()), ((1,), (0,)), ((1 << 61,), (1 << 61,))],
+)
+def test_a_table_with_an_impossible_part_is_refused(global_shape: Any, start: Any) -> None:
+    record = TensorRecord("x", "torch", "float32", (2,), 0, 8, (1,), SlabRecord(global_shape, start))
+    table = msgspec.json.encode(Table(Extent(0, 0, 0), (record,)))
+    with pytest.raises(CorruptCheckpoint, match="tensor x lies outside of the tensor that it is a part of"):
+        read_table(table, 100)
+
+
+def test_a_table_from_before_there_were_parts_can_be_read() -> None:
+    record = ["x", "torch", "float32", [2], 0, 8, [1]]
+    table = msgspec.json.encode({"tree": {"offset": 0, "size_bytes": 0, "crc32c": 0}, "tensors": [record]})
+    assert read_table(table, 100).tensors == (TensorRecord("x", "torch", "float32", (2,), 0, 8, (1,)),)
 
 
 # -- many blocks ------------------------------------------------------------------------------------------------------
