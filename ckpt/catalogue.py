@@ -17,10 +17,12 @@ import contextlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete, write_manifest
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.core.durable import sync_directory, write_atomic
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 
@@ -140,13 +142,22 @@ def commit(
     sync_directory(directory)
     write_atomic(directory / "latest", f"{step}\n".encode())
     with contextlib.suppress(OSError):  # the step is committed, whatever becomes of the old ones
-        prune(directory, keep_last)
+        prune(directory, Retention(max(keep_last, 1)), time.time())
         sweep(directory, step, epoch, round_)
 
 
-def prune(directory: Path, keep_last: int) -> list[int]:
-    """Remove all but the ``keep_last`` steps committed last; the steps removed."""
-    old = [manifest.step for manifest in committed(directory)][: -max(keep_last, 1)]
+def expendable(directory: Path, retention: Retention, now: float) -> list[int]:
+    """The committed steps that ``retention`` does not keep. ``now``: Unix time."""
+    steps = [
+        (manifest.step, (step_directory(directory, manifest.step) / MANIFEST).stat().st_mtime)
+        for manifest in committed(directory)
+    ]
+    return retention.expendable(steps, now)
+
+
+def prune(directory: Path, retention: Retention, now: float) -> list[int]:
+    """Remove what ``retention`` does not keep; the steps removed. Raises OSError."""
+    old = expendable(directory, retention, now)
     for step in old:
         _move_away(step_directory(directory, step), "removed")
     _empty_bin(directory)

@@ -51,11 +51,16 @@ def verify_step(directory: Path, manifest: Manifest, progress: Progress = lambda
     ``directory``: of the checkpoints. Its buffers take at most 64 MiB, and those of ``bulk_io``.
     Raises OSError for a device that fails.
     """
+    return verify_files(catalogue.step_directory(directory, manifest.step), manifest, progress)
+
+
+def verify_files(path: Path, manifest: Manifest, progress: Progress = lambda size: None) -> list[Damage]:
+    """As ``verify_step``, of files that lie in ``path``."""
     room = memoryview(bytearray(min(_ROOM_BYTES, size_of(manifest))))
     damages: list[Damage] = []
     for shard in manifest.shards:
         try:
-            with ShardReader(catalogue.step_directory(directory, manifest.step), shard) as reader:
+            with ShardReader(path, shard) as reader:
                 damages += _verify_shard(reader, room, progress)
         except CorruptCheckpoint as error:
             damages.append(Damage(shard.file, str(error)))

@@ -18,6 +18,7 @@ from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.committed_source import CommittedSource
 from resilio_hpc.ckpt.records import read_manifest, read_table, seal
 from resilio_hpc.ckpt.restore import restore
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, ResilioError
 
 
@@ -267,7 +268,7 @@ def test_old_steps_are_pruned_and_nothing_else_remains(directory: Path) -> None:
 
 def test_damaged_steps_do_not_count_when_old_ones_are_pruned(directory: Path) -> None:
     manifest(directory, 20).write_text("garbage")
-    catalogue.prune(directory, keep_last=1)
+    catalogue.prune(directory, Retention(1), 0.0)
     assert catalogue.committed_steps(directory) == [10]
 
 

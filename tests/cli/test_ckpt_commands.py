@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 
 from resilio_hpc import ckpt
 from resilio_hpc.ckpt.records import seal
-from resilio_hpc.cli.ckpt import size_text
+from resilio_hpc.cli.ckpt_common import size_text
 from resilio_hpc.cli.main import main
 
 
@@ -179,3 +180,116 @@ def test_on_a_terminal_there_is_progress(directory: Path) -> None:
 )
 def test_sizes_are_as_people_read_them(size: int, text: str) -> None:
     assert size_text(size) == text
+
+
+# -- diff --------------------------------------------------------------------------------------------------------------
+
+
+def test_diff_tells_tensors_and_values_that_changed(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "diff", directory, 10, 20)
+    assert (code, out.splitlines()) == (1, ["rank 0: w: content, in 1 of 1 block(s)", "rank 0: n: 10 → 20"])
+    assert call(capsys, "diff", directory, 10, 10)[:2] == (0, "no difference\n")
+
+
+def test_diff_tells_what_only_one_has_and_other_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = {"list": [1, {"a": None}], "x": torch.zeros(2)}
+    ckpt.Checkpointer(tmp_path / "a").save(1, {"w": torch.ones(2, 3), "old": torch.ones(1), "k": 1, **same}).wait()
+    ckpt.Checkpointer(tmp_path / "b").save(7, {"w": torch.ones(3, 2), "new": torch.ones(1), "k": True, **same}).wait()
+    code, found = as_json(capsys, "diff", tmp_path / "a", 1, 7, "--with", tmp_path / "b")
+    assert code == 1
+    assert {(one["path"], one["what"]) for one in found} == {
+        ("w", "shape [2,3] → [3,2]"),
+        ("old", "only in the first"),
+        ("new", "only in the second"),
+        ("k", "1 → true"),
+    }
+
+
+# -- copy --------------------------------------------------------------------------------------------------------------
+
+
+def test_copy_makes_committed_steps_that_can_be_restored(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = directory.parent / "new" / "archive"
+    code, out, _ = call(capsys, "copy", directory, target, "--dry-run")
+    assert (code, re.sub(r"[\d.]+ kB", "S", out)) == (0, "step 20 (S): would be copied\n")
+    assert not target.exists()
+    code, out, _ = call(capsys, "copy", directory, target, 20, 10)
+    assert code == 0
+    assert [line.split(" (")[0] for line in out.splitlines()] == ["step 20", "step 10"]
+    assert sorted(path.name for path in target.iterdir()) == ["latest", "step-0000000010", "step-0000000020"]
+    assert call(capsys, "verify", target)[0] == 0
+    step, state = ckpt.Checkpointer(target).restore() or (0, {})
+    assert step == 10  # copied last
+    assert torch.equal(state["w"], torch.full((500, 3), 10))
+    code, _, err = call(capsys, "copy", directory, target)
+    assert code == 1
+    assert "step 20 is in" in err
+    assert "already" in err
+
+
+def test_a_damaged_step_is_not_copied_and_nothing_remains(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(directory, 20)
+    target = directory.parent / "archive"
+    code, _, err = call(capsys, "copy", directory, target)
+    assert code == 1
+    assert "tensor w does not match its checksum" in err
+    assert list(target.iterdir()) == []
+
+
+def test_a_copy_that_the_disk_refuses_leaves_nothing(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    target = directory.parent / "archive"
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    code, _, err = call(capsys, "copy", directory, target)
+    assert code == 1
+    assert "step 20: [Errno 28] No space left on device" in err
+    assert list(target.iterdir()) == []
+
+
+def test_a_copy_into_a_run_that_goes_on_is_refused_by_its_fence(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = directory.parent / "archive"
+    target.mkdir()
+    (target / "epoch-fence").write_text("4\n")
+    code, _, err = call(capsys, "copy", directory, target)
+    assert code == 1
+    assert "epoch 0 may not commit any more: epoch 4 has taken over" in err
+    assert [path.name for path in target.iterdir()] == ["epoch-fence"]
+
+
+# -- prune -------------------------------------------------------------------------------------------------------------
+
+
+def test_prune_removes_all_but_what_is_to_be_kept(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "prune", directory, "--keep", 1, "--dry-run")[:2] == (0, "would be removed: 10; kept: 20\n")
+    assert as_json(capsys, "prune", directory, "--keep", 1, "--keep-every", 5)[1] == {
+        "removed": [], "kept": [10, 20], "dry_run": False,
+    }  # fmt: skip
+    assert call(capsys, "prune", directory, "--keep", 5, "--max-age", "0s")[:2] == (0, "removed: 10; kept: 20\n")
+    assert call(capsys, "prune", directory, "--keep", 1)[:2] == (0, "removed: none; kept: 20\n")
+    assert sorted(path.name for path in directory.iterdir()) == ["latest", "step-0000000020"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--keep", "0"], "argument --keep: '0' is not a number from 1 on"),
+        (
+            ["--keep", "2", "--max-age", "7"],
+            "argument --max-age: '7' is not a number with s, m, h, d or w behind it, as in 7d",
+        ),
+        ([], "--keep"),
+    ],
+)
+def test_prune_refuses_what_it_does_not_understand(
+    argv: list[str], message: str, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = call(capsys, "prune", directory, *argv)
+    assert code == 2
+    assert message in err
+    assert ckpt.Checkpointer(directory).steps() == [10, 20]

@@ -1,0 +1,96 @@
+"""``resilio ckpt diff | copy | prune``: steps compared, copied into other directories, and removed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+
+from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt.difference import differences
+from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt.step_copy import copy_step
+from resilio_hpc.ckpt.verify import size_of
+from resilio_hpc.cli.ckpt_common import find_checkpoints, manifest_of, newest, progress_of, size_text
+from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.json_fields import printable
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Compare two steps; exit code 1 where they differ."""
+    other = find_checkpoints(options.other) if options.other else options.directory
+    one = options.directory, manifest_of(options.directory, options.first)
+    try:
+        found = list(differences(one, (other, manifest_of(other, options.second))))
+    except OSError as error:
+        raise CheckpointError(str(error)) from error
+    if options.json:
+        print(json.dumps([difference._asdict() for difference in found], indent=1))
+        return 1 if found else 0
+    for rank, path, what in found:
+        where = f"rank {rank}: " if rank >= 0 else ""
+        print(f"{where}{printable(path, 200)}{': ' if path else ''}{printable(what, 300)}")
+    if not found:
+        print("no difference")
+    return 1 if found else 0
+
+
+def copy(options: argparse.Namespace) -> int:
+    """Copy steps, verified."""
+    target = find_checkpoints(options.target) if options.target.exists() else options.target
+    steps = options.steps or [newest(options.directory)]
+    manifests = [manifest_of(options.directory, step) for step in steps]
+    done = []
+    for manifest in manifests:
+        size, began = size_of(manifest), time.monotonic()
+        if not options.dry_run:
+            with progress_of(f"step {manifest.step}", 2 * size, options.json) as progress:
+                try:
+                    copy_step(options.directory, manifest, target, progress)
+                except OSError as error:
+                    raise CheckpointError(f"step {manifest.step}: {error}") from error
+        seconds = time.monotonic() - began
+        done.append({"step": manifest.step, "size_bytes": size, "seconds": round(seconds, 3)})
+        if not options.json:
+            said = "would be copied" if options.dry_run else f"copied and verified in {seconds:.1f} s"
+            print(f"step {manifest.step} ({size_text(size)}): {said}", flush=True)
+    if options.json:
+        print(
+            json.dumps({"copied": [] if options.dry_run else done, "dry_run": options.dry_run, "steps": done}, indent=1)
+        )
+    return 0
+
+
+def prune(options: argparse.Namespace) -> int:
+    """Remove steps that are not to be kept."""
+    retention = Retention(options.keep, options.keep_every, options.max_age)
+    now = time.time()
+    try:
+        steps = (catalogue.expendable if options.dry_run else catalogue.prune)(options.directory, retention, now)
+    except OSError as error:
+        raise CheckpointError(str(error)) from error
+    left = [step for step in catalogue.committed_steps(options.directory) if step not in steps]
+    if options.json:
+        print(json.dumps({"removed": steps, "kept": left, "dry_run": options.dry_run}, indent=1))
+        return 0
+    verb = "would be removed" if options.dry_run else "removed"
+    print(f"{verb}: {', '.join(map(str, steps)) or 'none'}; kept: {', '.join(map(str, left)) or 'none'}")
+    return 0
+
+
+def age(text: str) -> float:
+    """``7d`` in seconds, for argparse."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number with s, m, h, d or w behind it, as in 7d")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def count(text: str) -> int:
+    """A number from 1 on, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)

@@ -1,0 +1,72 @@
+"""What the commands of ``resilio ckpt`` share: finding steps, progress on long work, text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt.records import Manifest
+from resilio_hpc.core.errors import CheckpointError, UsageError
+
+
+def find_checkpoints(directory: Path) -> Path:
+    """The directory of checkpoints that a user means: that itself, or that of a run. Raises UsageError."""
+    if (directory / "run.json").is_file():
+        return directory / "checkpoints"
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is not a directory")
+    return directory
+
+
+def manifest_of(directory: Path, step: int) -> Manifest:
+    """The manifest of a step. Raises UsageError, with the steps that there are, or CheckpointError."""
+    try:
+        return catalogue.manifest_of(directory, step)
+    except FileNotFoundError:
+        steps = ", ".join(map(str, catalogue.committed_steps(directory))) or "none"
+        raise UsageError(f"there is no step {step} in {directory}; committed: {steps}") from None
+    except OSError as error:
+        raise CheckpointError(f"step {step}: {error}") from error
+
+
+def newest(directory: Path) -> int:
+    """The step committed last. Raises UsageError when there is none."""
+    steps = catalogue.committed_steps(directory)
+    if not steps:
+        raise UsageError(f"there is no committed step in {directory}")
+    return steps[-1]
+
+
+@contextmanager
+def progress_of(what: str, size: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, for ``size`` bytes; gives what is to be called with each number of bytes done."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=size)
+        yield lambda done: progress.advance(task, done)
+
+
+def size_text(size: int) -> str:
+    """Bytes as people read them: ``1.06 GB``."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}" if unit != "B" else f"{size} B"
+        value /= 1000
+    return f"{value:.4g} TB"
+
+
+def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    """As a table without lines."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

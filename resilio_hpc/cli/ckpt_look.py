@@ -1,0 +1,149 @@
+"""``resilio ckpt ls | show | verify``: what checkpoints there are, what is in them, and whether they are as written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt.records import Manifest, TensorRecord
+from resilio_hpc.ckpt.shard_reader import ShardReader
+from resilio_hpc.ckpt.verify import Damage, size_of, verify_step
+from resilio_hpc.cli.ckpt_common import manifest_of, newest, print_columns, progress_of, size_text
+from resilio_hpc.core.errors import CheckpointError, UsageError
+from resilio_hpc.core.json_fields import printable
+
+# -- ls ----------------------------------------------------------------------------------------------------------------
+
+
+def ls(options: argparse.Namespace) -> int:
+    """The committed steps."""
+    found, damaged = catalogue.committed(options.directory), catalogue.damaged_steps(options.directory)
+    rows = [_summary(options.directory, manifest) for manifest in found]
+    if options.json:
+        print(json.dumps({"steps": rows, "damaged": {str(step): why for step, why in damaged.items()}}, indent=1))
+        return 1 if damaged else 0
+    if not rows and not damaged:
+        print(f"no checkpoint in {options.directory} yet", file=sys.stderr)
+    lines: list[tuple[str, ...]] = [("step", "committed", "size", "ranks", "nodes", "layout", "epoch", "round")]
+    for row in rows:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["committed"]))
+        size = size_text(row["size_bytes"])
+        rest = [row[name] for name in ("ranks", "nodes", "layout", "epoch", "round")]
+        lines.append(tuple(map(str, (row["step"], when, size, *rest))))
+    print_columns(lines if rows else [])
+    for step, why in damaged.items():
+        print(f"step {step} is damaged: {printable(why, 300)}")
+    return 1 if damaged else 0
+
+
+def _summary(directory: Path, manifest: Manifest) -> dict[str, Any]:
+    path = catalogue.step_directory(directory, manifest.step) / catalogue.MANIFEST
+    return {
+        "step": manifest.step,
+        "committed": path.stat().st_mtime,
+        "size_bytes": size_of(manifest),
+        "ranks": manifest.world_size,
+        "nodes": len(manifest.shards),
+        "layout": manifest.layout,
+        "epoch": manifest.epoch,
+        "round": manifest.round,
+    }
+
+
+# -- show --------------------------------------------------------------------------------------------------------------
+
+
+def show(options: argparse.Namespace) -> int:
+    """The tensors, or the plain values, of a step."""
+    step = newest(options.directory) if options.step is None else options.step
+    manifest = manifest_of(options.directory, step)
+    try:
+        shard, rank = manifest.shard_of(options.rank)
+    except KeyError:
+        raise UsageError(f"step {step} has ranks 0 to {manifest.world_size - 1}, not {options.rank}") from None
+    try:
+        with ShardReader(catalogue.step_directory(options.directory, step), shard) as reader:
+            table = reader.table(rank)
+            tree = reader.tree(rank, table)
+    except OSError as error:
+        raise CheckpointError(f"step {step}: {error}") from error
+    if options.tree:
+        print(json.dumps(json.loads(tree), indent=1) if options.json or sys.stdout.isatty() else tree.decode("ascii"))
+        return 0
+    tensors = [_tensor(record) for record in table.tensors]
+    if options.json:
+        about = {**_summary(options.directory, manifest), "rank": options.rank, "file": shard.file, "tensors": tensors}
+        print(json.dumps(about, indent=1))
+        return 0
+    where = f"rank {options.rank} of {manifest.world_size}, {shard.file}"
+    print(f"step {step}, {where}: {len(tensors)} tensors, {size_text(sum(t.size_bytes for t in table.tensors))}")
+    if any(not tensor["here"] for tensor in tensors):
+        print("  the bytes of what is marked * are with another rank, which holds the same")
+    print_columns(
+        [
+            (printable(t.path, 200), t.dtype, _shape(t), size_text(t.size_bytes) + ("" if t.offset >= 0 else " *"))
+            for t in table.tensors
+        ]
+    )
+    return 0
+
+
+def _tensor(record: TensorRecord) -> dict[str, Any]:
+    """For ``--json``."""
+    about = {"path": record.path, "dtype": record.dtype, "shape": list(record.shape), "size_bytes": record.size_bytes}
+    if record.slab is not None:
+        about |= {"global_shape": list(record.slab.global_shape), "start": list(record.slab.start)}
+    return about | {"here": record.offset >= 0}
+
+
+def _shape(record: TensorRecord) -> str:
+    if record.slab is None:
+        return f"{list(record.shape)}"
+    return f"{list(record.shape)} from {list(record.slab.start)} of {list(record.slab.global_shape)}"
+
+
+# -- verify ------------------------------------------------------------------------------------------------------------
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Read steps whole."""
+    known = sorted({*catalogue.committed_steps(options.directory), *catalogue.damaged_steps(options.directory)})
+    steps = options.steps or known
+    if not steps:
+        raise UsageError(f"there is no committed step in {options.directory}")
+    results: dict[int, dict[str, Any]] = {}
+    for step in steps:
+        if step not in known:
+            manifest_of(options.directory, step)  # says what there is
+        results[step] = _verified(options.directory, step, quiet=options.json)
+    if options.json:
+        print(json.dumps({str(step): result for step, result in results.items()}, indent=1))
+    return 1 if any(result["damages"] for result in results.values()) else 0
+
+
+def _verified(directory: Path, step: int, quiet: bool) -> dict[str, Any]:
+    began, read = time.monotonic(), 0
+    damages: list[Damage]
+    try:
+        manifest = catalogue.manifest_of(directory, step)
+        read = size_of(manifest)
+        with progress_of(f"step {step}", read, quiet) as progress:
+            damages = verify_step(directory, manifest, progress)
+    except (CheckpointError, OSError) as error:
+        damages = [Damage(catalogue.MANIFEST, str(error))]
+    seconds = time.monotonic() - began
+    if not quiet:
+        verdict = "damaged" if damages else "good"
+        print(f"step {step}: {verdict} ({size_text(read)} in {seconds:.1f} s)", flush=True)
+        for damage in damages:
+            print(f"  {damage.file}: {printable(damage.what, 500)}", flush=True)
+    return {
+        "size_bytes": read,
+        "seconds": round(seconds, 3),
+        "damages": [{"file": d.file, "what": d.what, "rank": d.rank, "tensor": d.tensor} for d in damages],
+    }
