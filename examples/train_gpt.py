@@ -141,7 +141,7 @@ def main() -> None:
     def state() -> dict[str, object]:
         return {"model": gpt, "optimizer": optimizer, "schedule": schedule, "random": rng_state()}
 
-    checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)  # <-
+    checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED, overlap=True)  # <-
     start = 0
     if restored := checkpoint.restore(state()):  # <-
         start = restored[0]
