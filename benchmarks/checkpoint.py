@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path.cwd(), help="on the disk to be measured (here)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every timing there")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     results: dict[str, Found] = {}
     for number in range(options.rounds):
         for method in options.only:

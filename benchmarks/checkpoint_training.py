@@ -187,7 +187,7 @@ def main() -> None:
         result = measure(options.child, options.directory, options.megabytes, options.pairs, options.steps)
         print(json.dumps(result), flush=True)
         os._exit(0)  # the helpers of some methods do not end by themselves
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     title = f"{options.megabytes} MB, {options.processes} process(es) of {options.threads} thread(s): seconds, medians"
     table = Table(title=title, title_justify="left")
     for column in ("", "step", "blocked/GB (quartiles)", "in a drain", "fence, ms", "durable", "first"):
