@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, product
@@ -10,20 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, coordinator, slab_reader
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, coordinator
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
-from resilio_hpc.ckpt.records import Extent, SlabRecord, Table, TensorRecord, read_table
 from resilio_hpc.ckpt.slab import Box, any_overlap
-from resilio_hpc.ckpt.slab_reader import Part, SlabReader
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
-from resilio_hpc.native import crc32c
 
 Grid = tuple[int, ...]
 
@@ -328,89 +323,6 @@ def test_a_flipped_bit_in_any_part_that_is_read_is_found(tmp_path: Path) -> None
         with pytest.raises(CorruptCheckpoint, match="tensor x does not match its checksum at byte 0"):
             rank(tmp_path, 0, 1).restore({"x": torch.zeros(40, 30)})
         path.write_bytes(good)
-
-
-@pytest.mark.parametrize(
-    ("global_shape", "start"),
-    [((4,), (3,)), ((4, 1), (0, 0)), ((4,), ()), ((), ()), ((1,), (0,)), ((1 << 61,), (1 << 61,))],
-)
-def test_a_table_with_an_impossible_part_is_refused(global_shape: Any, start: Any) -> None:
-    record = TensorRecord("x", "torch", "float32", (2,), 0, 8, (1,), SlabRecord(global_shape, start))
-    table = msgspec.json.encode(Table(Extent(0, 0, 0), (record,)))
-    with pytest.raises(CorruptCheckpoint, match="tensor x lies outside of the tensor that it is a part of"):
-        read_table(table, 100)
-
-
-def test_a_table_from_before_there_were_parts_can_be_read() -> None:
-    record = ["x", "torch", "float32", [2], 0, 8, [1]]
-    table = msgspec.json.encode({"tree": {"offset": 0, "size_bytes": 0, "crc32c": 0}, "tensors": [record]})
-    assert read_table(table, 100).tensors == (TensorRecord("x", "torch", "float32", (2,), 0, 8, (1,)),)
-
-
-# -- many blocks ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Blocks of a page: many of them in a small file."""
-    monkeypatch.setattr(slab_reader, "BLOCK_BYTES", 4096)
-    monkeypatch.setattr(slab_reader, "ROOM_BYTES", 8192)
-    return 4096
-
-
-@given(data=st.data())
-@settings(max_examples=150, deadline=None)
-def test_any_box_of_any_shape_is_read_right(data: st.DataObject) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slab_reader, "BLOCK_BYTES", 4096)
-        patch.setattr(slab_reader, "ROOM_BYTES", 8192)
-        shape = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4)))
-        item = data.draw(st.sampled_from([1, 2, 4, 8, 16]))
-        first = tuple(data.draw(st.integers(0, length - 1)) for length in shape)
-        size = tuple(data.draw(st.integers(1, length - at)) for length, at in zip(shape, first, strict=True))
-        room = tuple(length + data.draw(st.integers(0, 2)) for length in size)
-        to = tuple(data.draw(st.integers(0, space - length)) for space, length in zip(room, size, strict=True))
-        whole = np.frombuffer(os.urandom(int(np.prod(shape)) * item), dtype=f"V{item}").reshape(shape)
-        target = np.zeros(room, dtype=f"V{item}")
-        file = os.memfd_create("tensor")
-        try:
-            os.write(file, b"x" * 100 + whole.tobytes())
-            SlabReader(1, False).read(
-                Part(file, record_of(whole, 100), Box(first, size), memoryview(target.reshape(-1).view("u1")), room, to)
-            )
-        finally:
-            os.close(file)
-        expected = np.zeros(room, dtype=f"V{item}")
-        cut(expected, Box(to, size))[...] = cut(whole, Box(first, size))
-        assert target.tobytes() == expected.tobytes()
-
-
-def record_of(whole: np.ndarray[Any, Any], offset: int) -> TensorRecord:
-    data = whole.tobytes()
-    checksums = tuple(crc32c(data[at : at + 4096]) for at in range(0, len(data), 4096))
-    return TensorRecord("x", "numpy", whole.dtype.str, whole.shape, offset, len(data), checksums)
-
-
-def test_only_the_blocks_that_are_touched_are_read_each_once(
-    small_blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = np.arange(64 * 256, dtype=np.float64).reshape(64, 256)  # two rows a block
-    asked: list[int] = []
-    read = slab_reader.bulk_io.read
-
-    def counted(fd: int, segments: Any, direct: bool) -> list[int]:
-        asked.extend(segment.offset // small_blocks for segment in segments)
-        return read(fd, segments, direct)
-
-    monkeypatch.setattr(slab_reader.bulk_io, "read", counted)
-    file = os.memfd_create("tensor")
-    os.write(file, whole.tobytes())
-    target = np.zeros((10, 3))
-    box = Box((11, 100), (10, 3))
-    SlabReader(1, False).read(Part(file, record_of(whole, 0), box, memoryview(target).cast("B"), (10, 3), (0, 0)))
-    os.close(file)
-    assert np.array_equal(target, cut(whole, box))
-    assert asked == [5, 6, 7, 8, 9, 10]
 
 
 def test_many_threads_read_many_slabs(tmp_path: Path) -> None:
