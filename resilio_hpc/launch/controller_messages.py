@@ -51,13 +51,18 @@ class Prepare(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """Start the ranks of a round. An agent that is not among the members waits as a spare."""
+    """Start the ranks of a round. An agent that is not among the members waits as a spare.
+
+    ``follows``: the last round whose ranks were started before. Who knows nothing of its start missed what was decided
+    then, and holds snapshots of a life from which this one does not go on.
+    """
 
     epoch: Count
     state: RoundState
     master_address: Address
     master_port: Port
     restore: RestorePoint | None = None
+    follows: Count = -1
 
 
 class Persist(Struct, frozen=True):

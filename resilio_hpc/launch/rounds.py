@@ -197,11 +197,12 @@ class Rounds:
         self._may_have_ranks.clear()
         acts = controller.config.mode != "observe"
         restore = wanted if acts else None
-        self.started_round = controller.round
+        follows, self.started_round = self.started_round, controller.round
         controller.set_phase("starting")
         self._awaited = {kind: {x.node for x in controller.members} for kind in ANSWERS}
         self._start = m.Start(
-            controller.epoch, controller.state(), controller.members[0].address, self._store_port, restore
+            controller.epoch, controller.state(), controller.members[0].address, self._store_port, restore,
+            follows,
         )  # fmt: skip
         controller.record(
             "start", round=controller.round, restore=f"{wanted.source}:{wanted.step}" if wanted else "",

@@ -24,7 +24,7 @@ KNOWN = {  # where each was found first: tried before the range is searched
 
 RARE = (  # found, too, but for the quick tests it would take too long when the known seed has become another run
     "lost_before_the_lease_ends", "votes_are_counted_as_they_come", "words_of_older_rounds_count", "no_commit_fence",
-    "memberships_change_at_once", "a_ballot_dies_with_its_agent",
+    "memberships_change_at_once", "a_ballot_dies_with_its_agent", "who_missed_a_start_keeps_its_snapshots",
 )  # fmt: skip
 
 
