@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from resilio_hpc.ckpt import tensors
 from resilio_hpc.ckpt.dcp_metadata import SavedTensor
-from resilio_hpc.ckpt.records import Manifest
+from resilio_hpc.ckpt.records import Manifest, TensorRecord
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.slab import Box
 from resilio_hpc.ckpt.slab_reader import Part, read_parts
@@ -79,14 +79,14 @@ def _is_like(target: Any, dtype: str) -> bool:
 def _fill(
     step: int, fds: dict[int, int], batch: Sequence[tuple[Read, Any]], direct: bool, pool: ThreadPoolExecutor
 ) -> None:
-    wholes: list[tuple[int, Any, memoryview]] = []
+    wholes: dict[tuple[int, int], tuple[int, TensorRecord, memoryview]] = {}
     parts: list[Part] = []
     for read, tensor in batch:
         fd, record, memory = fds[read.saved.rank], read.saved.record, tensors.bytes_of(tensor)
         assert memory is not None
-        if read.box.shape == record.shape:
-            wholes.append((fd, record, memory))
-        else:
+        if read.box.shape == record.shape and (fd, record.offset) not in wholes:
+            wholes[fd, record.offset] = (fd, record, memory)
+        else:  # also one that is wanted twice: two names of one tensor
             parts.append(Part(fd, record, read.box, memory, read.box.shape, (0,) * len(read.box.shape)))
-    read_whole(step, wholes, direct, pool)
+    read_whole(step, list(wholes.values()), direct, pool)
     read_parts(step, parts, direct, pool)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
@@ -53,8 +54,11 @@ def _slab(item: WriteItem, planner: SavePlanner, written: bool) -> Slab:
     chunk, whole = item.tensor_data.chunk, tuple(item.tensor_data.size)
     # a part without elements may be said to begin behind the end
     start = tuple(min(at, length) for at, length in zip(chunk.offsets, whole, strict=True))
+    tensor = planner.resolve_data(item)
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(f"{item.index.fqn}: the planner gives a {type(tensor).__name__} for a tensor")
     try:
-        return Slab(planner.resolve_data(item), whole, start, 0 if written else 1)
+        return Slab(tensor, whole, start, 0 if written else 1)
     except UsageError as error:
         raise UsageError(f"{item.index.fqn}: {error}") from error
 
