@@ -148,7 +148,7 @@ def _places(step: _Step, text: bytes, table: Table) -> Iterator[tuple[str, dcp_n
                 "restore it with Checkpointer"
             )
         names.add(name)
-        one = isinstance(node, TensorRef) and path not in values and is_torch(node)
+        one = isinstance(node, TensorRef) and name not in values and is_torch(node)
         yield name, path, node if one else _Value(node)
 
 

@@ -31,9 +31,9 @@ def path_of(name: str, planner_data: Any) -> Path:
     return (name,)
 
 
-def places(node: Any, is_torch: IsTorch, values: Collection[Path] = (), path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every place of a decoded tree with what is there. ``values``: places that are one value, whatever they hold."""
-    if path in values:
+def places(node: Any, is_torch: IsTorch, values: Collection[str] = (), path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every place of a decoded tree with what is there. ``values``: names of those that are one value in any case."""
+    if values and name_of(path) in values:
         yield path, node
     elif isinstance(node, dict):
         for key, item in node.items():
@@ -54,16 +54,16 @@ def _is_one_value(items: list[Any], is_torch: IsTorch) -> bool:
     return True
 
 
-def mark(tree: bytes, values: Collection[Path]) -> bytes:
-    """A tree that also says which places are one value each."""
+def mark(tree: bytes, values: Collection[str]) -> bytes:
+    """A tree that also names places that are one value each, though they do not look so."""
     return b'{"%s":%s,"values":%s}' % (_STATE.encode(), tree, json.dumps(list(values)).encode())
 
 
-def marked(tree: bytes) -> set[Path]:
-    """Those places. Raises CorruptCheckpoint."""
+def marked(tree: bytes) -> set[str]:
+    """Their names. Raises CorruptCheckpoint."""
     if not tree.startswith(b'{"%s"' % _STATE.encode()):
         return set()
     try:
-        return {tuple(path) for path in json.loads(tree)["values"]}
+        return set(json.loads(tree)["values"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptCheckpoint(f"the tree of plain values cannot be read: {error}") from error

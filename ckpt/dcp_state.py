@@ -85,9 +85,12 @@ def _settled(node: Any) -> Any:
     if type(node) is not _Branch:
         return node
     made = {key: _settled(item) for key, item in node.items()}
-    if made and all(type(key) is int for key in made) and sorted(made) == list(range(len(made))):
-        return [made[number] for number in range(len(made))]
-    return made
+    if not made or any(type(key) is not int for key in made):
+        return made
+    items = [made.get(number, {}) for number in range(max(made) + 1)]
+    # planners lose empty dicts: a list without anything to be taken apart for had one
+    reasons = len(made) < len(items) or any(isinstance(item, dict | Slab) for item in node.values())
+    return items if reasons else [*items, {}]
 
 
 def _mend_optimizer(optimizer: Any, numbered: bool) -> None:
@@ -103,11 +106,13 @@ def _finish(flat: Flattened, slabs: Mapping[Path, Sequence[Slab]], values: Mappi
     def is_torch(ref: TensorRef) -> bool:
         return leaves[ref.index].kind == "torch"
 
-    found = dict(dcp_names.places(tree.decode(flat.tree), is_torch))
+    places = dcp_names.places(tree.decode(flat.tree), is_torch)
+    found = {dcp_names.name_of(path): node for path, node in places}
     for path, parts in slabs.items():
-        place = leaves[found[path].index].path
+        place = leaves[found[dcp_names.name_of(path)].index].path
         leaves += [tensors.describe(part, place) for part in parts[1:]]
-    unlike = [p for p in values if p not in found or (isinstance(found[p], TensorRef) and is_torch(found[p]))]
+    names = map(dcp_names.name_of, values)
+    unlike = [n for n in names if n not in found or (isinstance(found[n], TensorRef) and is_torch(found[n]))]
     text = dcp_names.mark(flat.tree, unlike) if unlike else flat.tree
     described = [replace(leaf, value=None) if leaf.slab and leaf.slab.replica else leaf for leaf in leaves]
     return Flattened(text, tuple(described))
