@@ -117,7 +117,11 @@ def _name_everything(directory: Path, step: _Step) -> None:
         shard, record = step.manifest.shard_of(rank)
         with ShardReader(directory, shard) as reader:
             text = reader.tree(record, table)
-        for name, path, node in _places(step, text, table):
+        try:
+            found = list(_places(step, text, table))
+        except RecursionError as error:
+            raise CorruptCheckpoint(f"step {step.manifest.step}: the tree of rank {rank} is nested too deep") from error
+        for name, path, node in found:
             step.found.planner_data.setdefault(name, path)
             if isinstance(node, TensorRef):
                 first = SavedTensor(rank, table.tensors[node.index])
@@ -134,13 +138,13 @@ def _places(step: _Step, text: bytes, table: Table) -> Iterator[tuple[str, dcp_n
     """Name, path and content of each place; a TensorRef only where torch.distributed.checkpoint has a tensor."""
 
     def is_torch(ref: TensorRef) -> bool:
-        if ref.index >= len(table.tensors):
-            raise CorruptCheckpoint(f"step {step.manifest.step} has no tensor number {ref.index}")
         return table.tensors[ref.index].kind == "torch"
 
-    values = dcp_names.marked(text)
+    values, decoded = dcp_names.marked(text), tree.decode(text)
+    if any(ref.index >= len(table.tensors) for ref in tree.refs(decoded)):
+        raise CorruptCheckpoint(f"step {step.manifest.step}: a tree names a tensor that is not there")
     names: set[str] = set()
-    for path, node in dcp_names.places(tree.decode(text), is_torch, values):
+    for path, node in dcp_names.places(decoded, is_torch, values):
         name = dcp_names.name_of(path)
         if name in names:
             raise LayoutMismatch(
