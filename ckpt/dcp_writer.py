@@ -98,16 +98,13 @@ class ResilioWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this process's file, durable when the future is there.
+        """Write this process's file, durable when the future is there; the one result is its record.
 
         Raises UsageError for what a checkpoint cannot hold, OSError for a disk that is full or fails.
         """
         record = self._write(dcp_state.flattened(self._plan, plan, planner))
-        # the first result is the file: a process may have nothing to write
-        results = [WriteResult(MetadataIndex(record.file), record.size_bytes, msgspec.json.encode(record))]
-        results += [WriteResult(item.index, item.tensor_storage_size() or 0, None) for item in plan.items]
         future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
+        future.set_result([WriteResult(MetadataIndex(record.file), record.size_bytes, msgspec.json.encode(record))])
         return future
 
     def _write(self, state: Flattened) -> ShardRecord:

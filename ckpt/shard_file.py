@@ -132,7 +132,7 @@ def _make_dataset(group: Any, name: str, stored: Stored, slab: SlabRecord | None
     dataset = h5py.h5d.create(group.id, name.encode("utf-8"), stored.type, space, dcpl=properties, lcpl=links)
     if stored.name:
         h5py.Dataset(dataset).attrs["dtype"] = stored.name
-    if slab is not None:
+    if slab is not None and slab.global_shape != stored.shape:
         h5py.Dataset(dataset).attrs["global_shape"] = slab.global_shape
         h5py.Dataset(dataset).attrs["start"] = slab.start
     return dataset.get_offset() or 0

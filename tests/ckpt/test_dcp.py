@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue
 from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
+from resilio_hpc.cli import ckpt
 from resilio_hpc.core.errors import CheckpointError, UsageError
 
 DTYPES = [
@@ -349,3 +351,44 @@ def test_the_checkpointer_restores_a_model_its_optimizer_and_values(tmp_path: Pa
         assert same(found["optimizer"].state_dict(), state["optimizer"].state_dict())
         assert same(dict(found["model"].state_dict()), dict(state["model"].state_dict()))
         assert same(found["values"], VALUES)
+
+
+# -- the files ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_and_hdf5_programs_work_on_it(tmp_path: Path, capsys: Any) -> None:
+    for step in (1, 2):
+        save(tmp_path / "c", {"x": torch.ones(4, 3) * step, "n": step}, step)
+    for code, *arguments in ((0, "ls"), (0, "show"), (0, "verify"), (1, "diff", "1", "2"), (0, "copy", "../d", "1")):
+        command, *rest = (str(tmp_path / "d") if word == "../d" else word for word in arguments)
+        assert ckpt.main([command, str(tmp_path / "c"), *rest]) == code
+    said = capsys.readouterr().out
+    for line in ("step 2, rank 0 of 1", "step 2: good", "x: content, in 1 of 1", "n: 1 → 2", "copied and verified"):
+        assert line in said
+    assert load(tmp_path / "d", {"n": 0}) == {"n": 1}
+    save(tmp_path / "parts", {"x": torch.arange(6.0).reshape(3, 2)}, planner=Halves())
+    with h5py.File(tmp_path / "parts" / "step-0000000001" / "node-0.h5") as file:
+        assert sorted(file["rank0"]) == ["$table", "$tree", "x", "x$2"]
+        assert list(file["rank0/x$2"].attrs["start"]) == [1, 0]
+        assert np.array_equal(file["rank0/x$2"], [[2, 3], [4, 5]])
+
+
+def test_the_epoch_of_the_launcher_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESILIO_EPOCH", "3")
+    monkeypatch.setenv("RESILIO_ROUND", "5")
+    save(tmp_path, {"n": 1})
+    manifest = catalogue.manifest_of(tmp_path, 1)
+    assert (manifest.epoch, manifest.round, manifest.layout, manifest.world_size) == (3, 5, "own", 1)
+    catalogue.raise_fence(tmp_path, 4)
+    assert "epoch 3 may not commit any more: epoch 4 has taken over" in failure(lambda: save(tmp_path, {"n": 2}, 2))
+    assert catalogue.committed_steps(tmp_path) == [1]
+
+
+def test_a_background_save_of_one_process_keeps_what_was_there(tmp_path: Path) -> None:
+    state = {"x": torch.ones(1 << 16), "n": 1}
+    for step in range(3):
+        state["x"].fill_(step)
+        future = dcp.async_save(state, storage_writer=ResilioWriter(tmp_path, step))
+        state["x"].fill_(-1)
+        future.result()
+        assert torch.equal(load(tmp_path, {"x": torch.zeros(1 << 16)})["x"], torch.full((1 << 16,), float(step)))
