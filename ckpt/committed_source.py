@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from resilio_hpc.ckpt import bulk_io, tree
-from resilio_hpc.ckpt.bulk_io import Segment
-from resilio_hpc.ckpt.records import Layout, Manifest, Table, TensorRecord, blocks
+from resilio_hpc.ckpt import tree
+from resilio_hpc.ckpt.records import Layout, Manifest, Table, TensorRecord
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.slab import Box, Shape, any_overlap
-from resilio_hpc.ckpt.slab_reader import Part, SlabReader
-from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab, checksum_at, mismatch, populate_large
+from resilio_hpc.ckpt.slab_reader import Part, read_parts
+from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab, populate_large
+from resilio_hpc.ckpt.whole_reader import read_whole
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
-
-SHARE_BYTES = 256 << 20
-_SLAB_READERS = 2
-
-
-class _BlockRead(NamedTuple):
-    """A block of a tensor in a file, and where it goes."""
-
-    fd: int
-    offset: int
-    target: memoryview
-    record: TensorRecord
-    start: int
-
-
-def _shares(parts: Sequence[_BlockRead]) -> Iterator[list[_BlockRead]]:
-    """What a thread reads in one go: neighbours in one file, up to SHARE_BYTES."""
-    share: list[_BlockRead] = []
-    for part in parts:
-        if share and (part.fd != share[0].fd or part.offset - share[0].offset > SHARE_BYTES):
-            yield share
-            share = []
-        share.append(part)
-    if share:
-        yield share
 
 
 class CommittedSource:
@@ -182,49 +156,20 @@ class CommittedSource:
             raise LayoutMismatch(f"step {self.step} holds {held} of the {box.size} elements of {path} that are wanted")
 
     def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
-        """See Source. Two at a time: each has room for two blocks."""
+        """See Source."""
         parts = [
             Part(piece.fd, piece.record, piece.box, target, shape, piece.start)
             for pieces, target, shape in wanted
             for piece in pieces
         ]
-        parts.sort(key=lambda part: (part.fd, part.record.offset), reverse=True)
         list(pool.map(populate_large, [target for _, target, _ in wanted]))
-        lock = threading.Lock()
-
-        def read() -> None:
-            reader = SlabReader(self.step, self._alone)
-            while True:
-                with lock:
-                    if not parts:
-                        return
-                    part = parts.pop()
-                reader.read(part)
-
-        pending = [pool.submit(read) for _ in range(min(_SLAB_READERS, len(parts)))]
-        wait(pending)
-        for future in pending:
-            future.result()
+        read_parts(self.step, parts, self._alone, pool)
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
-        """See Source. In the order of the files, each thread a part of its own."""
-        parts = [
-            _BlockRead(self._where[record.path], record.offset + start, target[start : start + size], record, start)
-            for record, target in wanted
-            for start, size in blocks(record.size_bytes)
-        ]
-
-        def read(share: list[_BlockRead]) -> None:
-            for part in share:
-                populate_large(part.target)
-            segments = [Segment(part.offset, part.target, checksum_at(part.record, part.start)) for part in share]
-            for bad in bulk_io.read(share[0].fd, segments, self._direct):
-                raise mismatch(self.step, share[bad].record, share[bad].start)
-
-        pending = [pool.submit(read, share) for share in _shares(sorted(parts, key=lambda part: part[:2]))]
-        wait(pending)
-        for future in pending:
-            future.result()
+        """See Source."""
+        read_whole(
+            self.step, [(self._where[record.path], record, target) for record, target in wanted], self._direct, pool
+        )
 
     def close(self) -> None:
         """Close the files."""

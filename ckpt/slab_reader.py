@@ -7,7 +7,9 @@ blocks, out of which numpy copies the box.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ from resilio_hpc.ckpt.slab import Box, Shape
 from resilio_hpc.ckpt.source import mismatch
 
 ROOM_BYTES = 2 * BLOCK_BYTES
+_READERS = 2
 _UNITS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
@@ -34,6 +37,26 @@ class Part(NamedTuple):
     target: memoryview
     shape: Shape
     start: Shape
+
+
+def read_parts(step: int, parts: Sequence[Part], direct: bool, pool: ThreadPoolExecutor) -> None:
+    """Read them all, a few at a time: each thread has room for two blocks. Errors as of ``SlabReader.read``."""
+    left = sorted(parts, key=lambda part: (part.fd, part.record.offset), reverse=True)
+    lock = threading.Lock()
+
+    def read() -> None:
+        reader = SlabReader(step, direct)
+        while True:
+            with lock:
+                if not left:
+                    return
+                part = left.pop()
+            reader.read(part)
+
+    pending = [pool.submit(read) for _ in range(min(_READERS, len(left)))]
+    wait(pending)
+    for future in pending:
+        future.result()
 
 
 class SlabReader:
