@@ -243,14 +243,36 @@ class _Reader:
     def _load(self, name: str, stored: Stored) -> Any:
         path = self._path / stored.relative_path
         try:
-            with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb", buffering=0) as file:
                 if stored.offset + stored.length > os.fstat(file.fileno()).st_size:
                     raise CorruptCheckpoint(f"{path} ends too early for {name}")
-                file.seek(stored.offset)
-                data = file.read(stored.length)
+                return load(io.BufferedReader(_Window(file.fileno(), stored)), f"{name} in {path}")
         except FileNotFoundError as error:
             raise CorruptCheckpoint(f"{path} is missing") from error
-        return load(io.BytesIO(data), f"{name} in {path}")
+
+
+class _Window(io.RawIOBase):
+    """An item of a file as a file of its own."""
+
+    def __init__(self, fd: int, stored: Stored) -> None:
+        self._fd, self._stored, self._at = fd, stored, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._stored.length}[whence]
+        self._at = max(base + offset, 0)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: max(self._stored.length - self._at, 0)]
+        done = os.preadv(self._fd, [view], self._stored.offset + self._at) if view else 0
+        self._at += done
+        return done
 
 
 def _address(tensor: Any) -> int:

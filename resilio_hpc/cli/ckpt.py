@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="resilio ckpt",
-        description="Look at checkpoints, copy, remove and convert them; torch is needed for import and torch's formats.",
+        description="Look at checkpoints, copy, remove and convert them; import and torch's own formats need torch.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
