@@ -46,6 +46,7 @@ def write(whole: WholeState, path: Path, progress: Progress) -> list[str]:
     Raises UsageError for what the format cannot hold, CheckpointError, OSError.
     """
     made = torch_state(whole)
+    _check_dtypes(whole)
     if not isinstance(made.state, dict):
         raise UsageError(f"a DCP folder holds a dict, and the state is a {type(made.state).__name__}")
     text = text_of(whole)  # before anything is written: two tensors may have one name
@@ -55,6 +56,19 @@ def write(whole: WholeState, path: Path, progress: Progress) -> list[str]:
     digest = hashlib.sha256((path / DCP_METADATA).read_bytes()).hexdigest()
     write_atomic(path / _STATE, msgspec.json.encode(_State(digest, msgspec.Raw(text))))
     return made.notes + ([f"{tuples} tuples with tensors became lists"] if tuples else [])
+
+
+def _check_dtypes(whole: WholeState) -> None:
+    """DCP asks torch for the size of an element, which torch does not say of all."""
+    import torch
+
+    for tensor in whole.tensors:
+        dtype = tensors.torch_dtype(tensor.torch_name)
+        try:
+            if dtype != torch.bool:
+                (torch.finfo if dtype.is_floating_point or dtype.is_complex else torch.iinfo)(dtype)
+        except TypeError as error:
+            raise UsageError(f"{tensor.path} has dtype {tensor.torch_name}, which DCP cannot save") from error
 
 
 def _lists(node: Any) -> tuple[Any, int]:

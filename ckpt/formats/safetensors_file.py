@@ -40,6 +40,7 @@ _DTYPES = {  # name in the format, and bytes of an element
     "float32": ("F32", 4),
     "float64": ("F64", 8),
     "complex64": ("C64", 8),
+    "float4_e2m1fn_x2": ("F4", 1),
 }
 
 
@@ -73,12 +74,13 @@ def write(whole: WholeState, path: Path, progress: Progress) -> None:
 
 def _description(tensor: WholeTensor) -> dict[str, Any]:
     dtype = tensor.torch_name
-    if dtype not in _DTYPES:
+    is_pair = dtype.endswith("_x2")  # where torch counts pairs, the format counts numbers
+    if dtype not in _DTYPES or (is_pair and not tensor.shape):
         raise UsageError(f"{tensor.path} has dtype {dtype}, which safetensors does not have; choose another format")
     name, item = _DTYPES[dtype]
     if prod(tensor.shape) * item != tensor.size_bytes:
         raise CorruptCheckpoint(f"{tensor.path} has a size that is not that of its shape")
-    return {"dtype": name, "shape": list(tensor.shape)}
+    return {"dtype": name, "shape": [*tensor.shape[:-1], 2 * tensor.shape[-1]] if is_pair else list(tensor.shape)}
 
 
 def read(path: Path) -> Imported:
