@@ -55,7 +55,7 @@ def write(whole: WholeState, path: Path, progress: Progress) -> list[str]:
     _save(state, path, whole, numbers, progress)
     digest = hashlib.sha256((path / DCP_METADATA).read_bytes()).hexdigest()
     write_atomic(path / _STATE, msgspec.json.encode(_State(digest, msgspec.Raw(text))))
-    return made.notes + ([f"{tuples} tuples with tensors became lists"] if tuples else [])
+    return made.notes + ([f"tuples with tensors made lists: {tuples}"] if tuples else [])
 
 
 def _check_dtypes(whole: WholeState) -> None:

@@ -33,7 +33,7 @@ def torch_state(whole: WholeState) -> TorchState:
         tensors.check_description("torch", tensor.torch_name, tensor.shape, tensor.size_bytes)
         made.append(tensors.empty("torch", tensor.torch_name, tensor.shape))
     converted: Counter[str] = Counter()
-    converted["numpy arrays became torch tensors"] = sum(tensor.kind == "numpy" for tensor in whole.tensors)
+    converted["numpy arrays made torch tensors"] = sum(tensor.kind == "numpy" for tensor in whole.tensors)
 
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, TensorRef):
@@ -43,7 +43,7 @@ def torch_state(whole: WholeState) -> TorchState:
         return value
 
     state = tree.map_leaves(whole.state, convert)
-    return TorchState(state, made, [f"{count} {what}" for what, count in converted.items() if count])
+    return TorchState(state, made, [f"{what}: {count}" for what, count in converted.items() if count])
 
 
 def tensors_of(node: Any) -> Iterator[Any]:
@@ -72,12 +72,12 @@ def _plain(value: Any) -> tuple[Any, str]:
     import numpy
 
     if isinstance(value, frozenset):
-        return set(value), "frozensets became sets"
+        return set(value), "frozensets made sets"
     if isinstance(value, numpy.dtype):
-        return value.str, "numpy dtypes became strings"
+        return value.str, "numpy dtypes made strings"
     if isinstance(value, numpy.generic):
         plain = value.item()
         if isinstance(plain, bool | int | float | complex | str | bytes):
-            return plain, "numpy scalars became Python values"
+            return plain, "numpy scalars made Python values"
         raise UsageError(f"torch's files cannot hold a numpy scalar of dtype {value.dtype}; choose safetensors")
     return value, ""

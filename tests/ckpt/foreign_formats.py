@@ -19,15 +19,20 @@ TARGETS: dict[Format, str] = {"torch": "model.pt", "safetensors": "model.safeten
 ALL = pytest.mark.parametrize("form", TARGETS)
 
 
+def rank(directory: Path, number: int, world: int, **more: Any) -> Checkpointer:
+    """The Checkpointer of one of ``world`` processes; all of them live in this one."""
+    environment = {"RANK": str(number), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": "1"}
+    coordinator.use(LocalCoordinator(directory, environment, 3))
+    try:
+        return Checkpointer(directory, **more)
+    finally:
+        coordinator.use(None)
+
+
 def save(directory: Path, states: list[Any], layout: Any = None) -> None:
     """Step 1, as so many processes save it."""
-    handles = []
-    for number, state in enumerate(states):
-        environment = {"RANK": str(number), "WORLD_SIZE": str(len(states)), "LOCAL_WORLD_SIZE": "1"}
-        coordinator.use(LocalCoordinator(directory, environment, 3))
-        handles.append(Checkpointer(directory, layout=layout).save(1, state))
-        coordinator.use(None)
-    for handle in handles:
+    ranks = [rank(directory, number, len(states), layout=layout) for number in range(len(states))]
+    for handle in [one.save(1, state) for one, state in zip(ranks, states, strict=True)]:
         handle.wait("committed", 60)
 
 
