@@ -211,7 +211,7 @@ def _finished(node: Any) -> Any:
     if type(node) is not _Node:
         return node
     made: Any = {key: _finished(item) for key, item in node.items()}
-    if sorted(made, key=str) == sorted(range(len(made)), key=str):
+    if made and sorted(made, key=str) == sorted(range(len(made)), key=str):
         return [made[number] for number in range(len(made))]
     state = made.get("state")
     if "param_groups" in made and isinstance(state, dict) and all(str(key).isdecimal() for key in state):

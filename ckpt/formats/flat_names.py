@@ -24,7 +24,7 @@ class _Text(msgspec.Struct, forbid_unknown_fields=True):
 def names_of(state: Any) -> dict[str, int]:
     """The number of the tensor at each place of a decoded state, by its keys and positions joined with dots.
 
-    A tensor at two places has two names. Raises UsageError for two tensors of one name.
+    A tensor at two places has two names. Raises UsageError for two tensors of one name, and for one that is no text.
     """
     found: dict[str, int] = {}
 
@@ -35,6 +35,8 @@ def names_of(state: Any) -> dict[str, int]:
                 raise UsageError(
                     f"two tensors would have the name {name!r}, since keys are joined with dots; choose another format"
                 )
+            if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+                raise UsageError(f"a tensor's name is no text: {name!r}; choose another format")
             found[name] = node.index
         elif isinstance(node, dict | list | tuple):
             for key, item in node.items() if isinstance(node, dict) else enumerate(node):

@@ -13,7 +13,7 @@ from resilio_hpc.ckpt.records import Layout, Manifest
 from resilio_hpc.ckpt.step_copy import commit_verified, new_step
 from resilio_hpc.ckpt.tree import Flattened
 from resilio_hpc.ckpt.verify import Progress
-from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
 _READERS = {"torch": torch_file.read, "safetensors": safetensors_file.read, "dcp": dcp_folder.read}
 
@@ -38,7 +38,10 @@ def open_source(path: Path, format_: Format) -> Source:
         raise UsageError(f"{path} does not exist")
     if path.is_dir() != (format_ == "dcp"):
         raise UsageError(f"{path} is {'a directory' if path.is_dir() else 'a file'}, and so not of format {format_}")
-    imported = _READERS[format_](path)
+    try:
+        imported = _READERS[format_](path)
+    except RecursionError as error:
+        raise CorruptCheckpoint(f"{path} holds a state that is nested too deep") from error
     return Source(imported, tree.flatten(imported.state))
 
 

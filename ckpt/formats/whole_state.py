@@ -66,6 +66,9 @@ class WholeState:
                 for other in range(1, manifest.world_size):
                     self._merge(state, self._source.tree_of(other), ())
             self.state = self._number(state)
+        except RecursionError as error:
+            self.close()
+            raise CorruptCheckpoint(f"step {manifest.step} has a state that is nested too deep") from error
         except BaseException:
             self.close()
             raise
@@ -127,7 +130,7 @@ class WholeState:
             except CheckpointError as error:
                 raise type(error)(f"{error}{_CHOOSE if self._whole else ''}") from error
         sizes = {piece.record.size_bytes / prod(piece.record.shape) for piece in pieces if piece.box.size}
-        if len(sizes) > 1 or any(size != int(size) or size < 1 for size in sizes):
+        if len(sizes) > 1 or any(size != int(size) for size in sizes):
             raise CorruptCheckpoint(
                 f"step {self._manifest.step}: {record.path} has a size that is not that of its shape"
             )

@@ -150,6 +150,14 @@ def test_two_tensors_of_one_name_are_refused(form: Format, tmp_path: Path) -> No
     assert nothing_but(tmp_path, "c")
 
 
+@pytest.mark.parametrize("form", ["safetensors", "dcp"])
+def test_a_name_that_is_no_text_is_refused(form: Format, tmp_path: Path) -> None:
+    save(tmp_path / "c", [{"a\ud800": torch.ones(1)}])
+    with pytest.raises(UsageError, match=r"a tensor's name is no text: 'a\\ud800'"):
+        export(tmp_path / "c", form)
+    assert nothing_but(tmp_path, "c")
+
+
 def test_a_state_that_is_no_dict(tmp_path: Path) -> None:
     save(tmp_path / "c", [torch.ones(3)])
     assert torch.equal(torch.load(export(tmp_path / "c", "torch")[0], weights_only=True), torch.ones(3))

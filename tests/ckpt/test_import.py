@@ -132,6 +132,14 @@ def test_a_dcp_folder_of_one_process_with_an_optimizer_by_numbers(tmp_path: Path
         assert same(mine[1], theirs[1])
 
 
+def test_empty_states_come_back_empty(tmp_path: Path) -> None:
+    write({}, "dcp", tmp_path / "dcp")
+    torch.save([], tmp_path / "a.pt")
+    import_(tmp_path / "dcp", tmp_path / "c")
+    import_(tmp_path / "a.pt", tmp_path / "c", step=2)
+    assert [rank(tmp_path / "c", 0, 1, layout=REPLICATED).restore(step=step) for step in (1, 2)] == [(1, {}), (2, [])]
+
+
 def test_a_dcp_folder_that_was_saved_into_again_is_taken_by_its_own_words(tmp_path: Path) -> None:
     save(tmp_path / "c", [{"a": torch.zeros(2)}])
     target, _ = export(tmp_path / "c", "dcp")
