@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -72,6 +73,20 @@ def read(fd: int, segments: Sequence[Segment], direct: bool = True) -> list[int]
         return direct_io.read(file, segments, READ_DEPTH, READ_CHUNK_BYTES, True)
 
     return _direct_or_cached(fd, os.O_RDONLY, act) if direct else act(fd)
+
+
+def write_cached(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of it, by way of the page cache. Raises OSError."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)
+
+
+def check_space(directory: Path, size: int) -> None:
+    """Raises OSError where so much is sure not to fit: libhdf5, for one, does not take a full disk well."""
+    found = os.statvfs(directory)
+    if found.f_bavail * found.f_frsize < size + (1 << 20):
+        raise OSError(errno.ENOSPC, f"no space left for {size} bytes", str(directory))
 
 
 def _direct_or_cached(fd: int, mode: int, act: Callable[[int], Result]) -> Result:

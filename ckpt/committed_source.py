@@ -111,6 +111,11 @@ class CommittedSource:
         self._check_cover(record.path, box, list(pieces.values()))
         return list(pieces.values())
 
+    def whole(self, record: TensorRecord) -> Piece:
+        """Where a tensor of ``tensors`` lies that is no slab."""
+        start = (0,) * len(record.shape)
+        return Piece(self._where[record.path], record, Box(start, record.shape), start)
+
     def is_the_same_everywhere(self, record: TensorRecord) -> bool:
         """See Source: by the checksums."""
         copies = [held for _, held in self._everywhere().get(record.path, [])]
@@ -123,12 +128,13 @@ class CommittedSource:
         if self._manifest.layout == "replicated":
             return tree.NOTHING  # all have the same
         for rank in range(self._manifest.world_size):
-            found = tree.look_up(self._tree_of(rank), path)
+            found = tree.look_up(self.tree_of(rank), path)
             if found is not tree.NOTHING:
                 return found
         return tree.NOTHING
 
-    def _tree_of(self, rank: int) -> Any:
+    def tree_of(self, rank: int) -> Any:
+        """The decoded tree of another rank; ``tensors`` grows by the tensors that it refers to."""
         if rank not in self._trees:
             reader, table = self._part(rank)
             self._trees[rank] = tree.renumber(tree.decode(self._tree_bytes(rank)), len(self._tensors))

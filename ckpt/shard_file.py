@@ -1,45 +1,20 @@
-"""Writing one node's shard file: HDF5 whose metadata h5py makes, and whose data we write at the datasets' offsets.
-
-Dataset ``/rank<R>/<path of the tensor>`` for each tensor, contiguous; ``/rank<R>/$tree`` and ``/rank<R>/$table`` (JSON
-as bytes) for the plain values and the table. The attribute ``dtype`` names what HDF5 has no name for: see
-``stored_types``.
-"""
+"""Writing one node's shard file from arenas: the data goes to the offsets that ``shard_metadata`` gives it."""
 
 from __future__ import annotations
 
-import errno
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import h5py
-import msgspec
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.arena import PAGE
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.bulk_io import Block, Piece
 from resilio_hpc.ckpt.extents import hash_gaps
-from resilio_hpc.ckpt.records import Extent, RankRecord, ShardRecord, SlabRecord, Table, TensorRecord, blocks, sha256
-from resilio_hpc.ckpt.stored_types import BYTE, Stored, stored_as
+from resilio_hpc.ckpt.records import ShardRecord, blocks
+from resilio_hpc.ckpt.shard_metadata import Place, RankPart, make_metadata
 from resilio_hpc.core.durable import sync_directory
 from resilio_hpc.core.errors import CorruptCheckpoint
-from resilio_hpc.native import crc32c
-
-_encode = msgspec.json.Encoder().encode
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where something goes: ``size`` bytes from ``start`` of an arena on, or ``data``, to ``offset`` of the file."""
-
-    offset: int
-    size: int
-    start: int = 0
-    data: bytes | None = None
 
 
 def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int) -> ShardRecord:
@@ -50,8 +25,11 @@ def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int) 
     name = f"node-{node_rank}.h5"
     path, temporary = directory / name, directory / f".{name}.{os.getpid()}.tmp"
     try:
-        _check_space(directory, sum(arena.header.size_bytes for arena in arenas))
-        places, ranks = _make_metadata(temporary, arenas)
+        bulk_io.check_space(directory, sum(arena.header.size_bytes for arena in arenas))
+        parts = [
+            RankPart(arena.step, arena.header.rank, arena.header.layout, arena.tree, arena.tensors) for arena in arenas
+        ]
+        places, ranks = make_metadata(temporary, parts)
         size, metadata = _write_data(temporary, list(zip(arenas, places, strict=True)))
         temporary.rename(path)
     finally:
@@ -60,85 +38,7 @@ def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int) 
     return ShardRecord(node_rank, name, size, arenas[0].header.layout, tuple(ranks), metadata)
 
 
-def _check_space(directory: Path, size: int) -> None:
-    """libhdf5 does not take a full disk well: refuse before it begins."""
-    found = os.statvfs(directory)
-    if found.f_bavail * found.f_frsize < size + (1 << 20):
-        raise OSError(errno.ENOSPC, f"no space left for a checkpoint of {size} bytes", str(directory))
-
-
-def _make_metadata(path: Path, arenas: Sequence[ArenaSource]) -> tuple[list[list[_Place]], list[RankRecord]]:
-    """Make the file with nothing but metadata; what goes where, and the record, of each arena's rank."""
-    places: list[list[_Place]] = [[] for _ in arenas]
-    ranks = []
-    try:
-        with h5py.File(
-            path, "w", libver="latest", locking=False, alignment_threshold=64 * 1024, alignment_interval=PAGE
-        ) as file:
-            file.attrs["format"] = "resilio-checkpoint"
-            file.attrs["step"] = arenas[0].step
-            for arena, mine in zip(arenas, places, strict=True):
-                group = file.create_group(f"rank{arena.header.rank}")
-                ranks.append(_make_rank(group, arena, mine))
-    except (RuntimeError, ValueError) as error:  # how h5py reports what libhdf5 could not do
-        raise OSError(errno.EIO, f"libhdf5: {error}", str(path)) from error
-    return places, ranks
-
-
-def _make_rank(group: Any, arena: ArenaSource, places: list[_Place]) -> RankRecord:
-    mine = arena.header.layout == "own" or arena.header.rank == 0
-    records = tuple(
-        _make_tensor(group, name, record, places)
-        if (mine if record.slab is None else record.slab.replica == 0)
-        else msgspec.structs.replace(record, offset=-1, checksums=())
-        for record, name in zip(arena.tensors, _names(arena.tensors), strict=True)
-    )
-    tree_offset = _make_bytes(group, "$tree", arena.tree, places)
-    table = _encode(Table(Extent(tree_offset, len(arena.tree), crc32c(arena.tree)), records))
-    extent = Extent(_make_bytes(group, "$table", table, places), len(table), crc32c(table))
-    return RankRecord(arena.header.rank, extent, sha256(table))
-
-
-def _names(records: Sequence[TensorRecord]) -> Iterator[str]:
-    """Of the datasets: the paths, numbered where a rank has several parts of one tensor."""
-    seen: Counter[str] = Counter()
-    for record in records:
-        seen[record.path] += 1
-        yield record.path if seen[record.path] == 1 else f"{record.path}${seen[record.path]}"
-
-
-def _make_tensor(group: Any, name: str, record: TensorRecord, places: list[_Place]) -> TensorRecord:
-    offset = _make_dataset(group, name, stored_as(record), record.slab)
-    places.append(_Place(offset, record.size_bytes, record.offset))
-    return msgspec.structs.replace(record, offset=offset)
-
-
-def _make_bytes(group: Any, name: str, data: bytes, places: list[_Place]) -> int:
-    offset = _make_dataset(group, name, Stored(BYTE, (len(data),)))
-    places.append(_Place(offset, len(data), data=data))
-    return offset
-
-
-def _make_dataset(group: Any, name: str, stored: Stored, slab: SlabRecord | None = None) -> int:
-    """Allocate a contiguous dataset without writing to it; where its bytes begin in the file."""
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_layout(h5py.h5d.CONTIGUOUS)
-    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    links.set_create_intermediate_group(True)
-    links.set_char_encoding(h5py.h5t.CSET_UTF8)
-    space = h5py.h5s.create_simple(stored.shape) if stored.shape else h5py.h5s.create(h5py.h5s.SCALAR)
-    dataset = h5py.h5d.create(group.id, name.encode("utf-8"), stored.type, space, dcpl=properties, lcpl=links)
-    if stored.name:
-        h5py.Dataset(dataset).attrs["dtype"] = stored.name
-    if slab is not None and slab.global_shape != stored.shape:
-        h5py.Dataset(dataset).attrs["global_shape"] = slab.global_shape
-        h5py.Dataset(dataset).attrs["start"] = slab.start
-    return dataset.get_offset() or 0
-
-
-def _write_data(path: Path, contents: Sequence[tuple[ArenaSource, Sequence[_Place]]]) -> tuple[int, str]:
+def _write_data(path: Path, contents: Sequence[tuple[ArenaSource, Sequence[Place]]]) -> tuple[int, str]:
     """Write everything in its place, each block verified, and make the file durable; its size, and its metadata's
     hash."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -154,7 +54,7 @@ def _write_data(path: Path, contents: Sequence[tuple[ArenaSource, Sequence[_Plac
         os.close(fd)
 
 
-def _write_rank(fd: int, arena: ArenaSource, places: Sequence[_Place]) -> None:
+def _write_rank(fd: int, arena: ArenaSource, places: Sequence[Place]) -> None:
     """Whole pages that begin on a page of both go past the page cache, the rest through it."""
     pieces: list[Piece] = []
     taken = {place.start for place in places if place.data is None}
@@ -165,7 +65,7 @@ def _write_rank(fd: int, arena: ArenaSource, places: Sequence[_Place]) -> None:
         if whole:
             pieces.append(Piece(place.start, place.offset, whole))
         rest = arena.slice(place.start, place.size) if place.data is None else memoryview(place.data)
-        _pwrite(fd, rest[whole:], place.offset + whole)
+        bulk_io.write_cached(fd, rest[whole:], place.offset + whole)
     named = [
         (Block(record.offset + start, checksum, size), record.path)
         for record in sorted(records, key=lambda record: record.offset)
@@ -174,9 +74,3 @@ def _write_rank(fd: int, arena: ArenaSource, places: Sequence[_Place]) -> None:
     bad = bulk_io.write(fd, arena.view, sorted(pieces), [block for block, _ in named])
     if bad is not None:
         raise CorruptCheckpoint(f"tensor {named[bad][1]} does not match its checksum in the arena")
-
-
-def _pwrite(fd: int, data: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], offset + done)

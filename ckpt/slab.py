@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -65,6 +65,20 @@ def any_overlap(boxes: Sequence[Box], dimension: int = 0) -> bool:
     if any(end > start for (_, end), (start, _) in pairwise(sorted(groups))):
         return any(one.overlaps(other) for one, other in combinations(boxes, 2))
     return any(any_overlap(group, dimension + 1) for group in groups.values())
+
+
+def runs(shape: Shape, limit: int) -> Iterator[Box]:
+    """A tensor cut into boxes of at most ``limit`` elements, each of them one run in row-major order, in that order."""
+    if prod(shape) <= limit:
+        if prod(shape):
+            yield Box((0,) * len(shape), shape)
+        return
+    level = next(level for level in range(len(shape)) if prod(shape[level + 1 :]) <= limit)
+    rows, inner = limit // prod(shape[level + 1 :]), shape[level + 1 :]
+    for outer in product(*map(range, shape[:level])):
+        for first in range(0, shape[level], rows):
+            count = min(rows, shape[level] - first)
+            yield Box((*outer, first, *(0,) * len(inner)), (*(1,) * level, count, *inner))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue
@@ -16,20 +18,16 @@ _PIECE_BYTES = 16 << 20
 _KEEP_ALL = 1 << 62
 
 
-def copy_step(source: Path, manifest: Manifest, target: Path, progress: Progress = lambda size: None) -> None:
-    """Make ``manifest``'s step of ``source`` a committed step of ``target``, the one committed last there.
-
-    What was copied is read again and verified before it counts; ``progress`` hears of every byte twice. Raises
-    CheckpointError when the step is there already or may not be committed there, CorruptCheckpoint when it is damaged,
-    OSError. Nothing remains then.
-    """
-    step, round_ = manifest.step, manifest.round
+@contextmanager
+def new_step(target: Path, step: int, epoch: int, round_: int) -> Iterator[Path]:
+    """A staging directory for a step that ``target`` (made if need be) does not have; gone at the end, with what was
+    not committed. Raises CheckpointError when the step is there, or on its way; OSError."""
     if catalogue.step_directory(target, step).exists():
         raise CheckpointError(f"step {step} is in {target} already")
     if not target.is_dir():
         target.mkdir(parents=True)
         sync_directory(target.parent)
-    staging = catalogue.staging_directory(target, step, manifest.epoch, round_)
+    staging = catalogue.staging_directory(target, step, epoch, round_)
     try:
         staging.mkdir()
     except FileExistsError:
@@ -37,17 +35,44 @@ def copy_step(source: Path, manifest: Manifest, target: Path, progress: Progress
             f"{staging} is there: step {step} is being written, or its writer died; remove it"
         ) from None
     try:
-        for shard in manifest.shards:
-            _copy_file(catalogue.step_directory(source, step) / shard.file, staging / shard.file, progress)
-        sync_directory(staging)
-        damages = verify_files(staging, manifest, progress)
-        if damages:
-            raise CorruptCheckpoint(f"step {step}: {damages[0].file}: {damages[0].what}")
-        catalogue.commit(
-            target, step, manifest.epoch, round_, manifest.world_size, manifest.layout, manifest.shards, _KEEP_ALL
-        )
+        yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def commit_verified(target: Path, staging: Path, manifest: Manifest, progress: Progress) -> None:
+    """Commit what was staged, once it was read again and is as it was written. No older step is removed.
+
+    Raises CorruptCheckpoint, CheckpointError when it may not be committed there, OSError.
+    """
+    sync_directory(staging)
+    damages = verify_files(staging, manifest, progress)
+    if damages:
+        raise CorruptCheckpoint(f"step {manifest.step}: {damages[0].file}: {damages[0].what}")
+    catalogue.commit(
+        target,
+        manifest.step,
+        manifest.epoch,
+        manifest.round,
+        manifest.world_size,
+        manifest.layout,
+        manifest.shards,
+        _KEEP_ALL,
+    )
+
+
+def copy_step(source: Path, manifest: Manifest, target: Path, progress: Progress = lambda size: None) -> None:
+    """Make ``manifest``'s step of ``source`` a committed step of ``target``, the one committed last there.
+
+    What was copied is read again and verified before it counts; ``progress`` hears of every byte twice. Raises
+    CheckpointError when the step is there already or may not be committed there, CorruptCheckpoint when it is damaged,
+    OSError. Nothing remains then.
+    """
+    with new_step(target, manifest.step, manifest.epoch, manifest.round) as staging:
+        for shard in manifest.shards:
+            path = catalogue.step_directory(source, manifest.step) / shard.file
+            _copy_file(path, staging / shard.file, progress)
+        commit_verified(target, staging, manifest, progress)
 
 
 def _copy_file(source: Path, target: Path, progress: Progress) -> None:

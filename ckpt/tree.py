@@ -66,23 +66,31 @@ def decode(tree: bytes) -> Any:
         raise CorruptCheckpoint(f"the tree of plain values cannot be read: {error}") from error
 
 
-def renumber(node: Any, by: int) -> Any:
-    """A decoded tree whose tensors have numbers higher by so many."""
-    return replaced(node, lambda ref: TensorRef(ref.index + by))
+def encode(decoded: Any) -> bytes:
+    """The JSON text of which ``decode`` made a tree, or would. Raises UsageError for a value that it cannot hold."""
+    return json.dumps(_RefEncoder().encode(decoded, ()), separators=(",", ":")).encode("ascii")
 
 
-def replaced(node: Any, by: Callable[[TensorRef], Any]) -> Any:
-    """A decoded tree with something else for each tensor."""
-    if isinstance(node, TensorRef):
-        return by(node)
+def map_leaves(node: Any, change: Callable[[Any], Any]) -> Any:
+    """A decoded tree in which ``change`` was applied to everything that is no dict, list or tuple."""
     if isinstance(node, dict):
-        made = type(node)({key: replaced(item, by) for key, item in node.items()})
+        made = type(node)({key: map_leaves(item, change) for key, item in node.items()})
         if hasattr(node, "_metadata"):
             made._metadata = node._metadata  # type: ignore[attr-defined]
         return made
-    if isinstance(node, list | tuple):
-        return type(node)([replaced(item, by) for item in node])
-    return node
+    if type(node) in (list, tuple):
+        return type(node)([map_leaves(item, change) for item in node])
+    return change(node)
+
+
+def replaced(decoded: Any, by: Callable[[TensorRef], Any]) -> Any:
+    """A decoded tree with something else for each tensor."""
+    return map_leaves(decoded, lambda leaf: by(leaf) if isinstance(leaf, TensorRef) else leaf)
+
+
+def renumber(decoded: Any, by: int) -> Any:
+    """A decoded tree whose tensors have numbers higher by so many."""
+    return replaced(decoded, lambda ref: TensorRef(ref.index + by))
 
 
 def refs(node: Any) -> Iterator[TensorRef]:
@@ -189,6 +197,13 @@ class _Encoder:
     def _check_depth(self, path: tuple[Any, ...]) -> None:
         if len(path) > MAX_DEPTH:
             raise UsageError(f"{place(path[:4])}…: nested more than {MAX_DEPTH} deep; does the state contain itself?")
+
+
+class _RefEncoder(_Encoder):
+    """Of a tree that was decoded: its tensors are numbers already."""
+
+    def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
+        return {"$tensor": value.index} if type(value) is TensorRef else super().encode(value, path)
 
 
 def _is_json_key(key: Any) -> bool:

@@ -1,12 +1,14 @@
-"""``resilio ckpt``: its commands and their options (see ``ckpt_look`` and ``ckpt_change``)."""
+"""``resilio ckpt``: its commands and their options (see ``ckpt_look``, ``ckpt_change`` and ``ckpt_formats``)."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from resilio_hpc.cli import ckpt_change, ckpt_look
+from resilio_hpc.ckpt.formats.export import FORMATS
+from resilio_hpc.cli import ckpt_change, ckpt_formats, ckpt_look
 from resilio_hpc.cli.ckpt_common import find_checkpoints
 
 EXAMPLES = """examples:
@@ -17,20 +19,25 @@ EXAMPLES = """examples:
   resilio ckpt diff checkpoints 200 300       what has changed; exit code 1 if anything has
   resilio ckpt copy runs/llama archive 300    verified; what is there counts only when all of it is
   resilio ckpt prune checkpoints --keep 5 --keep-every 1000 --max-age 30d --dry-run
+  resilio ckpt export runs/llama model.safetensors       the newest step, put together from what its processes saved
+  resilio ckpt export checkpoints rank2.pt 300 --rank 2  what one process saved
+  resilio ckpt export checkpoints dcp/ 300               a folder of torch.distributed.checkpoint
+  resilio ckpt import model.safetensors checkpoints 0    from where a Checkpointer begins
 """
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0; 1 where something is damaged or differs; 2 where there is nothing to look at."""
     options = _parser().parse_args(argv)
-    options.directory = find_checkpoints(options.directory)
+    if options.act is not ckpt_formats.import_:
+        options.directory = find_checkpoints(options.directory)
     return int(options.act(options))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="resilio ckpt",
-        description="Look at checkpoints, copy and remove them; from their files alone, without torch or h5py.",
+        description="Look at checkpoints, copy, remove and convert them; import and torch's own formats need torch.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -43,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         ("diff", ckpt_change.diff, "what differs between two steps, by their checksums"),
         ("copy", ckpt_change.copy, "copy steps into another directory of checkpoints, verified"),
         ("prune", ckpt_change.prune, "remove all steps but those to keep; the newest always stays"),
+        ("export", ckpt_formats.export, "write a step as a torch.save file, as safetensors, or as a DCP folder"),
     ):
         made[name] = command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(act=act)
@@ -61,6 +69,28 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("--keep", type=ckpt_change.count, required=True, metavar="N", help="the N steps committed last")
     prune.add_argument("--keep-every", type=ckpt_change.count, default=0, metavar="K", help="also steps that K divides")
     prune.add_argument("--max-age", type=ckpt_change.age, metavar="AGE", help="of those, none older, as 12h, 7d or 4w")
-    for name in ("copy", "prune"):
+    export = made["export"]
+    export.add_argument("target", type=Path, metavar="TARGET", help="file or folder to make")
+    export.add_argument("step", type=int, nargs="?", metavar="STEP", help="default: the newest")
+    export.add_argument("--rank", type=int, metavar="R", help="only what this process saved, and its parts of tensors")
+    export.add_argument("--overwrite", action="store_true", help="replace TARGET, once all of it is there")
+    made["import"] = import_ = _import_parser(commands)
+    for command in (export, import_):
+        command.add_argument("--format", choices=FORMATS, help="default: what the name says (.pt, .pth, .bin: torch)")
+    for name in ("copy", "prune", "export", "import"):
         made[name].add_argument("--dry-run", action="store_true", help="only say what would be done")
     return parser
+
+
+def _import_parser(commands: Any) -> argparse.ArgumentParser:
+    text = "make a step of such a file or folder; nothing in it is run"
+    command: argparse.ArgumentParser = commands.add_parser("import", help=text, description=text)
+    command.set_defaults(act=ckpt_formats.import_)
+    command.add_argument("source", type=Path, metavar="SOURCE", help="file of torch.save or safetensors, or DCP folder")
+    command.add_argument("target", type=Path, metavar="DIR", help="directory of checkpoints, or of a run")
+    command.add_argument("step", type=int, metavar="STEP", help="the number that it gets")
+    command.add_argument(
+        "--layout", choices=("replicated", "own"), default="replicated", help="that of the Checkpointer (replicated)"
+    )
+    command.add_argument("--json", action="store_true", help="for programs")
+    return command

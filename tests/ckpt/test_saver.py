@@ -262,9 +262,9 @@ def test_space_that_vanishes_while_libhdf5_writes_is_only_a_failed_save(free: in
     paths = take(shm, 2, size=5000)
     code = (
         "import sys\n"
-        "from resilio_hpc.ckpt import saver, shard_file\n"
+        "from resilio_hpc.ckpt import bulk_io, saver\n"
         "from resilio_hpc.ckpt.saver_messages import decode_request\n"
-        "shard_file._check_space = lambda directory, size: None\n"
+        "bulk_io.check_space = lambda directory, size: None\n"
         "for line in sys.stdin.buffer: print(type(saver.serve(decode_request(line))).__name__)\n"
     )
     staging = catalogue.staging_directory(small_disk, 2, 1, 0)

@@ -41,7 +41,8 @@ def test_memory_is_restored_only_if_every_rank_has_the_step() -> None:
     world.until_step(27)
     world.power_off("n3")
     world.until_round(1)
-    assert world.last.restore == m.RestorePoint(COMMITTED, 20)
+    restored = {rank: world.last.restore_of(rank) for rank in range(6)}
+    assert restored == {rank: m.RestorePoint("memory" if rank < 4 else COMMITTED, 20) for rank in range(6)}
 
 
 def test_another_world_size_restores_the_committed_step() -> None:
@@ -100,7 +101,8 @@ def test_snapshots_beyond_the_restore_point_are_forgotten() -> None:
     world.run(lambda: len(world.starts) == 2)
     restore = world.last.restore
     assert restore is not None
-    assert restore.source == COMMITTED
+    assert restore.step < 30
+    assert world.last.restore_of(2) == m.RestorePoint(COMMITTED, restore.step)
     world.run(limit_s=0.01)
     kept = {step for name in world.members() for _, step in world.sites[name].memory}
     assert max(kept, default=-1) <= restore.step
@@ -157,7 +159,7 @@ def test_a_node_lost_while_a_commit_is_in_flight_leaves_the_old_step() -> None:
     world.run(lambda: any(isinstance(x, m.Persist) and x.step == 20 for x in world.agents["n2"].heard))
     world.power_off("n2")
     world.until_round(1)
-    assert world.last.restore == m.RestorePoint(COMMITTED, 10)
+    assert world.last.restore_of(2) == m.RestorePoint(COMMITTED, 10)
 
 
 def test_a_file_of_an_earlier_life_is_never_part_of_a_commit() -> None:

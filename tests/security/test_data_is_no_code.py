@@ -13,6 +13,13 @@ BECOMING_SOMEBODY = {"os.setuid", "os.seteuid", "os.setreuid", "os.setresuid", "
 RUNS_THE_USERS_OWN_PROGRAM = {"launch/rank_main.py", "launch/forked_child.py", "launch/zygote.py"}
 
 
+READS_OTHERS_FORMATS = {  # torch.load there has weights_only (tests/test_layout.py), pickle finds no class or function
+    "ckpt/dcp_values.py": {"torch.load"},  # what this very process has pickled
+    "ckpt/formats/torch_file.py": {"torch.load"},
+    "ckpt/formats/dcp_metadata.py": {"pickle"},
+}
+
+
 def sources() -> Iterator[tuple[str, ast.AST]]:
     found = sorted(path for folder in (PACKAGE, *PACKAGE.iterdir()) if folder.is_dir() for path in folder.rglob("*.py"))
     assert len(found) > 80
@@ -30,14 +37,22 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 def test_nothing_is_unpickled_or_evaluated() -> None:
     for name, tree in sources():
+        allowed = READS_OTHERS_FORMATS.get(name, set())
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                assert not FORBIDDEN_MODULES & {alias.name.split(".")[0] for alias in node.names}, name
+                assert not (FORBIDDEN_MODULES - allowed) & {alias.name.split(".")[0] for alias in node.names}, name
             if isinstance(node, ast.ImportFrom):
                 assert (node.module or "").split(".")[0] not in FORBIDDEN_MODULES, name
         called = {function for function, _ in calls(tree)}
-        assert not called & FORBIDDEN_CALLS, name
+        assert not called & (FORBIDDEN_CALLS - allowed), name
         assert "exec" not in called or name in RUNS_THE_USERS_OWN_PROGRAM, name
+
+
+def test_the_one_unpickler_looks_nothing_up() -> None:
+    tree = ast.parse((PACKAGE / "ckpt/formats/dcp_metadata.py").read_text())
+    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert {name for name in used if name.startswith("pickle.")} == {"pickle._Unpickler"}
+    assert not {"importlib.import_module", "__import__", "getattr"} & {function for function, _ in calls(tree)}
 
 
 def test_no_shell_is_asked() -> None:

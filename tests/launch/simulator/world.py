@@ -45,7 +45,7 @@ class SeededWorld(World):
         )  # fmt: skip
 
     def copy_s(self) -> float:
-        return self._copies.choice((0.05, 0.5, 3.0))
+        return self._copies.choice((0.02, 0.1, 0.5))
 
     def _furnish(self) -> None:
         super()._furnish()

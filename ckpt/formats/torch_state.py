@@ -1,0 +1,83 @@
+"""A step's state as torch.save and DCP take it: torch tensors, without content yet, and plain Python values."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from resilio_hpc.ckpt import tensors, tree
+from resilio_hpc.ckpt.formats.imported import library
+from resilio_hpc.ckpt.formats.whole_state import WholeState
+from resilio_hpc.ckpt.tree import TensorRef
+from resilio_hpc.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class TorchState:
+    """``tensors``: by their numbers, none of their memory touched. ``notes``: what was converted."""
+
+    state: Any
+    tensors: list[Any]
+    notes: list[str]
+
+
+def torch_state(whole: WholeState) -> TorchState:
+    """Raises UsageError for what torch's files cannot hold, CorruptCheckpoint."""
+    library("torch", "writing torch files and DCP folders")
+    _check_dtypes(whole)
+    made = []
+    for tensor in whole.tensors:
+        tensors.check_description("torch", tensor.torch_name, tensor.shape, tensor.size_bytes)
+        made.append(tensors.empty("torch", tensor.torch_name, tensor.shape))
+    converted: Counter[str] = Counter()
+    converted["numpy arrays made torch tensors"] = sum(tensor.kind == "numpy" for tensor in whole.tensors)
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, TensorRef):
+            return made[leaf.index]
+        value, what = _plain(leaf)
+        converted[what] += bool(what)
+        return value
+
+    state = tree.map_leaves(whole.state, convert)
+    return TorchState(state, made, [f"{what}: {count}" for what, count in converted.items() if count])
+
+
+def tensors_of(node: Any) -> Iterator[Any]:
+    """The tensors of a state, in its order."""
+    import torch
+
+    if isinstance(node, torch.Tensor):
+        yield node
+    elif isinstance(node, dict | list | tuple):
+        for item in node.values() if isinstance(node, dict) else node:
+            yield from tensors_of(item)
+
+
+def _check_dtypes(whole: WholeState) -> None:
+    import torch
+
+    for dtype in {tensor.torch_name: tensor for tensor in reversed(whole.tensors)}.values():
+        try:
+            torch.save(torch.empty(0, dtype=tensors.torch_dtype(dtype.torch_name)), io.BytesIO())
+        except (RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{dtype.path} has dtype {dtype.torch_name}, which torch cannot save") from error
+
+
+def _plain(value: Any) -> tuple[Any, str]:
+    """What torch.load reads with weights_only, and what was done for that."""
+    import numpy
+
+    if isinstance(value, frozenset):
+        return set(value), "frozensets made sets"
+    if isinstance(value, numpy.dtype):
+        return value.str, "numpy dtypes made strings"
+    if isinstance(value, numpy.generic):
+        plain = value.item()
+        if isinstance(plain, bool | int | float | complex | str | bytes):
+            return plain, "numpy scalars made Python values"
+        raise UsageError(f"torch's files cannot hold a numpy scalar of dtype {value.dtype}; choose safetensors")
+    return value, ""
