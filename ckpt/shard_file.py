@@ -3,6 +3,9 @@
 Dataset ``/rank<R>/<path of the tensor>`` for each tensor, contiguous; ``/rank<R>/$tree`` and ``/rank<R>/$table`` (JSON
 as bytes) for the plain values and the table. The attribute ``dtype`` names what HDF5 has no name for: see
 ``stored_types``.
+
+libhdf5 never touches the disk: it would not take an error of the disk well, and h5py keeps the interpreter locked while
+libhdf5 waits, so a file system that hangs would stop training. It makes a file in memory, with a hole for each tensor.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from resilio_hpc.core.durable import sync_directory
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
 
+_PIECE_BYTES = 1 << 20
 _encode = msgspec.json.Encoder().encode
 
 
@@ -48,39 +52,42 @@ def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int) 
     """
     name = f"node-{node_rank}.h5"
     path, temporary = directory / name, directory / f".{name}.{os.getpid()}.tmp"
+    image = os.memfd_create("resilio-hdf5", os.MFD_CLOEXEC)
     try:
         _check_space(directory, sum(arena.header.size_bytes for arena in arenas))
-        places, ranks = _make_metadata(temporary, arenas)
-        size, metadata = _write_data(temporary, list(zip(arenas, places, strict=True)))
+        places, ranks = _make_metadata(image, arenas)
+        size, metadata = _write_data(temporary, image, list(zip(arenas, places, strict=True)))
         temporary.rename(path)
     finally:
+        os.close(image)
         temporary.unlink(missing_ok=True)
     sync_directory(directory)
     return ShardRecord(node_rank, name, size, arenas[0].header.layout, tuple(ranks), metadata)
 
 
 def _check_space(directory: Path, size: int) -> None:
-    """libhdf5 does not take a full disk well: refuse before it begins."""
+    """Refuse what cannot fit before the disk is filled to the brim: others write there too."""
     found = os.statvfs(directory)
     if found.f_bavail * found.f_frsize < size + (1 << 20):
         raise OSError(errno.ENOSPC, f"no space left for a checkpoint of {size} bytes", str(directory))
 
 
-def _make_metadata(path: Path, arenas: Sequence[ArenaSource]) -> tuple[list[list[_Place]], list[RankRecord]]:
-    """Make the file with nothing but metadata; what goes where, and the record, of each arena's rank."""
+def _make_metadata(image: int, arenas: Sequence[ArenaSource]) -> tuple[list[list[_Place]], list[RankRecord]]:
+    """Make a file (its descriptor: ``image``) with nothing but metadata; what goes where, and each rank's record."""
     places: list[list[_Place]] = [[] for _ in arenas]
     ranks = []
     try:
-        with h5py.File(
-            path, "w", libver="latest", locking=False, alignment_threshold=64 * 1024, alignment_interval=PAGE
-        ) as file:
+        with (
+            open(image, "r+b", buffering=0, closefd=False) as memory,
+            h5py.File(memory, "w", libver="latest", alignment_threshold=64 * 1024, alignment_interval=PAGE) as file,
+        ):
             file.attrs["format"] = "resilio-checkpoint"
             file.attrs["step"] = arenas[0].step
             for arena, mine in zip(arenas, places, strict=True):
                 group = file.create_group(f"rank{arena.header.rank}")
                 ranks.append(_make_rank(group, arena, mine))
     except (RuntimeError, ValueError) as error:  # how h5py reports what libhdf5 could not do
-        raise OSError(errno.EIO, f"libhdf5: {error}", str(path)) from error
+        raise OSError(errno.ENOMEM, f"libhdf5: {error}") from error
     return places, ranks
 
 
@@ -129,13 +136,14 @@ def _make_dataset(group: Any, name: str, stored: Stored, slab: SlabRecord | None
     return dataset.get_offset() or 0
 
 
-def _write_data(path: Path, contents: Sequence[tuple[ArenaSource, Sequence[_Place]]]) -> tuple[int, str]:
+def _write_data(path: Path, image: int, contents: Sequence[tuple[ArenaSource, Sequence[_Place]]]) -> tuple[int, str]:
     """Write everything in its place, each block verified, and make the file durable; its size, and its metadata's
     hash."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        size = os.fstat(fd).st_size
+        size = os.fstat(image).st_size
         os.posix_fallocate(fd, 0, size)  # a full disk shows now
+        _copy_metadata(image, fd, size)
         metadata = hash_gaps(fd, [(place.offset, place.size) for _, places in contents for place in places], size)
         for arena, places in contents:
             _write_rank(fd, arena, places)
@@ -143,6 +151,22 @@ def _write_data(path: Path, contents: Sequence[tuple[ArenaSource, Sequence[_Plac
         return size, metadata
     finally:
         os.close(fd)
+
+
+def _copy_metadata(image: int, fd: int, size: int) -> None:
+    """All that is not a hole."""
+    end = 0
+    while end < size:
+        try:
+            at = os.lseek(image, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole until the end
+                return
+            raise
+        end = os.lseek(image, at, os.SEEK_HOLE)
+        for start in range(at, end, _PIECE_BYTES):
+            data = os.pread(image, min(_PIECE_BYTES, end - start), start)
+            _pwrite(fd, memoryview(data), start)
 
 
 def _write_rank(fd: int, arena: ArenaSource, places: Sequence[_Place]) -> None:
