@@ -9,7 +9,7 @@ from pathlib import Path
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.records import Manifest
 from resilio_hpc.ckpt.verify import Progress, verify_files
-from resilio_hpc.core.durable import sync_directory
+from resilio_hpc.core.durable import make_directory, sync_directory
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 
 _PIECE_BYTES = 16 << 20
@@ -26,9 +26,7 @@ def copy_step(source: Path, manifest: Manifest, target: Path, progress: Progress
     step, round_ = manifest.step, manifest.round
     if catalogue.step_directory(target, step).exists():
         raise CheckpointError(f"step {step} is in {target} already")
-    if not target.is_dir():
-        target.mkdir(parents=True)
-        sync_directory(target.parent)
+    make_directory(target)
     staging = catalogue.staging_directory(target, step, manifest.epoch, round_)
     try:
         staging.mkdir()
