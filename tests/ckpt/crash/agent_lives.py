@@ -62,6 +62,9 @@ def persist_and_commit(directory: Path, arenas: Sequence[str], step: int, harm: 
         if line := answered.readline():
             persisted = decode_answer(line)
             assert isinstance(persisted, Persisted), persisted
+            if harm is not None and harm.log is not None:
+                with harm.log.open("a") as log:  # what was promised, among what was done
+                    print("0", "persisted", directory / f".staging-step-{step:010d}-e1-r0", "", sep="\t", file=log)
             request = Commit(step, 1, 0, WORLD, str(directory), [persisted.record], KEEP_LAST)
             to.write(encode_line(request))
             if line := answered.readline():

@@ -63,9 +63,9 @@ def arm(harm: Harm, *directories: Path) -> int:
 
 
 def read_log(path: Path) -> Sequence[Call]:
-    """Every call that was counted, in the order of the numbers."""
+    """Every call that was counted, in the order in which they were begun, by whichever process."""
     calls = []
     for line in path.read_text().splitlines():
         number, name, where, *more = line.split("\t")
         calls.append(Call(int(number), name, Path(where), tuple(text for text in more if text)))
-    return sorted(calls, key=lambda call: call.number)
+    return calls
