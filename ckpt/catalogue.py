@@ -77,6 +77,18 @@ def damaged_steps(directory: Path) -> dict[int, str]:
     return why
 
 
+def why_latest_is_wrong(directory: Path) -> str:
+    """Why ``latest`` is nothing that a commit wrote; "" when it is (it may be behind), or not there. Raises OSError."""
+    try:
+        with open(directory / "latest", "rb") as file:
+            text = file.read(40)
+    except FileNotFoundError:
+        return ""
+    if text in [f"{step}\n".encode() for step in _numbers(directory)]:
+        return ""
+    return f"it says {text.decode('ascii', 'backslashreplace')!r}, and no step of that number is here"
+
+
 def manifest_of(directory: Path, step: int) -> Manifest:
     """The manifest of one step. Raises CorruptCheckpoint, CheckpointError for a newer format, OSError."""
     path = step_directory(directory, step) / MANIFEST

@@ -66,7 +66,7 @@ class Coordinator(Protocol):
     """Where this node's arenas lie; None: the Checkpointer keeps its own, which end with the process."""
 
     def restore_points(self) -> Sequence[RestorePoint]:
-        """The copies to try, in this order; empty: begin from nothing."""
+        """The copies to try, in this order; empty: begin from nothing. Raises CheckpointError."""
         ...
 
     def restored(self, step: int, source: str, seconds: float) -> None:

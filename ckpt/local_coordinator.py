@@ -76,8 +76,18 @@ class LocalCoordinator:
         self._out_of_patience = False
 
     def restore_points(self) -> Sequence[RestorePoint]:
-        """Every committed step, newest first."""
-        return [RestorePoint("committed", step) for step in reversed(catalogue.committed_steps(self._directory))]
+        """Every committed step, newest first. Raises CorruptCheckpoint when there are only damaged ones: to begin anew
+        beside them is not ours to decide."""
+        steps = catalogue.committed_steps(self._directory)
+        damaged = catalogue.damaged_steps(self._directory)
+        for step, why in damaged.items():
+            if not steps:
+                raise CorruptCheckpoint(
+                    f"every step in {self._directory} is damaged; step {step}: {why} (to begin anew, remove them)"
+                )
+            if self.place.rank == 0:
+                print(f"resilio: step {step} is damaged and not restored: {why}", file=sys.stderr)
+        return [RestorePoint("committed", step) for step in reversed(steps)]
 
     def restored(self, step: int, source: str, seconds: float) -> None:
         """Nobody to tell."""
