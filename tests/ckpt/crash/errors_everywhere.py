@@ -54,10 +54,10 @@ def life(work: Path, harm: Harm) -> str:
     return told.read_text()
 
 
-def alone(directory: Path, mode: str, error: int) -> Counter[str]:
-    """One process."""
+def alone(directory: Path, mode: str, error: int, former: int = 1) -> Counter[str]:
+    """One process, with a step committed before."""
     base, work, log = directory / "base", directory / "work", directory / "log"
-    assert save(base, [1], [None]) == ["committed"]
+    assert save(base, [former], [None]) == ["committed"]
     assert life(copy_of(base, work), Harm(log=log)) == "committed"
     seen: Counter[str] = Counter()
     for call in read_log(log):
@@ -111,7 +111,12 @@ def two(directory: Path, mode: str, error: int) -> Counter[str]:
     return seen
 
 
-SCENARIOS: dict[str, Callable[[Path, str, int], Counter[str]]] = {"alone": alone, "spill": spill, "two": two}
+SCENARIOS: dict[str, Callable[[Path, str, int], Counter[str]]] = {
+    "alone": alone,
+    "again": lambda directory, mode, error: alone(directory, mode, error, former=2),
+    "spill": spill,
+    "two": two,
+}
 
 
 def main() -> None:

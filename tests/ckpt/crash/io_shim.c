@@ -5,7 +5,8 @@
  * number `at` is never made (SIGKILL), made by half (a torn write, then SIGKILL), refused with an error, once or from
  * then on, or does not return before a file appears, and no other call on a path below the directories either: a hung
  * file system. Nothing happens before shim_arm is called; forked children inherit what was armed.
- * With SHIM_NO_IO_URING in the environment there is no io_uring, as in many containers.
+ * With SHIM_NO_IO_URING in the environment there is no io_uring, as in many containers; with SHIM_NO_EXCHANGE two names
+ * cannot change places, as on NFS.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -297,7 +298,8 @@ static int harm_two(const char *call, int from_at, const char *from, int to_at, 
 BY_TWO(rename, "rename", AT_FDCWD, from, AT_FDCWD, to, (const char *from, const char *to), from, to)
 BY_TWO(renameat, "rename", a, from, b, to, (int a, const char *from, int b, const char *to), a, from, b, to)
 BY_TWO(renameat2, flags & RENAME_EXCHANGE ? "exchange" : "rename", a, from, b, to,
-       (int a, const char *from, int b, const char *to, unsigned flags), a, from, b, to, flags)
+       (int a, const char *from, int b, const char *to, unsigned flags), a, from, b, to,
+       flags & RENAME_EXCHANGE && getenv("SHIM_NO_EXCHANGE") ? ~0u : flags) /* EINVAL */
 BY_TWO(link, "link", AT_FDCWD, from, AT_FDCWD, to, (const char *from, const char *to), from, to)
 BY_TWO(linkat, "link", a, from, b, to, (int a, const char *from, int b, const char *to, int flags), a, from, b, to, flags)
 

@@ -36,6 +36,13 @@ def test_an_error_at_any_call_fails_that_save_alone_and_says_where(name: str, ho
     assert sum(found.values()) > found["committed"] + 20 > 20
 
 
+@pytest.mark.parametrize("lacks", ["", "SHIM_NO_EXCHANGE"])
+def test_a_step_whose_second_save_fails_at_any_call_stays(lacks: str, harmed: Harmed) -> None:
+    """It alone is there: were it gone, there would be nothing to restore."""
+    found = harmed("errors_everywhere.py", "again", "EIO", "once", **({lacks: "1"} if lacks else {}))
+    assert told(found, "EIO") == {": DIRECTORY"}
+
+
 @pytest.mark.parametrize(("name", "how"), [("EROFS", "on"), ("ENOSPC", "once"), ("EIO", "once")])
 def test_a_disk_of_the_node_that_fails_costs_the_snapshot(name: str, how: str, harmed: Harmed) -> None:
     found = harmed("errors_everywhere.py", "spill", name, how)
