@@ -18,6 +18,7 @@ import re
 import stat
 import struct
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,7 +189,7 @@ def pin(directory: Path, step: int) -> Pin | None:
     for (_, _, local_world_size), by_local_rank in sorted(rounds.items(), reverse=True):
         if set(by_local_rank) == set(range(local_world_size)):
             chosen = sorted(by_local_rank.values(), key=lambda held: held.rank)
-            fds = [fd for held in chosen if (fd := _lock_snapshot(held)) is not None]
+            fds = [fd for held in chosen if (fd := lock_snapshot(held)) is not None]
             if len(fds) == len(chosen):
                 return Pin([held.path for held in chosen], fds)
             for fd in fds:
@@ -222,7 +223,19 @@ def mark_empty(path: Path, step: int) -> None:
 
 def remove(directory: Path) -> None:
     """Remove all arenas of a directory, those on disk too, and the directory when nothing else is in it."""
+    remove_slots(directory)
+    try:
+        directory.rmdir()
+    except OSError:
+        pass
+
+
+def remove_slots(directory: Path, keep: Collection[int] = ()) -> None:
+    """Remove the arenas of all ranks but those to keep."""
     for path in _slots(directory):
+        name = _NAME.fullmatch(path.name)
+        if name is not None and int(name[1]) in keep:
+            continue
         if path.is_symlink():
             target = path.readlink()
             if _NAME.fullmatch(target.name):
@@ -232,10 +245,6 @@ def remove(directory: Path) -> None:
                 except OSError:
                     pass  # other ranks' arenas are still in it
         path.unlink(missing_ok=True)
-    try:
-        directory.rmdir()
-    except OSError:
-        pass
 
 
 def _slots(directory: Path) -> list[Path]:
@@ -245,7 +254,7 @@ def _slots(directory: Path) -> list[Path]:
         return []
 
 
-def _lock_snapshot(held: HeldSnapshot) -> int | None:
+def lock_snapshot(held: HeldSnapshot) -> int | None:
     """A file descriptor that keeps this very snapshot, or None when it is being overwritten."""
     try:
         fd = os.open(held.path, os.O_RDONLY | os.O_CLOEXEC)

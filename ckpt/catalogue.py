@@ -24,7 +24,7 @@ from pathlib import Path
 from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete, write_manifest
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.core.durable import exchange, sync_directory, write_atomic
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
 
 MANIFEST = "manifest.json"
 _MANIFEST_LIMIT = 1 << 30
@@ -32,6 +32,12 @@ _STEP = re.compile(r"step-(\d{10,18})")
 _STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(-whole)?")
 _GOING = re.compile(r"\.(removed|replaced)-.*")
 _UNFINISHED = re.compile(r"\.latest\..*")  # of a process that died while it wrote `latest`
+
+
+def check_step(step: object) -> None:
+    """Raises UsageError unless ``step`` can be the number of a step."""
+    if type(step) is not int or not 0 <= step < 1 << 53:
+        raise UsageError(f"step {step!r} is not a whole number from 0 on")
 
 
 def step_directory(directory: Path, step: int) -> Path:
@@ -42,6 +48,21 @@ def step_directory(directory: Path, step: int) -> Path:
 def staging_directory(directory: Path, step: int, epoch: int, round_: int) -> Path:
     """Where the shards of a step are written before its commit: never shared between rounds."""
     return directory / f".staging-step-{step:010d}-e{epoch}-r{round_}"
+
+
+def open_staging(directory: Path, step: int, epoch: int, round_: int) -> Path:
+    """The staging directory of a save that begins, empty. What saves that died left behind goes first: disks fill up.
+
+    Only for whoever begins it for all of its processes. Raises CheckpointError when ``epoch`` may not commit, OSError.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    _check_fence(directory, epoch)
+    staging = staging_directory(directory, step, epoch, round_)
+    _move_away(staging, "removed")
+    sweep(directory, step, epoch, round_)
+    staging.mkdir()
+    sync_directory(directory)
+    return staging
 
 
 def committed_steps(directory: Path) -> list[int]:

@@ -25,13 +25,11 @@ from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.overlap import fence_before_steps
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged
+from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError, os_error_text
 
 REPLICATED: Literal["replicated"] = "replicated"
 """Layout: every process has the same tensors (data parallel), so only those of rank 0 go to disk."""
-
-_MAX_THREADS = 4
 
 
 class Checkpointer:
@@ -76,7 +74,7 @@ class Checkpointer:
         self._arenas: ArenaPair | None = None
         self._prefaulted = False
         self._warned: set[str] = set()
-        self._pool = ThreadPoolExecutor(_threads(self.place.local_world_size), "resilio-copy")
+        self._pool = ThreadPoolExecutor(copy_threads(self.place.local_world_size), "resilio-copy")
         self._overlapped = overlap
         self._finisher = ThreadPoolExecutor(1, "resilio-snapshot")
         self._pending: Future[None] | None = None
@@ -93,8 +91,7 @@ class Checkpointer:
         The snapshot is complete on return, unless ``overlap`` was asked for. Never raises for memory or disks that are
         full or fail: then the handle's ``wait`` does. Raises UsageError for a value that a checkpoint cannot hold.
         """
-        if type(step) is not int or not 0 <= step < 1 << 53:
-            raise UsageError(f"step {step!r} is not a whole number from 0 on")
+        catalogue.check_step(step)
         started = time.monotonic()
         self.fence()
         self._fence_began = None
@@ -290,8 +287,3 @@ def _find_coordinator(
     if link is not None:
         return agent_link.AgentCoordinator(link, environment)
     return LocalCoordinator(directory, environment, keep_last, patience_s)
-
-
-def _threads(local_world_size: int) -> int:
-    """A rank's share of the cores that it may use, and not more than memory bandwidth rewards."""
-    return max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) // max(local_world_size, 1)))

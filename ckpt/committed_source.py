@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from resilio_hpc.ckpt import bulk_io, tree
-from resilio_hpc.ckpt.bulk_io import Segment
-from resilio_hpc.ckpt.records import Layout, Manifest, RankRecord, Table, TensorRecord, blocks
+from resilio_hpc.ckpt import tree
+from resilio_hpc.ckpt.records import Layout, Manifest, Table, TensorRecord
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.slab import Box, Shape, any_overlap
-from resilio_hpc.ckpt.slab_reader import Part, SlabReader
-from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab, checksum_at, mismatch, populate_large
+from resilio_hpc.ckpt.slab_reader import Part, read_parts
+from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab, populate_large
+from resilio_hpc.ckpt.whole_reader import read_whole
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
-
-SHARE_BYTES = 256 << 20
-_SLAB_READERS = 2
-
-
-class _Part(NamedTuple):
-    """A block of a tensor in a file."""
-
-    fd: int
-    offset: int
-    target: memoryview
-    record: TensorRecord
-    start: int
-
-
-def _shares(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
-    """What a thread reads in one go: neighbours in one file, up to SHARE_BYTES."""
-    share: list[_Part] = []
-    for part in parts:
-        if share and (part.fd != share[0].fd or part.offset - share[0].offset > SHARE_BYTES):
-            yield share
-            share = []
-        share.append(part)
-    if share:
-        yield share
 
 
 class CommittedSource:
@@ -64,6 +38,7 @@ class CommittedSource:
         self._trees: dict[int, Any] = {}
         self._all: dict[str, list[tuple[int, TensorRecord]]] | None = None
         self._files: dict[str, ShardReader] = {}
+        self._parts: dict[int, tuple[ShardReader, Table]] = {}
         self._where: dict[str, int] = {}
         try:
             if manifest.layout != layout:
@@ -71,34 +46,42 @@ class CommittedSource:
                     f"step {manifest.step} was saved with layout {manifest.layout!r}, this Checkpointer has {layout!r}"
                 )
             # for another world: ranks beyond the old one take another rank's plain values
-            reader, record = self._reader(rank % manifest.world_size)
-            table = reader.table(record)
+            mine = rank % manifest.world_size
+            reader, table = self._part(mine)
             if self.is_foreign and all(tensor.slab is None for tensor in table.tensors):
                 raise LayoutMismatch(
                     f"step {manifest.step} was saved by {manifest.world_size} processes with tensors of their own and "
                     f"cannot be restored by {world_size}; start as many, or save with layout=REPLICATED, or say with "
                     "Slab or DTensor which part of a tensor each process holds"
                 )
-            self.tree = reader.tree(record, table)
+            self.tree = self._tree_bytes(mine)
             self._tensors = list(self._resolve(reader, table))
             self.tensors: Sequence[TensorRecord] = self._tensors
         except BaseException:
             self.close()
             raise
 
-    def _reader(self, rank: int) -> tuple[ShardReader, RankRecord]:
-        shard, record = self._manifest.shard_of(rank)
-        if shard.file not in self._files:
-            self._files[shard.file] = ShardReader(self._directory, shard)
-        return self._files[shard.file], record
+    def _part(self, rank: int) -> tuple[ShardReader, Table]:
+        """A rank's file and table, read once."""
+        if rank not in self._parts:
+            shard, record = self._manifest.shard_of(rank)
+            if shard.file not in self._files:
+                self._files[shard.file] = ShardReader(self._directory, shard)
+            reader = self._files[shard.file]
+            self._parts[rank] = reader, reader.table(record)
+        return self._parts[rank]
+
+    def _tree_bytes(self, rank: int) -> bytes:
+        reader, table = self._part(rank)
+        return reader.tree(self._manifest.shard_of(rank)[1], table)
 
     def _resolve(self, reader: ShardReader, table: Table) -> Sequence[TensorRecord]:
         """Replicated tensors have their bytes with rank 0, under the same path; slabs are looked for when wanted."""
         self._where = {record.path: reader.fd for record in table.tensors}
         if all(record.offset >= 0 or record.slab for record in table.tensors):
             return table.tensors
-        first, record_of_first = self._reader(0)
-        held = {record.path: record for record in first.table(record_of_first).tensors if record.slab is None}
+        first, table_of_first = self._part(0)
+        held = {record.path: record for record in table_of_first.tensors if record.slab is None}
         found: list[TensorRecord] = []
         for mine in table.tensors:
             theirs = held.get(mine.path) if mine.offset < 0 and mine.slab is None else mine
@@ -147,9 +130,8 @@ class CommittedSource:
 
     def _tree_of(self, rank: int) -> Any:
         if rank not in self._trees:
-            reader, record = self._reader(rank)
-            table = reader.table(record)
-            self._trees[rank] = tree.renumber(tree.decode(reader.tree(record, table)), len(self._tensors))
+            reader, table = self._part(rank)
+            self._trees[rank] = tree.renumber(tree.decode(self._tree_bytes(rank)), len(self._tensors))
             self._tensors += table.tensors
             for held in table.tensors:
                 self._where.setdefault(held.path, reader.fd)  # what this rank has itself, nobody asks for here
@@ -160,8 +142,8 @@ class CommittedSource:
         if self._all is None:
             self._all = defaultdict(list)
             for rank in range(self._manifest.world_size):
-                reader, record = self._reader(rank)
-                for held in reader.table(record).tensors:
+                reader, table = self._part(rank)
+                for held in table.tensors:
                     if held.offset >= 0:
                         self._all[held.path].append((reader.fd, held))
         return self._all
@@ -174,48 +156,20 @@ class CommittedSource:
             raise LayoutMismatch(f"step {self.step} holds {held} of the {box.size} elements of {path} that are wanted")
 
     def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
-        """See Source. Two at a time: each has room for two blocks."""
+        """See Source."""
         parts = [
             Part(piece.fd, piece.record, piece.box, target, shape, piece.start)
             for pieces, target, shape in wanted
             for piece in pieces
         ]
-        parts.sort(key=lambda part: (part.fd, part.record.offset), reverse=True)
-        lock = threading.Lock()
-
-        def read() -> None:
-            reader = SlabReader(self.step, self._alone)
-            while True:
-                with lock:
-                    if not parts:
-                        return
-                    part = parts.pop()
-                reader.read(part)
-
-        pending = [pool.submit(read) for _ in range(min(_SLAB_READERS, len(parts)))]
-        wait(pending)
-        for future in pending:
-            future.result()
+        list(pool.map(populate_large, [target for _, target, _ in wanted]))
+        read_parts(self.step, parts, self._alone, pool)
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
-        """See Source. In the order of the files, each thread a part of its own."""
-        parts = [
-            _Part(self._where[record.path], record.offset + start, target[start : start + size], record, start)
-            for record, target in wanted
-            for start, size in blocks(record.size_bytes)
-        ]
-
-        def read(share: list[_Part]) -> None:
-            for part in share:
-                populate_large(part.target)
-            segments = [Segment(part.offset, part.target, checksum_at(part.record, part.start)) for part in share]
-            for bad in bulk_io.read(share[0].fd, segments, self._direct):
-                raise mismatch(self.step, share[bad].record, share[bad].start)
-
-        pending = [pool.submit(read, share) for share in _shares(sorted(parts, key=lambda part: part[:2]))]
-        wait(pending)
-        for future in pending:
-            future.result()
+        """See Source."""
+        read_whole(
+            self.step, [(self._where[record.path], record, target) for record, target in wanted], self._direct, pool
+        )
 
     def close(self) -> None:
         """Close the files."""

@@ -126,9 +126,15 @@ _encoder = msgspec.json.Encoder()
 _SHARD_NAME = re.compile(r"node-(0|[1-9][0-9]{0,8})\.h5")
 
 
+def block(size_bytes: int, number: int) -> tuple[int, int]:
+    """The (start, size) of one checksummed block of a tensor."""
+    start = number * BLOCK_BYTES
+    return start, min(BLOCK_BYTES, size_bytes - start)
+
+
 def blocks(size_bytes: int) -> list[tuple[int, int]]:
-    """The (start, size) of each checksummed block of a tensor."""
-    return [(start, min(BLOCK_BYTES, size_bytes - start)) for start in range(0, size_bytes, BLOCK_BYTES)]
+    """The (start, size) of all of them."""
+    return [block(size_bytes, number) for number in range(-(-size_bytes // BLOCK_BYTES))]
 
 
 def sha256(data: bytes) -> str:

@@ -214,8 +214,11 @@ class _Matching:
                 known = isinstance(ref, TensorRef) and ref.index < len(self._records)
                 record = self._records[ref.index] if known else None
                 like = parameters[index]
-                if record is not None and record.slab is not None and record.slab.global_shape == tuple(like.shape):
-                    fresh = torch.empty_like(like, dtype=tensors.torch_dtype(record.dtype), requires_grad=False)
+                if record is not None and record.slab is not None:
+                    if record.slab.global_shape == tuple(like.shape):
+                        fresh = torch.empty_like(like, dtype=tensors.torch_dtype(record.dtype), requires_grad=False)
+                    else:  # of another shape, such as a number of steps: whole in every process
+                        fresh = tensors.empty(record.kind, record.dtype, record.slab.global_shape)
                     state.setdefault(index, {})[name] = fresh
         return {"state": state} if state else NOTHING
 

@@ -7,15 +7,12 @@ each on standard output, in order, and ends with its input or its parent.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
-import signal
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt import catalogue, helper_process
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.saver_messages import (
@@ -31,9 +28,6 @@ from resilio_hpc.ckpt.saver_messages import (
 )
 from resilio_hpc.core.durable import make_directory
 from resilio_hpc.core.errors import CheckpointError, WireError, os_error_text
-
-_PR_SET_PDEATHSIG = 1
-_NICE = 10
 
 
 def serve(request: Request) -> Answer:
@@ -93,16 +87,9 @@ def commit(request: Commit) -> Committed:
 
 def main() -> int:
     """Serve until the input ends."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        return 0  # the parent died before the request to die with it
-    # Ctrl-C and Slurm's signals may reach the whole group or step; the agent decides when we end.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    os.nice(_NICE)
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # a stray print of some library must not become an answer
+    answers = helper_process.begin()
+    if answers is None:
+        return 0
     for line in sys.stdin.buffer:
         try:
             request = decode_request(line)

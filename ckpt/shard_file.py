@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,10 +95,10 @@ def _make_metadata(image: int, arenas: Sequence[ArenaSource]) -> tuple[list[list
 def _make_rank(group: Any, arena: ArenaSource, places: list[_Place]) -> RankRecord:
     mine = arena.header.layout == "own" or arena.header.rank == 0
     records = tuple(
-        _make_tensor(group, record, places)
+        _make_tensor(group, name, record, places)
         if (mine if record.slab is None else record.slab.replica == 0)
         else msgspec.structs.replace(record, offset=-1, checksums=())
-        for record in arena.tensors
+        for record, name in zip(arena.tensors, _names(arena.tensors), strict=True)
     )
     tree_offset = _make_bytes(group, "$tree", arena.tree, places)
     table = _encode(Table(Extent(tree_offset, len(arena.tree), crc32c(arena.tree)), records))
@@ -105,8 +106,16 @@ def _make_rank(group: Any, arena: ArenaSource, places: list[_Place]) -> RankReco
     return RankRecord(arena.header.rank, extent, sha256(table))
 
 
-def _make_tensor(group: Any, record: TensorRecord, places: list[_Place]) -> TensorRecord:
-    offset = _make_dataset(group, record.path, stored_as(record), record.slab)
+def _names(records: Sequence[TensorRecord]) -> Iterator[str]:
+    """Of the datasets: the paths, numbered where a rank has several parts of one tensor."""
+    seen: Counter[str] = Counter()
+    for record in records:
+        seen[record.path] += 1
+        yield record.path if seen[record.path] == 1 else f"{record.path}${seen[record.path]}"
+
+
+def _make_tensor(group: Any, name: str, record: TensorRecord, places: list[_Place]) -> TensorRecord:
+    offset = _make_dataset(group, name, stored_as(record), record.slab)
     places.append(_Place(offset, record.size_bytes, record.offset))
     return msgspec.structs.replace(record, offset=offset)
 
@@ -130,7 +139,7 @@ def _make_dataset(group: Any, name: str, stored: Stored, slab: SlabRecord | None
     dataset = h5py.h5d.create(group.id, name.encode("utf-8"), stored.type, space, dcpl=properties, lcpl=links)
     if stored.name:
         h5py.Dataset(dataset).attrs["dtype"] = stored.name
-    if slab is not None:
+    if slab is not None and slab.global_shape != stored.shape:
         h5py.Dataset(dataset).attrs["global_shape"] = slab.global_shape
         h5py.Dataset(dataset).attrs["start"] = slab.start
     return dataset.get_offset() or 0

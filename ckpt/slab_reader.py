@@ -7,18 +7,21 @@ blocks, out of which numpy copies the box.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.bulk_io import Segment
-from resilio_hpc.ckpt.records import BLOCK_BYTES, TensorRecord
+from resilio_hpc.ckpt.records import BLOCK_BYTES, TensorRecord, block
 from resilio_hpc.ckpt.slab import Box, Shape
-from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.ckpt.source import mismatch
 
 ROOM_BYTES = 2 * BLOCK_BYTES
+_READERS = 2
 _UNITS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
@@ -34,6 +37,26 @@ class Part(NamedTuple):
     target: memoryview
     shape: Shape
     start: Shape
+
+
+def read_parts(step: int, parts: Sequence[Part], direct: bool, pool: ThreadPoolExecutor) -> None:
+    """Read them all, a few at a time: each thread has room for two blocks. Errors as of ``SlabReader.read``."""
+    left = sorted(parts, key=lambda part: (part.fd, part.record.offset), reverse=True)
+    lock = threading.Lock()
+
+    def read() -> None:
+        reader = SlabReader(step, direct)
+        while True:
+            with lock:
+                if not left:
+                    return
+                part = left.pop()
+            reader.read(part)
+
+    pending = [pool.submit(read) for _ in range(min(_READERS, len(left)))]
+    wait(pending)
+    for future in pending:
+        future.result()
 
 
 class SlabReader:
@@ -74,7 +97,7 @@ class SlabReader:
         end = first + part.box.size * item
         segments = []
         for number in range(first // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
-            begin, size = _block(part.record, number)
+            begin, size = block(part.record.size_bytes, number)
             if first <= begin and begin + size <= end:
                 target = part.target[to + begin - first : to + begin - first + size]
                 segments.append(Segment(part.record.offset + begin, target, part.record.checksums[number]))
@@ -83,7 +106,7 @@ class SlabReader:
             low, high = max(first, begin), min(end, begin + size)
             part.target[to + low - first : to + high - first] = data[low - begin : high - begin]
         for bad in bulk_io.read(part.fd, segments, self._direct):
-            raise self._mismatch(part.record, segments[bad].offset - part.record.offset)
+            raise mismatch(self._step, part.record, segments[bad].offset - part.record.offset)
 
     # -- a box of it -------------------------------------------------------------------------------------------------
 
@@ -131,31 +154,23 @@ class SlabReader:
             return self._room[(first - low) * BLOCK_BYTES :]
         begin = first
         if same and first == high:
-            kept = _block(part.record, first)[1]
+            kept = block(part.record.size_bytes, first)[1]
             self._room[:kept] = self._room[(first - low) * BLOCK_BYTES : (first - low) * BLOCK_BYTES + kept]
             begin = first + 1
         self._held = (-1, None, 0, 0)
         segments = []
         for number in range(begin, last + 1):
-            at, size = _block(part.record, number)
+            at, size = block(part.record.size_bytes, number)
             room = self._room[(number - first) * BLOCK_BYTES : (number - first) * BLOCK_BYTES + size]
             segments.append(Segment(part.record.offset + at, room, part.record.checksums[number]))
         for bad in bulk_io.read(part.fd, segments, self._direct):
-            raise self._mismatch(part.record, (begin + bad) * BLOCK_BYTES)
+            raise mismatch(self._step, part.record, (begin + bad) * BLOCK_BYTES)
         self._held = (part.fd, part.record, first, last)
         return self._room
-
-    def _mismatch(self, record: TensorRecord, at: int) -> CorruptCheckpoint:
-        return CorruptCheckpoint(f"step {self._step}: tensor {record.path} does not match its checksum at byte {at}")
 
 
 def _item(record: TensorRecord) -> int:
     return record.size_bytes // prod(record.shape)
-
-
-def _block(record: TensorRecord, number: int) -> tuple[int, int]:
-    begin = number * BLOCK_BYTES
-    return begin, min(BLOCK_BYTES, record.size_bytes - begin)
 
 
 def _flat(index: Shape, shape: Shape) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -23,7 +24,13 @@ _SHARE_BYTES = 32 << 20
 """What a thread copies in one go."""
 _SMALL_BYTES = 1 << 20
 """Copied at once, whoever asks: to hand so little on costs more than its copy."""
+_MAX_THREADS = 4
 _encode = msgspec.json.Encoder().encode
+
+
+def copy_threads(local_world_size: int) -> int:
+    """A rank's share of the cores that it may use, and not more than memory bandwidth rewards."""
+    return max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) // max(local_world_size, 1)))
 
 
 class StateChanged(CheckpointError):
@@ -50,12 +57,12 @@ def plan(leaves: Iterable[Leaf], tree_size: int) -> Plan:
     """Large tensors begin on a page (for direct I/O later), small ones on a cache line."""
     at, offsets, table_bound = PAGE, [], 1024
     for leaf in leaves:
-        alignment = PAGE if leaf.size_bytes >= LARGE_BYTES else 64
+        alignment = PAGE if leaf.held_bytes >= LARGE_BYTES else 64
         at = -(-at // alignment) * alignment
         offsets.append(at)
-        at += leaf.size_bytes
+        at += leaf.held_bytes
         # each character may become six in JSON; 24 bytes hold any number
-        table_bound += 6 * len(leaf.path) + 24 * (8 + 3 * len(leaf.shape) + len(blocks(leaf.size_bytes)))
+        table_bound += 6 * len(leaf.path) + 24 * (8 + 3 * len(leaf.shape) + len(blocks(leaf.held_bytes)))
     table_offset = -(-(at + tree_size) // 64) * 64
     return Plan(tuple(offsets), at, table_offset, table_offset + table_bound)
 
@@ -88,7 +95,7 @@ class Snapshot:
         self._late = [number for number, late in enumerate(waits) if late]
         self._versions = self._current_versions()
         self._plan = plan(state.leaves, len(state.tree))
-        self._checksums = [[0] * len(blocks(leaf.size_bytes)) for leaf in state.leaves]
+        self._checksums = [[0] * len(blocks(leaf.held_bytes)) for leaf in state.leaves]
         self._copies: list[tuple[list[_Copy], Future[list[int]]]] = []
         self._slot, self._room, self._sequence = pair.reserve(step, self._plan.room_bytes)
         try:
@@ -130,6 +137,8 @@ class Snapshot:
         share_bytes = 0
         for number in numbers:
             leaf, offset = self._state.leaves[number], self._plan.offsets[number]
+            if leaf.value is None:
+                continue
             source = tensors.buffer_of(leaf)
             if source is None:
                 self._copy_strided(number)
@@ -188,7 +197,8 @@ def _record(leaf: Leaf, offset: int, checksums: list[int]) -> TensorRecord:
     slab = None
     if leaf.slab is not None:
         slab = SlabRecord(tuple(leaf.slab.global_shape), tuple(leaf.slab.start), leaf.slab.replica)
-    return TensorRecord(leaf.path, leaf.kind, leaf.dtype, leaf.shape, offset, leaf.size_bytes, tuple(checksums), slab)
+    at = -1 if leaf.value is None else offset
+    return TensorRecord(leaf.path, leaf.kind, leaf.dtype, leaf.shape, at, leaf.size_bytes, tuple(checksums), slab)
 
 
 def _header(owner: Owner, step: int, sequence: int, table_offset: int, table: bytes, end: int) -> Header:

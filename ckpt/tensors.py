@@ -25,7 +25,8 @@ _NUMPY_HAS = {"float32", "float64", "float16", "int64", "int32", "uint8", "int8"
 class Leaf:
     """One tensor of a state: where it is in the state, what it is, and the live tensor itself (a slab's local one).
 
-    ``identity`` is equal for two views of exactly the same elements (None for empty tensors).
+    ``identity`` is equal for two views of exactly the same elements (None for empty tensors). ``value`` None: described
+    only, another process has it.
     """
 
     path: str
@@ -36,6 +37,11 @@ class Leaf:
     value: Any
     identity: tuple[Any, ...] | None
     slab: Slab | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes in a snapshot."""
+        return 0 if self.value is None else self.size_bytes
 
 
 def is_tensor(value: Any) -> bool:

@@ -68,15 +68,20 @@ def decode(tree: bytes) -> Any:
 
 def renumber(node: Any, by: int) -> Any:
     """A decoded tree whose tensors have numbers higher by so many."""
+    return replaced(node, lambda ref: TensorRef(ref.index + by))
+
+
+def replaced(node: Any, by: Callable[[TensorRef], Any]) -> Any:
+    """A decoded tree with something else for each tensor."""
     if isinstance(node, TensorRef):
-        return TensorRef(node.index + by)
+        return by(node)
     if isinstance(node, dict):
-        made = type(node)({key: renumber(item, by) for key, item in node.items()})
+        made = type(node)({key: replaced(item, by) for key, item in node.items()})
         if hasattr(node, "_metadata"):
             made._metadata = node._metadata  # type: ignore[attr-defined]
         return made
     if isinstance(node, list | tuple):
-        return type(node)([renumber(item, by) for item in node])
+        return type(node)([replaced(item, by) for item in node])
     return node
 
 
@@ -314,4 +319,5 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "$device": _device,
     "$numpy_dtype": lambda text: tensors.numpy_dtype(text),
     "$scalar": _scalar,
+    "$state": _decode,  # beside it: see dcp_names
 }

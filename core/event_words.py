@@ -120,7 +120,15 @@ def _waiting(f: Fields) -> str:
 def _start(f: Fields) -> str:
     source, _, step = f.text("restore").partition(":") if f.data.get("acted", True) else ("", "", "")
     going_on = f"restoring {restored(source, int(step))}" if step.isdigit() else "from the beginning"
-    return f"round {f.whole('round')}: ranks start, {going_on}"
+    return f"round {f.whole('round')}: ranks start, {going_on}{_fetched(f.data.get('fetched'))}"
+
+
+def _fetched(found: Any) -> str:
+    """Ranks whose own node did not hold their snapshots, by where those come from."""
+    ranks: dict[str, list[str]] = {}
+    for rank, source in found.items() if isinstance(found, dict) else ():
+        ranks.setdefault("the shared directory" if source == "committed" else str(source), []).append(str(rank))
+    return "".join(f"; rank {names(who)} from {where}" for where, who in ranks.items())
 
 
 def _first_step(f: Fields) -> str:
@@ -206,6 +214,16 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "lease_ended": lambda f: f"{f.text('node', '?')} has heard no controller for too long: its ranks are stopped",
     "spawner_ready": lambda f: f"{f.text('node', '?')} is ready to fork ranks after {seconds(f.number('seconds'))}",
     "spawner_died": lambda f: f"the process that forks ranks on {f.text('node', '?')} died: {exit_words(f)}",
+    "replicator_died": lambda f: f"the replicator on {f.text('node', '?')} died; a new one is started",
+    "copied": lambda f: (
+        f"{f.text('node', '?')} keeps a copy of step {f.whole('step')} of its partner "
+        f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB in {seconds(f.number('seconds'))})"
+    ),
+    "copy_failed": lambda f: f"{f.text('node', '?')} has no copy of step {f.whole('step')}: {f.text('error')}",
+    "fetched": lambda f: (
+        f"{f.text('node', '?')} has fetched what its ranks restore "
+        f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB in {seconds(f.number('seconds'))})"
+    ),
     "saver_died": lambda f: f"the saver on {f.text('node', '?')} died; a new one is started",
     "store_died": lambda f: f"the rendezvous store on {f.text('node', '?')} died: {f.text('error')}",
     "ranks_stopped": lambda f: f"ranks on {f.text('node', '?')} stopped in {seconds(f.number('seconds'))}",

@@ -127,17 +127,28 @@ class Gatekeeper:
 
 def listen(context: zmq.Context[Any], keys: Keys, host: str) -> tuple[zmq.Socket[bytes], int]:
     """A ROUTER socket on ``keys.port`` of ``host``, or where that is taken on another; returns (socket, port)."""
+    socket = _listener(context, keys)
+    try:
+        socket.bind(f"tcp://{host}:{keys.port}")
+    except zmq.ZMQError:
+        return socket, socket.bind_to_random_port(f"tcp://{host}")
+    return socket, keys.port
+
+
+def listen_anywhere(context: zmq.Context[Any], keys: Keys, host: str) -> tuple[zmq.Socket[bytes], int]:
+    """A ROUTER socket on some port of ``host``; returns (socket, port)."""
+    socket = _listener(context, keys)
+    return socket, socket.bind_to_random_port(f"tcp://{host}")
+
+
+def _listener(context: zmq.Context[Any], keys: Keys) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     _bound(socket, MAX_BYTES_HEARD, MAX_UNREAD_HEARD)
     socket.setsockopt(zmq.BACKLOG, BACKLOG)
     socket.curve_server = True
     socket.curve_secretkey = keys.listener_secret
     socket.curve_publickey = keys.listener_public
-    try:
-        socket.bind(f"tcp://{host}:{keys.port}")
-    except zmq.ZMQError:
-        return socket, socket.bind_to_random_port(f"tcp://{host}")
-    return socket, keys.port
+    return socket
 
 
 def call(context: zmq.Context[Any], keys: Keys, endpoint: str, name: bytes) -> zmq.Socket[bytes]:

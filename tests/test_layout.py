@@ -25,6 +25,8 @@ FLOORS: dict[str, set[str]] = {
     "cli": UPPER | {"launch", "train", "report", "demo"},
 }
 TOP_LEVEL_ROOMS = ("core", "native", "slurm", "ckpt")
+# torch.distributed.checkpoint hands values over as pickles, within a process; this module makes and reads them.
+MAY_PICKLE = {"ckpt/dcp_values.py"}
 UNSAFE_FORMATS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 MAX_LINES = 400
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}
@@ -145,7 +147,8 @@ def test_an_import_that_goes_up_is_seen(room: str, source: str) -> None:
 
 @pytest.mark.parametrize("habit", HABITS)
 def test_no_forbidden_habit_in_the_package(habit: str) -> None:
-    assert findings(PACKAGE_FILES, HABITS[habit]) == {}
+    found = findings(PACKAGE_FILES, HABITS[habit])
+    assert set(found) == (MAY_PICKLE if habit == "unsafe format" else set())
 
 
 @pytest.mark.parametrize(("habit", "source"), [(habit, s) for habit, sources in SAMPLES.items() for s in sources])

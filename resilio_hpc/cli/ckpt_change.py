@@ -58,9 +58,7 @@ def copy(options: argparse.Namespace) -> int:
             said = "would be copied" if options.dry_run else f"copied and verified in {seconds:.1f} s"
             print(f"step {manifest.step} ({size_text(size)}): {said}", flush=True)
     if options.json:
-        print(
-            json.dumps({"copied": [] if options.dry_run else done, "dry_run": options.dry_run, "steps": done}, indent=1)
-        )
+        print(json.dumps({"steps": done, "dry_run": options.dry_run}, indent=1))
     return 0
 
 

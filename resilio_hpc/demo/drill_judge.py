@@ -60,6 +60,8 @@ def _kinds(drill: Drill, events: Sequence[Event]) -> str:
     found = [str(event.fields.get("kind")) for event in events if event.kind == "recovered"]
     if drill.kinds and not set(drill.kinds) & set(found):
         return f"the ledger holds recoveries {found}, none of {', '.join(drill.kinds)}"
+    if drill.told and not any(event.kind == drill.told for event in events):
+        return f"the ledger does not tell that something was {drill.told}"
     return ""
 
 

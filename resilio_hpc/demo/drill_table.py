@@ -51,6 +51,7 @@ class Drill:
     name: str
     acts: tuple[Act, ...] = ()  # the first once training runs and has committed; none: the script or Slurm strikes
     kinds: tuple[str, ...] = ()  # the ledger must hold a recovery of one of these kinds
+    told: str = ""  # and this event
     nodes: int = 3  # of the allocation
     nnodes: str = "3"
     spares: int = 0
@@ -100,6 +101,8 @@ def _both() -> list[Drill]:
         Drill("agent SIGKILL", (Act("kill_agent", "follower"),), ("agent_lost",)),
         Drill("controller's agent SIGKILL", (Act("kill_agent", "leader"),), ("controller_lost",)),
         Drill("node power cut, with a spare", (Act(POWER, "follower"),), LOST, **SPARE),
+        Drill("node power cut, partner copies", (Act(POWER, "follower"),), LOST, **SPARE, told="fetched",
+              launch_arguments=("--partner-copies",)),
         Drill("node power cut, no spare", (Act(POWER, "follower"),), LOST, **SHRINK, world_size=4),
         Drill("two nodes, the other loses power", (Act(POWER, "follower"),), LOST, **TWO_NODES, world_size=2),
         Drill("two nodes, the other is cut off", (Act("partition", "follower"),), LOST, **TWO_NODES, world_size=2),

@@ -34,6 +34,7 @@ from resilio_hpc.launch.mpi_ranks import local_ranks
 from resilio_hpc.launch.node_memory import NodeMemory
 from resilio_hpc.launch.notify import Notifier
 from resilio_hpc.launch.own_job import OwnJob
+from resilio_hpc.launch.partner_copies import PartnerCopies
 from resilio_hpc.launch.quorum import Membership, first_membership
 from resilio_hpc.launch.storage import Storage
 
@@ -97,6 +98,7 @@ class Agent(AgentFiles):
             hello, settings.job, self._ballot(), self, settings.options.heartbeat_timeout_s, settings.join,
             min(ABANDON_S, settings.options.join_timeout_s), settings.begins,
         )  # fmt: skip
+        self.copies = PartnerCopies(self)
         self.ranks = local_ranks(self, token, spool)
         self.caller: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
@@ -124,6 +126,7 @@ class Agent(AgentFiles):
     def run_forever(self) -> int:
         """Until End. Returns the exit code."""
         self.ranks.start()
+        self.copies.start()
         while self.exit_code is None:
             self._poll()
             self.host.tick()
@@ -141,12 +144,12 @@ class Agent(AgentFiles):
         for watched in (self.host.socket, self.gatekeeper.socket, self.caller, self.monitor):
             if watched is not None:
                 poller.register(watched, zmq.POLLIN)
-        saver = self.snapshots.saver.fileno()
+        helpers = {child: child.fileno() for child in (self.snapshots.saver, self.copies.link)}
         descriptors = {self._signals.fileno(), self.storage.fileno(), *self.ranks.filenos()}
-        for descriptor in descriptors | ({saver} if saver is not None else set()):
+        for descriptor in descriptors | {known for known in helpers.values() if known is not None}:
             poller.register(descriptor, zmq.POLLIN)
-        full, saver_full = self.storage.full_fileno, self.snapshots.saver.full_fileno
-        for waits in (full, saver_full):
+        full = self.storage.full_fileno
+        for waits in (full, *(child.full_fileno for child in helpers)):
             if waits is not None:
                 poller.register(waits, zmq.POLLOUT)
         ready = dict(poller.poll(int(self.core.next_wakeup_s * 1000)))
@@ -156,10 +159,11 @@ class Agent(AgentFiles):
             self._on_signals()
         if self.storage.fileno() in ready or full in ready:
             self.storage.serve()
-        if saver is not None and saver in ready:
-            self.snapshots.serve()
-        if self.snapshots.saver.full_fileno in ready:
-            self.snapshots.saver.push()
+        for child, serve in ((self.snapshots.saver, self.snapshots.serve), (self.copies.link, self.copies.serve)):
+            if helpers[child] in ready:
+                serve()
+            if child.full_fileno in ready:
+                child.push()
         self.ranks.serve({fd for fd in ready if isinstance(fd, int)})
         if self.host.socket in ready:
             self.host.serve()
@@ -207,6 +211,7 @@ class Agent(AgentFiles):
         """Everything of this node goes, the ledger is drained."""
         self.ranks.close()
         self.snapshots.close()
+        self.copies.close()
         self._hang_up()
         self.notifier.close()
         if not self.storage.close(10.0):
@@ -294,6 +299,7 @@ class Agent(AgentFiles):
     def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
         """End all ranks and their descendants; nothing shall compete with their restart."""
         self.snapshots.saver.pause()
+        self.copies.give_up()
         self.ranks.stop(signal.SIGTERM if signal_first else signal.SIGKILL, grace_s, keep_stores_from)
 
     def terminate_ranks(self) -> None:
@@ -305,8 +311,9 @@ class Agent(AgentFiles):
         self.ranks.open_store(round_number)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
-        """Start the local ranks of a round."""
-        self.ranks.spawn(local, start)
+        """Start the local ranks of a round, when the snapshots that they need are here."""
+        if not self.copies.fetch(local, start):
+            self.ranks.spawn(local, start)
 
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         """Send to an attached rank."""
@@ -314,20 +321,26 @@ class Agent(AgentFiles):
             self.ranks.server.tell(self.core.local.number, local_rank, message)
 
     def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
-        """Write this node's file of a step."""
+        """Write this node's file of a step, and copy the partner's snapshots of it."""
         self.snapshots.persist(message, member, world_size)
+        self.copies.keep(message, world_size)
 
     def commit(self, message: m.Commit) -> None:
         """Write the manifest of a step."""
         self.snapshots.commit(message)
 
     def held(self) -> tuple[m.Held, ...]:
-        """Whole snapshots in this node's memory."""
-        return self.snapshots.held()
+        """Whole snapshots in this node's memory, and copies of others'."""
+        return self.snapshots.held() + self.copies.held()
+
+    def copy_port(self) -> int:
+        """Where other nodes may fetch them; 0: nowhere."""
+        return self.copies.port
 
     def forget_snapshots_after(self, step: int) -> None:
         """Drop snapshots of steps that will be computed anew."""
         self.snapshots.forget_after(step)
+        self.copies.forget_after(step)
 
     def record(self, kind: str, **fields: Any) -> None:
         """Write to the ledger."""

@@ -108,8 +108,11 @@ class AgentCore(NodeRanks):
         step_time = self.local.step_time if self.local else 0.0
         incarnation = self._hello.incarnation
         self._ports.to_controller(
-            m.Heartbeat(self.node, incarnation, self.epoch, now, number, self._echo, step, step_time, self.ready)
-        )
+            m.Heartbeat(
+                self.node, incarnation, self.epoch, now, number, self._echo, step, step_time, self.ready,
+                self._ports.copy_port(),
+            )
+        )  # fmt: skip
 
     def _say_hello(self, now: float) -> None:
         hello = msgspec.structs.replace(

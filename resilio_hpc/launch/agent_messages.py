@@ -58,6 +58,7 @@ class Heartbeat(Struct, frozen=True):
     step: Count = -1  # fewest steps completed by a local rank, -1 when unknown
     step_time: Seconds = 0.0
     ready: bool = True  # ranks would start at once: nothing has to be imported before
+    copy_port: Port = 0  # where snapshots can be fetched; 0: nowhere
 
 
 class RanksStopped(Struct, frozen=True):

@@ -36,19 +36,23 @@ class Ports(SuccessionPorts, Protocol):
         """Open the rendezvous store of a round → ``store_ready`` or ``store_died``."""
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
-        """Start the ranks of a round → ``ranks_started`` or ``spawn_failed``."""
+        """Start the ranks of a round, when what they restore is here → ``ranks_started``, ``spawn_failed`` or
+        ``copies_failed``."""
 
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         """Send to an attached rank."""
 
     def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
-        """Write this node's file of a step → ``persisted`` or ``persist_failed``."""
+        """Write this node's file of a step → ``persisted`` or ``persist_failed``; keep copies of the partner's."""
 
     def commit(self, message: m.Commit) -> None:
         """Write the manifest of a step → ``commit_done`` or ``persist_failed``."""
 
     def held(self) -> tuple[m.Held, ...]:
-        """Whole snapshots in this node's memory."""
+        """Whole snapshots in this node's memory, and copies of others'."""
+
+    def copy_port(self) -> int:
+        """Where other nodes may fetch them; 0: nowhere."""
 
     def forget_snapshots_after(self, step: int) -> None:
         """Drop the snapshots of later steps."""

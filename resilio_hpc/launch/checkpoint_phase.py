@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from resilio_hpc.launch import copies
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.commits import CommitTracker
 
@@ -58,7 +59,9 @@ class CheckpointPhase:
         """``node`` may have missed what it was told."""
         controller, step = self._controller, self._commits.in_flight
         if step >= 0:
-            controller.send(node, m.Persist(controller.epoch, controller.round, step))
+            for member in controller.members:
+                if member.node == node:
+                    self._order_persist(member, step)
             if node == controller.members[0].node:
                 self._order_commit()
 
@@ -122,7 +125,12 @@ class CheckpointPhase:
             step = self._commits.abandon(step)
         if step is not None:
             for member in controller.members:
-                controller.send(member.node, m.Persist(controller.epoch, controller.round, step))
+                self._order_persist(member, step)
+
+    def _order_persist(self, member: m.Member, step: int) -> None:
+        controller = self._controller
+        order = m.Persist(controller.epoch, controller.round, step, copies.partner_of(member, controller))
+        controller.send(member.node, order)
 
     def past_told(self) -> None:
         """The run directory has told which steps are committed."""
@@ -146,29 +154,20 @@ class CheckpointPhase:
             self._controller.ask_past()
         return True
 
-    def restore_point(self) -> m.RestorePoint | None:
-        """The newest step that every rank can restore: from its own node's memory, else from the shared directory."""
-        bad = {copy.step for copy in self.bad_copies if copy.source == "memory"}
-        in_memory = max(self._held_by_all() - bad, default=-1)
-        if in_memory < 0 and self.committed < 0:
-            return None
-        if in_memory >= self.committed:
-            return m.RestorePoint("memory", in_memory)
-        return m.RestorePoint("committed", self.committed)
+    def restore_plan(self) -> tuple[m.RestorePoint | None, tuple[m.Fetch, ...]]:
+        """The newest step that every rank can restore, and what has to be brought to its node before.
 
-    def _held_by_all(self) -> set[int]:
-        """Steps that every rank of the new round finds in its node's memory, all from the same life.
-
-        A node that missed the last start may hold steps that were computed anew without it: its copies do not count.
+        From memory, its own or another node's, where all ranks have the step there. Else from the shared directory; if
+        most ranks have that step in their own memory, only the others read it.
         """
-        controller = self._controller
-        holders: dict[int, set[int]] = {}
-        for member in controller.members:
-            agent = controller.agents[member.node]
-            ranks = range(member.first_rank, member.first_rank + member.local_world_size)
-            if agent.known_round < 0 or agent.known_round != controller.rounds.started_round:
-                return set()
-            for held in agent.held:
-                if held.world_size == controller.world_size and held.rank in ranks:
-                    holders.setdefault(held.step, set()).add(held.rank)
-        return {step for step, ranks in holders.items() if len(ranks) == controller.world_size}
+        bad = {copy.step for copy in self.bad_copies if copy.source == "memory"}
+        found = copies.in_memory(self._controller)
+        newest = max(found.whole - bad, default=-1)
+        if newest < 0 and self.committed < 0:
+            return None, ()
+        if newest >= self.committed:
+            return m.RestorePoint("memory", newest), found.fetches(newest)
+        step = self.committed
+        if step in bad or not found.has_most(step):
+            return m.RestorePoint("committed", step), ()
+        return m.RestorePoint("memory", step), found.fetches(step)

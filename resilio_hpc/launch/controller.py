@@ -261,7 +261,7 @@ class Controller:
                 agent.step = max(agent.step, beat.step)
                 agent.step_time = beat.step_time
         agent.sent = beat.sent
-        agent.ready = beat.ready
+        agent.ready, agent.copy_port = beat.ready, beat.copy_port
         self._renew_lease(beat.node, agent)
         if self.phase == "ended":
             self.ending.say_again(beat.node)

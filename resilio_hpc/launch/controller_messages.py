@@ -8,7 +8,9 @@ from resilio_hpc.launch.message_parts import (
     Code,
     Count,
     Endpoint,
+    Fetch,
     Node,
+    Partner,
     Port,
     RestorePoint,
     RoundState,
@@ -51,21 +53,35 @@ class Prepare(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """Start the ranks of a round. An agent that is not among the members waits as a spare."""
+    """Start the ranks of a round. An agent that is not among the members waits as a spare.
+
+    ``follows``: the last round whose ranks were started before. Who knows nothing of its start missed what was decided
+    then, and holds snapshots of a life from which this one does not go on. ``fetches``: where the restore point is in
+    memory, the ranks whose snapshots have to be brought to their nodes first.
+    """
 
     epoch: Count
     state: RoundState
     master_address: Address
     master_port: Port
     restore: RestorePoint | None = None
+    follows: Count = -1
+    fetches: tuple[Fetch, ...] = ()
+
+    def restore_of(self, rank: int) -> RestorePoint | None:
+        """What one rank restores, once its snapshot has been brought."""
+        if self.restore is not None and any(fetch.rank == rank and not fetch.endpoint for fetch in self.fetches):
+            return RestorePoint("committed", self.restore.step)
+        return self.restore
 
 
 class Persist(Struct, frozen=True):
-    """Write the node's file of this step."""
+    """Write the node's file of this step, and copy the partner's snapshots of it."""
 
     epoch: Count
     round: Count
     step: Count
+    partner: Partner | None = None
 
 
 class Commit(Struct, frozen=True):

@@ -126,6 +126,7 @@ class KnownAgent:
     sent: float | None = None  # its clock: when it sent its newest Heartbeat
     echo: float = NEVER  # our clock: when we sent the newest Beat that it is known to have got
     ready: bool = False  # as its last Heartbeat said
+    copy_port: int = 0  # likewise
     leaves_at: float | None = None  # our clock: its own job ends then
 
     def last_contact(self, patience_s: float) -> float:

@@ -38,6 +38,7 @@ class Plan:
     restarts_without_progress: int
     chained_jobs: int
     checkpoints_kept: int
+    partner_copies: bool
     mode: str
     notified: tuple[str, ...]  # without their secrets
 
@@ -70,6 +71,7 @@ def plan(
         restarts_without_progress=options.max_restarts,
         chained_jobs=options.chain_max if options.chain and options.mode != "observe" else 0,
         checkpoints_kept=options.keep_checkpoints,
+        partner_copies=options.partner_copies and options.mode != "observe",
         mode=options.mode,
         notified=notified,
     )
@@ -87,7 +89,8 @@ def as_text(plan: Plan) -> str:
     start = "forked with torch loaded" if plan.forked_ranks else "new processes"
     if plan.mpi:
         start = f"one srun --mpi={plan.mpi} step per round"
-    checkpoints = f"the newest {plan.checkpoints_kept} kept" if plan.mode != "observe" else "none"
+    copies = ", snapshots also in another node's memory" if plan.partner_copies else ""
+    checkpoints = f"the newest {plan.checkpoints_kept} kept{copies}" if plan.mode != "observe" else "none"
     chain = f"on in a new job at the time limit, {plan.chained_jobs} jobs at most" if plan.chained_jobs else "off"
     restarts = f"{plan.restarts_without_progress} without progress, then stop with a verdict"
     rows = (

@@ -130,10 +130,11 @@ class LocalRanks:
 
     def _command(self, placement: Placement, start: m.Start, out: Path, err: Path) -> sm.RankCommand:
         agent = self._agent
-        restore = f"{start.restore.source}:{start.restore.step}" if start.restore else ""
+        restore = start.restore_of(placement.rank)
         setting = RoundSetting(
             agent.run.run_id, agent.run.path, start.state.round, start.state.epoch, start.state.restarts,
-            start.master_address, start.master_port, self.server.path, agent.arena_dir, restore,
+            start.master_address, start.master_port, self.server.path, agent.arena_dir,
+            f"{restore.source}:{restore.step}" if restore else "",
         )  # fmt: skip
         local = placement.local_rank
         variables = rank_variables(self._base, self._options, placement, setting, self._errors[local])

@@ -43,11 +43,27 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole snapshot in a node's memory."""
+    """A whole snapshot in a node's memory. ``is_copy``: of a rank that runs elsewhere, kept for it."""
 
     rank: Count
     step: Count
     world_size: Count
+    is_copy: bool = False
+
+
+class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank whose node lacks its snapshot. ``endpoint``: of a replicator that has it; "": the shared directory has."""
+
+    rank: Count
+    endpoint: Endpoint
+
+
+class Partner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose snapshots a node keeps copies of: its ranks, and the endpoint of its replicator."""
+
+    first_rank: Count
+    ranks: Slots
+    endpoint: Endpoint
 
 
 class RestorePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -49,6 +49,7 @@ from resilio_hpc.launch.controller_messages import (
     Welcome,
 )
 from resilio_hpc.launch.message_parts import (
+    Fetch,
     Held,
     Member,
     RankFailure,
@@ -68,6 +69,7 @@ __all__ = [
     "End",
     "Enrol",
     "Enrolled",
+    "Fetch",
     "FirstStep",
     "Goodbye",
     "Heartbeat",

@@ -102,6 +102,7 @@ class NodeRanks:
         number = message.state.round
         if number < self._prepared or number <= self._started_round:
             return
+        was_there = self.state is not None and self.state.round == message.follows
         self.state = message.state
         self._ports.keep(message.state)
         self.committed |= set(message.state.committed)
@@ -109,9 +110,9 @@ class NodeRanks:
         self._started_round = number
         self._before = None
         member = message.state.member(self.node)
-        # Snapshots beyond the restore point belong to a life whose steps will be computed anew: never mix the two. A
-        # node that waits takes no part in the new life at all.
-        keep = message.restore.step if message.restore is not None and member is not None else -1
+        # Snapshots beyond the restore point belong to a life whose steps will be computed anew: never mix the two. So
+        # do older ones of a node that missed a start, and a node that waits takes no part in the new life at all.
+        keep = message.restore.step if message.restore is not None and member is not None and was_there else -1
         self._ports.forget_snapshots_after(keep)
         self._waiting_start = None
         if member is None:
@@ -214,6 +215,13 @@ class NodeRanks:
     def ranks_started(self, round_number: int, seconds: float, mode: str) -> None:
         """All local ranks run."""
         self._tell(m.RanksStarted(self.node, self.epoch, round_number, seconds, mode))
+
+    def copies_failed(self, round_number: int, restore: m.RestorePoint, error: str) -> None:
+        """The snapshots that ranks of this node are to restore could not be brought here."""
+        if self.local is not None and self.local.number == round_number and not self._stopping:
+            failed = self._failure("restore_failed", f"{restore.source} {restore.step}: {error}", self._ports.unix())
+            bad = msgspec.structs.replace(failed.failure, bad_copy=restore)
+            self._tell(msgspec.structs.replace(failed, failure=bad))
 
     def store_died(self, round_number: int, error: str, at: float) -> None:
         """The rendezvous store of a round is gone: its ranks cannot meet, so the round is tried again."""

@@ -61,6 +61,7 @@ class LaunchOptions:
     chain: bool = False
     chain_max: int = DEFAULT_CHAIN_MAX
     keep_checkpoints: int = DEFAULT_KEEP_CHECKPOINTS
+    partner_copies: bool = False  # snapshots also in another node's memory
 
     # starting ranks
     zygote: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from resilio_hpc.launch import messages as m
@@ -191,20 +192,22 @@ class Rounds:
             return
         if self._start is None and controller.incidents.absent_may_train():
             return
-        wanted = controller.checkpoints.restore_point()
-        if self._needs_run_directory(wanted) or controller.checkpoints.may_grow(wanted):
+        wanted, fetches = controller.checkpoints.restore_plan()
+        if self._needs_run_directory(wanted, fetches) or controller.checkpoints.may_grow(wanted):
             return
         self._may_have_ranks.clear()
         acts = controller.config.mode != "observe"
         restore = wanted if acts else None
-        self.started_round = controller.round
+        follows, self.started_round = self.started_round, controller.round
         controller.set_phase("starting")
         self._awaited = {kind: {x.node for x in controller.members} for kind in ANSWERS}
         self._start = m.Start(
-            controller.epoch, controller.state(), controller.members[0].address, self._store_port, restore
+            controller.epoch, controller.state(), controller.members[0].address, self._store_port, restore,
+            follows, fetches if acts else (),
         )  # fmt: skip
         controller.record(
             "start", round=controller.round, restore=f"{wanted.source}:{wanted.step}" if wanted else "",
+            **({"fetched": {fetch.rank: fetch.endpoint or "committed" for fetch in fetches}} if fetches else {}),
             **({} if acts else {"acted": False}),
         )  # fmt: skip
         self._answers_due()
@@ -212,13 +215,14 @@ class Rounds:
         controller.checkpoints.restored(restore)
         controller.regrouping.let_leavers_go()
 
-    def _needs_run_directory(self, restore: m.RestorePoint | None) -> bool:
+    def _needs_run_directory(self, restore: m.RestorePoint | None, fetches: Sequence[m.Fetch]) -> bool:
         """Whether to wait until it refuses commits of older epochs and has told what those came to.
 
         It may hold a newer step than any agent has heard of, and a commit that hung with it may yet come. Memory is as
         new as any of them.
         """
-        return not self._controller.tenure.recorded and (restore is None or restore.source != "memory")
+        reads_it = restore is None or restore.source != "memory" or not all(fetch.endpoint for fetch in fetches)
+        return not self._controller.tenure.recorded and reads_it
 
     def _has_stopped(self, node: str) -> bool:
         """Whether no rank of an earlier round lives there. Those of a node that is lost ended with its lease."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,16 +151,21 @@ def main(rank: int, directory: Path) -> None:
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
+def in_processes(run: Callable[[int, Path], None], directory: Path, ranks: int = RANKS) -> int:
+    """Call ``run`` with each rank in a process of its own; 1 if any of them failed."""
     torch.set_num_threads(1)
     children = []
-    for number in range(RANKS):
+    for number in range(ranks):
         child = os.fork()
         if child == 0:
-            main(number, Path(sys.argv[1]))
+            run(number, directory)
             sys.stdout.flush()
             os._exit(0)
         children.append(child)
     codes = [os.waitpid(child, 0)[1] for child in children]
-    sys.exit(1 if any(codes) else 0)
+    return 1 if any(codes) else 0
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    sys.exit(in_processes(main, Path(sys.argv[1])))

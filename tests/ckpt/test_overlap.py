@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -181,7 +183,10 @@ def test_a_lost_optimizer_and_checkpointer_are_not_waited_for(tmp_path: Path) ->
     training, other = Training(), Training()
     checkpoint = Checkpointer(tmp_path, overlap=True)
     checkpoint.save(1, training.state()).wait("committed", 60)
+    gone = [weakref.ref(each) for each in (checkpoint, training.model, training.optimizer)]
     del checkpoint, training
+    gc.collect()
+    assert [each() for each in gone] == [None, None, None]
     other.optimizer.step()
 
 

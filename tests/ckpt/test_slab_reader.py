@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import slab_reader
+from resilio_hpc.ckpt import records, slab_reader
 from resilio_hpc.ckpt.records import Extent, SlabRecord, Table, TensorRecord, read_table
 from resilio_hpc.ckpt.slab import Box
 from resilio_hpc.ckpt.slab_reader import Part, SlabReader
@@ -43,17 +43,21 @@ def test_a_table_from_before_there_were_parts_can_be_read() -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
     """Blocks of a page: many of them in a small file."""
-    monkeypatch.setattr(slab_reader, "BLOCK_BYTES", 4096)
-    monkeypatch.setattr(slab_reader, "ROOM_BYTES", 8192)
+    use_small_blocks(monkeypatch)
     return 4096
+
+
+def use_small_blocks(patch: pytest.MonkeyPatch) -> None:
+    for module in (records, slab_reader):
+        patch.setattr(module, "BLOCK_BYTES", 4096)
+    patch.setattr(slab_reader, "ROOM_BYTES", 8192)
 
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_any_box_of_any_shape_is_read_right(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slab_reader, "BLOCK_BYTES", 4096)
-        patch.setattr(slab_reader, "ROOM_BYTES", 8192)
+        use_small_blocks(patch)
         shape = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4)))
         item = data.draw(st.sampled_from([1, 2, 4, 8, 16]))
         first = tuple(data.draw(st.integers(0, length - 1)) for length in shape)

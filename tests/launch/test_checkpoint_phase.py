@@ -117,6 +117,29 @@ def test_a_node_that_waits_while_others_go_on_keeps_no_copies() -> None:
     assert world.sites["n4"].memory == {}
 
 
+def test_a_node_that_missed_a_start_and_comes_back_keeps_no_copies() -> None:
+    """It holds the same step as the others by number, computed in a life that they have left."""
+    world = World(nodes=2, spares=1, slots=1, script=Script(save_every=10))
+    world.until_step(12)
+    world.slow_savers = dict.fromkeys(world.sites, 1000.0)
+    world.until_step(24)
+    assert 20 not in world.directory.committed
+    world.slow_savers.clear()
+    world.cut("n2")
+    world.until_round(1)  # from the committed step 10 on, with the spare
+    world.run(lambda: 20 in world.directory.committed)
+    assert world.members() == ["n1", "n3"]
+    world.power_off("n3")
+    world.run(lambda: world.records("node_lost")[-1]["node"] == "n3" or world.controller.phase == "gathering")
+    world.cut("n2", False)
+    world.until_round(2)
+    assert (world.members(), world.last.restore) == (["n1", "n2"], m.RestorePoint("committed", 20))
+    world.fail_rank(0)  # before anything is saved
+    world.until_round(3)
+    assert world.last.restore == m.RestorePoint("committed", 20)
+    assert set(world.sites["n2"].memory) == set()
+
+
 def test_copies_of_a_node_that_knows_no_start_do_not_count() -> None:
     world = World(nodes=2)
     world.until_step(25)

@@ -13,7 +13,7 @@ import pytest
 
 from resilio_hpc.ckpt import saver_messages
 from resilio_hpc.ckpt.records import ShardRecord
-from resilio_hpc.launch import saver_link
+from resilio_hpc.launch import child_link, saver_link
 from resilio_hpc.launch.saver_link import SaverLink
 
 NODES = 3000
@@ -81,7 +81,7 @@ def test_a_long_request_to_a_saver_that_hangs_waits_and_is_answered_when_it_goes
 
 
 def test_what_waits_is_bounded(link: SaverLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver_link, "MAX_UNSENT", 1000)
+    monkeypatch.setattr(child_link, "MAX_UNSENT", 1000)
     stop(link)
     assert link.send(commit(tmp_path, 1))
     assert not link.send(commit(tmp_path, 2))

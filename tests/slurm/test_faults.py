@@ -23,7 +23,13 @@ pytestmark = pytest.mark.slurm
 CORE = ("rank SIGKILL", "controller's agent SIGKILL", "node power cut, with a spare", "time limit", "scancel")
 QUICK = (
     *CORE,
-    *("rank exception", "rank exits 0 too early", "agent SIGKILL", "node power cut, no spare"),
+    *(
+        "node power cut, partner copies",
+        "rank exception",
+        "rank exits 0 too early",
+        "agent SIGKILL",
+        "node power cut, no spare",
+    ),
     *("srun: rank SIGKILL", "srun: agent SIGKILL", "srun: node power cut, with a spare"),
     *("srun SIGKILL", "one node cut off", "two ranks killed, the second during recovery"),
     *("a rank killed and another node's power cut", "an administrator sets a node down"),

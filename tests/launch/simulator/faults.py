@@ -20,7 +20,7 @@ BAD = (
 
 COMES_OF_IT = (  # what faults do to messages, processes and requests
     "lost", "doubled", "overtook", "delayed", "held", "hung", "failed", "done for the dead", "restart", "port taken",
-    "next job",
+    "next job", "fetched",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from virtual_cluster.agent import VirtualAgent
+from virtual_cluster.copies import VirtualCopies
 from virtual_cluster.directory import Directory
 
 from resilio_hpc.launch import callers, enrolment, quorum
@@ -108,6 +109,22 @@ def snapshots_of_other_lives_count(patch: Patch) -> None:
     patch.setattr(VirtualAgent, "forget_snapshots_after", lambda self, step: None)
 
 
+def copies_of_other_lives_count(patch: Patch) -> None:
+    """A node keeps copies of its partner's snapshots of steps that are computed anew."""
+    patch.setattr(VirtualCopies, "forget_after", lambda self, step: None)
+
+
+def who_missed_a_start_keeps_its_snapshots(patch: Patch) -> None:
+    """A node that comes back keeps snapshots of a life that the others have left."""
+    original = NodeRanks._start
+
+    def start(self: Any, message: m.Start) -> None:
+        known = self.state.round if self.state is not None else -1
+        original(self, msgspec.structs.replace(message, follows=known))
+
+    patch.setattr(NodeRanks, "_start", start)
+
+
 def the_wall_clock_is_trusted(patch: Patch) -> None:
     """Durations are taken from a clock that may be set."""
     patch.setattr(VirtualAgent, "monotonic", VirtualAgent.unix)
@@ -151,7 +168,8 @@ ALL: tuple[Callable[[Patch], None], ...] = (
     votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, half_is_enough,
     orders_are_said_once, everybody_gets_the_witness, memberships_change_at_once, old_epochs_are_obeyed,
     lost_before_the_lease_ends, no_commit_fence,
-    snapshots_of_other_lives_count, the_wall_clock_is_trusted,
+    snapshots_of_other_lives_count, copies_of_other_lives_count, who_missed_a_start_keeps_its_snapshots,
+    the_wall_clock_is_trusted,
     votes_are_counted_as_they_come, words_of_older_rounds_count, echoes_of_the_future,
 )  # fmt: skip
 MUTATIONS = {plant.__name__: plant for plant in ALL}

@@ -15,6 +15,7 @@ KINDS = {  # how often each fault is drawn
     "store_dies": 2, "slow_to_die": 2, "job_ends": 1.5, "hung_and_alone": 4,
 }  # fmt: skip
 ONCE = ("warning", "job_ends")
+RETURNS = 0.05  # of all schedules: see ``_with_a_return``
 LONG = 20  # times as many steps where a job after this one has to wait for it
 
 
@@ -90,7 +91,30 @@ def schedule(seed: int) -> Schedule:
     )  # fmt: skip
     until = shape.script.steps * shape.script.step_s + 2.0
     shape = replace(shape, faults=_faults(draw, shape, until))
-    return _as_long_as_leases_last(draw, shape) if shape.has_next_job else shape
+    if shape.has_next_job:
+        return _as_long_as_leases_last(draw, shape)
+    apart = Random(f"{seed} comes back")
+    return _with_a_return(apart, shape) if nodes > 1 and apart.random() < RETURNS else shape
+
+
+def _with_a_return(draw: Random, shape: Schedule) -> Schedule:
+    """A node comes back to a run that has gone on without it, and that is short of nodes just then; soon after that the
+    ranks fail again, before they have saved."""
+    shape = replace(shape, spares=max(1, shape.spares), minimum=draw.choice((shape.nodes, shape.minimum)))
+    absent, lost = draw.sample(shape.names, 2)
+    at, timeout_s = draw.uniform(1.0, 6.0), shape.heartbeat_timeout_s
+    lasts = timeout_s * draw.uniform(2.0, 3.5)
+    back = at + lasts
+    more = (
+        Fault(at, draw.choice(("node_alone", "frozen")), (absent,), lasts, draw.random()),
+        Fault(at - 1.0, "saver_fails", shape.names, 1.5, draw.random()),  # what memory holds is not committed
+        Fault(back - timeout_s * draw.uniform(0.8, 1.2), "power_cut", (lost,), 0.0, draw.random()),
+        *(Fault(back + draw.uniform(0.5, 4.0), "rank_dies", (draw.choice(shape.names),), 0.0, draw.random())
+          for _ in range(2)),
+    )  # fmt: skip
+    script = replace(shape.script, steps=4 * shape.script.steps, save_every=draw.randint(3, 5), attached=True)
+    faults = tuple(sorted((*shape.faults[:1], *more), key=lambda fault: fault.at))
+    return replace(shape, script=script, faults=faults)
 
 
 def _as_long_as_leases_last(draw: Random, shape: Schedule) -> Schedule:

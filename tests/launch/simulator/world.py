@@ -44,8 +44,13 @@ class SeededWorld(World):
             chained=schedule.chained, join_timeout_s=6.0, start_timeout_s=25.0, stop_grace_s=10.0,
         )  # fmt: skip
 
+    def copy_s(self) -> float:
+        return self._copies.choice((0.05, 0.5, 3.0))
+
     def _furnish(self) -> None:
         super()._furnish()
+        self._copies = Random(f"{self.schedule.seed} copies")
+        self.copy_port = self._copies.choice((0, 1))
         self.network = SeededNetwork(self, self.draw)
         self.storage = SeededStorage(self, self.draw)
         for site in self.sites.values():
@@ -55,6 +60,8 @@ class SeededWorld(World):
 
     def record(self, kind: str, fields: dict[str, Any]) -> None:
         super().record(kind, fields)
+        if kind in ("fetched", "not_fetched"):
+            self.felt[kind.replace("_", " ")] += 1
         if kind == "slow_start" and fields["phase"] == "preparing" and not self.chain.ended:
             raise Violation("a round was not prepared within the start timeout: somebody waits for what was lost")
 

@@ -14,6 +14,7 @@ from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.quorum import first_membership
+from virtual_cluster.copies import VirtualCopies
 from virtual_cluster.directory import JOB
 from virtual_cluster.host import VirtualHost
 from virtual_cluster.network import Connection
@@ -46,6 +47,7 @@ class VirtualAgent(Process):
         self._spawner = 0  # counts those that were killed
         self._life = 0  # grows when ranks are stopped: what was on its way for them is void
         self.incarnation = f"{self.node}.{site.incarnations}"
+        self.copies = VirtualCopies(self, world)
         hello = m.Hello(self.node, self.incarnation, 0, self.endpoint, self.node, world.slots, last=site.kept)
         ballot = site.ballot or Ballot(first_membership(world.config.expected))
         self.core = AgentCore(hello, JOB, ballot, self, world.config.heartbeat_timeout_s)
@@ -235,6 +237,7 @@ class VirtualAgent(Process):
         self.site.ballot = ballot
 
     def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
+        self.copies.give_up()
         gone, spawner = self._ranks_doomed(), self._spawner
 
         def stopped() -> None:
@@ -258,6 +261,14 @@ class VirtualAgent(Process):
         self._world.after(0.01, lambda: self.event(opened))
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
+        ours = {rank.rank for rank in local.ranks.values()}
+        wanted = [fetch for fetch in start.fetches if fetch.rank in ours and fetch.endpoint]
+        if wanted:
+            self.copies.bring(wanted, start, local, lambda: self._fork(local, start))
+        else:
+            self._fork(local, start)
+
+    def _fork(self, local: LocalRound, start: m.Start) -> None:
         world, life = self._world, self._life
         self._lives.add(life_of(local))
         training = world.training(start)
@@ -289,6 +300,8 @@ class VirtualAgent(Process):
                 self.event(lambda: self.core.persisted(message.round, message.step, record))
 
         world.storage.save(self, world.slow_savers.get(self.node, world.save_s), write)
+        if message.partner is not None:
+            self.copies.keep(message.partner, message.step, world_size)
 
     def commit(self, message: m.Commit) -> None:
         directory = self._world.directory
@@ -312,11 +325,15 @@ class VirtualAgent(Process):
 
     def held(self) -> tuple[m.Held, ...]:
         return tuple(m.Held(rank, step, copy.world_size) for (rank, step), copy in sorted(self.site.memory.items(),
-                     key=lambda item: item[0]))  # fmt: skip
+                     key=lambda item: item[0])) + self.copies.held()  # fmt: skip
+
+    def copy_port(self) -> int:
+        return self._world.copy_port
 
     def forget_snapshots_after(self, step: int) -> None:
         for key in [key for key in self.site.memory if key[1] > step]:
             del self.site.memory[key]
+        self.copies.forget_after(step)
 
     def record(self, kind: str, **fields: Any) -> None:
         self._world.record(kind, {"node": self.node, **fields})

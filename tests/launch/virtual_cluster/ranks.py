@@ -90,8 +90,8 @@ class Training:
                 self._say(agent, rank.local_rank, rank_link.Attach(rank.rank, rank.local_rank, self.round, 1))
         restore = self.start.restore
         if restore is not None:
-            contents = {self._content(agent, rank.rank, restore) for agent, local in self.nodes.values()
-                        for rank in local.ranks.values()}  # fmt: skip
+            contents = {self._content(agent, rank.rank, self.start.restore_of(rank.rank) or restore)
+                        for agent, local in self.nodes.values() for rank in local.ranks.values()}  # fmt: skip
             self.world.watch.restores(self.life, contents)
             self.world.watch.starts(self.life, restore.step)
             (content,) = contents

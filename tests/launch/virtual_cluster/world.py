@@ -79,6 +79,7 @@ class World:
         self.bad_copies: set[m.RestorePoint] = set()
         self.saver_fails: set[tuple[str, int]] = set()  # (node, step)
         self.spawns = True
+        self.copy_port = 0  # 1: with --partner-copies
         self.save_s = 0.2
         self.slow_savers: dict[str, float] = {}  # node → seconds, instead of save_s
         self.ports = 29500
@@ -189,6 +190,16 @@ class World:
     def port(self, site: Site) -> int:
         """Where the node's next agent listens: all of a run use the same number, wherever it is free."""
         return 40_000
+
+    def copy_s(self) -> float:
+        """How long snapshots are on their way to another node."""
+        return 0.1
+
+    def reached(self, caller: str, node: str) -> VirtualAgent | None:
+        """The agent of another node, if its replicator can be asked now."""
+        agent = self.agents.get(node)
+        there = agent is not None and agent.alive and not self.sites[node].frozen
+        return agent if there and self.network.reaches(caller, node) and self.network.reaches(node, caller) else None
 
     def power_off(self, node: str) -> None:
         self.sites[node].off = True

@@ -1,0 +1,92 @@
+"""Reading boxes of saved tensors into the tensors of a load: straight into them, or by way of memory of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from resilio_hpc.ckpt import tensors
+from resilio_hpc.ckpt.dcp_metadata import SavedTensor
+from resilio_hpc.ckpt.records import Manifest, TensorRecord
+from resilio_hpc.ckpt.shard_reader import ShardReader
+from resilio_hpc.ckpt.slab import Box
+from resilio_hpc.ckpt.slab_reader import Part, read_parts
+from resilio_hpc.ckpt.whole_reader import read_whole
+
+_BOUNCED_BYTES = 1 << 30
+"""What may wait at a time for its copy to a device, into a strided tensor or into another dtype."""
+
+
+class Read(NamedTuple):
+    """``box`` of a saved tensor goes into ``target``, which has its shape."""
+
+    saved: SavedTensor
+    box: Box
+    target: Any
+
+
+def read_boxes(directory: Path, manifest: Manifest, reads: Sequence[Read], alone: bool, threads: int) -> None:
+    """Fill all targets. ``directory``: of the step; ``alone``: no other process of this node reads the same.
+
+    Raises CorruptCheckpoint for bytes that are not as they were written, OSError for a device that fails.
+    """
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(threads, "resilio-read"))
+        files: dict[str, ShardReader] = {}
+        for read in reads:
+            shard, _ = manifest.shard_of(read.saved.rank)
+            if shard.file not in files:
+                files[shard.file] = stack.enter_context(ShardReader(directory, shard))
+        fds = {record.rank: reader.fd for reader in files.values() for record in reader.shard.ranks}
+        for batch in _batches([read for read in reads if read.box.size]):
+            # a whole tensor is probably wanted by the others of this node as well: they share the page cache
+            for direct in (True, False):
+                some = [entry for entry in batch if (alone or _is_own_part(entry[0])) is direct]
+                _fill(manifest.step, fds, some, direct, pool)
+            for read, memory in batch:
+                if memory is not read.target:
+                    tensors.copy_into(read.target, memory)
+
+
+def _is_own_part(read: Read) -> bool:
+    return bool(read.box.shape == read.saved.record.shape != read.saved.whole[2])
+
+
+def _batches(reads: Sequence[Read]) -> Iterator[list[tuple[Read, Any]]]:
+    """Each with the tensor that its bytes go to at first."""
+    batch: list[tuple[Read, Any]] = []
+    bounced_bytes = 0
+    for read in reads:
+        record = read.saved.record
+        memory = read.target
+        if not _is_like(read.target, record.dtype) or tensors.bytes_of(memory) is None:
+            if bounced_bytes > _BOUNCED_BYTES:
+                yield batch
+                batch, bounced_bytes = [], 0
+            memory = tensors.empty(record.kind, record.dtype, read.box.shape)
+            bounced_bytes += memory.nbytes
+        batch.append((read, memory))
+    yield batch
+
+
+def _is_like(target: Any, dtype: str) -> bool:
+    return not hasattr(target, "untyped_storage") or target.dtype == tensors.torch_dtype(dtype)
+
+
+def _fill(
+    step: int, fds: dict[int, int], batch: Sequence[tuple[Read, Any]], direct: bool, pool: ThreadPoolExecutor
+) -> None:
+    wholes: dict[tuple[int, int], tuple[int, TensorRecord, memoryview]] = {}
+    parts: list[Part] = []
+    for read, tensor in batch:
+        fd, record, memory = fds[read.saved.rank], read.saved.record, tensors.bytes_of(tensor)
+        assert memory is not None
+        if read.box.shape == record.shape and (fd, record.offset) not in wholes:
+            wholes[fd, record.offset] = (fd, record, memory)
+        else:  # also one that is wanted twice: two names of one tensor
+            parts.append(Part(fd, record, read.box, memory, read.box.shape, (0,) * len(read.box.shape)))
+    read_whole(step, list(wholes.values()), direct, pool)
+    read_parts(step, parts, direct, pool)

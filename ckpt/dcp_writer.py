@@ -1,0 +1,161 @@
+"""``torch.distributed.checkpoint`` writes our checkpoints: one shard file per process, committed by the coordinator.
+
+The processes meet in the collectives of torch alone. Each copies its part into an arena, checksummed, and writes its
+file from there; the record of the file goes to the coordinator with the results, and ``finish`` commits. When a process
+fails, ``finish`` is not called, and nothing is committed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from resilio_hpc.ckpt import catalogue, dcp_state
+from resilio_hpc.ckpt.arena_source import ArenaSource
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.coordinator import Place
+from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.shard_file import write_shard
+from resilio_hpc.ckpt.snapshot import Snapshot, copy_threads
+from resilio_hpc.ckpt.tree import Flattened
+from resilio_hpc.core.errors import CheckpointError, UsageError
+
+
+class ResilioWriter(StorageWriter):
+    """Storage for ``dcp.save`` and ``dcp.async_save``: commits ``directory/step-<step>``, as ``Checkpointer`` does.
+
+    All processes give the same arguments. A step that is there already is replaced, once the new one is whole.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        step: int,
+        *,
+        keep_last: int = 3,
+        local: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """``directory``: of the checkpoints, on the shared file system. ``keep_last``: committed steps to keep.
+
+        ``local``: directory on this node's disk for the copy of the state when memory has no room for it (default: the
+        temporary directory). Raises UsageError for a step that is no whole number from 0 on.
+        """
+        catalogue.check_step(step)
+        self.directory, self.step = Path(directory).absolute(), step
+        self._keep_last = keep_last
+        self._local = Path(local or tempfile.gettempdir()).absolute()
+        self._rank = 0
+        self._plan: SavePlan | None = None
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The directory of the step, as torch's logs name a checkpoint."""
+        return str(catalogue.step_directory(self.directory, self.step))
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Is it a path?"""
+        return "://" not in os.fspath(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """``checkpoint_id``: another directory of checkpoints, instead of the one given at first."""
+        if checkpoint_id:
+            self.directory = Path(checkpoint_id).absolute()
+        self._plan = None
+
+    def storage_meta(self) -> StorageMeta:
+        """What planners may want to know."""
+        return StorageMeta(checkpoint_id=self.checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """``kwargs``: the rank in the process group. Raises UsageError where processes would not meet."""
+        if not kwargs.get("use_collectives", True):
+            raise UsageError("a step is committed for all processes together: save with use_collectives=True")
+        self._rank = int(kwargs.get("rank") or 0)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Remember what this process has, whoever will write it."""
+        if plan.usable:
+            self._plan = plan
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Before anybody writes: a new staging directory. Raises CheckpointError, OSError."""
+        catalogue.open_staging(self.directory, self.step, *_life())
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this process's file, durable when the future is there; the one result is its record.
+
+        Raises UsageError for what a checkpoint cannot hold, OSError for a disk that is full or fails.
+        """
+        record = self._write(dcp_state.flattened(self._plan, plan, planner))
+        future: Future[list[WriteResult]] = Future()
+        future.set_result([WriteResult(MetadataIndex(record.file), record.size_bytes, msgspec.json.encode(record))])
+        return future
+
+    def _write(self, state: Flattened) -> ShardRecord:
+        place = Place.read(os.environ)
+        owner = Owner(
+            self._rank, place.local_rank, place.world_size, place.local_world_size, place.round, "own", place.run_id
+        )
+        staging = catalogue.staging_directory(self.directory, self.step, *_life())
+        staging.mkdir(parents=True, exist_ok=True)
+        with (
+            _arenas(owner, self._local) as arenas,
+            ThreadPoolExecutor(copy_threads(place.local_world_size), "resilio-copy") as pool,
+        ):
+            path, _ = Snapshot(arenas, self.step, state, pool).finish()
+            with ArenaSource(path) as arena:
+                return write_shard([arena], staging, self._rank)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit what all processes have written. Raises CheckpointError, OSError; then nothing is committed."""
+        try:
+            shards = [msgspec.json.decode(result[0].storage_data, type=ShardRecord) for result in results]
+        except (IndexError, TypeError, msgspec.MsgspecError) as error:
+            raise CheckpointError(f"step {self.step}: a process did not say what it has written: {error}") from error
+        catalogue.commit(self.directory, self.step, *_life(), len(shards), "own", shards, self._keep_last)
+        metadata.storage_meta = self.storage_meta()
+
+
+def _life() -> tuple[int, int]:
+    """Epoch and round of this life of the run: the launcher's, else 0."""
+    found = [os.environ.get(name, "") for name in ("RESILIO_EPOCH", "RESILIO_ROUND")]
+    epoch, round_ = (int(text) if text.isdigit() else 0 for text in found)
+    return epoch, round_
+
+
+_idle: dict[Path, ArenaPair] = {}
+_idle_lock = threading.Lock()
+
+
+@contextmanager
+def _arenas(owner: Owner, local: Path) -> Iterator[ArenaPair]:
+    """An arena without a name, kept for the next save: memory that is there already halves the time of a copy."""
+    with _idle_lock:
+        pair = _idle.pop(local, None)
+    if pair is None:
+        pair = ArenaPair(None, owner, local / f"resilio-arenas-{os.getuid()}")
+    pair.owner = owner
+    yield pair
+    pair.drop_after(-1)  # the next save then has the same slot
+    if pair.on_disk:
+        why = f"no room for the state in shared memory ({pair.why_on_disk})"
+        print(f"resilio: rank {owner.rank}: {why}; it went to {local}", file=sys.stderr, flush=True)
+        return
+    with _idle_lock:
+        _idle.setdefault(local, pair)

@@ -1,0 +1,111 @@
+"""The replicator: a process beside the agent that keeps copies of other nodes' snapshots in this node's memory, and
+gives away what is held here.
+
+``python -m resilio_hpc.ckpt.replicator`` reads requests (see ``replicator_messages``) as JSON lines from standard
+input, answers on standard output, and ends with its input or its parent. Who wants a snapshot reads it from the one who
+has it, piece by piece, over an authenticated and encrypted connection; the arena is pinned for as long. One thread, one
+fetch at a time. Needs neither torch nor h5py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from resilio_hpc.ckpt import helper_process
+from resilio_hpc.ckpt.replicator_messages import (
+    Answer,
+    Cancel,
+    Fetch,
+    Request,
+    Serve,
+    Serving,
+    decode_request,
+    encode_line,
+)
+from resilio_hpc.ckpt.snapshot_giver import SnapshotGiver
+from resilio_hpc.ckpt.snapshot_taker import SnapshotTaker
+from resilio_hpc.core import wire
+from resilio_hpc.core.errors import WireError
+
+_TICK_MS = 500
+
+
+class Replicator:
+    """The sockets, and what comes in."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        keys = wire.Keys.derive(serve.secret.encode())
+        self._gatekeeper = wire.Gatekeeper(self._context, keys, wire.Counters())
+        socket, self.port = wire.listen_anywhere(self._context, keys, serve.host)
+        arenas, copies = Path(serve.arenas), Path(serve.copies)
+        copies.mkdir(mode=0o700, exist_ok=True)
+        self._giver = SnapshotGiver(socket, (arenas, copies))
+        self._taker = SnapshotTaker(self._context, keys, arenas, copies, Path(serve.spill))
+
+    def take(self, request: Request) -> None:
+        """Begin what the agent wants."""
+        if isinstance(request, Fetch):
+            self._taker.begin(request)
+        elif isinstance(request, Cancel):
+            self._taker.cancel(request.numbers)
+
+    def serve_once(self, stdin: int) -> bool:
+        """Wait for something to do, and do it, but for standard input. True: that can be read."""
+        poller = zmq.Poller()
+        taking = self._taker.socket
+        for watched in (stdin, self._gatekeeper.socket, self._giver.socket, taking):
+            if watched is not None:
+                poller.register(watched, zmq.POLLIN)
+        ready = dict(poller.poll(_TICK_MS))
+        if self._gatekeeper.socket in ready:
+            self._gatekeeper.serve()
+        if self._giver.socket in ready:
+            self._giver.serve()
+        if taking is not None and taking in ready:
+            self._taker.serve()
+        self._giver.tick()
+        self._taker.tick()
+        return stdin in ready
+
+    def answers(self) -> list[Answer]:
+        """What the agent is to hear."""
+        return self._taker.answers()
+
+
+def main() -> int:
+    """Serve until the input ends."""
+    answers = helper_process.begin()
+    if answers is None:
+        return 0
+    replicator: Replicator | None = None
+    buffer = b""
+    while True:
+        if replicator is None or replicator.serve_once(0):
+            data = os.read(0, 1 << 16)
+            if not data:
+                return 0
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                try:
+                    request = decode_request(line)
+                except WireError as error:
+                    print(f"resilio: replicator: {error}", file=sys.stderr)
+                    continue
+                if isinstance(request, Serve):
+                    replicator = replicator or Replicator(request)
+                    answers.write(encode_line(Serving(replicator.port)))
+                elif replicator is not None:
+                    replicator.take(request)
+        if replicator is not None:
+            for answer in replicator.answers():
+                answers.write(encode_line(answer))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""What an agent and its replicator say to each other (JSON lines), and what replicators of two nodes say (wire)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.wire import Codec
+
+
+class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → replicator, once and first: listen on ``host``. Answer: Serving.
+
+    ``arenas``: this node's own snapshots; ``copies``: those of others; ``spill``: where copies go that memory has no
+    room for.
+    """
+
+    secret: str
+    host: str
+    arenas: str
+    copies: str
+    spill: str
+
+
+class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → replicator: copy the snapshots of ``step`` of these ranks of a world from the replicator at ``endpoint``.
+
+    ``into_arenas``: they become snapshots of this node's own ranks, the first of which is local rank 0 of
+    ``local_world_size``; else they are kept for the other node. Answer: Fetched or FetchFailed, with ``number``.
+    """
+
+    number: int
+    step: int
+    ranks: list[int]
+    world_size: int
+    endpoint: str
+    into_arenas: bool = False
+    first_rank: int = 0
+    local_world_size: int = 0
+
+
+class Cancel(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → replicator: give up these fetches, if they are not done. They have no answer any more."""
+
+    numbers: list[int]
+
+
+class Serving(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """replicator → agent: others may fetch here."""
+
+    port: int
+
+
+class Fetched(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """replicator → agent: all of it is here, whole."""
+
+    number: int
+    size_bytes: int
+    seconds: float
+
+
+class FetchFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """replicator → agent: some of it could not be had."""
+
+    number: int
+    error: str
+
+
+Request = Serve | Fetch | Cancel
+Answer = Serving | Fetched | FetchFailed
+
+_encoder = msgspec.json.Encoder()
+_request_decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_answer_decoder: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+def encode_line(message: Request | Answer) -> bytes:
+    """One line, with its newline."""
+    return _encoder.encode(message) + b"\n"
+
+
+def decode_request(line: bytes) -> Request:
+    """A line from the agent. Raises WireError."""
+    try:
+        return _request_decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not a request to the replicator: {error}") from error
+
+
+def decode_answer(line: bytes) -> Answer:
+    """A line from the replicator. Raises WireError."""
+    try:
+        return _answer_decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not an answer of the replicator: {error}") from error
+
+
+class Want(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """Keep the snapshot of ``step`` of ``rank`` for me. Answer: Have or Miss."""
+
+    rank: int
+    step: int
+    world_size: int
+
+
+class Read(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """Send these bytes of the snapshot that you keep for me. Answer: Data, with the bytes in a frame behind it."""
+
+    offset: int
+    size: int
+
+
+class Release(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """I need no more of it."""
+
+
+class Have(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """It is kept; ``header``: the first page of its arena."""
+
+    rank: int
+    step: int
+    header: bytes
+
+
+class Miss(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """It cannot be had here (any more)."""
+
+    error: str
+
+
+class Data(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """The bytes from ``offset`` on are in the next frame."""
+
+    offset: int
+
+
+asking: Codec[Want | Read | Release] = Codec(Want | Read | Release)
+giving: Codec[Have | Miss | Data] = Codec(Have | Miss | Data)

@@ -1,0 +1,62 @@
+"""Reading saved tensors whole: in the order of the files, neighbours in one go, each block verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+from resilio_hpc.ckpt import bulk_io
+from resilio_hpc.ckpt.bulk_io import Segment
+from resilio_hpc.ckpt.records import TensorRecord, blocks
+from resilio_hpc.ckpt.source import checksum_at, mismatch, populate_large
+
+SHARE_BYTES = 256 << 20
+
+
+class _BlockRead(NamedTuple):
+    """A block of a tensor in a file, and where it goes."""
+
+    fd: int
+    offset: int
+    target: memoryview
+    record: TensorRecord
+    start: int
+
+
+def read_whole(
+    step: int, wanted: Sequence[tuple[int, TensorRecord, memoryview]], direct: bool, pool: ThreadPoolExecutor
+) -> None:
+    """Fill memory of the size of each tensor, which lies in the file of that descriptor; each thread a part of its own.
+
+    Raises CorruptCheckpoint for bytes that are not as they were written, OSError for a device that fails.
+    """
+    parts = [
+        _BlockRead(fd, record.offset + start, target[start : start + size], record, start)
+        for fd, record, target in wanted
+        for start, size in blocks(record.size_bytes)
+    ]
+
+    def read(share: list[_BlockRead]) -> None:
+        for part in share:
+            populate_large(part.target)
+        segments = [Segment(part.offset, part.target, checksum_at(part.record, part.start)) for part in share]
+        for bad in bulk_io.read(share[0].fd, segments, direct):
+            raise mismatch(step, share[bad].record, share[bad].start)
+
+    pending = [pool.submit(read, share) for share in _shares(sorted(parts, key=lambda part: part[:2]))]
+    wait(pending)
+    for future in pending:
+        future.result()
+
+
+def _shares(parts: Sequence[_BlockRead]) -> Iterator[list[_BlockRead]]:
+    """What a thread reads in one go: neighbours in one file, up to SHARE_BYTES."""
+    share: list[_BlockRead] = []
+    for part in parts:
+        if share and (part.fd != share[0].fd or part.offset - share[0].offset > SHARE_BYTES):
+            yield share
+            share = []
+        share.append(part)
+    if share:
+        yield share

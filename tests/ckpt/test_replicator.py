@@ -1,0 +1,313 @@
+"""Replicators as processes: snapshots of one node arrive on another whole and right, or not at all."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pytest
+import zmq
+
+from resilio_hpc.ckpt import arena
+from resilio_hpc.ckpt.arena_source import ArenaSource
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.replicator_messages import (
+    Answer,
+    Cancel,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    Have,
+    Miss,
+    Read,
+    Release,
+    Request,
+    Serve,
+    Serving,
+    Want,
+    asking,
+    decode_answer,
+    encode_line,
+    giving,
+)
+from resilio_hpc.ckpt.snapshot import Snapshot
+from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.core import wire
+
+POOL = ThreadPoolExecutor(1)
+SECRET = wire.new_secret().decode()
+HOST = "127.0.0.1"
+
+
+class Replicator:
+    """One node: its directories and its replicator."""
+
+    def __init__(self, root: Path, secret: str = SECRET) -> None:
+        self.arenas, self.copies, self.spill = root / "arenas", root / "arenas" / "copies", root / "spill"
+        self.arenas.mkdir(parents=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "resilio_hpc.ckpt.replicator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.input: IO[bytes] = self.process.stdin
+        self.output: IO[bytes] = self.process.stdout
+        self.send(Serve(secret, HOST, str(self.arenas), str(self.copies), str(self.spill)))
+        serving = self.answer()
+        assert isinstance(serving, Serving)
+        self.endpoint = f"{HOST}:{serving.port}"
+
+    def send(self, request: Request) -> None:
+        self.input.write(encode_line(request))
+        self.input.flush()
+
+    def answer(self) -> Answer:
+        return decode_answer(self.output.readline())
+
+    def ask(self, request: Request) -> Answer:
+        self.send(request)
+        return self.answer()
+
+    def says_nothing(self, seconds: float) -> bool:
+        return not select.select([self.output], [], [], seconds)[0]
+
+    def take(self, rank: int, step: int, floats: int = 1000, world: int = 4) -> ArenaPair:
+        """A snapshot of a rank of this node."""
+        pair = ArenaPair(self.arenas, Owner(rank, rank % 2, world, 2, 0, "own", "run"), self.spill)
+        state = {"w": np.full(floats, rank * 1000 + step, dtype=np.float32), "step": step, "rank": rank}
+        Snapshot(pair, step, flatten(state), POOL).finish()
+        return pair
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGCONT)
+        self.input.close()
+        assert self.process.wait(20) in (0, -signal.SIGKILL)
+        self.output.close()
+
+
+def content(directory: Path, rank: int, step: int) -> float:
+    """The one number that fills a snapshot, each of its blocks verified."""
+    (held,) = [held for held in arena.scan(directory) if (held.rank, held.step) == (rank, step)]
+    with ArenaSource(held.path) as source:
+        (record,) = source.tensors
+        into = np.empty(record.shape, dtype=np.float32)
+        source.fill([(record, memoryview(into.view(np.uint8)))], POOL)
+    assert (into == into[0]).all()
+    return float(into[0])
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Replicator]]:
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        made: list[Replicator] = []
+
+        def make(secret: str = SECRET) -> Replicator:
+            made.append(Replicator(Path(name) / str(len(made)), secret))
+            return made[-1]
+
+        yield make
+        for replicator in made:
+            replicator.close()
+
+
+Start = Callable[..., Replicator]
+
+
+def test_copies_arrive_and_come_back_to_a_new_node(start: Start) -> None:
+    one, other, new = start(), start(), start()
+    for rank in (0, 1):
+        one.take(rank, 7, floats=3_000_000)
+    answer = other.ask(Fetch(1, 7, [0, 1], 4, one.endpoint))
+    assert isinstance(answer, Fetched)
+    assert answer.number == 1
+    assert answer.size_bytes > 24_000_000
+    assert [content(other.copies, rank, 7) for rank in (0, 1)] == [7, 1007]
+    assert arena.scan(other.arenas) == []
+    one.process.kill()  # the node is lost
+    back = Fetch(2, 7, [0, 1], 4, other.endpoint, into_arenas=True, first_rank=0, local_world_size=2)
+    assert isinstance(new.ask(back), Fetched)
+    assert [content(new.arenas, rank, 7) for rank in (0, 1)] == [7, 1007]
+    pinned = arena.pin(new.arenas, 7)  # as snapshots of its own: complete, and nobody else writes to them
+    assert pinned is not None
+    pinned.release()
+    assert new.take(0, 8).held(7) is not None
+
+
+def test_the_last_whole_copy_stays_while_the_next_one_comes(start: Start) -> None:
+    one, other = start(), start()
+    for step in (1, 2, 3):
+        one.take(0, step, floats=200_000)
+        assert isinstance(other.ask(Fetch(step, step, [0], 4, one.endpoint)), Fetched)
+    assert sorted(held.step for held in arena.scan(other.copies)) == [2, 3]
+    one.take(0, 4, floats=20_000_000)
+    os.kill(one.process.pid, signal.SIGSTOP)
+    other.send(Fetch(4, 4, [0], 4, one.endpoint))
+    assert other.says_nothing(0.5)
+    assert content(other.copies, 0, 3) == 3
+    os.kill(one.process.pid, signal.SIGCONT)
+    assert isinstance(other.answer(), Fetched)
+    assert sorted(held.step for held in arena.scan(other.copies)) == [3, 4]
+
+
+def test_a_giver_killed_half_way_leaves_the_former_copy(start: Start) -> None:
+    one, other = start(), start()
+    one.take(0, 1, floats=40_000_000)
+    answer = other.ask(Fetch(1, 1, [0], 4, one.endpoint))
+    assert isinstance(answer, Fetched)
+    one.take(0, 2, floats=40_000_000)
+    other.send(Fetch(2, 2, [0], 4, one.endpoint))
+    deadline = time.monotonic() + 30
+    while arena.WRITING not in states(other.copies):
+        assert time.monotonic() < deadline
+    one.process.kill()
+    failed = other.answer()
+    assert isinstance(failed, FetchFailed)
+    assert "said nothing for 10 s" in failed.error
+    assert content(other.copies, 0, 1) == 1
+    assert [held.step for held in arena.scan(other.copies)] == [1]
+
+
+def states(directory: Path) -> list[bytes]:
+    found = []
+    for path in directory.glob("rank*.slot*"):
+        with path.open("rb") as file:
+            found.append(os.pread(file.fileno(), 8, arena.STATE_AT))
+    return found
+
+
+def test_what_is_not_there_is_said_and_the_next_fetch_works(start: Start) -> None:
+    one, other = start(), start()
+    one.take(0, 1)
+    failed = other.ask(Fetch(1, 2, [0], 4, one.endpoint))
+    assert failed == FetchFailed(1, "there is no snapshot of step 2 of rank 0")
+    other.send(Fetch(2, 1, [0, 1], 4, one.endpoint))  # the second rank is not there
+    assert other.answer() == FetchFailed(2, "there is no snapshot of step 1 of rank 1")
+    assert isinstance(other.ask(Fetch(3, 1, [0], 4, one.endpoint)), Fetched)
+
+
+def test_what_is_cancelled_has_no_answer_and_leaves_nothing(start: Start) -> None:
+    one, other = start(), start()
+    one.take(0, 1, floats=1000)
+    os.kill(one.process.pid, signal.SIGSTOP)
+    other.send(Fetch(1, 1, [0], 4, one.endpoint))
+    other.send(Fetch(2, 1, [0], 4, one.endpoint))
+    other.send(Cancel([1, 2]))
+    os.kill(one.process.pid, signal.SIGCONT)
+    assert other.says_nothing(1.0)
+    assert arena.scan(other.copies) == []
+    assert isinstance(other.ask(Fetch(3, 1, [0], 4, one.endpoint)), Fetched)
+    os.kill(one.process.pid, signal.SIGSTOP)
+    other.send(Fetch(4, 1, [0], 4, one.endpoint))
+    other.send(Fetch(5, 1, [0], 4, one.endpoint))
+    other.send(Cancel([4, 3]))
+    os.kill(one.process.pid, signal.SIGCONT)
+    answer = other.answer()
+    assert isinstance(answer, Fetched)
+    assert answer.number == 5
+
+
+def test_a_snapshot_is_not_overwritten_while_it_is_read(start: Start) -> None:
+    one = start()
+    pair = one.take(0, 1)
+    with reader(one) as ask:
+        assert isinstance(ask(Want(0, 1, 4)), Have)
+        for step in (2, 3, 4):
+            Snapshot(pair, step, flatten({"w": np.zeros(10)}), POOL).finish()
+        assert {held.step for held in arena.scan(one.arenas)} == {1, 4}
+        ask(Release(), answer=False)
+        assert isinstance(ask(Want(0, 1, 4)), Have)
+        ask(Release(), answer=False)
+        assert isinstance(ask(Want(0, 9, 4)), Miss)  # and by now the first one is released
+        Snapshot(pair, 5, flatten({"w": np.zeros(10)}), POOL).finish()
+        assert {held.step for held in arena.scan(one.arenas)} == {4, 5}
+
+
+class reader:
+    """Somebody who asks a replicator by hand."""
+
+    def __init__(self, node: Replicator, secret: str = SECRET) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        keys = wire.Keys.derive(secret.encode())
+        self.socket = wire.call(self.context, keys, node.endpoint, b"reader")
+
+    def __enter__(self) -> Callable[..., object]:
+        def ask(message: Want | Read | Release, answer: bool = True) -> object:
+            self.socket.send(asking.encode(message))
+            if not answer:
+                return None
+            assert self.socket.poll(5000)
+            return giving.decode(self.socket.recv_multipart()[0])
+
+        return ask
+
+    def __exit__(self, *_: object) -> None:
+        self.context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("wrong", [Read(-1, 10), Read(0, 0), Read(0, 1 << 40), Read(1 << 40, 10), Read(0, 1 << 21)])
+def test_bytes_outside_of_the_snapshot_are_not_given(start: Start, wrong: Read) -> None:
+    one = start()
+    one.take(0, 1, floats=1_000_000)
+    with reader(one) as ask:
+        assert isinstance(ask(Read(0, 10)), Miss)
+        assert isinstance(ask(Want(0, 1, 4)), Have)
+        assert isinstance(ask(wrong), Miss)
+
+
+def test_another_run_gets_nothing_and_garbage_does_no_harm(start: Start) -> None:
+    one, stranger = start(), start(wire.new_secret().decode())
+    one.take(0, 1)
+    stranger.send(Fetch(1, 1, [0], 4, one.endpoint))
+    with reader(one) as ask:
+        assert isinstance(ask(Want(0, 1, 4)), Have)
+    keys = wire.Keys.derive(SECRET.encode())
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = wire.call(context, keys, one.endpoint, b"x")
+    for frames in ([b""], [b"\x01\xff"], [b"a", b"b", b"c"], [b"\x01" + b"\x90" * 100_000]):
+        socket.send_multipart(frames)
+    socket.send(asking.encode(Want(0, 1, 4)))
+    assert socket.poll(5000)
+    assert isinstance(giving.decode(socket.recv_multipart()[0]), Have)
+    context.destroy(linger=0)
+    failed = stranger.answer()
+    assert isinstance(failed, FetchFailed)
+    assert arena.scan(stranger.copies) == []
+
+
+def test_copies_of_ranks_that_are_kept_elsewhere_now_are_removed(start: Start) -> None:
+    one, other = start(), start()
+    for rank in (0, 1, 2):
+        one.take(rank, 1)
+    assert isinstance(other.ask(Fetch(1, 1, [0, 1], 4, one.endpoint)), Fetched)
+    assert isinstance(other.ask(Fetch(2, 1, [1, 2], 4, one.endpoint)), Fetched)
+    assert sorted({int(path.name[4]) for path in other.copies.iterdir()}) == [1, 2]
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "p = subprocess.Popen([sys.executable, '-m', 'resilio_hpc.ckpt.replicator'], stdin=subprocess.PIPE)\n"
+        "print(p.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    time.sleep(0.5)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

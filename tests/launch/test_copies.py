@@ -1,0 +1,126 @@
+"""Partner copies: what a lost node costs with them, and when they must not be used."""
+
+from __future__ import annotations
+
+from virtual_cluster.ranks import Script
+from virtual_cluster.world import World
+
+from resilio_hpc.launch import messages as m
+
+SLOW_S = 1000.0
+
+
+def world(nodes: int = 4, spares: int = 1, **more: int) -> World:
+    """The disk is slow: nothing is committed for a long time after the first step."""
+    made = World(nodes=nodes, spares=spares, script=Script(save_every=10), **more)
+    made.copy_port = 1
+    made.run(lambda: 10 in made.directory.committed)
+    made.slow_savers = dict.fromkeys(made.sites, SLOW_S)
+    return made
+
+
+def fetched(one: World) -> dict[int, str]:
+    """Ranks whose snapshots had to be brought, and from which node; "" from the shared directory."""
+    return {fetch.rank: fetch.endpoint.partition(":")[0] for fetch in one.last.fetches}
+
+
+def test_a_lost_node_s_snapshots_come_from_its_partner() -> None:
+    one = world()
+    one.until_step(25)
+    one.power_off("n2")
+    one.until_round(1)
+    assert one.last.restore == m.RestorePoint("memory", 20)
+    assert one.members() == ["n1", "n5", "n3", "n4"]
+    assert fetched(one) == {2: "n4", 3: "n4"}  # half the run away
+    assert one.records("start")[-1]["fetched"] == {2: "n4:1", 3: "n4:1"}
+    assert one.records("recovered")[-1]["restored"] == 20
+
+
+def test_each_node_can_be_lost_and_two_that_are_not_partners() -> None:
+    for lost in (("n1",), ("n3",), ("n4",), ("n1", "n2"), ("n2", "n3")):
+        one = world(spares=2)
+        one.until_step(25)
+        for node in lost:
+            one.power_off(node)
+        one.until_round(1)
+        assert one.last.restore == m.RestorePoint("memory", 20), lost
+        assert len(fetched(one)) == 2 * len(lost)
+        one.until_step(40)
+
+
+def test_two_partners_lost_at_once_cost_what_was_not_committed() -> None:
+    one = world(spares=2)
+    one.until_step(25)
+    for node in ("n2", "n4"):
+        one.power_off(node)
+    one.until_round(1)
+    assert (one.last.restore, fetched(one)) == (m.RestorePoint("committed", 10), {})
+
+
+def test_a_partner_lost_while_it_gives_costs_another_round() -> None:
+    one = world(spares=2)
+    one.until_step(25)
+    one.power_off("n2")
+    one.run(lambda: one.last.state.round == 1)
+    assert one.last.fetches
+    one.power_off("n4")  # nothing has come yet
+    one.until_round(2)
+    failures = [record for record in one.records("failure") if record.get("kind") == "restore_failed"]
+    assert one.last.restore == m.RestorePoint("committed", 10), failures
+    one.until_step(30)
+
+
+def test_copies_of_steps_that_are_computed_anew_do_not_count() -> None:
+    """The node that holds them comes into a life that began before them."""
+    one = world()
+    one.until_step(25)
+    assert {key[1] for key in one.agents["n4"].copies.kept} == {10, 20}
+    one.bad_copies.add(m.RestorePoint("memory", 20))
+    one.fail_rank(0)
+    one.run(lambda: one.last.restore == m.RestorePoint("memory", 10))
+    one.run(lambda: one.life.step > 10)
+    assert {key[1] for key in one.agents["n4"].copies.kept} == {10}
+    one.bad_copies.clear()
+    one.power_off("n2")  # before step 20 has come again
+    one.until_round(one.last.state.round + 1)
+    assert one.last.restore == m.RestorePoint("memory", 10)
+
+
+def test_a_committed_step_that_the_others_hold_is_read_by_the_new_node_alone() -> None:
+    one = World(nodes=4, spares=1, script=Script(save_every=10))
+    one.run(lambda: 10 in one.directory.committed)
+    one.power_off("n2")
+    one.until_round(1)
+    assert one.last.restore == m.RestorePoint("memory", 10)
+    assert fetched(one) == {2: "", 3: ""}
+    assert [one.last.restore_of(rank) for rank in (1, 2)] == [
+        m.RestorePoint("memory", 10), m.RestorePoint("committed", 10)
+    ]  # fmt: skip
+    one.until_step(30)
+
+
+def test_a_committed_step_that_few_hold_is_read_by_all() -> None:
+    one = World(nodes=2, spares=1, script=Script(save_every=10))
+    one.run(lambda: 10 in one.directory.committed)
+    one.power_off("n2")
+    one.until_round(1)
+    assert (one.last.restore, one.last.fetches) == (m.RestorePoint("committed", 10), ())
+
+
+def test_copies_of_another_world_size_do_not_count() -> None:
+    one = world(nodes=4, spares=0, minimum=2)
+    one.until_step(25)
+    one.power_off("n2")
+    one.until_round(1)
+    assert one.members() == ["n1", "n3", "n4"]
+    assert one.last.restore == m.RestorePoint("committed", 10)
+
+
+def test_one_node_alone_has_no_partner() -> None:
+    one = World(nodes=1, script=Script(save_every=10))
+    one.copy_port = 1
+    one.until_step(25)
+    assert one.agents["n1"].copies.kept == {}
+    one.fail_rank(0)
+    one.until_round(1)
+    assert (one.last.restore, one.last.fetches) == (m.RestorePoint("memory", 20), ())

@@ -1,0 +1,229 @@
+"""The agent's part of partner copies, with real replicators: what is kept, fetched, overtaken and given up."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from resilio_hpc.ckpt import arena
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot import Snapshot
+from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.core import wire
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.local_round import LocalRound
+from resilio_hpc.launch.message_parts import Partner
+from resilio_hpc.launch.partner_copies import PartnerCopies
+
+SECRET = wire.new_secret()
+POOL = ThreadPoolExecutor(1)
+MEMBERS = tuple(m.Member(f"n{number + 1}", number, "127.0.0.1", 1, number) for number in range(2))
+STATE = m.RoundState(1, 0, m.world_of(MEMBERS), 0, 0, ())
+
+
+class Node:
+    """An agent as far as its copies need one; rank R runs on node R."""
+
+    def __init__(self, root: Path, rank: int, enabled: bool = True) -> None:
+        self.rank = rank
+        self.arenas = root / f"arenas{rank}"
+        self.local = root / f"local{rank}"
+        self.arenas.mkdir()
+        self.local.mkdir()
+        self.recorded: list[tuple[str, dict[str, Any]]] = []
+        self.spawned: list[int] = []
+        self.failed: list[tuple[int, m.RestorePoint, str]] = []
+        agent: Any = SimpleNamespace(
+            arena_dir=self.arenas, local_dir=self.local, run=SimpleNamespace(secret=SECRET),
+            settings=SimpleNamespace(address="127.0.0.1", options=SimpleNamespace(partner_copies=enabled)),
+            record=lambda kind, **fields: self.recorded.append((kind, fields)),
+            core=SimpleNamespace(copies_failed=lambda *failed: self.failed.append(failed)),
+            ranks=SimpleNamespace(spawn=lambda local, start: self.spawned.append(local.number)),
+        )  # fmt: skip
+        self.copies = PartnerCopies(agent)
+        self.copies.start()
+        self._pair = ArenaPair(self.arenas, Owner(rank, 0, 2, 1, 0, "own", "run"), self.local / "spill")
+
+    def save(self, step: int, floats: int = 1000) -> None:
+        state = {"w": np.full(floats, step, dtype=np.float32)}
+        Snapshot(self._pair, step, flatten(state), POOL).finish()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.copies.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.copies.link._process is not None
+        return self.copies.link._process.pid
+
+    def serve_until(self, holds: Callable[[], bool], limit_s: float = 20.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while not holds():
+            assert time.monotonic() < deadline, self.recorded
+            fd = self.copies.link.fileno()
+            if fd is not None and select.select([fd], [], [], 0.1)[0]:
+                self.copies.serve()
+
+    def keep(self, step: int, partner: Node) -> None:
+        self.copies.keep(m.Persist(1, 0, step, Partner(partner.rank, 1, partner.endpoint)), 2)
+
+    def kept(self) -> list[int]:
+        return sorted(held.step for held in self.copies.held())
+
+    def told(self, kind: str) -> int:
+        return sum(kind == name for name, _ in self.recorded)
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[Node]]:
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        made = [Node(Path(name), rank) for rank in (0, 1)]
+        for node in made:
+            node.serve_until(lambda node=node: node.copies.port > 0)  # type: ignore[misc]
+        yield made
+        for node in made:
+            node.copies.close()
+
+
+def start(rank: int, step: int, endpoint: str, number: int = 1) -> tuple[LocalRound, m.Start]:
+    state = m.RoundState(1, number, m.world_of(MEMBERS), 0, 0, ())
+    order = m.Start(1, state, "127.0.0.1", 1, m.RestorePoint("memory", step), 0, (m.Fetch(rank, endpoint),))
+    return LocalRound(f"n{rank + 1}", state, MEMBERS[rank], order.restore), order
+
+
+def test_a_step_that_is_written_is_copied_and_comes_back(nodes: list[Node]) -> None:
+    one, other = nodes
+    one.save(5)
+    other.keep(5, one)
+    assert other.kept() == []  # not before it is there
+    other.serve_until(lambda: other.kept() == [5])
+    assert other.copies.held() == (m.Held(0, 5, 2, True),)
+    arena.remove(one.arenas)  # its memory is lost
+    one.arenas.mkdir(exist_ok=True)
+    assert one.copies.fetch(*start(0, 5, other.endpoint))
+    assert one.spawned == []
+    one.serve_until(lambda: one.spawned == [1])
+    assert [(held.rank, held.step) for held in arena.scan(one.arenas)] == [(0, 5)]
+    assert one.told("fetched") == 1
+
+
+def test_two_steps_are_kept_and_the_older_one_goes_before_the_next_comes(nodes: list[Node]) -> None:
+    one, other = nodes
+    for step in (1, 2):
+        one.save(step)
+        other.keep(step, one)
+        other.serve_until(lambda step=step: step in other.kept())  # type: ignore[misc]
+    assert other.kept() == [1, 2]
+    one.save(3)
+    other.keep(3, one)
+    assert other.kept() == [2]
+    other.serve_until(lambda: other.kept() == [2, 3])
+    other.keep(3, one)  # said again: it is here
+    assert other.kept() == [2, 3]
+
+
+def test_a_copy_that_is_overtaken_is_given_up_and_one_that_fails_is_said(nodes: list[Node]) -> None:
+    one, other = nodes
+    one.save(1)
+    os.kill(one.pid, signal.SIGSTOP)
+    other.keep(1, one)
+    one.save(2)
+    other.keep(2, one)
+    os.kill(one.pid, signal.SIGCONT)
+    other.serve_until(lambda: other.kept() == [2])
+    assert other.told("copied") == 1
+    other.keep(7, one)
+    other.serve_until(lambda: other.told("copy_failed") == 1)
+    assert other.kept() == [2]
+
+
+def test_steps_of_a_life_that_is_over_do_not_count_however_late_they_come(nodes: list[Node]) -> None:
+    one, other = nodes
+    for step in (1, 2):
+        one.save(step)
+        other.keep(step, one)
+        other.serve_until(lambda step=step: step in other.kept())  # type: ignore[misc]
+    other.copies.forget_after(1)
+    assert other.kept() == [1]
+    one.save(3)
+    os.kill(one.pid, signal.SIGSTOP)
+    other.keep(3, one)
+    other.copies.forget_after(1)
+    os.kill(one.pid, signal.SIGCONT)
+    one.save(4)
+    other.keep(4, one)
+    other.serve_until(lambda: 4 in other.kept())
+    assert 3 not in other.kept()
+
+
+def test_ranks_do_not_start_after_a_fetch_that_was_given_up(nodes: list[Node]) -> None:
+    one, other = nodes
+    other.save(5)
+    os.kill(other.pid, signal.SIGSTOP)
+    local, order = start(0, 5, other.endpoint)
+    assert one.copies.fetch(local, order)
+    one.copies.give_up()  # another round is prepared
+    os.kill(other.pid, signal.SIGCONT)
+    other.save(6)
+    again = m.Start(1, order.state, "127.0.0.1", 1, m.RestorePoint("memory", 6), 0, (m.Fetch(1, other.endpoint),))
+    assert one.copies.fetch(LocalRound("n2", order.state, MEMBERS[1], again.restore), again)
+    one.serve_until(lambda: len(one.spawned) == 1)
+    assert one.told("fetched") == 1
+
+
+def test_a_snapshot_that_is_gone_fails_the_start_and_names_the_copy(nodes: list[Node]) -> None:
+    one, other = nodes
+    assert one.copies.fetch(*start(0, 5, other.endpoint))
+    one.serve_until(lambda: bool(one.failed))
+    assert one.failed == [(1, m.RestorePoint("memory", 5), "there is no snapshot of step 5 of rank 0")]
+    assert one.spawned == []
+
+
+def test_a_replicator_that_is_killed_is_started_again_and_gives_what_was_kept(nodes: list[Node]) -> None:
+    one, other = nodes
+    one.save(5)
+    other.keep(5, one)
+    other.serve_until(lambda: other.kept() == [5])
+    former = other.copies.port
+    other.copies.link._process.kill()  # type: ignore[union-attr]
+    other.serve_until(lambda: other.told("replicator_died") == 1)
+    assert other.copies.port == 0
+    other.serve_until(lambda: other.copies.port not in (0, former))
+    assert one.copies.fetch(*start(0, 5, other.endpoint))
+    one.serve_until(lambda: one.spawned == [1])
+
+
+def test_a_replicator_killed_while_ranks_wait_for_it_fails_their_start(nodes: list[Node]) -> None:
+    one, other = nodes
+    other.save(5)
+    os.kill(other.pid, signal.SIGSTOP)
+    assert one.copies.fetch(*start(0, 5, other.endpoint))
+    one.copies.link._process.kill()  # type: ignore[union-attr]
+    one.serve_until(lambda: bool(one.failed))
+    assert one.failed[0][2] == "the replicator process was killed"
+    os.kill(other.pid, signal.SIGCONT)
+
+
+def test_what_is_here_or_in_the_shared_directory_is_not_waited_for(nodes: list[Node]) -> None:
+    one, other = nodes
+    assert not one.copies.fetch(*start(1, 5, other.endpoint)[:1], start(0, 5, "")[1])
+    assert not one.copies.fetch(start(0, 5, "")[0], start(1, 5, other.endpoint)[1])
+
+
+def test_without_the_option_nothing_runs(tmp_path: Path) -> None:
+    node = Node(tmp_path, 0, enabled=False)
+    node.copies.keep(m.Persist(1, 0, 5, Partner(1, 1, "127.0.0.1:1")), 2)
+    assert (node.copies.port, node.copies.link.fileno(), node.copies.held()) == (0, None, ())
+    node.copies.close()
