@@ -75,6 +75,11 @@ class Slot:
         self.lock()
 
     @property
+    def place(self) -> Path:
+        """Where it lies, for people: a file without a name has no path that says so."""
+        return self._spill if self.on_disk else _SHARED_MEMORY
+
+    @property
     def header(self) -> Header | None:
         """The header when a whole snapshot is here."""
         return arena.header_of(self._fd)
@@ -188,7 +193,7 @@ class ArenaPair:
     def reserve(self, step: int, size: int) -> tuple[Slot, memoryview, int]:
         """Lock the slot that ``step`` goes to: the slot, its memory (state ``writing``), and the new sequence number.
 
-        Raises OSError when there is no room, CheckpointError when both slots are pinned.
+        Raises OSError, with the place, when there is no room, CheckpointError when both slots are pinned.
         """
         with self._lock:
             headers = [slot.header for slot in self._slots]
@@ -200,8 +205,10 @@ class ArenaPair:
                 try:
                     room = _make_room(slot, size)
                     slot.begin()
-                except BaseException:
+                except BaseException as error:
                     slot.unlock()
+                    if isinstance(error, OSError):
+                        raise OSError(error.errno, error.strerror or str(error), str(slot.place)) from error
                     raise
                 return slot, room, sequence
         raise CheckpointError("both arenas of this rank are still being written to disk")

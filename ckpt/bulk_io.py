@@ -83,7 +83,7 @@ def write_cached(fd: int, data: memoryview, offset: int) -> None:
 
 
 def check_space(directory: Path, size: int) -> None:
-    """Raises OSError where so much is sure not to fit: libhdf5, for one, does not take a full disk well."""
+    """Raises OSError where so much is sure not to fit, before the disk is filled to the brim: others write there too."""
     found = os.statvfs(directory)
     if found.f_bavail * found.f_frsize < size + (1 << 20):
         raise OSError(errno.ENOSPC, f"no space left for {size} bytes", str(directory))

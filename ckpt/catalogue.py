@@ -6,7 +6,7 @@
         manifest.json
       latest                    number of the step committed last (text), for people and scripts
       epoch-fence               the lowest epoch that may still commit (text); absent: any
-      .staging-step-…-e<epoch>-r<round>/   shards on their way
+      .staging-step-…-e<epoch>-r<round>/   shards on their way (…-whole: about to take the place of a former one)
 
 Needs neither torch nor h5py.
 """
@@ -18,19 +18,20 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete, write_manifest
 from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.core.durable import sync_directory, write_atomic
+from resilio_hpc.core.durable import exchange, sync_directory, write_atomic
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
 
 MANIFEST = "manifest.json"
 _MANIFEST_LIMIT = 1 << 30
 _STEP = re.compile(r"step-(\d{10,18})")
-_STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})")
+_STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(-whole)?")
 _GOING = re.compile(r"\.(removed|replaced)-.*")
+_UNFINISHED = re.compile(r"\.latest\..*")  # of a process that died while it wrote `latest`
 
 
 def check_step(step: object) -> None:
@@ -97,6 +98,18 @@ def damaged_steps(directory: Path) -> dict[int, str]:
     return why
 
 
+def why_latest_is_wrong(directory: Path) -> str:
+    """Why ``latest`` is nothing that a commit wrote; "" when it is (it may be behind), or not there. Raises OSError."""
+    try:
+        with open(directory / "latest", "rb") as file:
+            text = file.read(40)
+    except FileNotFoundError:
+        return ""
+    if text in [f"{step}\n".encode() for step in _numbers(directory)]:
+        return ""
+    return f"it says {text.decode('ascii', 'backslashreplace')!r}, and no step of that number is here"
+
+
 def manifest_of(directory: Path, step: int) -> Manifest:
     """The manifest of one step. Raises CorruptCheckpoint, CheckpointError for a newer format, OSError."""
     path = step_directory(directory, step) / MANIFEST
@@ -153,16 +166,17 @@ def commit(
     )
     if why:
         raise CheckpointError(f"step {step} cannot be committed: {why}")
+    _remove_strangers(staging, {shard.file for shard in shards})
     order = 1 + max((manifest.order for manifest in committed(directory)), default=0)
     manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards))
     write_atomic(staging / MANIFEST, write_manifest(manifest))
     _check_fence(directory, epoch)  # again: the shards took long
-    if final.exists():
-        _move_away(final, "replaced")
-    staging.rename(final)
+    _put_in_place(staging, final)
     sync_directory(directory)
-    write_atomic(directory / "latest", f"{step}\n".encode())
-    with contextlib.suppress(OSError):  # the step is committed, whatever becomes of the old ones
+    # the step is committed, whatever becomes of the rest
+    with contextlib.suppress(OSError):
+        write_atomic(directory / "latest", f"{step}\n".encode())
+    with contextlib.suppress(OSError):
         prune(directory, Retention(max(keep_last, 1)), time.time())
         sweep(directory, step, epoch, round_)
 
@@ -185,8 +199,14 @@ def prune(directory: Path, retention: Retention, now: float) -> list[int]:
     return old
 
 
+def staged_steps(directory: Path, epoch: int, round_: int) -> list[int]:
+    """The steps that are on their way, or were, in that epoch and round. Raises OSError."""
+    found = [_STAGING.fullmatch(path.name) for path in directory.iterdir()]
+    return [int(name[1]) for name in found if name and (int(name[2]), int(name[3])) == (epoch, round_)]
+
+
 def sweep(directory: Path, step: int, epoch: int, round_: int) -> None:
-    """Remove what earlier, failed saves left behind: shards older than this commit."""
+    """Remove what earlier, failed saves left behind: shards older than these. Raises OSError."""
     for path in list(directory.iterdir()):
         found = _STAGING.fullmatch(path.name)
         if found and (int(found[2]), int(found[3]), int(found[1])) < (epoch, round_, step):
@@ -194,16 +214,48 @@ def sweep(directory: Path, step: int, epoch: int, round_: int) -> None:
     _empty_bin(directory)
 
 
-def _move_away(path: Path, why: str) -> None:
-    """Rename first: a step is there whole, or not at all."""
+def _remove_strangers(staging: Path, files: Collection[str]) -> None:
+    """What processes that died left in here, and the notes of those that live, do not belong to the step."""
+    for path in list(staging.iterdir()):
+        if path.name not in files:
+            path.unlink(missing_ok=True)
+
+
+def _put_in_place(staging: Path, final: Path) -> None:
+    """Make the step appear. At every instant ``final`` is the former one of that number, or the new one.
+
+    A file system that cannot exchange two names (NFS) has neither for an instant; a kill just then loses the former.
+    The new one has a name of its own by then: under that of the staging directory, the former could be taken for it.
+    """
+    if not final.exists():
+        staging.rename(final)
+        return
+    whole = staging.with_name(f"{staging.name}-whole")
+    _move_away(whole, "removed")  # of a process that died just here
+    staging.rename(whole)
+    if not exchange(whole, final):
+        former = _move_away(final, "replaced")
+        try:
+            whole.rename(final)
+        except OSError:
+            former.rename(final)
+            raise
+    _move_away(whole, "replaced")
+
+
+def _move_away(path: Path, why: str) -> Path:
+    """Rename first: a step is there whole, or not at all. Where to; nothing happens to what is not there."""
     target = path.with_name(f".{why}-{path.name.lstrip('.')}-{os.getpid()}-{os.urandom(4).hex()}")
     with contextlib.suppress(FileNotFoundError):
         path.rename(target)
+    return target
 
 
 def _empty_bin(directory: Path) -> None:
     for path in list(directory.iterdir()):
-        if _GOING.fullmatch(path.name):
+        if _UNFINISHED.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+        elif _GOING.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
 
 

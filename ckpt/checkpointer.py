@@ -26,7 +26,7 @@ from resilio_hpc.ckpt.overlap import fence_before_steps
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError, os_error_text
 
 REPLICATED: Literal["replicated"] = "replicated"
 """Layout: every process has the same tensors (data parallel), so only those of rank 0 go to disk."""
@@ -48,6 +48,7 @@ class Checkpointer:
         *,
         keep_last: int = 3,
         overlap: bool = False,
+        patience_s: float = 30.0,
     ) -> None:
         """``remote``: directory for committed checkpoints, on the shared file system (default $RESILIO_CHECKPOINT_DIR).
 
@@ -56,13 +57,17 @@ class Checkpointer:
         own; REPLICATED. ``keep_last``: committed steps to keep when there is no launcher (which has its own setting).
         ``overlap``: ``save`` returns before parameters and optimizer state are copied, and the next step of any torch
         optimizer waits until they are (RES-13). Only for loops in which nothing else changes them between the two, and
-        for optimizers that are in the state as objects; ``fence`` waits at any other place.
+        for optimizers that are in the state as objects; ``fence`` waits at any other place. ``patience_s``: without a
+        launcher a save waits for the one before, so that every save is written; but no longer than this: then it fails
+        and training goes on, because that file system may hang.
         """
         if layout not in (None, REPLICATED):
             raise UsageError(f"layout is None or ckpt.REPLICATED, not {layout!r}")
         self.directory = checkpoint_directory(remote, os.environ)
         self._layout: Layout = layout or "own"
-        self._coordinator = coordinator.current() or _find_coordinator(self.directory, os.environ, keep_last)
+        self._coordinator = coordinator.current() or _find_coordinator(
+            self.directory, os.environ, keep_last, patience_s
+        )
         self.place = self._coordinator.place
         self._local = None if local is None else Path(local).absolute()
         self._memory = memory
@@ -139,10 +144,11 @@ class Checkpointer:
             self._not_saved(handle, error)
 
     def _not_saved(self, handle: SaveHandle, error: Exception) -> None:
-        self._warn(f"step {handle.step} is not saved: {error}")
+        text = os_error_text(error, "a snapshot's arena") if isinstance(error, OSError) else str(error)
+        self._warn(f"step {handle.step} is not saved: {text}")
         with self._handles_lock:
             self._handles.pop(handle.step, None)
-        handle.fail(str(error))
+        handle.fail(text)
 
     def _look_at_arenas(self) -> None:
         arenas = self._open_arenas()
@@ -274,8 +280,10 @@ def _prefault(arenas: ArenaPair, size: int = 0) -> None:
     threading.Thread(target=act, name="resilio-prefault", daemon=True).start()
 
 
-def _find_coordinator(directory: Path, environment: Mapping[str, str], keep_last: int) -> Coordinator:
+def _find_coordinator(
+    directory: Path, environment: Mapping[str, str], keep_last: int, patience_s: float
+) -> Coordinator:
     link = agent_link.current(environment)
     if link is not None:
         return agent_link.AgentCoordinator(link, environment)
-    return LocalCoordinator(directory, environment, keep_last)
+    return LocalCoordinator(directory, environment, keep_last, patience_s)

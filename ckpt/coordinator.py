@@ -66,7 +66,7 @@ class Coordinator(Protocol):
     """Where this node's arenas lie; None: the Checkpointer keeps its own, which end with the process."""
 
     def restore_points(self) -> Sequence[RestorePoint]:
-        """The copies to try, in this order; empty: begin from nothing."""
+        """The copies to try, in this order; empty: begin from nothing. Raises CheckpointError."""
         ...
 
     def restored(self, step: int, source: str, seconds: float) -> None:
@@ -78,7 +78,7 @@ class Coordinator(Protocol):
         ...
 
     def before_save(self, step: int) -> None:
-        """A save of ``step`` begins (may wait for an earlier one)."""
+        """A save of ``step`` begins (may wait for an earlier one). Raises CheckpointError when it is not to be."""
         ...
 
     def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:

@@ -1,7 +1,8 @@
 """Checkpoints without our launcher: each process writes its own shard file, rank 0 commits.
 
-The processes meet only in the checkpoint directory. Every save is written (a save waits for the one before it), so
-that all processes write the same steps.
+The processes meet only in the checkpoint directory. A save waits for the one before it, so that every save is written,
+by all processes alike. But it does not wait for ever: while the file system hangs, training goes on, and what it saves
+then fails. Where one process has given a step up that others wrote, those learn it from its next one.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from resilio_hpc.ckpt import catalogue, saver
 from resilio_hpc.ckpt.coordinator import OnStage, Place, RestorePoint
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.ckpt.saver_messages import Commit, Persist, Persisted, SaverFailed
-from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
+from resilio_hpc.core.durable import make_directory, write_atomic
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, os_error_text
 
 _POLL_S = 0.02
-_PEERS_TIMEOUT_S = 600.0
+_LOOK_S = 1.0
 _SESSION_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
@@ -52,17 +53,41 @@ class LocalCoordinator:
 
     arena_directory: Path | None = None
 
-    def __init__(self, directory: Path, environment: Mapping[str, str], keep_last: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        environment: Mapping[str, str],
+        keep_last: int,
+        patience_s: float = 30.0,
+        peers_timeout_s: float = 600.0,
+    ) -> None:
+        """``patience_s``: how long a save waits for the one before. Longer makes sure that every save is written, also
+        to a slow disk; shorter lets training go on sooner when the file system hangs. ``peers_timeout_s``: how long the
+        background waits for the other processes' parts."""
         self.place = Place.read(environment)
         self._directory = directory
         self._keep_last = keep_last
         self._session = session(environment, self.place)
         self._callbacks: list[OnStage] = []
+        self._patience_s = patience_s
+        self._peers_timeout_s = peers_timeout_s
         self._busy: threading.Thread | None = None
+        self._busy_with = -1
+        self._out_of_patience = False
 
     def restore_points(self) -> Sequence[RestorePoint]:
-        """Every committed step, newest first."""
-        return [RestorePoint("committed", step) for step in reversed(catalogue.committed_steps(self._directory))]
+        """Every committed step, newest first. Raises CorruptCheckpoint when there are only damaged ones: to begin anew
+        beside them is not ours to decide."""
+        steps = catalogue.committed_steps(self._directory)
+        damaged = catalogue.damaged_steps(self._directory)
+        for step, why in damaged.items():
+            if not steps:
+                raise CorruptCheckpoint(
+                    f"every step in {self._directory} is damaged; step {step}: {why} (to begin anew, remove them)"
+                )
+            if self.place.rank == 0:
+                print(f"resilio: step {step} is damaged and not restored: {why}", file=sys.stderr)
+        return [RestorePoint("committed", step) for step in reversed(steps)]
 
     def restored(self, step: int, source: str, seconds: float) -> None:
         """Nobody to tell."""
@@ -77,14 +102,22 @@ class LocalCoordinator:
         print(f"resilio: step {point.step} is damaged, trying an older one: {error}", file=sys.stderr)
 
     def before_save(self, step: int) -> None:
-        """Wait for the save before; forget what a run that died here noted about this step."""
-        if self._busy is not None:
-            self._busy.join()
-        with contextlib.suppress(OSError):
-            self._note_path(step, self.place.rank).unlink()
+        """Wait for the save before. Raises CheckpointError when it takes too long: at once where one save has already
+        waited in vain for the same."""
+        if self._busy is None:
+            return
+        self._busy.join(0 if self._out_of_patience else self._patience_s)
+        self._out_of_patience = self._busy.is_alive()
+        if self._out_of_patience:
+            raise CheckpointError(
+                f"step {self._busy_with} is still being written to {self._directory}, {self._patience_s:g} s later; "
+                "training goes on without this one (does that file system hang? if it is only slow, save more rarely, "
+                "or give Checkpointer a larger patience_s)"
+            )
 
     def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
         """Write it in the background."""
+        self._busy_with = step
         self._busy = threading.Thread(target=self._write, args=(step, arena), name="resilio-saver")
         self._busy.start()
 
@@ -94,14 +127,17 @@ class LocalCoordinator:
 
     def _write(self, step: int, arena: Path) -> None:
         try:
+            with contextlib.suppress(OSError):  # what a run that died here noted about this step
+                self._note_path(step, self.place.rank).unlink()
             self._persist(step, arena)
             if self.place.rank == 0:
                 self._commit(step)
             else:
                 self._await_commit(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for this save must hear of it
-            self._note_failure(step, str(error))
-            self._tell(step, "failed", str(error) or type(error).__name__)
+            text = os_error_text(error, str(self._directory)) if isinstance(error, OSError) else str(error)
+            self._note_failure(step, text)
+            self._tell(step, "failed", text or type(error).__name__)
         else:
             self._tell(step, "committed", "")
 
@@ -120,37 +156,44 @@ class LocalCoordinator:
 
     def _note_failure(self, step: int, error: str) -> None:
         """So that the peers need not wait for us until their time is over."""
-        path = self._note_path(step, self.place.rank)
-        if self.place.world_size > 1 and path.parent.is_dir():
+        if self.place.world_size > 1:
             with contextlib.suppress(OSError):
+                path = self._note_path(step, self.place.rank)
+                make_directory(path.parent)
                 write_atomic(path, msgspec.json.encode(_Shard(self._session, error=error)))
 
     def _commit(self, step: int) -> None:
-        shards: list[ShardRecord] = []
-        deadline = time.monotonic() + _PEERS_TIMEOUT_S
-        for rank in range(self.place.world_size):
-            while (note := self._read_note(step, rank)) is None:
-                if time.monotonic() > deadline:
-                    raise CheckpointError(f"rank {rank} has not written its part within {_PEERS_TIMEOUT_S:g} s")
-                time.sleep(_POLL_S)
-            if note.record is None:
-                raise CheckpointError(f"rank {rank}: {note.error}")
-            shards.append(note.record)
-        for rank in range(self.place.world_size):
-            self._note_path(step, rank).unlink(missing_ok=True)
+        shards = [self._shard_of(rank, step) for rank in range(self.place.world_size)]
         world = self.place.world_size
         request = Commit(step, 0, self.place.round, world, str(self._directory), shards, self._keep_last)
         answer = saver.serve(request)
         if isinstance(answer, SaverFailed):
             raise CheckpointError(answer.error)
 
+    def _shard_of(self, rank: int, step: int) -> ShardRecord:
+        """Wait until that rank's part is durable."""
+        deadline, look = time.monotonic() + self._peers_timeout_s, time.monotonic() + _LOOK_S
+        while (note := self._read_note(step, rank)) is None:
+            now = time.monotonic()
+            if now > deadline:
+                raise CheckpointError(f"rank {rank} has not written its part within {self._peers_timeout_s:g} s")
+            if now > look:
+                look = now + _LOOK_S
+                staged = catalogue.staged_steps(self._directory, 0, self.place.round)
+                if any(other > step and self._read_note(other, rank) for other in staged):
+                    raise CheckpointError(f"rank {rank} went on without it")
+            time.sleep(_POLL_S)
+        if note.record is None:
+            raise CheckpointError(f"rank {rank}: {note.error}")
+        return note.record
+
     def _await_commit(self, step: int) -> None:
-        """Rank 0's commit renames the staging directory away; that is when the step is there."""
+        """Rank 0's commit renames the staging directory away; then the step is there. Its next save removes it."""
         staging = self._note_path(step, 0).parent
-        deadline = time.monotonic() + _PEERS_TIMEOUT_S
+        deadline = time.monotonic() + self._peers_timeout_s
         while staging.is_dir():
             if time.monotonic() > deadline:
-                raise CheckpointError(f"rank 0 has not committed within {_PEERS_TIMEOUT_S:g} s")
+                raise CheckpointError(f"rank 0 has not committed within {self._peers_timeout_s:g} s")
             note = self._read_note(step, 0)
             if note is not None and note.error:
                 raise CheckpointError(f"rank 0: {note.error}")

@@ -166,7 +166,7 @@ class _Matching:
         if not isinstance(live, list | tuple) or len(live) != len(saved):
             _refuse_to_lose(live, saved, path)
             live = [NOTHING] * len(saved)
-        same = isinstance(live, list) and isinstance(saved, list) and NOTHING not in live[:1]
+        same = isinstance(live, list) and isinstance(saved, list) and not (live and live[0] is NOTHING)
         builds = [
             self.match(mine, theirs, (*path, position))
             for position, (mine, theirs) in enumerate(zip(live, saved, strict=True))

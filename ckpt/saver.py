@@ -6,6 +6,7 @@ each on standard output, in order, and ends with its input or its parent.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from contextlib import ExitStack
@@ -25,15 +26,17 @@ from resilio_hpc.ckpt.saver_messages import (
     decode_request,
     encode_line,
 )
-from resilio_hpc.core.durable import sync_directory
-from resilio_hpc.core.errors import CheckpointError, WireError
+from resilio_hpc.core.durable import make_directory
+from resilio_hpc.core.errors import CheckpointError, WireError, os_error_text
 
 
 def serve(request: Request) -> Answer:
     """Carry out one request. Never raises for what disks and arenas do: that is an answer."""
     try:
         return persist(request) if isinstance(request, Persist) else commit(request)
-    except (OSError, CheckpointError, MemoryError) as error:
+    except OSError as error:
+        return SaverFailed(request.step, os_error_text(error, request.directory))
+    except (CheckpointError, MemoryError) as error:
         return SaverFailed(request.step, f"{type(error).__name__}: {error}")
 
 
@@ -55,9 +58,11 @@ def persist(request: Persist) -> Persisted:
                 )
         if len({arena.header.layout for arena in arenas}) != 1:
             raise CheckpointError(f"step {request.step}: the ranks of this node do not have the same layout")
+        if request.node_rank == 0:  # before the new ones need their room
+            with contextlib.suppress(OSError):
+                catalogue.sweep(directory, request.step, request.epoch, request.round)
         if not staging.is_dir():
-            staging.mkdir(parents=True, exist_ok=True)
-            sync_directory(directory)
+            make_directory(staging)
         return Persisted(request.step, request.round, write_shard(arenas, staging, request.node_rank))
 
 

@@ -10,9 +10,8 @@ from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.arena import PAGE
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.bulk_io import Block, Piece
-from resilio_hpc.ckpt.extents import hash_gaps
 from resilio_hpc.ckpt.records import ShardRecord, blocks
-from resilio_hpc.ckpt.shard_metadata import Place, RankPart, make_metadata
+from resilio_hpc.ckpt.shard_metadata import HdfImage, Place, RankPart
 from resilio_hpc.core.durable import sync_directory
 from resilio_hpc.core.errors import CorruptCheckpoint
 
@@ -29,27 +28,24 @@ def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int) 
         parts = [
             RankPart(arena.step, arena.header.rank, arena.header.layout, arena.tree, arena.tensors) for arena in arenas
         ]
-        places, ranks = make_metadata(temporary, parts)
-        size, metadata = _write_data(temporary, list(zip(arenas, places, strict=True)))
+        with HdfImage(parts) as image:
+            metadata = _write_data(temporary, image, arenas)
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(directory)
-    return ShardRecord(node_rank, name, size, arenas[0].header.layout, tuple(ranks), metadata)
+    return ShardRecord(node_rank, name, image.size_bytes, arenas[0].header.layout, tuple(image.ranks), metadata)
 
 
-def _write_data(path: Path, contents: Sequence[tuple[ArenaSource, Sequence[Place]]]) -> tuple[int, str]:
-    """Write everything in its place, each block verified, and make the file durable; its size, and its metadata's
-    hash."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+def _write_data(path: Path, image: HdfImage, arenas: Sequence[ArenaSource]) -> str:
+    """Write everything in its place, each block verified, and make the file durable; its metadata's hash."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        size = os.fstat(fd).st_size
-        os.posix_fallocate(fd, 0, size)  # a full disk shows now
-        metadata = hash_gaps(fd, [(place.offset, place.size) for _, places in contents for place in places], size)
-        for arena, places in contents:
+        metadata = image.write(fd)
+        for arena, places in zip(arenas, image.places, strict=True):
             _write_rank(fd, arena, places)
         os.fsync(fd)
-        return size, metadata
+        return metadata
     finally:
         os.close(fd)
 

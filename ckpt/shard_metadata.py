@@ -8,20 +8,24 @@ as bytes) for the plain values and the table. The attribute ``dtype`` names what
 from __future__ import annotations
 
 import errno
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import h5py
 import msgspec
 
+from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.arena import PAGE
+from resilio_hpc.ckpt.extents import hash_gaps
 from resilio_hpc.ckpt.records import Extent, Layout, RankRecord, SlabRecord, Table, TensorRecord, sha256
 from resilio_hpc.ckpt.stored_types import BYTE, Stored, stored_as
 from resilio_hpc.native import crc32c
 
+_PIECE_BYTES = 1 << 20
 _encode = msgspec.json.Encoder().encode
 
 
@@ -46,25 +50,71 @@ class Place:
     data: bytes | None = None
 
 
-def make_metadata(path: Path, parts: Sequence[RankPart]) -> tuple[list[list[Place]], list[RankRecord]]:
-    """Make the file with nothing but metadata; what goes where, tree and table last, and the record, of each rank.
+class HdfImage:
+    """An HDF5 file in memory that is nothing but metadata, with a hole for each tensor, tree and table.
 
-    Raises OSError.
+    libhdf5 never touches the disk: it would not take an error of the disk well, and h5py keeps the interpreter locked
+    while libhdf5 waits, so a file system that hangs would stop training.
     """
-    places: list[list[Place]] = [[] for _ in parts]
-    ranks = []
-    try:
-        with h5py.File(
-            path, "w", libver="latest", locking=False, alignment_threshold=64 * 1024, alignment_interval=PAGE
-        ) as file:
+
+    def __init__(self, parts: Sequence[RankPart]) -> None:
+        """``places``: of each rank, what goes where, tree and table last. Raises OSError."""
+        self.places: list[list[Place]] = [[] for _ in parts]
+        self.ranks: list[RankRecord] = []
+        self._fd = os.memfd_create("resilio-hdf5", os.MFD_CLOEXEC)
+        try:
+            self._make(parts)
+        except (RuntimeError, ValueError) as error:  # how h5py reports what libhdf5 could not do
+            self.close()
+            raise OSError(errno.ENOMEM, f"libhdf5: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        self.size_bytes = os.fstat(self._fd).st_size
+
+    def _make(self, parts: Sequence[RankPart]) -> None:
+        with (
+            open(self._fd, "r+b", buffering=0, closefd=False) as memory,
+            h5py.File(memory, "w", libver="latest", alignment_threshold=64 * 1024, alignment_interval=PAGE) as file,
+        ):
             file.attrs["format"] = "resilio-checkpoint"
             file.attrs["step"] = parts[0].step
-            for part, mine in zip(parts, places, strict=True):
+            for part, places in zip(parts, self.places, strict=True):
                 group = file.create_group(f"rank{part.rank}")
-                ranks.append(_make_rank(group, part, mine))
-    except (RuntimeError, ValueError) as error:  # how h5py reports what libhdf5 could not do
-        raise OSError(errno.EIO, f"libhdf5: {error}", str(path)) from error
-    return places, ranks
+                self.ranks.append(_make_rank(group, part, places))
+
+    def write(self, fd: int) -> str:
+        """Make an empty file as large as it will be, and write the metadata; the hash of these. Raises OSError."""
+        os.posix_fallocate(fd, 0, self.size_bytes)  # a full disk shows now
+        for start, size in self._data():
+            bulk_io.write_cached(fd, memoryview(os.pread(self._fd, size, start)), start)
+        extents = [(place.offset, place.size) for places in self.places for place in places]
+        return hash_gaps(fd, extents, self.size_bytes)
+
+    def _data(self) -> Iterator[tuple[int, int]]:
+        """(start, size) of all that is not a hole, in pieces."""
+        end = 0
+        while end < self.size_bytes:
+            try:
+                at = os.lseek(self._fd, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but a hole until the end
+                    return
+                raise
+            end = os.lseek(self._fd, at, os.SEEK_HOLE)
+            yield from ((start, min(_PIECE_BYTES, end - start)) for start in range(at, end, _PIECE_BYTES))
+
+    def close(self) -> None:
+        """Let the memory go."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
 
 def _make_rank(group: Any, part: RankPart, places: list[Place]) -> RankRecord:

@@ -18,7 +18,6 @@ import msgspec
 from resilio_hpc.ckpt import bulk_io, tensors
 from resilio_hpc.ckpt.arena import PAGE
 from resilio_hpc.ckpt.bulk_io import Piece
-from resilio_hpc.ckpt.extents import hash_gaps
 from resilio_hpc.ckpt.records import (
     BLOCK_BYTES,
     Extent,
@@ -31,7 +30,7 @@ from resilio_hpc.ckpt.records import (
     blocks,
     sha256,
 )
-from resilio_hpc.ckpt.shard_metadata import RankPart, make_metadata
+from resilio_hpc.ckpt.shard_metadata import HdfImage, RankPart
 from resilio_hpc.ckpt.slab import runs
 from resilio_hpc.ckpt.tensors import Leaf
 from resilio_hpc.ckpt.tree import Flattened
@@ -63,13 +62,11 @@ def write_stream(
     bulk_io.check_space(directory, sum(leaf.size_bytes for leaf in state.leaves) + len(state.tree))
     path = directory / "node-0.h5"
     part = RankPart(step, 0, layout, state.tree, [_record(leaf, layout) for leaf in state.leaves])
-    (places,), (rank,) = make_metadata(path, [part])
-    *of_tensors, tree, table = places
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        size = os.fstat(fd).st_size
-        os.posix_fallocate(fd, 0, size)  # a full disk shows now
-        metadata = hash_gaps(fd, [(place.offset, place.size) for place in places], size)
+        with HdfImage([part]) as image:
+            metadata = image.write(fd)
+        *of_tensors, tree, table = image.places[0]
         records = []
         writer = _Writer(fd, progress, let_go=fetch is None)
         for leaf, record, place in zip(state.leaves, part.tensors, of_tensors, strict=True):
@@ -83,8 +80,8 @@ def write_stream(
     finally:
         os.close(fd)
     sync_directory(directory)
-    rank = RankRecord(rank.rank, Extent(table.offset, len(data), crc32c(data)), sha256(data))
-    return ShardRecord(0, path.name, size, layout, (rank,), metadata)
+    rank = RankRecord(0, Extent(table.offset, len(data), crc32c(data)), sha256(data))
+    return ShardRecord(0, path.name, image.size_bytes, layout, (rank,), metadata)
 
 
 def _record(leaf: Leaf, layout: Layout) -> TensorRecord:

@@ -11,7 +11,7 @@ from pathlib import Path
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.records import Manifest
 from resilio_hpc.ckpt.verify import Progress, verify_files
-from resilio_hpc.core.durable import sync_directory
+from resilio_hpc.core.durable import make_directory, sync_directory
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 
 _PIECE_BYTES = 16 << 20
@@ -24,9 +24,7 @@ def new_step(target: Path, step: int, epoch: int, round_: int) -> Iterator[Path]
     not committed. Raises CheckpointError when the step is there, or on its way; OSError."""
     if catalogue.step_directory(target, step).exists():
         raise CheckpointError(f"step {step} is in {target} already")
-    if not target.is_dir():
-        target.mkdir(parents=True)
-        sync_directory(target.parent)
+    make_directory(target)
     staging = catalogue.staging_directory(target, step, epoch, round_)
     try:
         staging.mkdir()

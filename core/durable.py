@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import os
 import tempfile
 from pathlib import Path
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644, durable: bool = True) -> None:
@@ -50,6 +55,40 @@ def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:
         Path(temporary).unlink(missing_ok=True)
     sync_directory(path.parent)
     return True
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory, with those above it that are missing, durable on return.
+
+    The name of the lowest one that is there is synced too: whoever made that one may have died before it was.
+    """
+    missing = []
+    there = path
+    while not there.is_dir():
+        missing.append(there)
+        there = there.parent
+    with contextlib.suppress(PermissionError):  # above our own there may be directories that nobody may read
+        sync_directory(there.parent)
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True)
+        sync_directory(new.parent)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two names of one file system change places, at once; False where it cannot do that (NFS), else OSError.
+
+    renameat2(2), RENAME_EXCHANGE. Not durable before their directories are synced.
+    """
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # a C library that does not know it
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
 
 
 def sync_directory(path: Path) -> None:

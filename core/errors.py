@@ -13,6 +13,7 @@ ResilioError                 anything we raise; its text is one line for a user
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 
@@ -61,3 +62,9 @@ class CorruptCheckpoint(CheckpointError):
 
 class LayoutMismatch(CheckpointError):
     """A checkpoint does not fit the state or the world size that it is loaded into."""
+
+
+def os_error_text(error: OSError, where: str) -> str:
+    """What went wrong and where, for a user: ``where``, also for the temporary files in it, or a path elsewhere."""
+    name = os.fsdecode(error.filename or "")
+    return f"{error.strerror or error}: {where if not name or name.startswith(f'{where}/') else name}"

@@ -116,13 +116,17 @@ def verify(options: argparse.Namespace) -> int:
     steps = options.steps or known
     if not steps:
         raise UsageError(f"there is no committed step in {options.directory}")
-    results: dict[int, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for step in steps:
         if step not in known:
             manifest_of(options.directory, step)  # says what there is
-        results[step] = _verified(options.directory, step, quiet=options.json)
+        results[str(step)] = _verified(options.directory, step, quiet=options.json)
+    if not options.steps and (why := catalogue.why_latest_is_wrong(options.directory)):
+        results["latest"] = {"damages": [{"file": "latest", "what": why}]}
+        if not options.json:
+            print(f"latest: {why}; a restore does not need it, the next commit writes it anew")
     if options.json:
-        print(json.dumps({str(step): result for step, result in results.items()}, indent=1))
+        print(json.dumps(results, indent=1))
     return 1 if any(result["damages"] for result in results.values()) else 0
 
 

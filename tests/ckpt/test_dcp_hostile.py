@@ -78,7 +78,7 @@ def test_whatever_bit_flips_is_found_or_not_needed(directory: Path) -> None:
         (b'"tensors"', "the table of rank 0 does not match its checksum"),
         (b'"pair":{"$tuple"', "the tree of rank 0 does not match its checksum"),
         (torch.arange(30_000.0)[100:104].numpy().tobytes(), "step 3: tensor x does not match its checksum at byte 0"),
-        (torch.ones(2).numpy().tobytes() + b"\0", "step 3: tensor pair/1 does not match its checksum at byte 0"),
+        (torch.ones(2).numpy().tobytes(), "step 3: tensor pair/1 does not match its checksum at byte 0"),
     ],
 )
 def test_a_flipped_bit_is_named(region: bytes, message: str, directory: Path) -> None:

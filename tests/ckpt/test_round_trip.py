@@ -332,3 +332,15 @@ def test_generators_are_restored(checkpointer: ckpt.Checkpointer) -> None:
     assert random.random() == expected[0]
     assert float(np.random.normal()) == expected[1]
     assert torch.equal(torch.rand(3), expected[2])
+
+
+def test_a_list_that_begins_with_an_array_is_filled_in_place(checkpointer: ckpt.Checkpointer) -> None:
+    """Not compared with anything: arrays compare element by element."""
+    checkpointer.save(1, {"all": [np.arange(3), torch.ones(2), 7]}).wait(timeout_s=30)
+    live = [np.zeros(3, dtype=np.int64), torch.zeros(2), 0]
+    first = live[0]
+    found = checkpointer.restore({"all": live})
+    assert found is not None
+    assert found[1]["all"] is live
+    assert live[0] is first
+    assert (live[0].tolist(), live[1].tolist(), live[2]) == ([0, 1, 2], [1.0, 1.0], 7)  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.core.durable import create_exclusive, write_atomic
+from resilio_hpc.core.durable import create_exclusive, exchange, make_directory, write_atomic
 
 REWRITE = """
 import sys, itertools
@@ -99,3 +99,24 @@ def test_of_eight_racing_processes_one_creates_each_file(tmp_path: Path) -> None
     for pid, numbers in won:
         assert all((tmp_path / f"epoch.{n}").read_text() == str(pid) for n in numbers)
     assert len(list(tmp_path.iterdir())) == 20
+
+
+def test_two_directories_change_places_at_once(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if not exchange(tmp_path / "one", tmp_path / "other"):
+        pytest.skip("this file system cannot exchange names")
+    assert (tmp_path / "one" / "other").exists()
+    assert (tmp_path / "other" / "one").exists()
+    with pytest.raises(FileNotFoundError):
+        exchange(tmp_path / "one", tmp_path / "none")
+
+
+def test_directories_are_made_with_those_above_them(tmp_path: Path) -> None:
+    for _ in range(2):
+        make_directory(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        make_directory(tmp_path / "file" / "d")

@@ -1,0 +1,190 @@
+"""Kill a life at every single I/O call of its save, and see what the next one finds: run by test_kill_everywhere.
+
+argv: a scenario, a directory. Prints a JSON object: how often each call was recorded, and each step left.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from agent_lives import arenas_of, check_arenas, persist_and_commit, save_to_arenas
+from harm import Call, Harm, read_log
+from lives import check, check_nothing_is_left, copy_of, save
+
+Result = tuple[Sequence[Call], Counter[int]]
+WRITES = ("write", "pwrite", "uring")
+PEERS_TIMEOUT_S = 0.1
+SLACK = 5
+"""Either of two processes makes the directory that both need: so many calls are made by one or the other."""
+
+
+def harms(calls: Sequence[Call]) -> Iterator[tuple[Harm, Call]]:
+    """A kill before each call, and in the middle of each write."""
+    for call in calls:
+        if call.name == "persisted":  # what was promised, not a call
+            continue
+        yield Harm("kill", call.number), call
+        if call.name in WRITES:
+            yield Harm("tear", call.number), call
+
+
+def kills(calls: Sequence[Call]) -> Iterator[tuple[Harm, Call]]:
+    """A kill before each call."""
+    return ((harm, call) for harm, call in harms(calls) if harm.mode == "kill")
+
+
+def for_each(harms: Iterable[tuple[Harm, Call]], act: Callable[[Harm], int]) -> Result:
+    """The step that ``act`` finds after each harm."""
+    left: Counter[int] = Counter()
+    calls = []
+    for harm, call in harms:
+        try:
+            left[act(harm)] += 1
+        except AssertionError as error:
+            raise AssertionError(f"{harm.mode} at {call}: {error}") from error
+        calls.append(call)
+    return calls, left
+
+
+def alone(directory: Path) -> Result:
+    """One process that saves step 2, with step 1 committed. The next life saves step 3, or 2 once more."""
+    base, work, log = directory / "base", directory / "work", directory / "log"
+    assert save(base, [1], [None]) == ["committed"]
+    assert save(copy_of(base, work), [2], [Harm(log=log)]) == ["committed"]
+
+    def act(harm: Harm) -> int:
+        assert save(copy_of(base, work), [2], [harm]) == ["killed"]
+        left = check(work, [1, 2])
+        assert save(work, [2 + harm.at % 2], [None]) == ["committed"]
+        check(work, [2 + harm.at % 2])
+        check_nothing_is_left(work)
+        return left
+
+    return for_each(harms(read_log(log)), act)
+
+
+def first(directory: Path) -> Result:
+    """The very first save, into a directory that is not there yet. 0: nothing is left."""
+    work, log = directory / "runs" / "work", directory / "log"
+    assert save(copy_of(directory / "none", work).joinpath("new"), [1], [Harm(log=log)]) == ["committed"]
+
+    def act(harm: Harm) -> int:
+        new = copy_of(directory / "none", work) / "new"
+        assert save(new, [1], [harm]) == ["killed"]
+        left = check(new, [0, 1])
+        assert save(new, [2], [None]) == ["committed"]
+        check(new, [2])
+        check_nothing_is_left(new)
+        return left
+
+    return for_each(kills(read_log(log)), act)
+
+
+def again(directory: Path) -> Result:
+    """Step 2, which alone is committed, is saved again: at no instant it is not there."""
+    base, work, log = directory / "base", directory / "work", directory / "log"
+    assert save(base, [2], [None]) == ["committed"]
+    assert save(copy_of(base, work), [2], [Harm(log=log)]) == ["committed"]
+
+    def act(harm: Harm) -> int:
+        assert save(copy_of(base, work), [2], [harm]) == ["killed"]
+        left = check(work, [2])
+        assert save(work, [2 + harm.at % 2], [None]) == ["committed"]
+        check(work, [2 + harm.at % 2])
+        assert save(work, [4], [None]) == ["committed"]
+        check_nothing_is_left(work)
+        return left
+
+    return for_each(kills(read_log(log)), act)
+
+
+def two(directory: Path, victim: int) -> Result:
+    """Two processes. The other one is told that the step was not saved, or it was."""
+    base, work, log = directory / "base", directory / "work", directory / "log"
+    assert save(base, [1], [None, None]) == ["committed"] * 2
+
+    def life(harm: Harm, **options: float) -> list[str]:
+        ranks = [None, None, harm, None]
+        return save(copy_of(base, work), [2], ranks[2 - victim : 4 - victim], **options)
+
+    assert life(Harm(log=log)) == ["committed"] * 2
+    calls = read_log(log)
+
+    def act(harm: Harm) -> int:
+        said = life(harm, peers_timeout_s=PEERS_TIMEOUT_S)
+        assert said[victim] == "killed" or harm.at > len(calls) - SLACK, said
+        left = check(work, [1, 2], 2)
+        other = said[1 - victim]
+        assert left == 2 if other == "committed" else "was not saved" in other, said
+        assert save(work, [2 + harm.at % 2], [None, None]) == ["committed"] * 2
+        check(work, [2 + harm.at % 2], 2)
+        check_nothing_is_left(work, 2)
+        return left
+
+    more = [(Harm("kill", len(calls) + number), calls[-1]) for number in range(1, SLACK)]
+    return for_each([*kills(calls), *more], act)
+
+
+def saver(directory: Path) -> Result:
+    """The saver process of an agent. Another one is asked the same once more."""
+    base, work, log, arenas = directory / "base", directory / "work", directory / "log", directory / "arenas"
+    assert persist_and_commit(base, arenas_of(arenas, 1), 1, None)
+    paths = arenas_of(arenas, 2)
+    assert persist_and_commit(copy_of(base, work), paths, 2, Harm(log=log))
+
+    def act(harm: Harm) -> int:
+        assert not persist_and_commit(copy_of(base, work), paths, 2, harm)
+        left = check(work, [1, 2], 2)
+        assert persist_and_commit(work, paths, 2, None)
+        check(work, [2], 2)
+        check_nothing_is_left(work, 2, nodes=1)
+        return left
+
+    return for_each(harms(read_log(log)), act)
+
+
+def arenas(directory: Path, on_disk: bool) -> Result:
+    """A rank that fills its two arenas, which grow, and shrink, meanwhile."""
+    work, log = directory / "arenas", directory / "log"
+    assert save_to_arenas(work, Harm(log=log), on_disk)
+
+    def act(harm: Harm) -> int:
+        assert not save_to_arenas(work, harm, on_disk)
+        return check_arenas(work)
+
+    return for_each(harms(read_log(log)), act)
+
+
+def recorded(directory: Path) -> Result:
+    """Nobody is killed: what the shim sees."""
+    log = directory / "log"
+    assert save(directory / "work", [1, 2, 2, 3, 4, 5], [Harm(log=log)]) == ["committed"]
+    return read_log(log), Counter()
+
+
+SCENARIOS: dict[str, Callable[[Path], Result]] = {
+    "recorded": recorded,
+    "alone": alone,
+    "first": first,
+    "again": again,
+    "rank 0": lambda directory: two(directory, 0),
+    "rank 1": lambda directory: two(directory, 1),
+    "saver": saver,
+    "arenas": lambda directory: arenas(directory, False),
+    "arenas on disk": lambda directory: arenas(directory, True),
+}
+
+
+def main() -> None:
+    directory = Path(sys.argv[2])
+    (directory / "none").mkdir()
+    calls, left = SCENARIOS[sys.argv[1]](directory)
+    print(json.dumps({"calls": Counter(call.name for call in calls), "left": left}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""A parallel file system that hangs: training goes on, is told, and saves again when it is over."""
+
+from __future__ import annotations
+
+from harm import Harmed
+
+
+def test_training_goes_on_at_whichever_call_the_file_system_hangs(harmed: Harmed) -> None:
+    """Saves return while the call of the first one still has not; only then is the file system let go."""
+    calls = harmed("hang_everywhere.py", "alone")
+    assert {"open", "pwrite", "uring", "fsync", "rename"} <= calls.keys()
+
+
+def test_processes_that_gave_up_different_steps_save_together_again(harmed: Harmed) -> None:
+    harmed("hang_everywhere.py", "one of two")

@@ -1,0 +1,57 @@
+"""A disk that is full, fails or is read-only at any I/O call: told to who waits, and nothing else is harmed."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from harm import Harmed
+
+slow = pytest.mark.slow
+
+
+def told(found: dict[str, int], name: str) -> set[str]:
+    """What the handles said, which must name the trouble in the system's words, and where it is."""
+    errors = set(found) - {"committed"}
+    text = os.strerror(getattr(errno, name))
+    assert all("was not saved" in said and text in said for said in errors), errors
+    return {said.partition(text)[2] for said in errors}
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("ENOSPC", "once"),
+        ("EIO", "on"),
+        pytest.param("ENOSPC", "on", marks=slow),
+        pytest.param("EIO", "once", marks=slow),
+        pytest.param("EROFS", "once", marks=slow),
+        pytest.param("EROFS", "on", marks=slow),
+    ],
+)
+def test_an_error_at_any_call_fails_that_save_alone_and_says_where(name: str, how: str, harmed: Harmed) -> None:
+    found = harmed("errors_everywhere.py", "alone", name, how)
+    assert told(found, name) == {": DIRECTORY"}
+    assert sum(found.values()) > found["committed"] + 20 > 20
+
+
+@pytest.mark.parametrize("lacks", ["", "SHIM_NO_EXCHANGE"])
+def test_a_step_whose_second_save_fails_at_any_call_stays(lacks: str, harmed: Harmed) -> None:
+    """It alone is there: were it gone, there would be nothing to restore."""
+    found = harmed("errors_everywhere.py", "again", "EIO", "once", **({lacks: "1"} if lacks else {}))
+    assert told(found, "EIO") == {": DIRECTORY"}
+
+
+@pytest.mark.parametrize(("name", "how"), [("EROFS", "on"), ("ENOSPC", "once"), ("EIO", "once")])
+def test_a_disk_of_the_node_that_fails_costs_the_snapshot(name: str, how: str, harmed: Harmed) -> None:
+    found = harmed("errors_everywhere.py", "spill", name, how)
+    assert all("DIRECTORY/resilio-arenas" in where or "a snapshot's arena" in where for where in told(found, name))
+    assert len(found) > 1
+
+
+@pytest.mark.parametrize("name", ["EIO", pytest.param("ENOSPC", marks=slow)])
+def test_what_failed_in_one_process_is_told_to_the_others(name: str, harmed: Harmed) -> None:
+    found = harmed("errors_everywhere.py", "two", name, "once")
+    assert told(found, name) == {": DIRECTORY"}
+    assert all(": rank 1: " in said for said in set(found) - {"committed"})
