@@ -5,21 +5,23 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from resilio_hpc.ckpt import arena, tree
-from resilio_hpc.ckpt.records import BLOCK_BYTES, TensorRecord, blocks, read_table
+from resilio_hpc.ckpt.records import TensorRecord, read_table
 from resilio_hpc.ckpt.slab import Box
-from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab, checksum_at, mismatch, populate_large
+from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab
+from resilio_hpc.ckpt.whole_reader import read_whole
 from resilio_hpc.core.errors import CorruptCheckpoint
-from resilio_hpc.native import copy_crc32c, crc32c
+from resilio_hpc.native import crc32c, populate
 
 
 class ArenaSource:
-    """A snapshot in an arena, mapped read-only. The caller makes sure that nobody overwrites it (``arena.pin``)."""
+    """A snapshot in an arena. The caller makes sure that nobody overwrites it (``arena.pin``)."""
 
     is_foreign = False
 
@@ -35,49 +37,34 @@ class ArenaSource:
                 raise CorruptCheckpoint(f"{path} holds no whole snapshot")
             self.header = header
             self.step = header.step
-            # populated at once: faults one by one cost seven times the copy
-            self._map = mmap.mmap(fd, header.size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
-        finally:
-            os.close(fd)
-        self.view = memoryview(self._map)
-        try:
-            data = self.slice(header.table_offset, header.table_size)
+            data = os.pread(fd, header.table_size, header.table_offset)
             if crc32c(data) != header.table_crc32c:
                 raise CorruptCheckpoint(f"{path}: the table does not match its checksum")
-            self.table = read_table(bytes(data), header.size_bytes)
+            self.table = read_table(data, header.size_bytes)
             self.tensors: Sequence[TensorRecord] = self.table.tensors
-            self.tree = bytes(self.slice(self.table.tree.offset, self.table.tree.size_bytes))
+            self.tree = os.pread(fd, self.table.tree.size_bytes, self.table.tree.offset)
             if crc32c(self.tree) != self.table.tree.crc32c:
                 raise CorruptCheckpoint(f"{path}: the tree does not match its checksum")
         except BaseException:
-            self.close()
+            os.close(fd)
             raise
+        self._fd = fd
+
+    @cached_property
+    def view(self) -> memoryview:
+        """All bytes of the arena, not copied and not verified."""
+        mapped = mmap.mmap(self._fd, self.header.size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        view = memoryview(mapped)
+        populate(view)  # faults one by one cost seven times the copy
+        return view
 
     def slice(self, offset: int, size: int) -> memoryview:
-        """Bytes of the arena, not copied and not verified."""
+        """Some of them."""
         return self.view[offset : offset + size]
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
-        """See Source. Small tensors are copied here: to hand them on costs more."""
-
-        def copy(record: TensorRecord, target: memoryview, start: int) -> None:
-            populate_large(target)
-            if copy_crc32c(target, self.slice(record.offset + start, len(target))) != checksum_at(record, start):
-                raise mismatch(self.step, record, start)
-
-        pending = []
-        try:
-            for record, target in wanted:
-                for start, size in blocks(record.size_bytes):
-                    part = target[start : start + size]
-                    if record.size_bytes <= BLOCK_BYTES // 4:
-                        copy(record, part, start)
-                    else:
-                        pending.append(pool.submit(copy, record, part, start))
-        finally:
-            wait(pending)
-        for future in pending:
-            future.result()
+        """See Source. Read, not mapped: to map the pages would take as long again."""
+        read_whole(self.step, [(self._fd, record, target) for record, target in wanted], False, pool)
 
     def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
         """See Source: what other ranks hold in memory cannot be had here."""
@@ -97,12 +84,11 @@ class ArenaSource:
         """See Source; ``find`` found none."""
 
     def close(self) -> None:
-        """Unmap."""
-        self.view.release()
-        try:
-            self._map.close()
-        except BufferError:
-            pass  # a slice of it is still referred to (by a traceback): unmapped when that goes
+        """Close; what was mapped goes with the last slice of it."""
+        self.__dict__.pop("view", None)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def __enter__(self) -> Self:
         return self

@@ -18,6 +18,7 @@ from resilio_hpc.native import direct_io
 
 WRITE_CHUNK_BYTES, WRITE_DEPTH = 8 << 20, 4
 READ_CHUNK_BYTES, READ_DEPTH = 2 << 20, 4  # per thread: what is read waits in as much memory for its copy
+CACHED_CHUNK_BYTES = 256 << 10  # stays in the processor's cache between its copy and its checksum
 
 Result = TypeVar("Result")
 
@@ -63,7 +64,8 @@ def write(fd: int, memory: memoryview, pieces: Sequence[Piece], blocks: Sequence
 def read(fd: int, segments: Sequence[Segment], direct: bool = True) -> list[int]:
     """Fill every target; the indices of those that do not match their checksum.
 
-    ``segments`` by offset. ``direct`` False: by way of the page cache, because others on this node read the same.
+    ``segments`` by offset. ``direct`` False: by way of the page cache, because others on this node read the same, or
+    because the file is in memory.
     Raises CorruptCheckpoint for segments that overlap, OSError, with ENODATA for a file that ends too early.
     """
     if any(one.offset + len(one.target) > other.offset for one, other in pairwise(segments)):
@@ -72,7 +74,9 @@ def read(fd: int, segments: Sequence[Segment], direct: bool = True) -> list[int]
     def act(file: int) -> list[int]:
         return direct_io.read(file, segments, READ_DEPTH, READ_CHUNK_BYTES, True)
 
-    return _direct_or_cached(fd, os.O_RDONLY, act) if direct else act(fd)
+    if not direct:
+        return direct_io.read_cached(fd, segments, CACHED_CHUNK_BYTES)
+    return _direct_or_cached(fd, os.O_RDONLY, act)
 
 
 def write_cached(fd: int, data: memoryview, offset: int) -> None:
@@ -83,7 +87,7 @@ def write_cached(fd: int, data: memoryview, offset: int) -> None:
 
 
 def check_space(directory: Path, size: int) -> None:
-    """Raises OSError where so much is sure not to fit, before the disk is filled to the brim: others write there too."""
+    """Raises OSError where so much is sure not to fit, before the disk is full to the brim: others write there."""
     found = os.statvfs(directory)
     if found.f_bavail * found.f_frsize < size + (1 << 20):
         raise OSError(errno.ENOSPC, f"no space left for {size} bytes", str(directory))

@@ -272,6 +272,24 @@ static ssize_t read_all(struct ring *ring, struct read_job *job, uint8_t *room, 
     }
 }
 
+/* Through the page cache, or from a file in memory: straight into the targets, each piece verified while it is in the
+ * processor's cache. 0, -errno, or -ENODATA for a file that ends too early. */
+static ssize_t read_in_place(int fd, struct read_job *job, size_t chunk) {
+    for (Py_ssize_t i = 0; i < job->count; i++) {
+        struct segment *segment = &job->segments[i];
+        size_t size = (size_t)segment->target.len;
+        for (size_t at = 0; at < size;) {
+            uint8_t *target = (uint8_t *)segment->target.buf + at;
+            ssize_t done = pread(fd, target, size - at < chunk ? size - at : chunk, segment->offset + (off_t)at);
+            if (done < 0 && errno == EINTR) continue;
+            if (done <= 0) return done < 0 ? -errno : -ENODATA;
+            segment->running = checksum(segment->running, target, (size_t)done);
+            at += (size_t)done;
+        }
+    }
+    return 0;
+}
+
 static void release_segments(struct segment *segments, Py_ssize_t count) {
     for (Py_ssize_t i = 0; i < count; i++) PyBuffer_Release(&segments[i].target);
     PyMem_Free(segments);
@@ -304,6 +322,38 @@ static struct segment *get_segments(PyObject *list, Py_ssize_t *count) {
     return segments;
 }
 
+/* The indices of segments that are not as they should be; lets the segments go. */
+static PyObject *finish_read(struct read_job *job, ssize_t error) {
+    PyObject *bad = error ? NULL : PyList_New(0);
+    for (Py_ssize_t i = 0; bad != NULL && i < job->count; i++) {
+        if (~job->segments[i].running == job->segments[i].crc) continue;
+        PyObject *index = PyLong_FromSsize_t(i);
+        if (index == NULL || PyList_Append(bad, index) < 0) Py_CLEAR(bad);
+        Py_XDECREF(index);
+    }
+    release_segments(job->segments, job->count);
+    if (error) {
+        errno = (int)-error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return bad;
+}
+
+static PyObject *py_read_cached(PyObject *module, PyObject *args) {
+    PyObject *segment_list;
+    int fd;
+    Py_ssize_t chunk;
+    if (!PyArg_ParseTuple(args, "iOn:read_cached", &fd, &segment_list, &chunk)) return NULL;
+    if (!get_depth(1, (size_t)chunk)) return NULL;
+    struct read_job job = {0};
+    if ((job.segments = get_segments(segment_list, &job.count)) == NULL) return NULL;
+    ssize_t error;
+    Py_BEGIN_ALLOW_THREADS
+    error = read_in_place(fd, &job, (size_t)chunk);
+    Py_END_ALLOW_THREADS
+    return finish_read(&job, error);
+}
+
 static PyObject *py_read(PyObject *module, PyObject *args) {
     PyObject *segment_list;
     int fd, concurrent;
@@ -324,19 +374,7 @@ static PyObject *py_read(PyObject *module, PyObject *args) {
         munmap(room, depth * (size_t)chunk);
     }
     Py_END_ALLOW_THREADS
-    PyObject *bad = error ? NULL : PyList_New(0);
-    for (Py_ssize_t i = 0; bad != NULL && i < job.count; i++) {
-        if (~job.segments[i].running == job.segments[i].crc) continue;
-        PyObject *index = PyLong_FromSsize_t(i);
-        if (index == NULL || PyList_Append(bad, index) < 0) Py_CLEAR(bad);
-        Py_XDECREF(index);
-    }
-    release_segments(job.segments, job.count);
-    if (error) {
-        errno = (int)-error;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    return bad;
+    return finish_read(&job, error);
 }
 
 /* ---- Python ----------------------------------------------------------------------------------------------------- */
@@ -353,6 +391,7 @@ static PyMethodDef methods[] = {
     {"write", py_write, METH_VARARGS,
      "write(fd, memory, pieces, blocks, depth, chunk_bytes, bytes_per_s, concurrent) -> int"},
     {"read", py_read, METH_VARARGS, "read(fd, segments, depth, chunk_bytes, concurrent) -> list[int]"},
+    {"read_cached", py_read_cached, METH_VARARGS, "read_cached(fd, segments, chunk_bytes) -> list[int]"},
     {"is_concurrent", py_concurrent, METH_NOARGS, "is_concurrent() -> bool"},
     {NULL, NULL, 0, NULL},
 };

@@ -105,20 +105,24 @@ static PyObject *py_crc32c_portable(PyObject *module, PyObject *args) {
 }
 
 #ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
 #endif
 
 static PyObject *py_populate(PyObject *module, PyObject *args) {
     Py_buffer target;
-    if (!PyArg_ParseTuple(args, "w*:populate", &target)) return NULL;
-    int failed = 0;
+    if (!PyArg_ParseTuple(args, "y*:populate", &target)) return NULL;
+    int failed = 0, how = target.readonly ? MADV_POPULATE_READ : MADV_POPULATE_WRITE;
     uintptr_t first = ((uintptr_t)target.buf + 4095) & ~(uintptr_t)4095; /* whole pages only: the rest faults by itself */
     uintptr_t end = ((uintptr_t)target.buf + (uintptr_t)target.len) & ~(uintptr_t)4095;
     Py_BEGIN_ALLOW_THREADS
-    if (end > first) failed = madvise((void *)first, end - first, MADV_POPULATE_WRITE) != 0;
+    if (end > first) failed = madvise((void *)first, end - first, how) != 0;
     if (failed && errno == EINVAL) { /* Linux before 5.14: fault the pages in one by one */
         volatile uint8_t *bytes = target.buf;
-        for (Py_ssize_t i = 0; i < target.len; i += 4096) bytes[i] = bytes[i];
+        for (Py_ssize_t i = 0; i < target.len; i += 4096) {
+            uint8_t byte = bytes[i];
+            if (how == MADV_POPULATE_WRITE) bytes[i] = byte;
+        }
         failed = 0;
     }
     Py_END_ALLOW_THREADS

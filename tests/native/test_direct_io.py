@@ -108,19 +108,22 @@ def test_every_segment_is_read_and_those_that_do_not_match_are_named(
     path: Path, concurrent: bool, direct: bool, wanted: list[tuple[int, int]], bad: set[int], depth: int, chunk: int
 ) -> None:
     targets = [np.zeros(size, dtype=np.uint8) for _, size in wanted]
-    fd = opened(path, direct)
-    found = direct_io.read(
-        fd,
-        [
-            (offset, target, crc32c(CONTENT[offset : offset + size]) ^ (i in bad))
-            for i, ((offset, size), target) in enumerate(zip(wanted, targets, strict=True))
-        ],
-        depth, chunk, concurrent,
-    )  # fmt: skip
+    what = [
+        (offset, target, crc32c(CONTENT[offset : offset + size]) ^ (i in bad))
+        for i, ((offset, size), target) in enumerate(zip(wanted, targets, strict=True))
+    ]
+    fd, cached = opened(path, direct), opened(path, False)
+    for read in (
+        lambda: direct_io.read(fd, what, depth, chunk, concurrent),
+        lambda: direct_io.read_cached(cached, what, chunk),
+    ):
+        for target in targets:
+            target[:] = 0
+        assert read() == sorted(bad & set(range(len(wanted))))
+        for (offset, size), target in zip(wanted, targets, strict=True):
+            assert np.array_equal(target, CONTENT[offset : offset + size])
     os.close(fd)
-    assert found == sorted(bad & set(range(len(wanted))))
-    for (offset, size), target in zip(wanted, targets, strict=True):
-        assert np.array_equal(target, CONTENT[offset : offset + size])
+    os.close(cached)
 
 
 @ways
@@ -137,6 +140,18 @@ def test_a_file_that_ends_too_early_is_an_error_and_one_that_ends_within_a_page_
             direct_io.read(fd, [(offset, target, good)], 2, PAGE, concurrent)
         assert caught.value.errno == errno.ENODATA
     os.close(fd)
+
+
+def test_what_lies_in_the_page_cache_ends_as_the_file_does(path: Path) -> None:
+    fd = opened(path, False)
+    os.truncate(path, SIZE - 100)
+    with pytest.raises(OSError) as caught:
+        direct_io.read_cached(fd, [(SIZE - 5000, bytearray(4901), 0)], PAGE)
+    assert caught.value.errno == errno.ENODATA
+    os.close(fd)
+    with pytest.raises(OSError) as caught:
+        direct_io.read_cached(9999, [(0, bytearray(1), 0)], PAGE)
+    assert caught.value.errno == errno.EBADF
 
 
 @pytest.mark.parametrize("concurrent", [True, False])
@@ -207,6 +222,9 @@ def bad_calls(memory: mmap.mmap) -> Iterator[tuple[str, tuple[object, ...]]]:
     yield "read", (0, [(5, bytearray(3), 0), (9,)], 4, PAGE, True)
     yield "read", (0, [(5, bytearray(3), "0")], 4, PAGE, True)
     yield "read", (0, [], 4, 1 << 31, True)
+    yield "read_cached", (0, [(5, bytearray(3), 0), (7, bytearray(3), 0)], PAGE)
+    yield "read_cached", (0, [(5, b"read-only", 0)], PAGE)
+    yield "read_cached", (0, [], 100)
 
 
 def test_what_makes_no_sense_is_refused(memory: mmap.mmap) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -95,3 +96,23 @@ def test_populate_keeps_the_content() -> None:
         native.populate(mapping)
         assert mapping[5000:5003] == b"abc"
         assert mapping[:5000] == bytes(5000)
+
+
+def test_pages_that_can_only_be_read_are_mapped_too() -> None:
+    fd = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
+    os.pwrite(fd, b"x" * 100_000, 50_000)
+    with mmap.mmap(fd, 150_000, prot=mmap.PROT_READ) as mapping:
+        native.populate(mapping)
+        assert mapping[49_999:50_001] == b"\0x"
+        assert resident(fd) >= 144
+    os.close(fd)
+
+
+def resident(fd: int) -> int:
+    """KiB of our mapping of a file."""
+    inode = os.fstat(fd).st_ino
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if f" {inode} " in line:
+            return next(int(row.split()[1]) for row in lines if row.startswith("Rss:"))
+    raise AssertionError("it is not mapped")
