@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.coordinator import OnStage, Place, RestorePoint
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError, WireError
@@ -149,11 +150,15 @@ class AgentCoordinator:
         self.place = link.place
         arena = environment.get("RESILIO_ARENA_DIR")
         self.arena_directory = Path(arena) if arena else None
+        self._directory = environment.get("RESILIO_CHECKPOINT_DIR")
         self._link = link
         self._point = parse_restore_point(environment.get("RESILIO_RESTORE", ""))
 
     def restore_points(self) -> Sequence[RestorePoint]:
-        """The one that all ranks of this round restore."""
+        """The one that all ranks of this round restore. Raises CorruptCheckpoint when there is none because all are
+        damaged."""
+        if self._point is None and self.place.rank == 0 and self._directory:
+            catalogue.check_not_all_damaged(Path(self._directory))
         return [] if self._point is None else [self._point]
 
     def restored(self, step: int, source: str, seconds: float) -> None:

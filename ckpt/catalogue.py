@@ -98,6 +98,16 @@ def damaged_steps(directory: Path) -> dict[int, str]:
     return why
 
 
+def check_not_all_damaged(directory: Path) -> None:
+    """Raises CorruptCheckpoint when there are steps and none is good: to begin anew then is not ours to decide."""
+    damaged = damaged_steps(directory)
+    if damaged and not committed_steps(directory):
+        step, why = max(damaged.items())
+        raise CorruptCheckpoint(
+            f"every step in {directory} is damaged; step {step}: {why} (to begin anew, remove them)"
+        )
+
+
 def why_latest_is_wrong(directory: Path) -> str:
     """Why ``latest`` is nothing that a commit wrote; "" when it is (it may be behind), or not there. Raises OSError."""
     try:

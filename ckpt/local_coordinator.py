@@ -76,15 +76,10 @@ class LocalCoordinator:
         self._out_of_patience = False
 
     def restore_points(self) -> Sequence[RestorePoint]:
-        """Every committed step, newest first. Raises CorruptCheckpoint when there are only damaged ones: to begin anew
-        beside them is not ours to decide."""
+        """Every committed step, newest first. Raises CorruptCheckpoint when there are only damaged ones."""
+        catalogue.check_not_all_damaged(self._directory)
         steps = catalogue.committed_steps(self._directory)
-        damaged = catalogue.damaged_steps(self._directory)
-        for step, why in damaged.items():
-            if not steps:
-                raise CorruptCheckpoint(
-                    f"every step in {self._directory} is damaged; step {step}: {why} (to begin anew, remove them)"
-                )
+        for step, why in catalogue.damaged_steps(self._directory).items():
             if self.place.rank == 0:
                 print(f"resilio: step {step} is damaged and not restored: {why}", file=sys.stderr)
         return [RestorePoint("committed", step) for step in reversed(steps)]

@@ -181,6 +181,18 @@ def test_a_copy_that_is_not_there_is_reported(agent: Agent) -> None:
     finish(process, agent_link.EXIT_RESTORE_FAILED)
 
 
+def test_where_all_steps_are_damaged_a_run_does_not_begin_anew(agent: Agent) -> None:
+    save_step_5(agent)
+    shard = agent.checkpoints / "step-0000000005" / "node-0.h5"
+    os.truncate(shard, 1000)
+    process = agent.rank("from resilio_hpc import ckpt; ckpt.Checkpointer().restore()", "", round_=1)
+    agent.accept()
+    agent.hear()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "damaged; step 5: node-0.h5: missing, or not as large as it was written (to begin anew, remove them)" in err
+
+
 def test_when_the_agent_is_gone_waiting_ends_with_an_error(agent: Agent) -> None:
     process = agent.rank(SAVE_AND_WAIT)
     agent.accept()

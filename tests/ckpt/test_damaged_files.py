@@ -136,7 +136,7 @@ def test_when_all_files_are_cut_off_that_is_an_error_and_not_a_fresh_start(
     assert restored(directory) == 10
     assert "step 20 is damaged and not restored: node-0.h5: missing, or not as large" in capsys.readouterr().err
     os.truncate(shard(directory, 10), 100)
-    with pytest.raises(CorruptCheckpoint, match=r"every step in .* is damaged; step 10: node-0.h5: missing"):
+    with pytest.raises(CorruptCheckpoint, match=r"every step in .* is damaged; step 20: node-0.h5: missing"):
         ckpt.Checkpointer(directory).restore()
 
 
