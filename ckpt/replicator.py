@@ -25,12 +25,12 @@ from resilio_hpc.ckpt.replicator_messages import (
     Serve,
     Serving,
     decode_request,
-    encode_line,
 )
 from resilio_hpc.ckpt.snapshot_giver import SnapshotGiver
 from resilio_hpc.ckpt.snapshot_taker import SnapshotTaker
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.json_lines import encode_line
 
 _TICK_MS = 500
 

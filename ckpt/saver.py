@@ -24,10 +24,10 @@ from resilio_hpc.ckpt.saver_messages import (
     Request,
     SaverFailed,
     decode_request,
-    encode_line,
 )
 from resilio_hpc.core.durable import make_directory
 from resilio_hpc.core.errors import CheckpointError, WireError, os_error_text
+from resilio_hpc.core.json_lines import encode_line
 
 
 def serve(request: Request) -> Answer:

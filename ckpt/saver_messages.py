@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from resilio_hpc.ckpt.records import ShardRecord
-from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.json_lines import LineDecoder
 
 
 class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -57,27 +57,5 @@ class SaverFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
 Request = Persist | Commit
 Answer = Persisted | Committed | SaverFailed
 
-_encoder = msgspec.json.Encoder()
-_request_decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
-_answer_decoder: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
-
-
-def encode_line(message: Request | Answer) -> bytes:
-    """One line, with its newline."""
-    return _encoder.encode(message) + b"\n"
-
-
-def decode_request(line: bytes) -> Request:
-    """A line from the agent. Raises WireError."""
-    try:
-        return _request_decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"not a request to the saver: {error}") from error
-
-
-def decode_answer(line: bytes) -> Answer:
-    """A line from the saver. Raises WireError."""
-    try:
-        return _answer_decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"not an answer of the saver: {error}") from error
+decode_request = LineDecoder[Request](Request, "a request to the saver").decode
+decode_answer = LineDecoder[Answer](Answer, "an answer of the saver").decode

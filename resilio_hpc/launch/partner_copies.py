@@ -17,8 +17,8 @@ from resilio_hpc.ckpt.replicator_messages import (
     Serve,
     Serving,
     decode_answer,
-    encode_line,
 )
+from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.child_link import ChildLink
 from resilio_hpc.launch.local_round import LocalRound

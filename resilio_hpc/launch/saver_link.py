@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resilio_hpc.ckpt import saver_messages
+from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.launch.child_link import ChildLink
 
 PAUSE_LIMIT_S = 10.0
@@ -45,7 +46,7 @@ class SaverLink(ChildLink):
         self._asked.append(Request(commits, message.round, message.step))
         if commits:
             self.resume()
-        self.write(saver_messages.encode_line(message))
+        self.write(encode_line(message))
         return True
 
     def pause(self) -> None:

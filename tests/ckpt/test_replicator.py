@@ -37,12 +37,12 @@ from resilio_hpc.ckpt.replicator_messages import (
     Want,
     asking,
     decode_answer,
-    encode_line,
     giving,
 )
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core import wire
+from resilio_hpc.core.json_lines import encode_line
 
 POOL = ThreadPoolExecutor(1)
 SECRET = wire.new_secret().decode()

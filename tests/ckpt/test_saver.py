@@ -32,11 +32,11 @@ from resilio_hpc.ckpt.saver_messages import (
     Request,
     SaverFailed,
     decode_answer,
-    encode_line,
 )
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import LayoutMismatch
+from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.core.process import run
 
 POOL = ThreadPoolExecutor(1)

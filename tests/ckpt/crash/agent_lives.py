@@ -17,9 +17,10 @@ from resilio_hpc.ckpt import saver as saver_process
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.saver_messages import Commit, Committed, Persist, Persisted, decode_answer, encode_line
+from resilio_hpc.ckpt.saver_messages import Commit, Committed, Persist, Persisted, decode_answer
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.core.json_lines import encode_line
 
 WORLD = 2
 ARENA_MIB = {1: 1, 2: 2, 3: 3, 4: 80, 5: 3, 6: 3, 7: 3}
