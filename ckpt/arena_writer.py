@@ -14,7 +14,7 @@ from resilio_hpc.ckpt import arena
 from resilio_hpc.ckpt.arena import EMPTY, PAGE, STATE_AT, WHOLE, WRITING, Header
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.core.errors import CheckpointError
-from resilio_hpc.core.memory_left import memory_left
+from resilio_hpc.core.memory_left import is_in_memory, memory_left
 from resilio_hpc.native import populate
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -127,7 +127,7 @@ class Slot:
 
     def _allocate(self, size: int) -> None:
         """Piece by piece, with a look at what is left: all ranks of a node do this at the same time."""
-        if self.on_disk:
+        if self.on_disk and not is_in_memory(self._fd):
             os.posix_fallocate(self._fd, 0, size)
             return
         if self.size_bytes < size:

@@ -6,10 +6,13 @@ Shared memory counts: a file in /dev/shm that grows beyond a cgroup's limit is n
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+_TMPFS, _RAMFS = 0x01021994, 0x858458F6
 
 
 class MemoryLeft(NamedTuple):
@@ -23,6 +26,14 @@ def memory_left(root: Path = Path("/")) -> MemoryLeft | None:
     """From /proc and the memory cgroups (v1 and v2) that this process is in; None where nothing can be read."""
     found = [*_machine(root), *_cgroups(root)]
     return min(found, default=None)
+
+
+def is_in_memory(fd: int) -> bool:
+    """Does the file system of an open file keep its files in memory (tmpfs, ramfs)? fstatfs(2)."""
+    found = (ctypes.c_long * 32)()  # its first member is the type
+    if ctypes.CDLL(None, use_errno=True).fstatfs(fd, found) != 0:
+        return False
+    return found[0] in (_TMPFS, _RAMFS)
 
 
 def _machine(root: Path) -> Iterator[MemoryLeft]:

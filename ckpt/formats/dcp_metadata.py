@@ -77,6 +77,15 @@ class _Only(_Record):
         return value
 
 
+class _Member(_Record):
+    """Stands for ``getattr``, by which some versions of Python pickle members of an enumeration: looks nothing up."""
+
+    def __new__(cls, kind: Any, name: Any) -> Any:
+        if kind is not _Only or type(name) is not str:
+            raise UsageError(".metadata asks for builtins.getattr, which has no place there; nothing was read")
+        return name
+
+
 class _Ignored(_Record):
     """Stands for a class with arguments that nobody needs."""
 
@@ -101,6 +110,7 @@ _KNOWN: dict[tuple[str, str], type] = {
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Record,
     ("torch", "Size"): _Only,
     ("torch.serialization", "_get_layout"): _Only,
+    ("builtins", "getattr"): _Member,
     ("pathlib", "PosixPath"): _Ignored,
     ("collections", "OrderedDict"): dict,
 }

@@ -121,6 +121,16 @@ def test_what_we_exported_comes_back_as_it_was(form: Format, tmp_path: Path) -> 
             assert same(mine[1], theirs[1])
 
 
+def test_a_folder_of_a_python_that_pickles_members_by_getattr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 3.11.2 does."""
+    encoding = torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING
+    monkeypatch.setattr(encoding, "__reduce_ex__", lambda self, _: (getattr, (type(self), self.name)))
+    dcp.save({"w": torch.arange(3.0)}, checkpoint_id=tmp_path / "f", no_dist=True)
+    assert b"getattr" in (tmp_path / "f" / ".metadata").read_bytes()
+    import_(tmp_path / "f", tmp_path / "d")
+    assert restored(tmp_path / "d", {"w": torch.zeros(3)})["w"].tolist() == [0.0, 1.0, 2.0]
+
+
 def test_a_dcp_folder_of_one_process_with_an_optimizer_by_numbers(tmp_path: Path) -> None:
     parts, fresh = trained(), trained()
     state = {name: part.state_dict() for name, part in parts.items()}

@@ -9,6 +9,7 @@ import pickle  # noqa: TID251 - what the others write, and what hurts them
 import re
 import struct
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,11 @@ def changed(folder: Path, change: Callable[[Any], None]) -> None:
     found = pickle.loads((folder / ".metadata").read_bytes())
     change(found)
     (folder / ".metadata").write_bytes(pickle.dumps(found))
+
+
+def test_getattr_in_a_metadata_file_looks_nothing_up(folder: Path) -> None:
+    changed(folder, lambda found: setattr(found, "storage_meta", Calls(getattr, OrderedDict, "fromkeys")))
+    refused(folder, "dcp", UsageError, ".metadata asks for builtins.getattr, which has no place there")
 
 
 def test_a_metadata_file_that_runs_a_command_is_not_read(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,8 @@ checkpoint = Checkpointer(sys.argv[2], local=sys.argv[3])
 state = {"x": numpy.ones(int(sys.argv[4]), dtype=numpy.uint8)}
 for step in range(1, 5):
     state["x"][:] = step
-    checkpoint.save(step, state).wait("committed", 120)
+    handle = checkpoint.save(step, state)
+    handle.wait("committed", 120) if not handle.error else None
 print(*(slot.on_disk for slot in checkpoint._arenas._slots))
 """
 
@@ -50,15 +52,26 @@ def run(limited: Path, tmp_path: Path, size: int) -> subprocess.CompletedProcess
     return subprocess.run(argv, capture_output=True, text=True, timeout=200)
 
 
-def test_a_second_arena_that_would_be_too_much_goes_to_disk_and_nobody_is_killed(limited: Path, tmp_path: Path) -> None:
-    done = run(limited, tmp_path, STATE)
+def test_a_second_arena_that_is_too_much_goes_to_disk_and_nobody_is_killed(limited: Path, disk_path: Path) -> None:
+    done = run(limited, disk_path, STATE)
     assert (done.returncode, done.stdout) == (0, "False True\n"), done.stderr
     assert "MiB of memory are left, and training needs some of them); one or both go to disk" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    step, state = Checkpointer(tmp_path / "there").restore() or (-1, None)
+    step, state = Checkpointer(disk_path / "there").restore() or (-1, None)
     assert step == 4 and (state["x"] == 4).all()
 
 
-def test_what_fits_stays_in_memory(limited: Path, tmp_path: Path) -> None:
-    done = run(limited, tmp_path, STATE // 3)
+def test_another_place_in_memory_is_no_way_out(limited: Path, disk_path: Path) -> None:
+    """Where the directory for what does not fit is a tmpfs, as many a /tmp is, that save fails; nobody is killed."""
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        argv = [sys.executable, "-c", SCRIPT, str(limited), str(disk_path / "there"), name, str(STATE)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "step 2 is not saved: " in done.stderr
+    assert "MiB of memory are left, and training needs some of them" in done.stderr
+    assert Checkpointer(disk_path / "there").steps() == [1]
+
+
+def test_what_fits_stays_in_memory(limited: Path, disk_path: Path) -> None:
+    done = run(limited, disk_path, STATE // 3)
     assert (done.returncode, done.stdout, done.stderr) == (0, "False False\n", "")

@@ -155,8 +155,8 @@ def test_what_lies_in_the_page_cache_ends_as_the_file_does(path: Path) -> None:
 
 
 @pytest.mark.parametrize("concurrent", [True, False])
-def test_what_a_file_system_refuses_is_an_error(memory: mmap.mmap, tmp_path: Path, concurrent: bool) -> None:
-    fd = opened(tmp_path / "new", True)
+def test_what_a_file_system_refuses_is_an_error(memory: mmap.mmap, disk_path: Path, concurrent: bool) -> None:
+    fd = opened(disk_path / "new", True)
     with pytest.raises(OSError) as caught:
         write(fd, memory, [(0, 17, SIZE - 17)], concurrent)
     assert caught.value.errno == errno.EINVAL
@@ -233,9 +233,9 @@ def test_what_makes_no_sense_is_refused(memory: mmap.mmap) -> None:
             getattr(direct_io, name)(*arguments)
 
 
-def test_nothing_is_kept_after_errors(memory: mmap.mmap, tmp_path: Path) -> None:
+def test_nothing_is_kept_after_errors(memory: mmap.mmap, disk_path: Path) -> None:
     """Neither memory nor rings (each is a file descriptor)."""
-    path = tmp_path / "new"
+    path = disk_path / "new"
     path.touch()
     before = 0
     for turn in range(300):
