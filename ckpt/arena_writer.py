@@ -130,13 +130,18 @@ class Slot:
         if self.on_disk and not is_in_memory(self._fd):
             os.posix_fallocate(self._fd, 0, size)
             return
-        if self.size_bytes < size:
+        present = self.size_bytes
+        if present < size:
             os.ftruncate(self._fd, size)
-        for at in range(0, size, _PIECE_BYTES):
-            piece = min(_PIECE_BYTES, size - at)
-            if os.lseek(self._fd, at, os.SEEK_HOLE) < at + piece:
-                _refuse_to_fill_memory(piece)
-                os.posix_fallocate(self._fd, at, piece)
+        try:
+            for at in range(0, size, _PIECE_BYTES):
+                piece = min(_PIECE_BYTES, size - at)
+                if os.lseek(self._fd, at, os.SEEK_HOLE) < at + piece:
+                    _refuse_to_fill_memory(piece)
+                    os.posix_fallocate(self._fd, at, piece)
+        except OSError:
+            os.ftruncate(self._fd, min(present, size))  # what was taken goes back, and nobody maps the hole
+            raise
 
     def begin(self) -> None:
         """From here until ``finish`` the slot holds nothing (locked)."""
