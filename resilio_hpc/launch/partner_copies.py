@@ -147,7 +147,7 @@ class PartnerCopies:
                 _, copy = self._copy
                 self._copy = None
                 if isinstance(answer, Fetched):
-                    self._keep_newest(copy)
+                    self._keep_copy(copy)
                     self._agent.record(
                         "copied", step=copy.step, ranks=[copy.ranks.start, copy.ranks.stop - 1],
                         size_bytes=answer.size_bytes, seconds=answer.seconds,
@@ -157,7 +157,7 @@ class PartnerCopies:
             elif self._restore is not None and answer.number in self._restore.missing:
                 self._brought(self._restore, answer)
 
-    def _keep_newest(self, copy: _Copy) -> None:
+    def _keep_copy(self, copy: _Copy) -> None:
         """Nothing of ranks that have another partner now."""
         kept = {key: world for key, world in self._held.items() if key[0] in copy.ranks}
         self._held = kept | {(rank, copy.step): copy.world_size for rank in copy.ranks}
@@ -173,7 +173,7 @@ class PartnerCopies:
             self._restore_failed(restore, getattr(answer, "error", DIED))
 
     def _restore_failed(self, restore: _Restore, error: str) -> None:
-        self.give_up()
+        self.give_up()  # the other fetches
         assert restore.start.restore is not None
         self._agent.core.copies_failed(restore.local.number, restore.start.restore, error)
 
@@ -182,12 +182,16 @@ class PartnerCopies:
         self._agent.record("replicator_died")
         self._deaths += 1
         self.port = 0
-        restore, self._copy = self._restore, None
+        restore = self._restore
+        self._restore = self._copy = None  # nothing is left to be cancelled
+        if self._deaths > MAX_DEATHS:
+            self._agent.say(
+                f"{self._agent.settings.node}: the replicator died {self._deaths} times, there are no partner copies "
+                f"here any more; see {self._agent.local_dir / 'replicator.log'}"
+            )
         self.start()
         if restore is not None:
-            self._restore = None
-            assert restore.start.restore is not None
-            self._agent.core.copies_failed(restore.local.number, restore.start.restore, DIED)
+            self._restore_failed(restore, DIED)
 
     def _ask(self, step: int, ranks: list[int], world: int, endpoint: str, owner: m.Member | None = None) -> int:
         self._number += 1

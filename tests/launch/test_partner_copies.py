@@ -43,11 +43,12 @@ class Node:
         self.local.mkdir()
         self.recorded: list[tuple[str, dict[str, Any]]] = []
         self.spawned: list[int] = []
+        self.said: list[str] = []
         self.failed: list[tuple[int, m.RestorePoint, str]] = []
         agent: Any = SimpleNamespace(
             arena_dir=self.arenas, local_dir=self.local, run=SimpleNamespace(secret=SECRET),
-            settings=SimpleNamespace(address="127.0.0.1", options=SimpleNamespace(partner_copies=enabled)),
-            record=lambda kind, **fields: self.recorded.append((kind, fields)),
+            settings=SimpleNamespace(node="n", address="127.0.0.1", options=SimpleNamespace(partner_copies=enabled)),
+            say=self.said.append, record=lambda kind, **fields: self.recorded.append((kind, fields)),
             core=SimpleNamespace(copies_failed=lambda *failed: self.failed.append(failed)),
             ranks=SimpleNamespace(spawn=lambda local, start: self.spawned.append(local.number)),
         )  # fmt: skip
@@ -203,6 +204,16 @@ def test_a_replicator_that_is_killed_is_started_again_and_gives_what_was_kept(no
     other.serve_until(lambda: other.copies.port not in (0, former))
     assert one.copies.fetch(*start(0, 5, other.endpoint))
     one.serve_until(lambda: one.spawned == [1])
+
+
+def test_a_replicator_that_keeps_dying_is_told_and_not_started_again(nodes: list[Node]) -> None:
+    one, _ = nodes
+    for deaths in range(1, 7):
+        one.copies.link._process.kill()  # type: ignore[union-attr]
+        one.serve_until(lambda deaths=deaths: one.told("replicator_died") == deaths)  # type: ignore[misc]
+    assert one.copies.link.fileno() is None
+    assert len(one.said) == 1
+    assert "died 6 times, there are no partner copies here any more" in one.said[0]
 
 
 def test_a_replicator_killed_while_ranks_wait_for_it_fails_their_start(nodes: list[Node]) -> None:
