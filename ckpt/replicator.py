@@ -19,6 +19,7 @@ import zmq
 from resilio_hpc.ckpt import helper_process
 from resilio_hpc.ckpt.replicator_messages import (
     Answer,
+    Begin,
     Cancel,
     Fetch,
     Request,
@@ -54,6 +55,9 @@ class Replicator:
             self._taker.begin(request)
         elif isinstance(request, Cancel):
             self._taker.cancel(request.numbers)
+        elif isinstance(request, Begin):
+            self._taker.forget_all_but(request.copies)
+            self._giver.begin(request.round)
 
     def serve_once(self, stdin: int) -> bool:
         """Wait for something to do, and do it, but for standard input. True: that can be read."""

@@ -26,7 +26,8 @@ class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → replicator: copy the snapshots of ``step`` of these ranks of a world from the replicator at ``endpoint``.
 
     ``into_arenas``: they become snapshots of this node's own ranks, the first of which is local rank 0 of
-    ``local_world_size``; else they are kept for the other node. Answer: Fetched or FetchFailed, with ``number``.
+    ``local_world_size``; else they are kept for the other node, which gives them when it has begun ``round`` (-1: at
+    once). Answer: Fetched or FetchFailed, with ``number``.
     """
 
     number: int
@@ -34,9 +35,20 @@ class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     ranks: list[int]
     world_size: int
     endpoint: str
+    round: int = -1
     into_arenas: bool = False
     first_rank: int = 0
     local_world_size: int = 0
+
+
+class Begin(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → replicator: this node has begun ``round``, and its arenas hold only what belongs to its life.
+
+    Of the copies only these (rank, step) do. Before this is said, who asks because of that round has to wait.
+    """
+
+    round: int
+    copies: list[tuple[int, int]]
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +78,7 @@ class FetchFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
     error: str
 
 
-Request = Serve | Fetch | Cancel
+Request = Serve | Fetch | Begin | Cancel
 Answer = Serving | Fetched | FetchFailed
 
 decode_request = LineDecoder[Request](Request, "a request to the replicator").decode
@@ -74,11 +86,13 @@ decode_answer = LineDecoder[Answer](Answer, "an answer of the replicator").decod
 
 
 class Want(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Keep the snapshot of ``step`` of ``rank`` for me. Answer: Have or Miss."""
+    """Keep the snapshot of ``step`` of ``rank`` for me, of the life of ``round``. Answer: Have or Miss, but none before
+    you have begun that round."""
 
     rank: int
     step: int
     world_size: int
+    round: int = -1
 
 
 class Read(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

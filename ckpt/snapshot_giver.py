@@ -44,6 +44,8 @@ class SnapshotGiver:
         self.socket = socket
         self._directories = directories
         self._kept: dict[bytes, _Kept] = {}
+        self._round = -1
+        self._early: dict[bytes, tuple[Want, float]] = {}  # with the time: who asks for a round not begun here
 
     def serve(self) -> None:
         """Answer every request that is waiting."""
@@ -62,18 +64,31 @@ class SnapshotGiver:
             else:
                 self._release(caller)
 
+    def begin(self, number: int) -> None:
+        """From now on snapshots are of the life of this round."""
+        self._round = number
+        waiting, self._early = self._early, {}
+        for caller, (message, _) in waiting.items():
+            self._want(caller, message)
+
     def tick(self) -> None:
         """Keep nothing for those who are gone."""
         now = time.monotonic()
-        for caller in [caller for caller, kept in self._kept.items() if now - kept.read_at > FORGOTTEN_S]:
+        heard = {caller: kept.read_at for caller, kept in self._kept.items()}
+        heard |= {caller: at for caller, (_, at) in self._early.items()}
+        for caller in [caller for caller, at in heard.items() if now - at > FORGOTTEN_S]:
             self._release(caller)
 
     def _want(self, caller: bytes, message: Want) -> None:
         self._release(caller)
+        if message.round > self._round and len(self._early) < _MAX_KEPT:
+            self._early[caller] = (message, time.monotonic())  # what is here may be of a life that others have left
+            return
+        wanted = (message.rank, message.step, message.world_size)
         held = [held for directory in self._directories for held in arena.scan(directory)]
         for snapshot in held:
-            found = Want(snapshot.rank, snapshot.step, snapshot.world_size)
-            if found == message and len(self._kept) < _MAX_KEPT:
+            found = (snapshot.rank, snapshot.step, snapshot.world_size)
+            if found == wanted and message.round <= self._round and len(self._kept) < _MAX_KEPT:
                 fd = arena.lock_snapshot(snapshot)
                 if fd is not None:
                     kept = _Kept(fd, mmap.mmap(fd, snapshot.size_bytes, prot=mmap.PROT_READ), time.monotonic())
@@ -95,6 +110,7 @@ class SnapshotGiver:
         wire.send(self.socket, [caller, giving.encode(message), *data])
 
     def _release(self, caller: bytes) -> None:
+        self._early.pop(caller, None)
         kept = self._kept.pop(caller, None)
         if kept is not None:
             kept.close()

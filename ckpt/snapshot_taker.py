@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,12 @@ class SnapshotTaker:
         self._waiting.append(order)
         self._next()
 
+    def forget_all_but(self, copies: Collection[tuple[int, int]]) -> None:
+        """Only these copies, (rank, step), are of the present life."""
+        for held in arena.scan(self._copies):
+            if (held.rank, held.step) not in copies:
+                arena.mark_empty(held.path, held.step)
+
     def cancel(self, numbers: Sequence[int]) -> None:
         """Give these up; what was half here is nothing."""
         self._waiting = deque(order for order in self._waiting if order.number not in numbers)
@@ -133,8 +139,9 @@ class SnapshotTaker:
 
     def _take_header(self, now: _Fetching, message: Have) -> None:
         header = arena.unpack(message.header)
-        found = None if header is None else Want(header.rank, header.step, header.world_size)
-        if header is None or found != self._wanted(now) or now.arriving is not None:
+        wanted = (now.ranks[0], now.order.step, now.order.world_size)
+        found = () if header is None else (header.rank, header.step, header.world_size)
+        if header is None or found != wanted or now.arriving is not None:
             raise CheckpointError("another snapshot came than was asked for")
         pair = self._pair(now.order, header)
         slot, room, sequence = pair.reserve(header.step, header.size_bytes)
@@ -208,7 +215,7 @@ class SnapshotTaker:
 
     @staticmethod
     def _wanted(now: _Fetching) -> Want:
-        return Want(now.ranks[0], now.order.step, now.order.world_size)
+        return Want(now.ranks[0], now.order.step, now.order.world_size, now.order.round)
 
     def _hang_up(self) -> None:
         now, self._now = self._now, None

@@ -337,10 +337,10 @@ class Agent(AgentFiles):
         """Where other nodes may fetch them; 0: nowhere."""
         return self.copies.port
 
-    def forget_snapshots_after(self, step: int) -> None:
-        """Drop snapshots of steps that will be computed anew."""
+    def forget_snapshots_after(self, step: int, round_number: int) -> None:
+        """Drop snapshots of steps that will be computed anew, in that round."""
         self.snapshots.forget_after(step)
-        self.copies.forget_after(step)
+        self.copies.begin(round_number, step)
 
     def record(self, kind: str, **fields: Any) -> None:
         """Write to the ledger."""

@@ -113,7 +113,7 @@ class NodeRanks:
         # Snapshots beyond the restore point belong to a life whose steps will be computed anew: never mix the two. So
         # do older ones of a node that missed a start, and a node that waits takes no part in the new life at all.
         keep = message.restore.step if message.restore is not None and member is not None and was_there else -1
-        self._ports.forget_snapshots_after(keep)
+        self._ports.forget_snapshots_after(keep, number)
         self._waiting_start = None
         if member is None:
             self._stop_ranks_left_over()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilio_hpc.ckpt.replicator_messages import (
+    Begin,
     Cancel,
     Fetch,
     Fetched,
@@ -62,6 +63,7 @@ class PartnerCopies:
         self._copy: tuple[int, _Copy] | None = None
         self._restore: _Restore | None = None
         self._deaths = 0
+        self._round = -1  # the one that this node has begun
 
     def start(self) -> None:
         """Start the replicator."""
@@ -76,15 +78,25 @@ class PartnerCopies:
                 str(agent.arena_dir / "copies"), str(spill),
             )
         )  # fmt: skip
+        self._say_begun()
 
     def held(self) -> tuple[m.Held, ...]:
         """Whole copies of the present life."""
         return tuple(m.Held(rank, step, world, True) for (rank, step), world in sorted(self._held.items()))
 
-    def forget_after(self, step: int) -> None:
-        """Later steps will be computed anew."""
+    def begin(self, number: int, step: int) -> None:
+        """Round ``number`` goes on from ``step``, and this node's arenas hold no later one: later copies do not count.
+
+        Nobody is given anything for a round before that.
+        """
         self.give_up()
         self._held = {key: world for key, world in self._held.items() if key[1] <= step}
+        self._round = number
+        self._say_begun()
+
+    def _say_begun(self) -> None:
+        if self._round >= 0:
+            self._say(Begin(self._round, list(self._held)))
 
     def give_up(self) -> None:
         """What is being fetched belongs to a life that is over."""
@@ -112,7 +124,7 @@ class PartnerCopies:
         self._cancel_copy()
         newest = max((step for _, step in self._held), default=-1)
         self._held = {key: world for key, world in self._held.items() if key[1] == newest}  # the older one makes room
-        number = self._ask(message.step, list(ranks), world_size, partner.endpoint)
+        number = self._ask(message.step, list(ranks), world_size, partner.endpoint, message.round)
         self._copy = (number, _Copy(message.step, ranks, world_size))
 
     def fetch(self, local: LocalRound, start: m.Start) -> bool:
@@ -130,7 +142,7 @@ class PartnerCopies:
         self._restore = restore = _Restore(local, start)
         world = sum(member.local_world_size for member in start.state.members)
         for endpoint, ranks in wanted.items():
-            restore.missing.add(self._ask(start.restore.step, ranks, world, endpoint, local.member))
+            restore.missing.add(self._ask(start.restore.step, ranks, world, endpoint, owner=local.member))
         return True
 
     def serve(self) -> None:
@@ -193,10 +205,12 @@ class PartnerCopies:
         if restore is not None:
             self._restore_failed(restore, DIED)
 
-    def _ask(self, step: int, ranks: list[int], world: int, endpoint: str, owner: m.Member | None = None) -> int:
+    def _ask(
+        self, step: int, ranks: list[int], world: int, endpoint: str, round_: int = -1, owner: m.Member | None = None
+    ) -> int:
         self._number += 1
         mine = (True, owner.first_rank, owner.local_world_size) if owner is not None else (False, 0, 0)
-        self._say(Fetch(self._number, step, ranks, world, endpoint, *mine))
+        self._say(Fetch(self._number, step, ranks, world, endpoint, round_, *mine))
         return self._number
 
     def _say(self, request: Request) -> None:

@@ -23,6 +23,7 @@ from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.replicator_messages import (
     Answer,
+    Begin,
     Cancel,
     Fetch,
     Fetched,
@@ -253,6 +254,32 @@ class reader:
 
     def __exit__(self, *_: object) -> None:
         self.context.destroy(linger=0)
+
+
+def test_who_asks_because_of_a_round_waits_until_the_other_node_has_begun_it(start: Start) -> None:
+    one = start()
+    pair = one.take(0, 1)
+    with reader(one) as ask:
+        one.send(Begin(4, []))
+        assert isinstance(ask(Want(0, 1, 4, round=4)), Have)
+        ask(Want(0, 1, 4, round=6), answer=False)
+        one.send(Begin(5, []))
+        time.sleep(0.5)
+        Snapshot(pair, 2, flatten({"w": np.zeros(10)}), POOL).finish()
+        arena.invalidate(one.arenas, 1)
+        one.send(Begin(6, []))
+        assert isinstance(ask(Want(0, 2, 4, round=6)), Miss)  # the first answer since
+
+
+def test_copies_of_a_life_that_is_over_are_forgotten(start: Start) -> None:
+    one, other = start(), start()
+    one.take(0, 1)
+    one.take(1, 1)
+    assert isinstance(other.ask(Fetch(1, 1, [0, 1], 4, one.endpoint)), Fetched)
+    other.send(Begin(1, [(1, 1)]))
+    with reader(other) as ask:
+        assert isinstance(ask(Want(1, 1, 4, round=1)), Have)
+        assert isinstance(ask(Want(0, 1, 4)), Miss)
 
 
 @pytest.mark.parametrize("wrong", [Read(-1, 10), Read(0, 0), Read(0, 1 << 40), Read(1 << 40, 10), Read(0, 1 << 21)])

@@ -54,6 +54,7 @@ class Node:
         )  # fmt: skip
         self.copies = PartnerCopies(agent)
         self.copies.start()
+        self.copies.begin(0, -1)
         self._pair = ArenaPair(self.arenas, Owner(rank, 0, 2, 1, 0, "own", "run"), self.local / "spill")
 
     def save(self, step: int, floats: int = 1000) -> None:
@@ -77,8 +78,8 @@ class Node:
             if fd is not None and select.select([fd], [], [], 0.1)[0]:
                 self.copies.serve()
 
-    def keep(self, step: int, partner: Node) -> None:
-        self.copies.keep(m.Persist(1, 0, step, Partner(partner.rank, 1, partner.endpoint)), 2)
+    def keep(self, step: int, partner: Node, number: int = 0) -> None:
+        self.copies.keep(m.Persist(1, number, step, Partner(partner.rank, 1, partner.endpoint)), 2)
 
     def kept(self) -> list[int]:
         return sorted(held.step for held in self.copies.held())
@@ -156,17 +157,52 @@ def test_steps_of_a_life_that_is_over_do_not_count_however_late_they_come(nodes:
         one.save(step)
         other.keep(step, one)
         other.serve_until(lambda step=step: step in other.kept())  # type: ignore[misc]
-    other.copies.forget_after(1)
+    other.copies.begin(1, 1)
     assert other.kept() == [1]
     one.save(3)
     os.kill(one.pid, signal.SIGSTOP)
     other.keep(3, one)
-    other.copies.forget_after(1)
+    other.copies.begin(1, 1)
     os.kill(one.pid, signal.SIGCONT)
     one.save(4)
     other.keep(4, one)
     other.serve_until(lambda: 4 in other.kept())
     assert 3 not in other.kept()
+
+
+def test_who_has_not_begun_the_round_gives_nothing_of_a_life_that_others_have_left(nodes: list[Node]) -> None:
+    """The order to write the restored step comes with the start of the round; the partner's start may come later."""
+    one, other = nodes
+    for step in (1, 2):
+        one.save(step)
+    other.copies.begin(1, 2)
+    other.keep(2, one, number=1)
+    one.serve_until(lambda: one.copies.port > 0)
+    time.sleep(0.5)
+    assert not select.select([other.copies.link.fileno()], [], [], 0)[0]
+    arena.invalidate(one.arenas, 2)  # it missed a start, and learns so
+    one.copies.begin(1, -1)
+    other.serve_until(lambda: other.told("copy_failed") == 1)
+    assert other.kept() == []
+    one.save(3)
+    other.keep(3, one, number=1)
+    other.serve_until(lambda: other.kept() == [3])
+
+
+def test_a_new_replicator_knows_the_round_and_which_copies_count(nodes: list[Node]) -> None:
+    one, other = nodes
+    for step in (1, 2):
+        one.save(step)
+        other.keep(step, one)
+        other.serve_until(lambda step=step: step in other.kept())  # type: ignore[misc]
+    os.kill(other.pid, signal.SIGSTOP)
+    other.copies.begin(3, 1)
+    other.copies.link._process.kill()  # type: ignore[union-attr]
+    other.serve_until(lambda: other.told("replicator_died") == 1 and other.copies.port > 0)
+    assert other.kept() == [1]
+    assert one.copies.fetch(*start(0, 1, other.endpoint))  # answered when Begin was carried out
+    one.serve_until(lambda: one.spawned == [1])
+    assert [held.step for held in arena.scan(other.arenas / "copies")] == [1]
 
 
 def test_ranks_do_not_start_after_a_fetch_that_was_given_up(nodes: list[Node]) -> None:

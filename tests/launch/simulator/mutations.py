@@ -106,12 +106,20 @@ def no_commit_fence(patch: Patch) -> None:
 
 def snapshots_of_other_lives_count(patch: Patch) -> None:
     """A node keeps snapshots of steps that are computed anew."""
-    patch.setattr(VirtualAgent, "forget_snapshots_after", lambda self, step: None)
+
+    def begin(self: Any, step: int, round_number: int) -> None:
+        self.copies.begin(round_number, step)
+
+    patch.setattr(VirtualAgent, "forget_snapshots_after", begin)
 
 
 def copies_of_other_lives_count(patch: Patch) -> None:
     """A node keeps copies of its partner's snapshots of steps that are computed anew."""
-    patch.setattr(VirtualCopies, "forget_after", lambda self, step: None)
+
+    def begin(self: Any, number: int, step: int) -> None:
+        self.round = number
+
+    patch.setattr(VirtualCopies, "begin", begin)
 
 
 def who_missed_a_start_keeps_its_snapshots(patch: Patch) -> None:

@@ -301,7 +301,7 @@ class VirtualAgent(Process):
 
         world.storage.save(self, world.slow_savers.get(self.node, world.save_s), write)
         if message.partner is not None:
-            self.copies.keep(message.partner, message.step, world_size)
+            self.copies.keep(message, message.partner, world_size)
 
     def commit(self, message: m.Commit) -> None:
         directory = self._world.directory
@@ -330,10 +330,10 @@ class VirtualAgent(Process):
     def copy_port(self) -> int:
         return self._world.copy_port
 
-    def forget_snapshots_after(self, step: int) -> None:
+    def forget_snapshots_after(self, step: int, round_number: int) -> None:
         for key in [key for key in self.site.memory if key[1] > step]:
             del self.site.memory[key]
-        self.copies.forget_after(step)
+        self.copies.begin(round_number, step)
 
     def record(self, kind: str, **fields: Any) -> None:
         self._world.record(kind, {"node": self.node, **fields})
