@@ -20,13 +20,43 @@ from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c, populate
 
 
+class Mappings:
+    """Arenas that stay mapped from one save to the next: to map the pages anew takes longer than to copy them."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[tuple[int, int], tuple[Path, memoryview]] = {}  # by device and inode
+
+    def view(self, fd: int, path: Path, size: int) -> memoryview:
+        """At least ``size`` bytes of the open file."""
+        found = os.fstat(fd)
+        file = (found.st_dev, found.st_ino)
+        if file not in self._mapped or len(self._mapped[file][1]) < size:
+            self._mapped[file] = path, _map(fd, found.st_size)
+        return self._mapped[file][1]
+
+    def let_go(self) -> None:
+        """Of those that were removed or replaced since: they would keep their memory."""
+        for file, (path, _) in list(self._mapped.items()):
+            try:
+                found = path.stat()
+                gone = (found.st_dev, found.st_ino) != file
+            except OSError:
+                gone = True
+            if gone:
+                del self._mapped[file]
+
+
 class ArenaSource:
     """A snapshot in an arena. The caller makes sure that nobody overwrites it (``arena.pin``)."""
 
     is_foreign = False
 
-    def __init__(self, path: Path) -> None:
-        """Raises CorruptCheckpoint unless the arena holds a whole snapshot with a right table."""
+    def __init__(self, path: Path, mappings: Mappings | None = None) -> None:
+        """``mappings``: where it is mapped, beyond this object's life.
+
+        Raises CorruptCheckpoint unless the arena holds a whole snapshot with a right table.
+        """
+        self._path, self._mappings = path, mappings
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -53,10 +83,10 @@ class ArenaSource:
     @cached_property
     def view(self) -> memoryview:
         """All bytes of the arena, not copied and not verified."""
-        mapped = mmap.mmap(self._fd, self.header.size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        view = memoryview(mapped)
-        populate(view)  # faults one by one cost seven times the copy
-        return view
+        size = self.header.size_bytes
+        if self._mappings is not None:
+            return self._mappings.view(self._fd, self._path, size)[:size]
+        return _map(self._fd, size)
 
     def slice(self, offset: int, size: int) -> memoryview:
         """Some of them."""
@@ -95,3 +125,9 @@ class ArenaSource:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _map(fd: int, size: int) -> memoryview:
+    view = memoryview(mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+    populate(view)  # faults one by one cost seven times the copy
+    return view

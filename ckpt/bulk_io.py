@@ -17,7 +17,7 @@ from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import direct_io
 
 WRITE_CHUNK_BYTES, WRITE_DEPTH = 8 << 20, 4
-READ_CHUNK_BYTES, READ_DEPTH = 2 << 20, 4  # per thread: what is read waits in as much memory for its copy
+READ_CHUNK_BYTES, READ_DEPTH = 4 << 20, 4  # per thread: what is read waits in as much memory for its copy
 CACHED_CHUNK_BYTES = 256 << 10  # stays in the processor's cache between its copy and its checksum
 
 Result = TypeVar("Result")

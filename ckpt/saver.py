@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue, helper_process
-from resilio_hpc.ckpt.arena_source import ArenaSource
+from resilio_hpc.ckpt.arena_source import ArenaSource, Mappings
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.saver_messages import (
     Answer,
@@ -30,17 +30,20 @@ from resilio_hpc.core.errors import CheckpointError, WireError, os_error_text
 from resilio_hpc.core.json_lines import encode_line
 
 
-def serve(request: Request) -> Answer:
-    """Carry out one request. Never raises for what disks and arenas do: that is an answer."""
+def serve(request: Request, mappings: Mappings | None = None) -> Answer:
+    """Carry out one request. Never raises for what disks and arenas do: that is an answer.
+
+    ``mappings``: where arenas stay mapped, for whoever serves many.
+    """
     try:
-        return persist(request) if isinstance(request, Persist) else commit(request)
+        return persist(request, mappings) if isinstance(request, Persist) else commit(request)
     except OSError as error:
         return SaverFailed(request.step, os_error_text(error, request.directory))
     except (CheckpointError, MemoryError) as error:
         return SaverFailed(request.step, f"{type(error).__name__}: {error}")
 
 
-def persist(request: Persist) -> Persisted:
+def persist(request: Persist, mappings: Mappings | None = None) -> Persisted:
     """Write this node's shard file into the staging directory of that step and round."""
     from resilio_hpc.ckpt.shard_file import write_shard
 
@@ -49,7 +52,7 @@ def persist(request: Persist) -> Persisted:
     directory = Path(request.directory)
     staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round)
     with ExitStack() as stack:
-        arenas = [stack.enter_context(ArenaSource(Path(path))) for path in request.arenas]
+        arenas = [stack.enter_context(ArenaSource(Path(path), mappings)) for path in request.arenas]
         for arena in arenas:
             if arena.step != request.step or arena.header.world_size != request.world_size:
                 raise CheckpointError(
@@ -90,13 +93,15 @@ def main() -> int:
     answers = helper_process.begin()
     if answers is None:
         return 0
+    mappings = Mappings()
     for line in sys.stdin.buffer:
         try:
             request = decode_request(line)
         except WireError as error:
             answers.write(encode_line(SaverFailed(-1, str(error))))
             continue
-        answers.write(encode_line(serve(request)))
+        answers.write(encode_line(serve(request, mappings)))
+        mappings.let_go()
     return 0
 
 

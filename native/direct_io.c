@@ -15,6 +15,7 @@
 #include "ring.h"
 
 #define PAGE 4096
+#define HUGE_PAGE (2 << 20)
 #define GAP (128 * 1024) /* bytes between two segments that are read rather than skipped: a request costs as much */
 
 static int get_depth(unsigned depth, size_t chunk) {
@@ -365,13 +366,16 @@ static PyObject *py_read(PyObject *module, PyObject *args) {
     if ((job.segments = get_segments(segment_list, &job.count)) == NULL) return NULL;
     ssize_t error = -ENOMEM;
     Py_BEGIN_ALLOW_THREADS
-    uint8_t *room = mmap(NULL, depth * (size_t)chunk, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (room != MAP_FAILED) {
+    size_t size = depth * (size_t)chunk + HUGE_PAGE;
+    uint8_t *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map != MAP_FAILED) {
+        uint8_t *room = (uint8_t *)(((uintptr_t)map + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+        madvise(room, size - HUGE_PAGE, MADV_HUGEPAGE); /* fewer pages for the kernel to hold while a device writes */
         struct ring ring;
         ring_open(&ring, fd, 0, depth, concurrent);
         error = read_all(&ring, &job, room, depth, (size_t)chunk);
         ring_close(&ring);
-        munmap(room, depth * (size_t)chunk);
+        munmap(map, size);
     }
     Py_END_ALLOW_THREADS
     return finish_read(&job, error);

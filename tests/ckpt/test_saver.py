@@ -53,6 +53,12 @@ class Saver:
         self.input: IO[bytes] = self.process.stdin
         self.output: IO[bytes] = self.process.stdout
 
+    def mapped(self, directory: Path) -> list[str]:
+        """Files of a directory that it has mapped."""
+        time.sleep(0.1)  # it answers first
+        lines = Path(f"/proc/{self.process.pid}/maps").read_text().splitlines()
+        return [line.split(None, 5)[5] for line in lines if f" {directory}/" in line]
+
     def send(self, request: Request) -> None:
         self.input.write(encode_line(request))
         self.input.flush()
@@ -164,6 +170,20 @@ def test_an_arena_that_went_on_is_refused(saver: Saver, shm: Path, tmp_path: Pat
     assert "holds step 3" in answer.error
     arena.invalidate(shm, 3)
     assert isinstance(saver.ask(persist(paths, 3, tmp_path)), SaverFailed)
+
+
+def test_arenas_stay_mapped_until_they_are_removed_or_replaced(saver: Saver, shm: Path, tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        assert isinstance(saver.ask(persist(take(shm, step, size=1000 * step), step, tmp_path)), Persisted)
+    mapped = saver.mapped(shm)
+    assert sorted({Path(path).name for path in mapped}) == [
+        f"rank{rank}.slot{slot}" for rank in (0, 1) for slot in (0, 1)
+    ]
+    assert len(mapped) == 4, "each once, though they have grown"
+    arena.remove_slots(shm)
+    paths = take(shm, 5)
+    assert isinstance(saver.ask(persist(paths, 5, tmp_path)), Persisted)
+    assert sorted(saver.mapped(shm)) == sorted(paths)
 
 
 def test_an_old_epoch_gets_no_commit(saver: Saver, shm: Path, tmp_path: Path) -> None:
