@@ -49,6 +49,8 @@ class _Matching:
         self._targets: dict[int, list[Any]] = {}
         self._slabs: list[tuple[Sequence[Piece], Shape, Any]] = []
         self._fresh: dict[int, Any] = {}
+        self._first: dict[int, Any] = {}  # what the bytes of a tensor were read into
+        self._meta: dict[int, Any] = {}  # by identity: tensors without memory, which get some
 
     # -- matching --------------------------------------------------------------------------------------------------
 
@@ -99,6 +101,7 @@ class _Matching:
             _refuse_to_lose(live, saved, path)
             return lambda: self._fresh[saved.index] if saved.index in self._fresh else self._copy_of(saved.index)
         self._check_fits(live, record, record.shape, path)
+        self._note_meta(live)
         targets.append(live)
         return lambda: live
 
@@ -114,6 +117,7 @@ class _Matching:
             live = made = Slab(tensor, whole, first, record.slab.replica if record.slab is not None else 0)
         else:
             made = slab_of(live) or Slab(live, tuple(live.shape), (0,) * live.ndim)
+            self._note_meta(live.tensor if type(live) is Slab else live)
         self._check_fits(made.tensor, record, tuple(made.tensor.shape), path)
         if tuple(made.global_shape) != whole:
             raise LayoutMismatch(
@@ -121,9 +125,9 @@ class _Matching:
             )
         box = Box(tuple(made.start), tuple(made.tensor.shape))
         if record.offset >= 0 and box == Box(first, record.shape):
-            self._targets.setdefault(saved.index, []).append(made.tensor)
+            self._targets.setdefault(saved.index, []).append(live)
         elif box.size:
-            self._slabs.append((self._source.find(record, box), box.shape, made.tensor))
+            self._slabs.append((self._source.find(record, box), box.shape, live))
         return lambda: live
 
     @staticmethod
@@ -133,10 +137,14 @@ class _Matching:
         except (LayoutMismatch, UsageError) as error:
             raise type(error)(f"{place(path)}: {error}") from error
 
+    def _note_meta(self, live: Any) -> None:
+        if tensors.is_meta(live):
+            self._meta[id(live)] = live
+
     def _copy_of(self, index: int) -> Any:
         record = self._records[index]
         self._fresh[index] = tensors.empty(record.kind, record.dtype, record.shape)
-        tensors.copy_into(self._fresh[index], self._targets[index][0])
+        tensors.copy_into(self._fresh[index], self._first[index])
         return self._fresh[index]
 
     def _dict(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
@@ -224,7 +232,7 @@ class _Matching:
 
     def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         """A module's state_dict() shows its live tensors, so the bytes go straight into them."""
-        state = live.state_dict()
+        state = tensors.state_on_meta(live, place(path)) or live.state_dict()
         missing = [k for k in state if k not in saved and self._elsewhere((*path, k)) is NOTHING]
         unexpected = [k for k in saved if k not in state and not self._in_parts(saved[k])]
         if missing or unexpected:
@@ -258,10 +266,13 @@ class _Matching:
 
     def read(self, source: Source, pool: ThreadPoolExecutor) -> None:
         """Read every tensor that was matched; several places that share one get copies."""
+        for live in self._meta.values():
+            tensors.give_memory(live)
         wanted: list[Wanted] = []
         bounced: list[tuple[Any, Any]] = []
         slabs: list[WantedSlab] = []
-        for pieces, shape, target in self._slabs:
+        for pieces, shape, live in self._slabs:
+            target = _local(live)
             memory = tensors.bytes_of(target)
             if memory is None:
                 record = pieces[0].record
@@ -270,14 +281,15 @@ class _Matching:
                 memory = tensors.bytes_of(into)
             assert memory is not None
             slabs.append((pieces, memory, shape))
-        for index, targets in self._targets.items():
-            record = self._records[index]
+        for index, lives in self._targets.items():
+            record, targets = self._records[index], [_local(live) for live in lives]
             direct = next((target for target in targets if tensors.bytes_of(target) is not None), None)
             into = direct
             if into is None:
                 into = tensors.empty(record.kind, record.dtype, record.shape)
                 if not targets:
                     self._fresh[index] = into
+            self._first[index] = into
             bounced += [(target, into) for target in targets if target is not direct]
             memory = tensors.bytes_of(into)
             assert memory is not None
@@ -311,6 +323,12 @@ def _holds_live_parts(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_holds_live_parts, value))
     return _is_tensor(value) or has_state(value)
+
+
+def _local(live: Any) -> Any:
+    """What of it lies in this process."""
+    slab = slab_of(live)
+    return live if slab is None else slab.tensor
 
 
 def _is_tensor(value: Any) -> bool:

@@ -145,15 +145,64 @@ def copy_into(target: Any, source: Any) -> None:
     target.detach().copy_(source)
 
 
+def is_meta(value: Any) -> bool:
+    """Is it a torch tensor without memory, on the meta device?"""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor) and value.device.type == "meta"
+
+
+def give_memory(value: Any) -> None:
+    """Let a tensor on the meta device have memory, its content not set; whoever refers to it sees that.
+
+    On torch's default device, or that of a DTensor's mesh. Raises UsageError for a tensor that torch cannot exchange.
+    """
+    import torch
+
+    mesh = getattr(value, "device_mesh", None)
+    device = torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
+    with torch.no_grad():
+        made = torch.empty_like(value, device=device)
+    if isinstance(value, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, value.requires_grad)
+    try:
+        torch.utils.swap_tensors(value, made)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise UsageError(
+            f"a tensor on the meta device cannot be given memory ({error}); use to_empty() first"
+        ) from error
+
+
+def state_on_meta(module: Any, name: str) -> Any:
+    """The state_dict of a module that has tensors on the meta device, with those tensors themselves; None for others.
+
+    Raises UsageError for a buffer there that is not in the state: nobody would ever fill it.
+    """
+    if not any(map(is_meta, (*module.parameters(), *module.buffers()))):
+        return None
+    state = module.state_dict(keep_vars=True)
+    kept = set(map(id, state.values()))
+    for path, buffer in module.named_buffers():
+        if is_meta(buffer) and id(buffer) not in kept:
+            raise UsageError(
+                f"{name}: the buffer {path} is on the meta device, and no checkpoint holds what is not "
+                "persistent; make it again on a device before the restore"
+            )
+    return state
+
+
 def check_fits(target: Any, kind: Kind, dtype: str, shape: tuple[int, ...]) -> None:
     """Can a saved tensor go into ``target`` as it is? Raises LayoutMismatch, or UsageError if that is read-only."""
-    leaf = describe(target, "")
-    if leaf.kind != kind:
-        raise LayoutMismatch(f"the checkpoint holds a {kind} tensor, the state a {leaf.kind} tensor")
-    if leaf.shape != shape:
-        raise LayoutMismatch(f"the checkpoint holds shape {list(shape)}, the state {list(leaf.shape)}")
-    if leaf.dtype != dtype:
-        raise LayoutMismatch(f"the checkpoint holds dtype {dtype}, the state {leaf.dtype}")
+    if is_meta(target):
+        live: tuple[Kind, str, tuple[int, ...]] = "torch", _name_of(target.dtype), tuple(target.shape)
+    else:
+        leaf = describe(target, "")
+        live = leaf.kind, leaf.dtype, leaf.shape
+    if live[0] != kind:
+        raise LayoutMismatch(f"the checkpoint holds a {kind} tensor, the state a {live[0]} tensor")
+    if live[2] != shape:
+        raise LayoutMismatch(f"the checkpoint holds shape {list(shape)}, the state {list(live[2])}")
+    if live[1] != dtype:
+        raise LayoutMismatch(f"the checkpoint holds dtype {dtype}, the state {live[1]}")
     if kind == "numpy" and not target.flags.writeable:
         raise UsageError("the array in the state is read-only, nothing can be restored into it")
 

@@ -54,6 +54,11 @@ def made(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
 
 
+def on_meta() -> Model:
+    with torch.device("meta"):
+        return Model(3)
+
+
 def sharded(model: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
     fully_shard(model, mesh=mesh)
     return model
@@ -122,6 +127,9 @@ def main(rank: int, directory: Path) -> None:
         "the same": lambda: sharded(Model(3), flat),
         "HSDP": lambda: sharded(Model(3), grid),
         "TP": lambda: tensor_parallel(Model(3), flat),
+        "FSDP on meta": lambda: sharded(on_meta(), flat),
+        "HSDP on meta": lambda: sharded(on_meta(), grid),
+        "TP on meta": lambda: tensor_parallel(on_meta(), flat),
         "FSDP over TP": lambda: sharded(tensor_parallel(Model(3), grid["model"]), grid["data"]),
     }
     for name, make in layouts.items():

@@ -15,7 +15,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def test_there_are_snippets() -> None:
-    assert len(SNIPPETS) == 5
+    assert len(SNIPPETS) == 6
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
