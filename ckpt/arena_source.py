@@ -24,6 +24,7 @@ class ArenaSource:
     """A snapshot in an arena. The caller makes sure that nobody overwrites it (``arena.pin``)."""
 
     is_foreign = False
+    tier = "memory"
 
     def __init__(self, path: Path) -> None:
         """Raises CorruptCheckpoint unless the arena holds a whole snapshot with a right table."""
