@@ -50,6 +50,7 @@ class ArenaSource:
     """A snapshot in an arena. The caller makes sure that nobody overwrites it (``arena.pin``)."""
 
     is_foreign = False
+    tier = "memory"
 
     def __init__(self, path: Path, mappings: Mappings | None = None) -> None:
         """``mappings``: where it is mapped, beyond this object's life.

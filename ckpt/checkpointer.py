@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, tree
+from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, local_disk, tree
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.committed_source import CommittedSource
@@ -23,7 +23,7 @@ from resilio_hpc.ckpt.expected import expected_bytes
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.overlap import fence_before_steps
-from resilio_hpc.ckpt.records import Layout
+from resilio_hpc.ckpt.records import Layout, Manifest
 from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError, os_error_text
@@ -52,7 +52,9 @@ class Checkpointer:
     ) -> None:
         """``remote``: directory for committed checkpoints, on the shared file system (default $RESILIO_CHECKPOINT_DIR).
 
-        ``local``: directory on this node's disk for snapshots that do not fit into memory (default: the temporary
+        ``local``: directory on this node's own disk. Steps are written there first, which lets memory go, and restored
+        from there where that is what was committed (default $RESILIO_LOCAL_CHECKPOINT_DIR; under resilio-launch its
+        --local-checkpoints alone decides). Snapshots that do not fit into memory go there, too (default: the temporary
         directory). ``memory`` False: never keep snapshots in memory. ``layout``: None, every process's tensors are its
         own; REPLICATED. ``keep_last``: committed steps to keep when there is no launcher (which has its own setting).
         ``overlap``: ``save`` returns before parameters and optimizer state are copied, and the next step of any torch
@@ -66,7 +68,7 @@ class Checkpointer:
         self.directory = checkpoint_directory(remote, os.environ)
         self._layout: Layout = layout or "own"
         self._coordinator = coordinator.current() or _find_coordinator(
-            self.directory, os.environ, keep_last, patience_s
+            self.directory, os.environ, keep_last, patience_s, local
         )
         self.place = self._coordinator.place
         self._local = None if local is None else Path(local).absolute()
@@ -211,11 +213,11 @@ class Checkpointer:
         self.fence()
         if step is not None:
             point = RestorePoint("committed", step)
-            return self._restored(point, self._read(point, state), started)
+            return self._restored(point, *self._read(point, state), started)
         failure: CorruptCheckpoint | OSError | None = None
         for point in self._coordinator.restore_points():
             try:
-                return self._restored(point, self._read(point, state), started)
+                return self._restored(point, *self._read(point, state), started)
             except (CorruptCheckpoint, OSError) as error:
                 failure = error
                 if point.source == "memory":
@@ -228,9 +230,10 @@ class Checkpointer:
         self._prepare(state)
         return None
 
-    def _read(self, point: RestorePoint, state: Any) -> Any:
+    def _read(self, point: RestorePoint, state: Any) -> tuple[Any, str]:
+        """The state, and which tier it came from."""
         with self._source(point) as source:
-            return restore(source, state, self._pool)
+            return restore(source, state, self._pool), source.tier
 
     def _source(self, point: RestorePoint) -> ArenaSource | CommittedSource:
         place = self.place
@@ -240,16 +243,33 @@ class Checkpointer:
             except FileNotFoundError as error:
                 raise CorruptCheckpoint(f"step {point.step} is not in {self.directory}") from error
             where = catalogue.step_directory(self.directory, point.step)
-            alone = place.local_world_size == 1
-            return CommittedSource(where, manifest, place.rank, place.world_size, self._layout, alone)
+            return CommittedSource(
+                where,
+                manifest,
+                place.rank,
+                place.world_size,
+                self._layout,
+                alone=place.local_world_size == 1,
+                copies=self._copies_here(manifest),
+            )
         path = self._open_arenas().held(point.step)
         if path is None:
             raise CorruptCheckpoint(f"this node holds no snapshot of step {point.step} of rank {place.rank}")
         return ArenaSource(path)
 
-    def _restored(self, point: RestorePoint, state: Any, started: float) -> tuple[int, Any]:
+    def _copies_here(self, manifest: Manifest) -> Mapping[str, Path]:
+        local = self._coordinator.local_directory
+        try:
+            return {} if local is None else local_disk.copies(local, self.directory, manifest)
+        except FileNotFoundError:
+            return {}  # a node that never had any
+        except OSError as error:
+            self._warn(f"{os_error_text(error, str(local))}: {self.directory} is read instead")
+            return {}
+
+    def _restored(self, point: RestorePoint, state: Any, tier: str, started: float) -> tuple[int, Any]:
         self._drop_after(point.step)
-        self._coordinator.restored(point.step, point.source, time.monotonic() - started)
+        self._coordinator.restored(point.step, tier, time.monotonic() - started)
         self._prepare(state)
         return point.step, state
 
@@ -281,9 +301,14 @@ def _prefault(arenas: ArenaPair, size: int = 0) -> None:
 
 
 def _find_coordinator(
-    directory: Path, environment: Mapping[str, str], keep_last: int, patience_s: float
+    directory: Path,
+    environment: Mapping[str, str],
+    keep_last: int,
+    patience_s: float,
+    local: str | os.PathLike[str] | None,
 ) -> Coordinator:
     link = agent_link.current(environment)
     if link is not None:
         return agent_link.AgentCoordinator(link, environment)
-    return LocalCoordinator(directory, environment, keep_last, patience_s)
+    where = coordinator.local_directory(local, environment)
+    return LocalCoordinator(directory, environment, keep_last, patience_s, local=where)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from resilio_hpc.ckpt import tree
 from resilio_hpc.ckpt.records import Layout, Manifest, Table, TensorRecord
+from resilio_hpc.ckpt.shard_files import ShardFiles
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.slab import Box, Shape, any_overlap
 from resilio_hpc.ckpt.slab_reader import Part, read_parts
@@ -23,9 +25,16 @@ class CommittedSource:
     """One rank's part of a committed step, read at the offsets of the tables."""
 
     def __init__(
-        self, directory: Path, manifest: Manifest, rank: int, world_size: int, layout: Layout, alone: bool = True
+        self,
+        directory: Path,
+        manifest: Manifest,
+        rank: int,
+        world_size: int,
+        layout: Layout,
+        alone: bool = True,
+        copies: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
-        """``alone`` False: other ranks of this node read the same bytes.
+        """``alone`` False: other ranks of this node read the same bytes. ``copies``: see ShardFiles.
 
         Raises LayoutMismatch when this step is not for such a world, CorruptCheckpoint, OSError.
         """
@@ -34,10 +43,9 @@ class CommittedSource:
         self._manifest = manifest
         self._alone = alone
         self._direct = alone or layout == "own"
-        self._directory = directory
         self._trees: dict[int, Any] = {}
         self._all: dict[str, list[tuple[int, TensorRecord]]] | None = None
-        self._files: dict[str, ShardReader] = {}
+        self._files = ShardFiles(directory, copies)
         self._parts: dict[int, tuple[ShardReader, Table]] = {}
         self._where: dict[str, int] = {}
         try:
@@ -65,15 +73,13 @@ class CommittedSource:
         """A rank's file and table, read once."""
         if rank not in self._parts:
             shard, record = self._manifest.shard_of(rank)
-            if shard.file not in self._files:
-                self._files[shard.file] = ShardReader(self._directory, shard)
-            reader = self._files[shard.file]
-            self._parts[rank] = reader, reader.table(record)
+            reader = self._files.reader(shard)
+            self._parts[rank] = reader, self._files.read(reader.fd, partial(reader.table, record))
         return self._parts[rank]
 
     def _tree_bytes(self, rank: int) -> bytes:
         reader, table = self._part(rank)
-        return reader.tree(self._manifest.shard_of(rank)[1], table)
+        return self._files.read(reader.fd, partial(reader.tree, self._manifest.shard_of(rank)[1], table))
 
     def _resolve(self, reader: ShardReader, table: Table) -> Sequence[TensorRecord]:
         """Replicated tensors have their bytes with rank 0, under the same path; slabs are looked for when wanted."""
@@ -161,6 +167,11 @@ class CommittedSource:
         if held != box.size:
             raise LayoutMismatch(f"step {self.step} holds {held} of the {box.size} elements of {path} that are wanted")
 
+    @property
+    def tier(self) -> str:
+        """See Source: "local" when this node's own disk had all that was read."""
+        return "local" if self._files.are_local else "committed"
+
     def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
         """See Source."""
         parts = [
@@ -169,19 +180,18 @@ class CommittedSource:
             for piece in pieces
         ]
         list(pool.map(populate_large, [target for _, target, _ in wanted]))
-        read_parts(self.step, parts, self._alone, pool)
+        for copy, some in self._files.by_copy(parts).items():
+            self._files.read(copy, partial(read_parts, self.step, some, self._alone, pool))
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
         """See Source."""
-        read_whole(
-            self.step, [(self._where[record.path], record, target) for record, target in wanted], self._direct, pool
-        )
+        reads = [(self._where[record.path], record, target) for record, target in wanted]
+        for copy, some in self._files.by_copy(reads).items():
+            self._files.read(copy, partial(read_whole, self.step, some, self._direct, pool))
 
     def close(self) -> None:
         """Close the files."""
-        for reader in self._files.values():
-            reader.close()
-        self._files.clear()
+        self._files.close()
 
     def __enter__(self) -> Self:
         return self

@@ -64,6 +64,8 @@ class Coordinator(Protocol):
     place: Place
     arena_directory: Path | None
     """Where this node's arenas lie; None: the Checkpointer keeps its own, which end with the process."""
+    local_directory: Path | None
+    """On the node's own disk: steps are written there first, and read from there; None: nowhere."""
 
     def restore_points(self) -> Sequence[RestorePoint]:
         """The copies to try, in this order; empty: begin from nothing. Raises CheckpointError."""
@@ -90,6 +92,8 @@ class Coordinator(Protocol):
         ...
 
 
+LOCAL_VARIABLE = "RESILIO_LOCAL_CHECKPOINT_DIR"
+
 _current: Coordinator | None = None
 
 
@@ -110,3 +114,9 @@ def checkpoint_directory(remote: str | os.PathLike[str] | None, environment: Map
     if not chosen:
         raise UsageError("where should checkpoints go? give Checkpointer(remote=…) or set RESILIO_CHECKPOINT_DIR")
     return Path(chosen).absolute()
+
+
+def local_directory(local: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> Path | None:
+    """``local`` or $RESILIO_LOCAL_CHECKPOINT_DIR; None: there is none."""
+    chosen = local or environment.get(LOCAL_VARIABLE)
+    return Path(chosen).absolute() if chosen else None

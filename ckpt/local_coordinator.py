@@ -21,7 +21,7 @@ import msgspec
 from resilio_hpc.ckpt import catalogue, saver
 from resilio_hpc.ckpt.coordinator import OnStage, Place, RestorePoint
 from resilio_hpc.ckpt.records import ShardRecord
-from resilio_hpc.ckpt.saver_messages import Commit, Persist, Persisted, SaverFailed
+from resilio_hpc.ckpt.saver_messages import Commit, Local, Persist, Persisted, Progress, SaverFailed
 from resilio_hpc.core.durable import make_directory, write_atomic
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, os_error_text
 
@@ -60,11 +60,14 @@ class LocalCoordinator:
         keep_last: int,
         patience_s: float = 30.0,
         peers_timeout_s: float = 600.0,
+        local: Path | None = None,
     ) -> None:
         """``patience_s``: how long a save waits for the one before. Longer makes sure that every save is written, also
         to a slow disk; shorter lets training go on sooner when the file system hangs. ``peers_timeout_s``: how long the
-        background waits for the other processes' parts."""
+        background waits for the other processes' parts. ``local``: on the node's own disk, to be written first."""
         self.place = Place.read(environment)
+        self.local_directory = local
+        self._local_failed = False
         self._directory = directory
         self._keep_last = keep_last
         self._session = session(environment, self.place)
@@ -142,12 +145,20 @@ class LocalCoordinator:
 
     def _persist(self, step: int, arena: Path) -> None:
         rank, world = self.place.rank, self.place.world_size
-        request = Persist(step, 0, self.place.round, world, rank, [str(arena)], str(self._directory))
-        answer = saver.serve(request)
+        local, holder = str(self.local_directory or ""), f"process-{self.place.local_rank}"
+        request = Persist(step, 0, self.place.round, world, rank, [str(arena)], str(self._directory), local, holder)
+        answer = saver.serve(request, self._heard)
         if isinstance(answer, SaverFailed):
             raise CheckpointError(answer.error)
         assert isinstance(answer, Persisted)
         write_atomic(self._note_path(step, rank), msgspec.json.encode(_Shard(self._session, answer.record)))
+
+    def _heard(self, progress: Progress) -> None:
+        if isinstance(progress, Local):
+            self._tell(progress.step, "local", "")
+        elif not self._local_failed:
+            self._local_failed = True
+            print(f"resilio: rank {self.place.rank}: {progress.error}", file=sys.stderr, flush=True)
 
     def _note_failure(self, step: int, error: str) -> None:
         """So that the peers need not wait for us until their time is over."""

@@ -1,7 +1,8 @@
 """The saver: a process of its own, at low priority, that writes snapshots from shared memory to disk.
 
 ``python -m resilio_hpc.ckpt.saver`` reads requests (see ``saver_messages``) as JSON lines from standard input, answers
-each on standard output, in order, and ends with its input or its parent.
+each on standard output, in order, and ends with its input or its parent. With a disk of the node's own, what is written
+goes there first, and from there to the shared file system.
 """
 
 from __future__ import annotations
@@ -9,64 +10,114 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue, helper_process
 from resilio_hpc.ckpt.arena_source import ArenaSource, Mappings
-from resilio_hpc.ckpt.records import Layout
+from resilio_hpc.ckpt.local_disk import LocalDisk, advice
+from resilio_hpc.ckpt.records import Layout, ShardRecord
 from resilio_hpc.ckpt.saver_messages import (
     Answer,
     Commit,
     Committed,
+    Local,
+    LocalFailed,
     Persist,
     Persisted,
+    Progress,
     Request,
     SaverFailed,
     decode_request,
 )
+from resilio_hpc.ckpt.shard_copy import copy_shard
 from resilio_hpc.core.durable import make_directory
-from resilio_hpc.core.errors import CheckpointError, WireError, os_error_text
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, WireError, os_error_text
 from resilio_hpc.core.json_lines import encode_line
 
 
-def serve(request: Request, mappings: Mappings | None = None) -> Answer:
-    """Carry out one request. Never raises for what disks and arenas do: that is an answer.
+def serve(
+    request: Request, say: Callable[[Progress], None] = lambda progress: None, mappings: Mappings | None = None
+) -> Answer:
+    """Carry out one request; ``say`` hears how it goes. What disks and arenas do is an answer, never raised.
 
     ``mappings``: where arenas stay mapped, for whoever serves many.
     """
     try:
-        return persist(request, mappings) if isinstance(request, Persist) else commit(request)
+        return persist(request, say, mappings) if isinstance(request, Persist) else commit(request)
     except OSError as error:
         return SaverFailed(request.step, os_error_text(error, request.directory))
     except (CheckpointError, MemoryError) as error:
         return SaverFailed(request.step, f"{type(error).__name__}: {error}")
 
 
-def persist(request: Persist, mappings: Mappings | None = None) -> Persisted:
-    """Write this node's shard file into the staging directory of that step and round."""
+def persist(request: Persist, say: Callable[[Progress], None], mappings: Mappings | None) -> Persisted:
+    """Write this node's shard file into the staging directory of that step and round, by way of its own disk if asked.
+
+    Once it is on that disk the arenas may be overwritten, so what that disk then loses is lost: this save fails.
+    """
     from resilio_hpc.ckpt.shard_file import write_shard
 
+    with ExitStack() as memory, ExitStack() as disk:
+        arenas = _open_arenas(request, memory, mappings)
+        try:
+            copy = _write_locally(request, arenas, disk) if request.local else None
+        except OSError as error:
+            copy = None
+            text = f"{os_error_text(error, request.local)}: {advice(error)}"
+            say(LocalFailed(request.step, f"{text}; until then steps go straight to {request.directory}"))
+        if copy is None:
+            record = write_shard(arenas, _staging(request), request.node_rank)
+        else:
+            memory.close()
+            where, record, seconds = copy
+            say(Local(request.step, record.size_bytes, seconds))
+            try:
+                copy_shard(where, record, _staging(request))
+            except CorruptCheckpoint as error:
+                raise CorruptCheckpoint(f"{error}; memory had been let go by then, so this save is lost") from error
+        return Persisted(request.step, request.round, record)
+
+
+def _open_arenas(request: Persist, stack: ExitStack, mappings: Mappings | None) -> list[ArenaSource]:
     if not request.arenas:
         raise CheckpointError(f"step {request.step}: no arena was named")
+    arenas = [stack.enter_context(ArenaSource(Path(path), mappings)) for path in request.arenas]
+    for arena in arenas:
+        if arena.step != request.step or arena.header.world_size != request.world_size:
+            raise CheckpointError(
+                f"the arena of rank {arena.header.rank} holds step {arena.step} of a world of "
+                f"{arena.header.world_size}, not step {request.step} of {request.world_size}"
+            )
+    if len({arena.header.layout for arena in arenas}) != 1:
+        raise CheckpointError(f"step {request.step}: the ranks of this node do not have the same layout")
+    return arenas
+
+
+def _write_locally(
+    request: Persist, arenas: Sequence[ArenaSource], stack: ExitStack
+) -> tuple[Path, ShardRecord, float]:
+    """Where the file is, its record, and how long that took. The place stays locked while ``stack`` is open."""
+    from resilio_hpc.ckpt.shard_file import write_shard
+
+    started = time.monotonic()
+    disk = stack.enter_context(LocalDisk(Path(request.local), Path(request.directory), request.holder))
+    where = disk.new_step(request.step, request.epoch, request.round)
+    record = write_shard(arenas, where, request.node_rank, 0o600)
+    return where, record, time.monotonic() - started
+
+
+def _staging(request: Persist) -> Path:
+    """The directory on the shared file system for the files of this save."""
     directory = Path(request.directory)
+    if request.node_rank == 0:  # before the new ones need their room
+        with contextlib.suppress(OSError):
+            catalogue.sweep(directory, request.step, request.epoch, request.round)
     staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round)
-    with ExitStack() as stack:
-        arenas = [stack.enter_context(ArenaSource(Path(path), mappings)) for path in request.arenas]
-        for arena in arenas:
-            if arena.step != request.step or arena.header.world_size != request.world_size:
-                raise CheckpointError(
-                    f"the arena of rank {arena.header.rank} holds step {arena.step} of a world of "
-                    f"{arena.header.world_size}, not step {request.step} of {request.world_size}"
-                )
-        if len({arena.header.layout for arena in arenas}) != 1:
-            raise CheckpointError(f"step {request.step}: the ranks of this node do not have the same layout")
-        if request.node_rank == 0:  # before the new ones need their room
-            with contextlib.suppress(OSError):
-                catalogue.sweep(directory, request.step, request.epoch, request.round)
-        if not staging.is_dir():
-            make_directory(staging)
-        return Persisted(request.step, request.round, write_shard(arenas, staging, request.node_rank))
+    if not staging.is_dir():
+        make_directory(staging)
+    return staging
 
 
 def commit(request: Commit) -> Committed:
@@ -93,14 +144,18 @@ def main() -> int:
     answers = helper_process.begin()
     if answers is None:
         return 0
+
+    def tell(word: Progress | Answer) -> None:
+        answers.write(encode_line(word))
+
     mappings = Mappings()
     for line in sys.stdin.buffer:
         try:
             request = decode_request(line)
         except WireError as error:
-            answers.write(encode_line(SaverFailed(-1, str(error))))
+            tell(SaverFailed(-1, str(error)))
             continue
-        answers.write(encode_line(serve(request, mappings)))
+        tell(serve(request, tell, mappings))
         mappings.let_go()
     return 0
 

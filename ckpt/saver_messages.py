@@ -9,7 +9,11 @@ from resilio_hpc.core.json_lines import LineDecoder
 
 
 class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → saver: write this node's shard file of ``step`` from pinned arenas. Answer: Persisted or SaverFailed."""
+    """agent → saver: write this node's shard file of ``step`` from pinned arenas. Answer: Persisted or SaverFailed.
+
+    ``local``: by way of this directory on the node's own disk; "": there is none. Local or LocalFailed comes before the
+    answer then. ``holder``: whose files they are, on this machine.
+    """
 
     step: int
     epoch: int
@@ -18,6 +22,8 @@ class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     node_rank: int
     arenas: list[str]
     directory: str
+    local: str = ""
+    holder: str = ""
 
 
 class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -32,8 +38,25 @@ class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     keep_last: int = 3
 
 
+class Local(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """saver → agent: the file is durable on the node's own disk, and the arenas are not needed any more. Not an answer:
+    the request goes on."""
+
+    step: int
+    size_bytes: int
+    seconds: float
+
+
+class LocalFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """saver → agent: the node's own disk did not take the file (``error``: why, and what to do); it goes straight to
+    the shared file system. Not an answer either."""
+
+    step: int
+    error: str
+
+
 class Persisted(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """saver → agent: the shard file is durable."""
+    """saver → agent: the shard file is durable on the shared file system."""
 
     step: int
     round: int
@@ -55,7 +78,8 @@ class SaverFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
 
 
 Request = Persist | Commit
+Progress = Local | LocalFailed
 Answer = Persisted | Committed | SaverFailed
 
 decode_request = LineDecoder[Request](Request, "a request to the saver").decode
-decode_answer = LineDecoder[Answer](Answer, "an answer of the saver").decode
+decode_answer = LineDecoder[Progress | Answer](Progress | Answer, "an answer of the saver").decode

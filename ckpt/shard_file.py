@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,42 +11,25 @@ from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.bulk_io import Block, Piece
 from resilio_hpc.ckpt.records import ShardRecord, blocks
 from resilio_hpc.ckpt.shard_metadata import HdfImage, Place, RankPart
-from resilio_hpc.core.durable import sync_directory
+from resilio_hpc.core.durable import new_file
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 
-def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int) -> ShardRecord:
+def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int, mode: int = 0o666) -> ShardRecord:
     """Write ``directory/node-<node_rank>.h5`` from whole snapshots, durable on return, each block verified.
 
     Raises CorruptCheckpoint (a bad arena; nothing remains) or OSError (disk full, I/O error; nothing remains).
     """
     name = f"node-{node_rank}.h5"
-    path, temporary = directory / name, directory / f".{name}.{os.getpid()}.tmp"
-    try:
-        bulk_io.check_space(directory, sum(arena.header.size_bytes for arena in arenas))
-        parts = [
-            RankPart(arena.step, arena.header.rank, arena.header.layout, arena.tree, arena.tensors) for arena in arenas
-        ]
-        with HdfImage(parts) as image:
-            metadata = _write_data(temporary, image, arenas)
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_directory(directory)
-    return ShardRecord(node_rank, name, image.size_bytes, arenas[0].header.layout, tuple(image.ranks), metadata)
-
-
-def _write_data(path: Path, image: HdfImage, arenas: Sequence[ArenaSource]) -> str:
-    """Write everything in its place, each block verified, and make the file durable; its metadata's hash."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
+    bulk_io.check_space(directory, sum(arena.header.size_bytes for arena in arenas))
+    parts = [
+        RankPart(arena.step, arena.header.rank, arena.header.layout, arena.tree, arena.tensors) for arena in arenas
+    ]
+    with HdfImage(parts) as image, new_file(directory / name, mode) as fd:
         metadata = image.write(fd)
         for arena, places in zip(arenas, image.places, strict=True):
             _write_rank(fd, arena, places)
-        os.fsync(fd)
-        return metadata
-    finally:
-        os.close(fd)
+    return ShardRecord(node_rank, name, image.size_bytes, arenas[0].header.layout, tuple(image.ranks), metadata)
 
 
 def _write_rank(fd: int, arena: ArenaSource, places: Sequence[Place]) -> None:

@@ -18,15 +18,25 @@ class ShardReader:
     def __init__(self, directory: Path, shard: ShardRecord) -> None:
         """``directory``: of the step. A link is never followed."""
         self.shard = shard
-        self._name = f"{directory.name}/{shard.file}"
+        self.fd = self._open(directory)
+
+    def _open(self, directory: Path) -> int:
+        self._name = f"{directory.name}/{self.shard.file}"
         try:
-            self.fd = os.open(directory / shard.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(directory / self.shard.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError as error:
             raise CorruptCheckpoint(f"{self._name} is missing") from error
-        size = os.fstat(self.fd).st_size
-        if size != shard.size_bytes:
-            self.close()
-            raise CorruptCheckpoint(f"{self._name} does not have {shard.size_bytes} bytes, but {size}")
+        size = os.fstat(fd).st_size
+        if size != self.shard.size_bytes:
+            os.close(fd)
+            raise CorruptCheckpoint(f"{self._name} does not have {self.shard.size_bytes} bytes, but {size}")
+        return fd
+
+    def move_to(self, directory: Path) -> None:
+        """From now on read the file of that name in another directory. ``fd`` stays the same number."""
+        fd = self._open(directory)
+        os.dup2(fd, self.fd, inheritable=False)
+        os.close(fd)
 
     def table(self, rank: RankRecord) -> Table:
         """Everything about a rank's part."""

@@ -42,6 +42,11 @@ class Source(Protocol):
     tensors: Sequence[TensorRecord]
     is_foreign: bool
 
+    @property
+    def tier(self) -> str:
+        """Where it was read: "memory", "local" (this node's own disk) or "committed"."""
+        ...
+
     def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
         """Where ``box`` of the global tensor that ``record`` is a part of lies, whoever saved it.
 

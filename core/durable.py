@@ -7,6 +7,8 @@ import ctypes
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -57,7 +59,24 @@ def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:
     return True
 
 
-def make_directory(path: Path) -> None:
+@contextmanager
+def new_file(path: Path, mode: int = 0o666) -> Iterator[int]:
+    """A descriptor of a file that appears as ``path``, whole and durable, at the end; otherwise nothing remains."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            yield fd
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def make_directory(path: Path, mode: int = 0o777) -> None:
     """Create a directory, with those above it that are missing, durable on return.
 
     The name of the lowest one that is there is synced too: whoever made that one may have died before it was.
@@ -70,7 +89,7 @@ def make_directory(path: Path) -> None:
     with contextlib.suppress(PermissionError):  # above our own there may be directories that nobody may read
         sync_directory(there.parent)
     for new in reversed(missing):
-        new.mkdir(exist_ok=True)
+        new.mkdir(mode, exist_ok=True)
         sync_directory(new.parent)
 
 

@@ -42,7 +42,10 @@ class SnapshotTaken(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields
 
 
 class Restored(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """rank → agent: state of ``step`` was restored from ``source`` ("memory" or "committed"); step -1: fresh start."""
+    """rank → agent: state of ``step`` was restored from ``source``; step -1: fresh start.
+
+    "memory", "committed", or of a committed step "local", when the node's own disk had all that this rank has read.
+    """
 
     step: int
     source: str

@@ -16,6 +16,7 @@ from typing import Any
 
 import zmq
 
+from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import LaunchError, ResilioError, WireError
 from resilio_hpc.core.ledger import Ledger
@@ -99,6 +100,8 @@ class Agent(AgentFiles):
             min(ABANDON_S, settings.options.join_timeout_s), settings.begins,
         )  # fmt: skip
         self.copies = PartnerCopies(self)
+        if settings.options.local_checkpoints:  # ranks inherit it
+            os.environ[LOCAL_VARIABLE] = settings.options.local_checkpoints
         self.ranks = local_ranks(self, token, spool)
         self.caller: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None

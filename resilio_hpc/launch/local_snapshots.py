@@ -6,8 +6,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from resilio_hpc.ckpt import arena, saver_messages
+from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.saver_link import SaverLink
+from resilio_hpc.launch.saver_link import Request, SaverLink
 
 if TYPE_CHECKING:
     from resilio_hpc.launch.agent import Agent
@@ -23,6 +24,7 @@ class LocalSnapshots:
         self.saver = SaverLink(agent.local_dir / "saver.log")
         self._pins: deque[arena.Pin] = deque()  # of what the saver was asked to persist, in that order
         self._checkpoints = str(agent.run.path / "checkpoints")
+        self._disk_told = False
 
     def held(self) -> tuple[m.Held, ...]:
         """Whole snapshots, from the arenas' headers."""
@@ -44,6 +46,7 @@ class LocalSnapshots:
             saver_messages.Persist(
                 step=message.step, epoch=message.epoch, round=message.round, world_size=world_size,
                 node_rank=member.node_rank, arenas=[str(path) for path in pin.paths], directory=self._checkpoints,
+                local=self._agent.settings.options.local_checkpoints, holder=self._agent.settings.node,
             )
         )  # fmt: skip
         if sent:
@@ -68,6 +71,9 @@ class LocalSnapshots:
         """Take the saver's answers."""
         core = self._agent.core
         for request, answer in self.saver.receive():
+            if isinstance(answer, saver_messages.Progress):
+                self._on_progress(request, answer)
+                continue
             if not request.commits:
                 self._pins.popleft().release()
             if isinstance(answer, saver_messages.Persisted):
@@ -78,6 +84,21 @@ class LocalSnapshots:
                 core.persist_failed(request.round, request.step, answer.error)
         if self.saver.fileno() is None:
             self._agent.record("saver_died")
+
+    def _on_progress(self, request: Request, progress: saver_messages.Progress) -> None:
+        """Of the first one that was asked to persist and has no answer yet."""
+        agent = self._agent
+        if isinstance(progress, saver_messages.Local):
+            self._pins[0].release()
+            agent.record("local", step=progress.step, size_bytes=progress.size_bytes, seconds=progress.seconds)
+            local = agent.core.local
+            for rank in local.attached if local is not None and local.number == request.round else ():
+                agent.tell_rank(rank, rank_link.Stage(progress.step, "local"))
+            return
+        agent.record("local_failed", step=progress.step, error=progress.error)
+        if not self._disk_told:
+            self._disk_told = True
+            agent.say(f"{agent.settings.node}: {progress.error}")
 
     def close(self) -> None:
         """End the saver."""

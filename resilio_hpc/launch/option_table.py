@@ -171,6 +171,11 @@ RUN = (
         ("--keep-checkpoints",), "newest checkpoints kept (default: 5)", whole_number, o.DEFAULT_KEEP_CHECKPOINTS, "N"
     ),
     Flag(("--partner-copies",), "keep snapshots in another node's memory, too: to lose one costs less", None, False),
+    Flag(
+        ("--local-checkpoints",),
+        "write checkpoints to this directory on each node's own disk (NVMe) first, and restore from there",
+        metavar="DIR",
+    ),
     Flag(("--chain",), "go on in a new job when the time limit ends this one", None, False),
     Flag(("--chain-max",), "jobs in a chain at most (default: 20)", whole_number, o.DEFAULT_CHAIN_MAX, "N"),
     Flag(

@@ -66,6 +66,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         chain_max=raw.chain_max,
         keep_checkpoints=raw.keep_checkpoints,
         partner_copies=raw.partner_copies,
+        local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller),
         zygote=not raw.no_zygote,
         preload=tuple(name.strip() for name in raw.preload if name.strip()),
         mpi=_mpi(raw.mpi),
@@ -190,6 +191,14 @@ def _nproc(text: str) -> str:
     if count < 1:
         raise UsageError(f"--nproc-per-node: {count} is not possible, a node needs at least one rank")
     return str(count)
+
+
+def _local_checkpoints(given: str | None, caller: Caller) -> str:
+    if given is None:
+        return ""
+    if not given.strip():
+        raise UsageError("--local-checkpoints is empty: is the shell variable that should hold the directory set?")
+    return str(caller.cwd / Path(given).expanduser())
 
 
 def _run_dir(given: str | None, caller: Caller) -> Path:

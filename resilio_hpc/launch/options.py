@@ -62,6 +62,7 @@ class LaunchOptions:
     chain_max: int = DEFAULT_CHAIN_MAX
     keep_checkpoints: int = DEFAULT_KEEP_CHECKPOINTS
     partner_copies: bool = False  # snapshots also in another node's memory
+    local_checkpoints: str = ""  # a directory on each node's own disk, by way of which steps are written; "": none
 
     # starting ranks
     zygote: bool = True

@@ -71,14 +71,19 @@ class SaverLink(ChildLink):
         if self._paused_at is not None and time.monotonic() - self._paused_at > PAUSE_LIMIT_S:
             self.resume()
 
-    def receive(self) -> list[tuple[Request, saver_messages.Answer]]:
-        """Answers that have arrived. When the saver died, all that it was asked has failed, and ``fileno`` is None."""
+    def receive(self) -> list[tuple[Request, saver_messages.Progress | saver_messages.Answer]]:
+        """Answers that have arrived, and how far a request has come that has none yet. When the saver died, all that it
+        was asked has failed, and ``fileno`` is None."""
         lines = self.read()
         if lines is None:
             asked = list(self._asked)
             self._asked.clear()
             return [(request, saver_messages.SaverFailed(request.step, DIED)) for request in asked]
-        return [(self._asked.popleft(), saver_messages.decode_answer(line)) for line in lines]
+        said = [saver_messages.decode_answer(line) for line in lines]
+        return [
+            (self._asked[0] if isinstance(word, saver_messages.Progress) else self._asked.popleft(), word)
+            for word in said
+        ]
 
     def close(self) -> None:
         """See ChildLink."""

@@ -17,12 +17,14 @@ from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.saver_link import Request
 
 MEMBER = m.Member("n1", 0, "n1", 1, 0)
 RECORD = ShardRecord(0, "node-0.h5", 1, "own", ())
+Said = saver_messages.Progress | saver_messages.Answer
 DIED = saver_messages.SaverFailed(5, "the saver process was killed")
 
 
@@ -31,7 +33,7 @@ class FakeSaver:
 
     def __init__(self) -> None:
         self.requests: list[saver_messages.Persist | saver_messages.Commit] = []
-        self.answers: list[tuple[Request, saver_messages.Answer]] = []
+        self.answers: list[tuple[Request, Said]] = []
         self.takes = True
         self.dead = False
 
@@ -39,7 +41,7 @@ class FakeSaver:
         self.requests += [message] if self.takes else []
         return self.takes
 
-    def receive(self) -> list[tuple[Request, saver_messages.Answer]]:
+    def receive(self) -> list[tuple[Request, Said]]:
         found, self.answers = self.answers, []
         return found
 
@@ -52,6 +54,7 @@ class FakeCore:
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
+        self.local = SimpleNamespace(number=0, attached=[0])
 
     def persist_failed(self, round_number: int, step: int, error: str) -> None:
         self.told.append(("failed", round_number, step, error))
@@ -71,15 +74,23 @@ class Node:
         self.core = FakeCore()
         self.saver = FakeSaver()
         self.recorded: list[str] = []
-        options = SimpleNamespace(keep_checkpoints=3)
+        self.fields: list[dict[str, Any]] = []
+        self.stages: list[tuple[int, rank_link.AgentMessage]] = []
+        self.said: list[str] = []
+        options = SimpleNamespace(keep_checkpoints=3, local_checkpoints="/nvme")
         agent: Any = SimpleNamespace(
-            arena_dir=path, local_dir=path, run=SimpleNamespace(path=path), core=self.core,
-            settings=SimpleNamespace(options=options), record=self.recorded.append,
+            arena_dir=path, local_dir=path, run=SimpleNamespace(path=path), core=self.core, record=self.record,
+            settings=SimpleNamespace(options=options, node="n1"), say=self.said.append,
+            tell_rank=lambda rank, message: self.stages.append((rank, message)),
         )  # fmt: skip
         self.snapshots = LocalSnapshots(agent)
         self.snapshots.saver = self.saver  # type: ignore[assignment]
         self._pair = ArenaPair(path, Owner(0, 0, 1, 1, 0, "own", "a run"), path / "spill")
         self._pool = ThreadPoolExecutor(1)
+
+    def record(self, kind: str, **fields: Any) -> None:
+        self.recorded.append(kind)
+        self.fields.append(fields)
 
     def save(self, *steps: int) -> list[int]:
         """A rank saves; what is held then."""
@@ -93,7 +104,7 @@ class Node:
     def commit(self, step: int) -> None:
         self.snapshots.commit(m.Commit(1, 0, step, 1, (RECORD,)))
 
-    def answer(self, *answers: tuple[Request, saver_messages.Answer]) -> None:
+    def answer(self, *answers: tuple[Request, Said]) -> None:
         self.saver.answers += answers
         self.snapshots.serve()
 
@@ -146,3 +157,59 @@ def test_what_the_saver_does_not_take_has_failed(node: Node) -> None:
     assert [told[:3] for told in node.core.told] == [("failed", 0, 5), ("failed", 0, 4), ("failed", 0, 9)]
     assert node.core.told[2][3] == "overwritten by a newer snapshot"
     assert node.save(6, 7) == [6, 7]
+
+
+def test_the_saver_is_told_of_the_nodes_own_disk(node: Node) -> None:
+    node.save(1)
+    node.persist(1)
+    (request,) = node.saver.requests
+    assert isinstance(request, saver_messages.Persist)
+    assert (request.local, request.holder) == ("/nvme", "n1")
+
+
+def test_arenas_are_let_go_once_the_file_is_on_the_nodes_own_disk_though_no_answer_has_come(node: Node) -> None:
+    node.save(1, 2)
+    node.persist(1)
+    node.answer((Request(False, 0, 1), saver_messages.Local(1, 4096, 0.25)))
+    assert (node.recorded, node.fields) == (["local"], [{"step": 1, "size_bytes": 4096, "seconds": 0.25}])
+    assert node.stages == [(0, rank_link.Stage(1, "local"))]
+    assert node.core.told == []
+    assert node.save(3, 4) == [3, 4]
+    node.persist(4)
+    node.answer((Request(False, 0, 1), saver_messages.Persisted(1, 0, RECORD)))
+    assert node.core.told == [("persisted", 0, 1)]
+    assert node.save(5, 6) == [4, 6]  # the pin of step 4 was not taken for that of step 1
+    node.answer((Request(False, 0, 4), saver_messages.Persisted(4, 0, RECORD)))
+    assert node.save(7) == [6, 7]
+
+
+def test_ranks_of_another_round_do_not_hear_of_it(node: Node) -> None:
+    node.save(1)
+    node.persist(1, round_number=3)
+    node.answer((Request(False, 3, 1), saver_messages.Local(1, 4096, 0.25)))
+    assert node.stages == []
+
+
+def test_a_saver_that_dies_after_that_has_failed_and_nothing_is_let_go_twice(node: Node) -> None:
+    node.save(4, 5)
+    node.persist(5)
+    node.answer((Request(False, 0, 5), saver_messages.Local(5, 4096, 0.25)))
+    node.saver.dead = True
+    node.answer((Request(False, 0, 5), DIED))
+    assert node.core.told == [("failed", 0, 5, DIED.error)]
+    assert node.recorded == ["local", "saver_died"]
+    node.saver.dead = False
+    node.persist(4)
+    assert node.save(6, 7) == [4, 7]
+
+
+def test_a_disk_that_does_not_take_it_is_told_once_and_the_arenas_are_kept_for_the_other_way(node: Node) -> None:
+    node.save(1, 2)
+    for step in (2, 2):
+        node.persist(step)
+        node.answer((Request(False, 0, step), saver_messages.LocalFailed(step, "no space left: make room")))
+        assert node.save(3, 4) == [2, 4]
+        node.answer((Request(False, 0, step), saver_messages.Persisted(step, 0, RECORD)))
+    assert node.said == ["n1: no space left: make room"]
+    assert node.recorded == ["local_failed"] * 2
+    assert node.core.told == [("persisted", 0, 2)] * 2

@@ -7,12 +7,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from resilio_hpc.ckpt import saver_messages
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.snapshot import Snapshot
+from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.launch import child_link, saver_link
 from resilio_hpc.launch.saver_link import SaverLink
 
@@ -55,16 +61,21 @@ def wait_until_stopped(link: SaverLink) -> None:
         time.sleep(0.01)
 
 
-def answers(link: SaverLink, count: int) -> list[saver_messages.Answer]:
+def answers(link: SaverLink, count: int) -> list[saver_messages.Progress | saver_messages.Answer]:
     """As the agent's loop does."""
-    found: list[saver_messages.Answer] = []
+    return [answer for _, answer in heard(link, count)]
+
+
+def heard(link: SaverLink, count: int) -> list[tuple[saver_link.Request, Any]]:
+    """With the requests that they belong to."""
+    found: list[tuple[saver_link.Request, Any]] = []
     deadline = time.monotonic() + LIMIT_S
     while len(found) < count:
         assert time.monotonic() < deadline
         full = link.full_fileno
         select.select([link.fileno()], [] if full is None else [full], [], 0.1)
         link.push()
-        found += [answer for _, answer in link.receive()]
+        found += link.receive()
     return found
 
 
@@ -129,3 +140,51 @@ def test_a_saver_is_not_paused_while_it_is_to_commit(link: SaverLink, tmp_path: 
     assert len(answers(link, 1)) == 1  # so it was let go on, and not paused again
     link.pause()
     wait_until_stopped(link)
+
+
+def persist(directory: Path, step: int, local: Path, size: int = 10) -> saver_messages.Persist:
+    """Of a rank that is alone, which takes a snapshot."""
+    pair = ArenaPair(directory, Owner(0, 0, 1, 1, 0, "own", "run"), directory / "spill")
+    with ThreadPoolExecutor(1) as pool:
+        taken = Snapshot(pair, step, flatten({"x": np.full(size, step)}), pool).finish()[0]
+    return saver_messages.Persist(step, 1, 0, 1, 0, [str(taken)], str(directory / "shared"), str(local), "n1")
+
+
+def test_how_far_a_request_has_come_does_not_end_it(link: SaverLink, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    stop(link)
+    assert link.send(persist(tmp_path, 1, tmp_path / "disk"))
+    assert link.send(commit(tmp_path, 9))
+    assert link.send(persist(tmp_path, 2, tmp_path / "none"))
+    go_on(link)
+    assert [(request, type(answer)) for request, answer in heard(link, 5)] == [
+        (saver_link.Request(False, 0, 1), saver_messages.Local),
+        (saver_link.Request(False, 0, 1), saver_messages.Persisted),
+        (saver_link.Request(True, 0, 9), saver_messages.SaverFailed),
+        (saver_link.Request(False, 0, 2), saver_messages.LocalFailed),
+        (saver_link.Request(False, 0, 2), saver_messages.Persisted),
+    ]
+
+
+def test_a_saver_that_dies_while_it_drains_has_failed_and_the_next_one_writes_that_step_again(
+    link: SaverLink, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    request = persist(tmp_path, 1, disk, size=5_000_000)
+    for _ in range(20):  # until it is killed in time
+        assert link.send(request)
+        local, *more = answers(link, 1)
+        assert isinstance(local, saver_messages.Local)
+        assert link._process is not None
+        link._process.kill()
+        said = (more or answers(link, 1))[0]
+        while link.fileno() is not None:
+            link.receive()
+        if isinstance(said, saver_messages.SaverFailed):
+            break
+    assert said == saver_messages.SaverFailed(1, saver_link.DIED)
+    assert link.send(request)
+    assert [type(answer) for answer in answers(link, 2)] == [saver_messages.Local, saver_messages.Persisted]
+    (copy,) = disk.glob("*/step-*/*")
+    assert copy.name == "node-0.h5"

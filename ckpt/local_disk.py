@@ -1,0 +1,223 @@
+"""A node's own disk (NVMe) between its memory and the shared file system: copies of the shard files written last.
+
+    DIR/                                        the user's choice; never made here
+      resilio-steps-<uid>-<hash>-<holder>/      0700; <hash>: of the checkpoint directory's path
+        held                                    locked while a step is written; the checkpoint directory's path
+        step-…-e<epoch>-r<round>/node-N.h5      the very bytes that a manifest names, or will
+
+Nothing counts because it is here: a copy is read only when a committed manifest names its content. Whoever owns DIR is
+trusted, others who may write there are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt.records import Manifest
+from resilio_hpc.core.durable import make_directory
+from resilio_hpc.core.errors import CheckpointError
+
+ABANDONED_S = 86_400.0
+"""A directory that nobody has written to for so long belongs to a run that is over, or has moved to other nodes."""
+
+_HELD = "held"
+_STEP = re.compile(r"step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})")
+_WAIT_S = 3.0  # a killed predecessor may take a moment to die
+_SWEEPER = "resilio-local-sweep"
+_YOURS = "choose a directory that is yours alone"
+_ADVICE = {
+    errno.ENOSPC: "make room there for two steps of this node",
+    errno.EDQUOT: "make room there for two steps of this node",
+    errno.ENOENT: "make that directory, on every node",
+    errno.EPERM: _YOURS,
+    errno.EACCES: _YOURS,
+}
+
+
+def advice(error: OSError) -> str:
+    """What to do about an error of such a disk."""
+    return _ADVICE.get(error.errno or 0, "have that disk looked at, or choose another directory")
+
+
+class LocalDisk:
+    """The directory of one holder, locked until ``close``. Methods raise OSError for what is wrong with the disk."""
+
+    def __init__(self, directory: Path, checkpoints: Path, holder: str) -> None:
+        """``directory``: DIR. ``checkpoints``: where steps are committed. ``holder``: the node, or the
+        process where each writes a file of its own."""
+        self._checkpoints = checkpoints
+        self._path = directory / f"{_prefix(checkpoints)}{re.sub(r'[^A-Za-z0-9_.-]', '_', holder)}"
+        _check_directory(directory)
+        self._lock = self._take()
+        if not os.fstat(self._lock).st_size:
+            os.pwrite(self._lock, f"{checkpoints}\n".encode(), 0)
+        os.utime(self._lock)
+        if not any(thread.name == _SWEEPER for thread in threading.enumerate()):  # one may hang with a file system
+            threading.Thread(target=sweep, args=(directory,), name=_SWEEPER, daemon=True).start()
+
+    def _take(self) -> int:
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            make_directory(self._path, 0o700)
+            if not _is_private(self._path):
+                raise PermissionError(errno.EPERM, f"{self._path.name} is not yours alone", str(self._path))
+            lock = os.open(self._path / _HELD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_same(lock, self._path / _HELD):
+                    return lock
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    os.close(lock)
+                    raise OSError(errno.EBUSY, "another process writes there", str(self._path)) from error
+            os.close(lock)  # somebody just removed it, or lets go of it soon
+            time.sleep(0.05)
+
+    def new_step(self, step: int, epoch: int, round_: int) -> Path:
+        """An empty directory for a step. All others go, but the one committed last of those that are here."""
+        new = self._path / _step_name(step, epoch, round_)
+        orders = {path: self._order(path) for path in self._path.iterdir() if path not in (new, self._path / _HELD)}
+        kept = max(orders, key=orders.__getitem__, default=None)
+        for path in [new, *orders]:
+            if path != kept or orders[path] < 0:
+                _remove(path)
+        make_directory(new, 0o700)
+        return new
+
+    def _order(self, path: Path) -> int:
+        """Of its commit; -1 when it is not sure to be committed."""
+        name = _STEP.fullmatch(path.name)
+        if name is None or not _is_private(path):
+            return -1
+        step, epoch, round_ = (int(number) for number in name.groups())
+        try:
+            manifest = catalogue.manifest_of(self._checkpoints, step)
+        except (CheckpointError, OSError):
+            return -1
+        return manifest.order if (manifest.epoch, manifest.round) == (epoch, round_) else -1
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[str, Path]:
+    """Where copies of a committed step's shard files lie on this machine, by name; what they hold is not looked at.
+
+    Raises OSError; FileNotFoundError where there is no such DIR.
+    """
+    _check_directory(directory)
+    name = _step_name(manifest.step, manifest.epoch, manifest.round)
+    files = {shard.file for shard in manifest.shards}
+    found = {}
+    for path in _holders(directory, _prefix(checkpoints)):
+        if _is_private(path / name):
+            found.update({file.name: path / name for file in (path / name).iterdir() if file.name in files})
+    return found
+
+
+def sweep(directory: Path, abandoned_s: float = ABANDONED_S) -> None:
+    """Remove what runs of this user left in DIR: nobody is writing, and it is old or its checkpoint directory is gone.
+
+    May hang with the file system of such a directory.
+    """
+    with contextlib.suppress(OSError):
+        for path in _holders(directory, _prefix()):
+            with contextlib.suppress(OSError):
+                _sweep(path, abandoned_s)
+
+
+def _sweep(path: Path, abandoned_s: float) -> None:
+    try:
+        lock = os.open(path / _HELD, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:  # killed before it could take the lock
+        if time.time() - path.stat().st_mtime > abandoned_s:
+            _remove(path)
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        checkpoints = os.fsdecode(os.pread(lock, 1 << 16, 0))
+        if time.time() - os.fstat(lock).st_mtime > abandoned_s or (
+            checkpoints.endswith("\n") and _is_gone(checkpoints[:-1])
+        ):
+            _remove(path)
+    finally:
+        os.close(lock)
+
+
+def _prefix(checkpoints: Path | None = None) -> str:
+    """How the names of this user's directories begin, or of those for one directory of checkpoints."""
+    mine = f"resilio-steps-{os.geteuid()}-"
+    return mine if checkpoints is None else f"{mine}{hashlib.sha256(os.fsencode(checkpoints)).hexdigest()[:16]}-"
+
+
+def _step_name(step: int, epoch: int, round_: int) -> str:
+    return f"step-{step:010d}-e{epoch}-r{round_}"
+
+
+def _holders(directory: Path, prefix: str) -> Iterator[Path]:
+    return (path for path in directory.iterdir() if path.name.startswith(prefix) and _is_private(path))
+
+
+def _check_directory(directory: Path) -> None:
+    """Where anybody may exchange names (no sticky bit), nothing can be checked and then used."""
+    mode = directory.stat().st_mode
+    if not stat.S_ISDIR(mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise PermissionError(errno.EPERM, "anybody may exchange what is in it", str(directory))
+
+
+def _is_private(path: Path) -> bool:
+    """A directory, no link, that is ours alone. Raises nothing."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def _is_same(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_gone(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+def _remove(path: Path) -> None:
+    """What cannot be removed stays, and takes room."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

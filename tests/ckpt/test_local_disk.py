@@ -1,0 +1,440 @@
+"""Steps by way of the node's own disk: what is written there, what its troubles cost, what stays there, and for how
+long. What is read from there: ``test_local_restore``."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from resilio_hpc.ckpt import arena, bulk_io, catalogue, local_disk, saver
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.records import BLOCK_BYTES
+from resilio_hpc.ckpt.saver_messages import (
+    Answer,
+    Commit,
+    Committed,
+    Local,
+    LocalFailed,
+    Persist,
+    Persisted,
+    Progress,
+    SaverFailed,
+)
+from resilio_hpc.ckpt.shard_copy import copy_shard
+from resilio_hpc.ckpt.snapshot import Snapshot
+from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.verify import verify_step
+from resilio_hpc.core.errors import CorruptCheckpoint
+
+POOL = ThreadPoolExecutor(1)
+WORLD = 2
+
+
+class Node:
+    """A node of two ranks: its arenas, its own disk, and the shared directory."""
+
+    def __init__(self, arenas: Path, disk: Path, shared: Path) -> None:
+        self.arenas, self.disk, self.shared = arenas, disk, shared
+        self.progress: list[Progress] = []
+
+    def take(self, step: int, size: int = 1000) -> list[str]:
+        """Both ranks take a snapshot; their arenas."""
+        paths = []
+        for rank in range(WORLD):
+            pair = ArenaPair(self.arenas, Owner(rank, rank, WORLD, WORLD, 0, "own", "run"), self.arenas / "spill")
+            state = {"x": np.full(size, 100 * step + rank), "y": np.full(3, step, dtype=np.int8), "rank": rank}
+            paths.append(str(Snapshot(pair, step, flatten(state), POOL).finish()[0]))
+            pair.close()
+        return paths
+
+    def persist(
+        self, step: int, round_: int = 0, size: int = 1000, then: Callable[[], object] = lambda: None
+    ) -> Answer:
+        """``then``: what happens as soon as the saver says that the file is on the node's own disk."""
+
+        def say(progress: Progress) -> None:
+            self.progress.append(progress)
+            if isinstance(progress, Local):
+                then()
+
+        arenas = self.take(step, size)
+        return saver.serve(Persist(step, 1, round_, WORLD, 0, arenas, str(self.shared), str(self.disk), "n1"), say)
+
+    def commit(self, answer: Answer, round_: int = 0) -> None:
+        assert isinstance(answer, Persisted), answer
+        done = saver.serve(Commit(answer.step, 1, round_, WORLD, str(self.shared), [answer.record], 2))
+        assert isinstance(done, Committed), done
+
+    @property
+    def held(self) -> Path:
+        """The only directory that this node made on its disk."""
+        (found,) = self.disk.iterdir()
+        return found
+
+    @property
+    def steps(self) -> list[str]:
+        return sorted(path.name for path in self.held.iterdir() if path.name != "held")
+
+    def copy(self, step: int, round_: int = 0) -> Path:
+        return self.held / f"step-{step:010d}-e1-r{round_}" / "node-0.h5"
+
+    def is_committed(self, step: int) -> bool:
+        """Whole, with the content of ``take``."""
+        return verify_step(self.shared, catalogue.manifest_of(self.shared, step)) == []
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    disk, shared = tmp_path / "disk", tmp_path / "shared"
+    disk.mkdir()
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        yield Node(Path(name), disk, shared)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """A small file system in memory."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+
+    def mount(options: str) -> Path:
+        argv = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
+        if subprocess.run(argv, capture_output=True, check=False).returncode != 0:
+            pytest.skip("may not mount a small file system")
+        return directory
+
+    yield mount
+    subprocess.run(["umount", "-l", str(directory)], check=False, capture_output=True)
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_bytes_are_on_the_nodes_disk_and_in_the_committed_step(node: Node) -> None:
+    answer = node.persist(3)
+    (local,) = node.progress
+    assert isinstance(local, Local)
+    assert isinstance(answer, Persisted)
+    assert local.size_bytes == answer.record.size_bytes == node.copy(3).stat().st_size
+    node.commit(answer)
+    assert node.copy(3).read_bytes() == (catalogue.step_directory(node.shared, 3) / "node-0.h5").read_bytes()
+    assert node.is_committed(3)
+    for path in (node.held, node.copy(3).parent):
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert node.copy(3).stat().st_mode & 0o777 == 0o600
+
+
+def test_arenas_may_be_overwritten_as_soon_as_the_saver_says_so(node: Node) -> None:
+    def overwrite() -> None:
+        for path in node.arenas.glob("rank*"):
+            path.write_bytes(b"\xff" * path.stat().st_size)
+
+    node.commit(node.persist(3, then=overwrite))
+    assert node.is_committed(3)
+    assert [held.step for held in arena.scan(node.arenas)] == []
+
+
+def test_a_bad_arena_is_no_trouble_of_the_disk(node: Node) -> None:
+    paths = node.take(3)
+    arena.invalidate(node.arenas, 3)
+    answer = saver.serve(
+        Persist(3, 1, 0, WORLD, 0, paths, str(node.shared), str(node.disk), "n1"), node.progress.append
+    )
+    assert isinstance(answer, SaverFailed)
+    assert node.progress == []
+
+
+@pytest.mark.parametrize("size", [1, 511, 4096, 70_001, (3 * BLOCK_BYTES + 12_345) // 8])
+def test_a_copy_is_the_same_whatever_the_sizes(size: int, node: Node) -> None:
+    node.commit(node.persist(3, size=size))
+    assert node.is_committed(3)
+
+
+# -- troubles of the disk --------------------------------------------------------------------------------------------
+
+
+def goes_straight(node: Node, step: int = 3) -> str:
+    """The step is persisted all the same; what the user is told."""
+    node.progress.clear()
+    node.commit(node.persist(step))
+    (failed,) = node.progress
+    assert isinstance(failed, LocalFailed)
+    assert "\n" not in failed.error
+    assert f"until then steps go straight to {node.shared}" in failed.error
+    assert node.is_committed(step)
+    return failed.error
+
+
+def test_a_directory_that_is_missing_is_not_made_since_a_mount_may_be_missing(node: Node) -> None:
+    node.disk.rmdir()
+    assert f"No such file or directory: {node.disk}: make that directory, on every node" in goes_straight(node)
+    node.disk.mkdir()
+    node.persist(4)
+    assert isinstance(node.progress[-1], Local)
+
+
+def test_a_directory_in_which_anybody_may_exchange_names_is_not_used(node: Node) -> None:
+    node.disk.chmod(0o777)
+    assert "anybody may exchange what is in it" in goes_straight(node)
+    assert list(node.disk.iterdir()) == []
+    node.disk.chmod(0o1777)
+    node.persist(4)
+    assert isinstance(node.progress[-1], Local)
+
+
+@pytest.mark.parametrize("what", ["a link", "open to others", "of somebody else", "a file"])
+def test_what_others_prepared_is_neither_followed_nor_written_to(what: str, node: Node, tmp_path: Path) -> None:
+    node.persist(1)
+    held, elsewhere = node.held, tmp_path / "elsewhere"
+    held.rename(elsewhere)
+    if what == "a link":
+        held.symlink_to(elsewhere)
+    elif what == "a file":
+        held.touch()
+    else:
+        held.mkdir(mode=0o700)
+        if what == "open to others":
+            held.chmod(0o755)
+        elif os.geteuid() == 0:
+            os.chown(held, 12345, 12345)
+        else:
+            pytest.skip("needs root")
+    before = {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")}
+    assert ("File exists" if what == "a file" else f"{held.name} is not yours alone") in goes_straight(node)
+    assert {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")} == before
+    assert what in ("a link", "a file") or list(held.iterdir()) == []
+
+
+def test_links_inside_are_removed_and_not_followed(node: Node, tmp_path: Path) -> None:
+    node.commit(node.persist(1))
+    precious = tmp_path / "precious"
+    (precious / "step").mkdir(parents=True)
+    (node.held / "step-0000000002-e1-r0").symlink_to(precious)
+    (node.held / "more").symlink_to(precious)
+    (node.held / "file").touch()
+    node.commit(node.persist(2))
+    assert isinstance(node.progress[-1], Local)
+    assert [path.name for path in precious.iterdir()] == ["step"]
+    assert not node.copy(2).parent.is_symlink()
+    assert node.steps == ["step-0000000001-e1-r0", "step-0000000002-e1-r0"]
+
+
+def test_a_lock_that_is_a_link_is_not_followed(node: Node, tmp_path: Path) -> None:
+    node.persist(1)
+    (node.held / "held").unlink()
+    (node.held / "held").symlink_to(tmp_path / "precious")
+    goes_straight(node)
+    assert not (tmp_path / "precious").exists()
+
+
+def test_a_disk_with_too_little_room_is_told_and_used_again_when_it_has_some(
+    node: Node, mounted: Callable[[str], Path]
+) -> None:
+    node.disk = mounted("size=4m")
+    filler = node.disk / "filler"
+    filler.write_bytes(b"x" * (3 << 20))
+    told = goes_straight(node, 3)
+    assert "no space left" in told
+    assert "make room there for two steps of this node" in told
+    filler.unlink()
+    node.persist(4)
+    assert isinstance(node.progress[-1], Local)
+
+
+@pytest.mark.parametrize("free", [0, 4096, 8192, 20_480])
+def test_room_that_vanishes_while_it_is_written_costs_nothing_either(
+    free: int, node: Node, mounted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.disk = mounted("size=4m")
+    room = os.statvfs(node.disk)
+    (node.disk / "filler").write_bytes(b"x" * (room.f_bavail * room.f_frsize - free))
+    looked = bulk_io.check_space
+    monkeypatch.setattr(bulk_io, "check_space", lambda at, size: at.is_relative_to(node.disk) or looked(at, size))
+    told = goes_straight(node)
+    assert "o space left" in told
+    assert [path for path in node.disk.rglob("*") if path.is_file() and path.name not in ("filler", "held")] == []
+
+
+def test_a_read_only_disk_is_told(node: Node, mounted: Callable[[str], Path]) -> None:
+    node.disk = mounted("ro")
+    assert "Read-only file system" in goes_straight(node)
+
+
+def test_a_disk_that_becomes_read_only_with_copies_on_it_is_told(node: Node, mounted: Callable[[str], Path]) -> None:
+    node.disk = mounted("size=4m")
+    node.commit(node.persist(1))
+    subprocess.run(["mount", "-o", "remount,ro", str(node.disk)], check=True)
+    assert "Read-only file system" in goes_straight(node, 2)
+
+
+def test_another_process_that_writes_there_is_not_disturbed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_disk, "_WAIT_S", 0.1)
+    with local_disk.LocalDisk(node.disk, node.shared, "n1"):
+        assert "another process writes there" in goes_straight(node)
+    node.persist(4)
+    assert isinstance(node.progress[-1], Local)
+
+
+# -- from there to the shared file system ----------------------------------------------------------------------------
+
+
+def damage(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << at % 8]))
+
+
+@pytest.mark.parametrize("what", ["damaged", "cut off", "gone", "a link"])
+def test_a_copy_that_is_damaged_before_it_is_drained_fails_that_save_alone(what: str, node: Node) -> None:
+    node.commit(node.persist(1))
+
+    def harm() -> None:
+        if what == "damaged":
+            damage(node.copy(2), 9000)
+        elif what == "cut off":
+            os.truncate(node.copy(2), 5000)
+        else:
+            shutil.move(node.copy(2), node.arenas / "other")
+            if what == "a link":
+                node.copy(2).symlink_to(node.arenas / "other")
+
+    answer = node.persist(2, then=harm)
+    assert isinstance(answer, SaverFailed)
+    assert "memory had been let go by then, so this save is lost" in answer.error
+    assert catalogue.committed_steps(node.shared) == [1]
+    assert [path for path in node.shared.rglob("*.h5") if path.parent.name.startswith(".")] == []
+    node.commit(node.persist(3))
+    assert node.is_committed(3)
+    assert node.steps == ["step-0000000001-e1-r0", "step-0000000003-e1-r0"]
+
+
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_flipped_bit_of_any_byte_is_found_on_the_way(every: int, node: Node, tmp_path: Path) -> None:
+    answer = node.persist(3, size=100)
+    assert isinstance(answer, Persisted)
+    target = tmp_path / "target"
+    target.mkdir()
+    for at in range(0, answer.record.size_bytes, every):
+        damage(node.copy(3), at)
+        with pytest.raises(CorruptCheckpoint):
+            copy_shard(node.copy(3).parent, answer.record, target)
+        assert list(target.iterdir()) == []
+        damage(node.copy(3), at)
+    copy_shard(node.copy(3).parent, answer.record, target)
+
+
+def test_a_shared_file_system_that_is_full_fails_the_save_as_ever(node: Node, mounted: Callable[[str], Path]) -> None:
+    node.shared = mounted("size=4m")
+    node.commit(node.persist(1))
+    answer = node.persist(2, size=300_000)
+    assert isinstance(answer, SaverFailed)
+    assert "no space left" in answer.error
+    assert isinstance(node.progress[-1], Local)
+    node.commit(node.persist(3))
+    assert node.steps == ["step-0000000001-e1-r0", "step-0000000003-e1-r0"]
+
+
+# -- what stays ------------------------------------------------------------------------------------------------------
+
+
+def test_the_step_committed_last_and_the_one_in_flight_stay(node: Node) -> None:
+    for step in (1, 2, 3):
+        node.commit(node.persist(step))
+    assert node.steps == ["step-0000000002-e1-r0", "step-0000000003-e1-r0"]
+    node.persist(4)  # never committed
+    assert node.steps == ["step-0000000003-e1-r0", "step-0000000004-e1-r0"]
+    node.persist(4, round_=1)
+    assert node.steps == ["step-0000000003-e1-r0", "step-0000000004-e1-r1"]
+    node.commit(node.persist(3, round_=2), round_=2)  # computed anew
+    node.persist(5, round_=2)
+    assert node.steps == ["step-0000000003-e1-r2", "step-0000000005-e1-r2"]
+
+
+def test_the_last_of_the_commits_stays_not_the_largest_number(node: Node) -> None:
+    node.commit(node.persist(9))
+    node.commit(node.persist(2, round_=1), 1)
+    node.persist(3, round_=1)
+    assert node.steps == ["step-0000000002-e1-r1", "step-0000000003-e1-r1"]
+
+
+def test_what_a_killed_saver_left_goes_and_a_step_is_written_again(node: Node) -> None:
+    node.persist(1)
+    (node.copy(1).parent / ".node-0.h5.17.tmp").write_bytes(b"x" * 1000)
+    node.commit(node.persist(1))
+    assert [path.name for path in node.copy(1).parent.iterdir()] == ["node-0.h5"]
+
+
+def test_nodes_of_one_machine_leave_each_other_alone(node: Node) -> None:
+    node.commit(node.persist(1))
+    first = node.held
+    with local_disk.LocalDisk(node.disk, node.shared, "n/2") as other:
+        other.new_step(2, 1, 0)
+    with local_disk.LocalDisk(node.disk, node.shared / "another run", "n1") as other:
+        other.new_step(2, 1, 0)
+    assert [path.name for path in first.iterdir() if path.name != "held"] == ["step-0000000001-e1-r0"]
+    assert len(list(node.disk.iterdir())) == 3
+
+
+def leave(disk: Path, checkpoints: Path, age_s: float) -> Path:
+    """What a run leaves behind that has ended so long ago."""
+    before = set(disk.iterdir())
+    with local_disk.LocalDisk(disk, checkpoints, "n1") as held:
+        (held.new_step(1, 1, 0) / "node-0.h5").touch()
+    (found,) = set(disk.iterdir()) - before
+    then = time.time() - age_s
+    os.utime(found / "held", (then, then))
+    os.utime(found, (then, then))
+    return found
+
+
+def test_leftovers_of_runs_that_are_over_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = local_disk.sweep
+    monkeypatch.setattr(local_disk, "sweep", lambda disk: None)  # not yet
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    day = local_disk.ABANDONED_S
+    for name in ("old", "young", "held", "unlocked", "unlocked young", "link", "foreign"):
+        (tmp_path / name).mkdir()
+    found = {name: leave(disk, tmp_path / name, day / 2) for name in ("young", "gone", "held", "unlocked young")}
+    found |= {name: leave(disk, tmp_path / name, day * 2) for name in ("old", "unlocked", "foreign", "link")}
+    for name in ("unlocked", "unlocked young"):
+        mtime = found[name].stat().st_mtime
+        (found[name] / "held").unlink()
+        os.utime(found[name], (mtime, mtime))
+    os.utime(found["held"] / "held", (0, 0))
+    lock = os.open(found["held"] / "held", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    found["link"].rename(tmp_path / "target")
+    found["link"].symlink_to(tmp_path / "target")
+    found["foreign"].chmod(0o755)
+    (disk / "resilio-arenas-0-1234").mkdir()
+    (disk / "data").touch()
+    sweep(disk)
+    left = {name for name, path in found.items() if path.exists()}
+    assert left == {"young", "held", "unlocked young", "link", "foreign"}
+    assert (tmp_path / "target" / "held").exists()
+    assert (disk / "data").exists()
+    assert (disk / "resilio-arenas-0-1234").exists()
+    os.close(lock)
+
+
+def test_a_save_sweeps_what_others_left(node: Node, tmp_path: Path) -> None:
+    old = leave(node.disk, tmp_path / "gone", 10)
+    node.persist(1)
+    deadline = time.monotonic() + 20
+    while old.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert isinstance(node.progress[-1], Local)
