@@ -25,6 +25,7 @@ from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.overlap import fence_before_steps
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.restore import restore
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError, os_error_text
 
@@ -47,6 +48,9 @@ class Checkpointer:
         layout: Literal["replicated"] | None = None,
         *,
         keep_last: int = 3,
+        keep_every: int = 0,
+        keep_hours: float | None = None,
+        keep_gb: float | None = None,
         overlap: bool = False,
         patience_s: float = 30.0,
     ) -> None:
@@ -54,7 +58,8 @@ class Checkpointer:
 
         ``local``: directory on this node's disk for snapshots that do not fit into memory (default: the temporary
         directory). ``memory`` False: never keep snapshots in memory. ``layout``: None, every process's tensors are its
-        own; REPLICATED. ``keep_last``: committed steps to keep when there is no launcher (which has its own setting).
+        own; REPLICATED. ``keep_last``, ``keep_every``, ``keep_hours``, ``keep_gb``: committed steps to keep (see
+        ``retention.Retention``) when there is no launcher (which has its own settings).
         ``overlap``: ``save`` returns before parameters and optimizer state are copied, and the next step of any torch
         optimizer waits until they are (RES-13). Only for loops in which nothing else changes them between the two, and
         for optimizers that are in the state as objects; ``fence`` waits at any other place. ``patience_s``: without a
@@ -66,7 +71,7 @@ class Checkpointer:
         self.directory = checkpoint_directory(remote, os.environ)
         self._layout: Layout = layout or "own"
         self._coordinator = coordinator.current() or _find_coordinator(
-            self.directory, os.environ, keep_last, patience_s
+            self.directory, os.environ, Retention(keep_last, keep_every, keep_hours, keep_gb), patience_s
         )
         self.place = self._coordinator.place
         self._local = None if local is None else Path(local).absolute()
@@ -229,8 +234,13 @@ class Checkpointer:
         return None
 
     def _read(self, point: RestorePoint, state: Any) -> Any:
-        with self._source(point) as source:
-            return restore(source, state, self._pool)
+        try:
+            with self._source(point) as source:
+                return restore(source, state, self._pool)
+        except CorruptCheckpoint as error:
+            if point.source == "committed":
+                catalogue.note_damage(self.directory, point.step, str(error))
+            raise
 
     def _source(self, point: RestorePoint) -> ArenaSource | CommittedSource:
         place = self.place
@@ -281,9 +291,9 @@ def _prefault(arenas: ArenaPair, size: int = 0) -> None:
 
 
 def _find_coordinator(
-    directory: Path, environment: Mapping[str, str], keep_last: int, patience_s: float
+    directory: Path, environment: Mapping[str, str], retention: Retention, patience_s: float
 ) -> Coordinator:
     link = agent_link.current(environment)
     if link is not None:
         return agent_link.AgentCoordinator(link, environment)
-    return LocalCoordinator(directory, environment, keep_last, patience_s)
+    return LocalCoordinator(directory, environment, retention, patience_s)
