@@ -4,6 +4,7 @@
       step-0000000100/          a committed step: appears whole, by one rename, and disappears the same way
         node-0.h5 …             one shard file per node
         manifest.json
+        damaged                 why (text), once a restore or verify has found it so
       latest                    number of the step committed last (text), for people and scripts
       epoch-fence               the lowest epoch that may still commit (text); absent: any
       .staging-step-…-e<epoch>-r<round>/   shards on their way (…-whole: about to take the place of a former one)
@@ -22,11 +23,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete, write_manifest
-from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt.retention import CommittedStep, Retention
 from resilio_hpc.core.durable import exchange, sync_directory, write_atomic
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
 
 MANIFEST = "manifest.json"
+DAMAGED = "damaged"
 _MANIFEST_LIMIT = 1 << 30
 _STEP = re.compile(r"step-(\d{10,18})")
 _STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(-whole)?")
@@ -98,6 +100,31 @@ def damaged_steps(directory: Path) -> dict[int, str]:
     return why
 
 
+def note_damage(directory: Path, step: int, why: str) -> None:
+    """Note in a step that it was found damaged, and why; "": it was found good.
+
+    Whoever prunes does not count on a damaged one; restores still try it. It is no error that it cannot be written.
+    """
+    path = step_directory(directory, step) / DAMAGED
+    with contextlib.suppress(OSError):
+        if why:
+            with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{why}\n")
+        else:
+            path.unlink()
+
+
+def noted_damage(directory: Path, step: int) -> str:
+    """Why a step was found damaged; "" when it was not."""
+    try:
+        data = (step_directory(directory, step) / DAMAGED).read_bytes()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return str(error)
+    return data.decode("utf-8", "backslashreplace").strip() or "it was found so"
+
+
 def check_not_all_damaged(directory: Path) -> None:
     """Raises CorruptCheckpoint when there are steps and none is good: to begin anew then is not ours to decide."""
     damaged = damaged_steps(directory)
@@ -155,9 +182,9 @@ def commit(
     world_size: int,
     layout: Layout,
     shards: Sequence[ShardRecord],
-    keep_last: int,
+    retention: Retention | None,
 ) -> None:
-    """Make ``step`` a committed checkpoint from its durable shards, then prune.
+    """Make ``step`` a committed checkpoint from its durable shards, then prune (None: no other step is removed).
 
     Raises CheckpointError when it must not be committed (another epoch's business, or incomplete), OSError when the
     disk fails; older steps are untouched then.
@@ -177,7 +204,8 @@ def commit(
     if why:
         raise CheckpointError(f"step {step} cannot be committed: {why}")
     _remove_strangers(staging, {shard.file for shard in shards})
-    order = 1 + max((manifest.order for manifest in committed(directory)), default=0)
+    found = committed(directory)
+    order = 1 + max((manifest.order for manifest in found), default=0)
     manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards))
     write_atomic(staging / MANIFEST, write_manifest(manifest))
     _check_fence(directory, epoch)  # again: the shards took long
@@ -187,24 +215,35 @@ def commit(
     with contextlib.suppress(OSError):
         write_atomic(directory / "latest", f"{step}\n".encode())
     with contextlib.suppress(OSError):
-        prune(directory, Retention(max(keep_last, 1)), time.time())
+        if retention is not None:
+            others = [known for known in found if known.step != step]
+            prune(directory, retention, time.time(), [*others, manifest])
         sweep(directory, step, epoch, round_)
 
 
-def expendable(directory: Path, retention: Retention, now: float) -> list[int]:
-    """The committed steps that ``retention`` does not keep. ``now``: Unix time."""
-    steps = [
-        (manifest.step, (step_directory(directory, manifest.step) / MANIFEST).stat().st_mtime)
-        for manifest in committed(directory)
-    ]
+def expendable(directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None) -> list[int]:
+    """The committed steps that ``retention`` does not keep. ``now``: Unix time.
+
+    ``known``: what ``committed`` gives, where that was just asked for: it looks at every file of every step.
+    """
+    steps = []
+    for manifest in committed(directory) if known is None else known:
+        path = step_directory(directory, manifest.step)
+        steps.append(
+            CommittedStep(
+                manifest.step, (path / MANIFEST).stat().st_mtime, manifest.size_bytes, (path / DAMAGED).exists()
+            )
+        )
     return retention.expendable(steps, now)
 
 
-def prune(directory: Path, retention: Retention, now: float) -> list[int]:
-    """Remove what ``retention`` does not keep; the steps removed. Raises OSError."""
-    old = expendable(directory, retention, now)
+def prune(directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None) -> list[int]:
+    """Remove what ``retention`` does not keep; the steps removed. ``known``: see ``expendable``. Raises OSError."""
+    old = expendable(directory, retention, now, known)
     for step in old:
         _move_away(step_directory(directory, step), "removed")
+    if old:
+        sync_directory(directory)  # else a power cut could give a step its name back, and not its files
     _empty_bin(directory)
     return old
 

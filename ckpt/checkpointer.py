@@ -25,6 +25,7 @@ from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.overlap import fence_before_steps
 from resilio_hpc.ckpt.records import Layout, Manifest
 from resilio_hpc.ckpt.restore import restore
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError, os_error_text
 
@@ -47,6 +48,9 @@ class Checkpointer:
         layout: Literal["replicated"] | None = None,
         *,
         keep_last: int = 3,
+        keep_every: int = 0,
+        keep_hours: float | None = None,
+        keep_gb: float | None = None,
         overlap: bool = False,
         patience_s: float = 30.0,
     ) -> None:
@@ -56,7 +60,8 @@ class Checkpointer:
         from there where that is what was committed (default $RESILIO_LOCAL_CHECKPOINT_DIR; under resilio-launch its
         --local-checkpoints alone decides). Snapshots that do not fit into memory go there, too (default: the temporary
         directory). ``memory`` False: never keep snapshots in memory. ``layout``: None, every process's tensors are its
-        own; REPLICATED. ``keep_last``: committed steps to keep when there is no launcher (which has its own setting).
+        own; REPLICATED. ``keep_last``, ``keep_every``, ``keep_hours``, ``keep_gb``: committed steps to keep (see
+        ``retention.Retention``) when there is no launcher (which has its own settings).
         ``overlap``: ``save`` returns before parameters and optimizer state are copied, and the next step of any torch
         optimizer waits until they are (RES-13). Only for loops in which nothing else changes them between the two, and
         for optimizers that are in the state as objects; ``fence`` waits at any other place. ``patience_s``: without a
@@ -68,7 +73,7 @@ class Checkpointer:
         self.directory = checkpoint_directory(remote, os.environ)
         self._layout: Layout = layout or "own"
         self._coordinator = coordinator.current() or _find_coordinator(
-            self.directory, os.environ, keep_last, patience_s, local
+            self.directory, os.environ, Retention(keep_last, keep_every, keep_hours, keep_gb), patience_s, local
         )
         self.place = self._coordinator.place
         self._local = None if local is None else Path(local).absolute()
@@ -232,8 +237,13 @@ class Checkpointer:
 
     def _read(self, point: RestorePoint, state: Any) -> tuple[Any, str]:
         """The state, and which tier it came from."""
-        with self._source(point) as source:
-            return restore(source, state, self._pool), source.tier
+        try:
+            with self._source(point) as source:
+                return restore(source, state, self._pool), source.tier
+        except CorruptCheckpoint as error:
+            if point.source == "committed":
+                catalogue.note_damage(self.directory, point.step, str(error))
+            raise
 
     def _source(self, point: RestorePoint) -> ArenaSource | CommittedSource:
         place = self.place
@@ -303,7 +313,7 @@ def _prefault(arenas: ArenaPair, size: int = 0) -> None:
 def _find_coordinator(
     directory: Path,
     environment: Mapping[str, str],
-    keep_last: int,
+    retention: Retention,
     patience_s: float,
     local: str | os.PathLike[str] | None,
 ) -> Coordinator:
@@ -311,4 +321,4 @@ def _find_coordinator(
     if link is not None:
         return agent_link.AgentCoordinator(link, environment)
     where = coordinator.local_directory(local, environment)
-    return LocalCoordinator(directory, environment, keep_last, patience_s, local=where)
+    return LocalCoordinator(directory, environment, retention, patience_s, local=where)

@@ -125,13 +125,17 @@ class ResilioReader(StorageReader):
         inside = [_new_tensors(saved) for _, saved in values]
         place = Place.read(os.environ)
         assert self._manifest is not None
-        read_boxes(
-            catalogue.step_directory(self.directory, self._step),
-            self._manifest,
-            [*reads, *(read for some in inside for read in some.values())],
-            place.local_world_size == 1,
-            copy_threads(place.local_world_size),
-        )
+        try:
+            read_boxes(
+                catalogue.step_directory(self.directory, self._step),
+                self._manifest,
+                [*reads, *(read for some in inside for read in some.values())],
+                place.local_world_size == 1,
+                copy_threads(place.local_world_size),
+            )
+        except CorruptCheckpoint as error:
+            catalogue.note_damage(self.directory, self._step, str(error))
+            raise
         for item, read in zip(of_tensors, reads, strict=True):
             planner.commit_tensor(item, read.target)
         for (item, saved), some in zip(values, inside, strict=True):

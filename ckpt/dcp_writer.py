@@ -28,6 +28,7 @@ from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.coordinator import Place
 from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.shard_file import write_shard
 from resilio_hpc.ckpt.snapshot import Snapshot, copy_threads
 from resilio_hpc.ckpt.tree import Flattened
@@ -46,16 +47,20 @@ class ResilioWriter(StorageWriter):
         step: int,
         *,
         keep_last: int = 3,
+        keep_every: int = 0,
+        keep_hours: float | None = None,
+        keep_gb: float | None = None,
         local: str | os.PathLike[str] | None = None,
     ) -> None:
-        """``directory``: of the checkpoints, on the shared file system. ``keep_last``: committed steps to keep.
+        """``directory``: of the checkpoints, on the shared file system. ``keep_last`` and so on: committed
+        steps to keep (see ``retention.Retention``).
 
         ``local``: directory on this node's disk for the copy of the state when memory has no room for it (default: the
-        temporary directory). Raises UsageError for a step that is no whole number from 0 on.
+        temporary directory). Raises UsageError for a step that is no whole number from 0 on, and for such settings.
         """
         catalogue.check_step(step)
         self.directory, self.step = Path(directory).absolute(), step
-        self._keep_last = keep_last
+        self._retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
         self._local = Path(local or tempfile.gettempdir()).absolute()
         self._rank = 0
         self._plan: SavePlan | None = None
@@ -128,7 +133,7 @@ class ResilioWriter(StorageWriter):
             shards = [msgspec.json.decode(result[0].storage_data, type=ShardRecord) for result in results]
         except (IndexError, TypeError, msgspec.MsgspecError) as error:
             raise CheckpointError(f"step {self.step}: a process did not say what it has written: {error}") from error
-        catalogue.commit(self.directory, self.step, *_life(), len(shards), "own", shards, self._keep_last)
+        catalogue.commit(self.directory, self.step, *_life(), len(shards), "own", shards, self._retention)
         metadata.storage_meta = self.storage_meta()
 
 

@@ -21,6 +21,7 @@ import msgspec
 from resilio_hpc.ckpt import catalogue, saver
 from resilio_hpc.ckpt.coordinator import OnStage, Place, RestorePoint
 from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Commit, Local, Persist, Persisted, Progress, SaverFailed
 from resilio_hpc.core.durable import make_directory, write_atomic
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, os_error_text
@@ -57,7 +58,7 @@ class LocalCoordinator:
         self,
         directory: Path,
         environment: Mapping[str, str],
-        keep_last: int,
+        retention: Retention,
         patience_s: float = 30.0,
         peers_timeout_s: float = 600.0,
         local: Path | None = None,
@@ -69,7 +70,7 @@ class LocalCoordinator:
         self.local_directory = local
         self._local_failed = False
         self._directory = directory
-        self._keep_last = keep_last
+        self._retention = retention
         self._session = session(environment, self.place)
         self._callbacks: list[OnStage] = []
         self._patience_s = patience_s
@@ -171,7 +172,7 @@ class LocalCoordinator:
     def _commit(self, step: int) -> None:
         shards = [self._shard_of(rank, step) for rank in range(self.place.world_size)]
         world = self.place.world_size
-        request = Commit(step, 0, self.place.round, world, str(self._directory), shards, self._keep_last)
+        request = Commit(step, 0, self.place.round, world, str(self._directory), shards, self._retention)
         answer = saver.serve(request)
         if isinstance(answer, SaverFailed):
             raise CheckpointError(answer.error)

@@ -101,6 +101,11 @@ class Manifest(msgspec.Struct, frozen=True):
     shards: tuple[ShardRecord, ...]
     block_bytes: Count = BLOCK_BYTES
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all shard files."""
+        return sum(shard.size_bytes for shard in self.shards)
+
     def shard_of(self, rank: int) -> tuple[ShardRecord, RankRecord]:
         """The file and the record of a rank. Raises KeyError."""
         for shard in self.shards:

@@ -1,32 +1,68 @@
-"""Which committed steps to keep (OPS-7): the last N, every K-th, and nothing older than an age; never none."""
+"""Which committed steps to keep (OPS-7): the last N, every K-th, nothing too old, no more than there is room for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from resilio_hpc.core.errors import UsageError
+
+_GB = 1e9
 
 
-@dataclass(frozen=True)
-class Retention:
-    """``keep_last``: steps committed last. ``keep_every`` K: also steps that K divides (0: none).
+class CommittedStep(NamedTuple):
+    """``committed``: Unix time of its commit. ``damaged``: a restore or ``resilio ckpt verify`` found it so."""
 
-    ``max_age_s``: of all those, only the ones committed within so many seconds (None: of any age).
+    step: int
+    committed: float
+    size_bytes: int = 0
+    damaged: bool = False
+
+
+class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``keep_last``: the good steps committed last. ``keep_every`` K: also steps that K divides (0: none).
+
+    ``keep_hours``: of all those, only the ones committed within so many hours (None: of any age). ``keep_gb``: of
+    those, as many as fit into so many gigabytes of 10^9 bytes (None: all); the oldest go first. Damaged steps are not
+    counted as kept, and go before good ones where room is short. Raises UsageError for numbers that make no sense.
     """
 
-    keep_last: int
+    keep_last: int = 3
     keep_every: int = 0
-    max_age_s: float | None = None
+    keep_hours: float | None = None
+    keep_gb: float | None = None
 
-    def expendable(self, steps: Sequence[tuple[int, float]], now: float) -> list[int]:
-        """Steps that may go. ``steps``: (step, Unix time of its commit) in the order of the commits.
+    def __post_init__(self) -> None:
+        if self.keep_last < 1:
+            raise UsageError(f"keep_last is {self.keep_last}, it must be 1 or more")
+        if self.keep_every < 0:
+            raise UsageError(f"keep_every is {self.keep_every}, it must be 0 or more")
+        for name, value in (("keep_hours", self.keep_hours), ("keep_gb", self.keep_gb)):
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} is {value:g}, it must be above 0")
 
-        The step committed last always stays.
+    def expendable(self, steps: Sequence[CommittedStep], now: float) -> list[int]:
+        """Steps that may go, of ``steps`` in the order of their commits.
+
+        The step committed last always stays, and so does the last one that is not damaged.
         """
-        gone = []
-        for number, (step, committed) in enumerate(steps[:-1]):
-            is_last = len(steps) - number <= self.keep_last
-            is_milestone = self.keep_every > 0 and step % self.keep_every == 0
-            is_old = self.max_age_s is not None and now - committed > self.max_age_s
-            if is_old or not (is_last or is_milestone):
-                gone.append(step)
-        return gone
+        stay = {*steps[-1:], *[step for step in steps if not step.damaged][-1:]}
+        gone = set()
+        good_ones_later = 0
+        for step in reversed(steps):
+            is_last = good_ones_later < self.keep_last
+            is_milestone = self.keep_every > 0 and step.step % self.keep_every == 0
+            is_old = self.keep_hours is not None and now - step.committed > 3600 * self.keep_hours
+            if step not in stay and (is_old or not (is_last or is_milestone)):
+                gone.add(step)
+            good_ones_later += not step.damaged
+        if self.keep_gb is not None:
+            kept = [step for step in steps if step not in gone]
+            size = sum(step.size_bytes for step in kept)
+            for step in sorted(kept, key=lambda step: not step.damaged):
+                if size > self.keep_gb * _GB and step not in stay:
+                    gone.add(step)
+                    size -= step.size_bytes
+        return [step.step for step in steps if step in gone]

@@ -134,7 +134,7 @@ def commit(request: Commit) -> Committed:
         request.world_size,
         layouts.pop(),
         request.shards,
-        request.keep_last,
+        request.retention,
     )
     return Committed(request.step, time.monotonic() - started)
 

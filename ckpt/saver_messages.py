@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.core.json_lines import LineDecoder
 
 
@@ -35,7 +36,7 @@ class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     world_size: int
     directory: str
     shards: list[ShardRecord]
-    keep_last: int = 3
+    retention: Retention = Retention()
 
 
 class Local(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -15,7 +15,6 @@ from resilio_hpc.core.durable import make_directory, sync_directory
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 
 _PIECE_BYTES = 16 << 20
-_KEEP_ALL = 1 << 62
 
 
 @contextmanager
@@ -55,7 +54,7 @@ def commit_verified(target: Path, staging: Path, manifest: Manifest, progress: P
         manifest.world_size,
         manifest.layout,
         manifest.shards,
-        _KEEP_ALL,
+        None,
     )
 
 

@@ -40,23 +40,20 @@ class _Part:
     tensor: str
 
 
-def size_of(manifest: Manifest) -> int:
-    """Bytes of all files of a step."""
-    return sum(shard.size_bytes for shard in manifest.shards)
-
-
 def verify_step(directory: Path, manifest: Manifest, progress: Progress = lambda size: None) -> list[Damage]:
     """Read every file of a step; what is damaged, nothing if all is well.
 
-    ``directory``: of the checkpoints. Its buffers take at most 64 MiB, and those of ``bulk_io``.
-    Raises OSError for a device that fails.
+    ``directory``: of the checkpoints. Its buffers take at most 64 MiB, and those of ``bulk_io``. What was found is
+    noted in the step, for whoever prunes. Raises OSError for a device that fails.
     """
-    return verify_files(catalogue.step_directory(directory, manifest.step), manifest, progress)
+    damages = verify_files(catalogue.step_directory(directory, manifest.step), manifest, progress)
+    catalogue.note_damage(directory, manifest.step, f"{damages[0].file}: {damages[0].what}" if damages else "")
+    return damages
 
 
 def verify_files(path: Path, manifest: Manifest, progress: Progress = lambda size: None) -> list[Damage]:
     """As ``verify_step``, of files that lie in ``path``."""
-    room = memoryview(bytearray(min(_ROOM_BYTES, size_of(manifest))))
+    room = memoryview(bytearray(min(_ROOM_BYTES, manifest.size_bytes)))
     damages: list[Damage] = []
     for shard in manifest.shards:
         try:

@@ -18,7 +18,7 @@ EXAMPLES = """examples:
   resilio ckpt verify checkpoints             read every byte; exit code 1 if one is not as it was written
   resilio ckpt diff checkpoints 200 300       what has changed; exit code 1 if anything has
   resilio ckpt copy runs/llama archive 300    verified; what is there counts only when all of it is
-  resilio ckpt prune checkpoints --keep 5 --keep-every 1000 --max-age 30d --dry-run
+  resilio ckpt prune checkpoints --keep-checkpoints 5 --keep-every 1000 --keep-gb 500 --dry-run
   resilio ckpt export runs/llama model.safetensors       the newest step, put together from what its processes saved
   resilio ckpt export checkpoints rank2.pt 300 --rank 2  what one process saved
   resilio ckpt export checkpoints dcp/ 300               a folder of torch.distributed.checkpoint
@@ -65,10 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     made["diff"].add_argument("--with", dest="other", type=Path, metavar="DIR2", help="where the second step is (DIR)")
     made["copy"].add_argument("target", type=Path, metavar="TARGET", help="directory of checkpoints, made if need be")
     made["copy"].add_argument("steps", type=int, nargs="*", metavar="STEP", help="default: the newest")
-    prune = made["prune"]
-    prune.add_argument("--keep", type=ckpt_change.count, required=True, metavar="N", help="the N steps committed last")
-    prune.add_argument("--keep-every", type=ckpt_change.count, default=0, metavar="K", help="also steps that K divides")
-    prune.add_argument("--max-age", type=ckpt_change.age, metavar="AGE", help="of those, none older, as 12h, 7d or 4w")
+    for name, kind, metavar, text in (
+        ("--keep-checkpoints", ckpt_change.count, "N", "the N steps committed last"),
+        ("--keep-every", ckpt_change.count, "K", "also steps that K divides"),
+        ("--keep-hours", ckpt_change.amount, "H", "of those, none committed more than H hours ago"),
+        ("--keep-gb", ckpt_change.amount, "G", "of those, as many as fit into G gigabytes; the oldest go first"),
+    ):
+        required, default = name == "--keep-checkpoints", 0 if name == "--keep-every" else None
+        made["prune"].add_argument(name, type=kind, required=required, default=default, metavar=metavar, help=text)
     export = made["export"]
     export.add_argument("target", type=Path, metavar="TARGET", help="file or folder to make")
     export.add_argument("step", type=int, nargs="?", metavar="STEP", help="default: the newest")

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
+import math
 import time
+from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.difference import differences
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.step_copy import copy_step
-from resilio_hpc.ckpt.verify import size_of
+from resilio_hpc.ckpt.verify import verify_step
 from resilio_hpc.cli.ckpt_common import find_checkpoints, manifest_of, newest, progress_of, size_text
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.core.json_fields import printable
-
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def diff(options: argparse.Namespace) -> int:
@@ -45,7 +44,7 @@ def copy(options: argparse.Namespace) -> int:
     manifests = [manifest_of(options.directory, step) for step in steps]
     done = []
     for manifest in manifests:
-        size, began = size_of(manifest), time.monotonic()
+        size, began = manifest.size_bytes, time.monotonic()
         if not options.dry_run:
             with progress_of(f"step {manifest.step}", 2 * size, options.json) as progress:
                 try:
@@ -64,9 +63,10 @@ def copy(options: argparse.Namespace) -> int:
 
 def prune(options: argparse.Namespace) -> int:
     """Remove steps that are not to be kept."""
-    retention = Retention(options.keep, options.keep_every, options.max_age)
+    retention = Retention(options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb)
     now = time.time()
     try:
+        _find_a_good_one(options.directory, options.json)
         steps = (catalogue.expendable if options.dry_run else catalogue.prune)(options.directory, retention, now)
     except OSError as error:
         raise CheckpointError(str(error)) from error
@@ -79,12 +79,16 @@ def prune(options: argparse.Namespace) -> int:
     return 0
 
 
-def age(text: str) -> float:
-    """``7d`` in seconds, for argparse."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number with s, m, h, d or w behind it, as in 7d")
-    return float(found[1]) * _SECONDS[found[2]]
+def _find_a_good_one(directory: Path, quiet: bool) -> None:
+    """Where the step committed last was found damaged: the last one that is good must stay, so see which it is."""
+    steps = catalogue.committed(directory)
+    if not steps or not catalogue.noted_damage(directory, steps[-1].step):
+        return
+    for manifest in reversed(steps):
+        if not catalogue.noted_damage(directory, manifest.step):
+            with progress_of(f"verifying step {manifest.step}", manifest.size_bytes, quiet) as progress:
+                if not verify_step(directory, manifest, progress):
+                    return
 
 
 def count(text: str) -> int:
@@ -92,3 +96,14 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def amount(text: str) -> float:
+    """A number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value

@@ -12,7 +12,7 @@ from typing import Any
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.records import Manifest, TensorRecord
 from resilio_hpc.ckpt.shard_reader import ShardReader
-from resilio_hpc.ckpt.verify import Damage, size_of, verify_step
+from resilio_hpc.ckpt.verify import Damage, verify_step
 from resilio_hpc.cli.ckpt_common import manifest_of, newest, print_columns, progress_of, size_text
 from resilio_hpc.core.errors import CheckpointError, UsageError
 from resilio_hpc.core.json_fields import printable
@@ -23,6 +23,8 @@ from resilio_hpc.core.json_fields import printable
 def ls(options: argparse.Namespace) -> int:
     """The committed steps."""
     found, damaged = catalogue.committed(options.directory), catalogue.damaged_steps(options.directory)
+    noted = {manifest.step: catalogue.noted_damage(options.directory, manifest.step) for manifest in found}
+    damaged |= {step: why for step, why in noted.items() if why}
     rows = [_summary(options.directory, manifest) for manifest in found]
     if options.json:
         print(json.dumps({"steps": rows, "damaged": {str(step): why for step, why in damaged.items()}}, indent=1))
@@ -46,7 +48,7 @@ def _summary(directory: Path, manifest: Manifest) -> dict[str, Any]:
     return {
         "step": manifest.step,
         "committed": path.stat().st_mtime,
-        "size_bytes": size_of(manifest),
+        "size_bytes": manifest.size_bytes,
         "ranks": manifest.world_size,
         "nodes": len(manifest.shards),
         "layout": manifest.layout,
@@ -135,7 +137,7 @@ def _verified(directory: Path, step: int, quiet: bool) -> dict[str, Any]:
     damages: list[Damage]
     try:
         manifest = catalogue.manifest_of(directory, step)
-        read = size_of(manifest)
+        read = manifest.size_bytes
         with progress_of(f"step {step}", read, quiet) as progress:
             damages = verify_step(directory, manifest, progress)
     except (CheckpointError, OSError) as error:

@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from resilio_hpc.ckpt import arena, saver_messages
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.saver_link import Request, SaverLink
@@ -25,6 +26,8 @@ class LocalSnapshots:
         self._pins: deque[arena.Pin] = deque()  # of what the saver was asked to persist, in that order
         self._checkpoints = str(agent.run.path / "checkpoints")
         self._disk_told = False
+        options = agent.settings.options
+        self._retention = Retention(options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb)
 
     def held(self) -> tuple[m.Held, ...]:
         """Whole snapshots, from the arenas' headers."""
@@ -61,7 +64,7 @@ class LocalSnapshots:
             saver_messages.Commit(
                 step=message.step, epoch=message.epoch, round=message.round, world_size=message.world_size,
                 directory=self._checkpoints, shards=list(message.records),
-                keep_last=self._agent.settings.options.keep_checkpoints,
+                retention=self._retention,
             )
         )  # fmt: skip
         if not sent:

@@ -170,6 +170,15 @@ RUN = (
     Flag(
         ("--keep-checkpoints",), "newest checkpoints kept (default: 5)", whole_number, o.DEFAULT_KEEP_CHECKPOINTS, "N"
     ),
+    Flag(("--keep-every",), "also keep checkpoints of steps that K divides", whole_number, None, "K"),
+    Flag(("--keep-hours",), "of those, keep none committed more than H hours ago", number, None, "H"),
+    Flag(
+        ("--keep-gb",),
+        "of those, keep as many as fit into G gigabytes; the oldest go first, the newest always stays",
+        number,
+        None,
+        "G",
+    ),
     Flag(("--partner-copies",), "keep snapshots in another node's memory, too: to lose one costs less", None, False),
     Flag(
         ("--local-checkpoints",),

@@ -60,7 +60,10 @@ class LaunchOptions:
     # time limits and checkpoints
     chain: bool = False
     chain_max: int = DEFAULT_CHAIN_MAX
-    keep_checkpoints: int = DEFAULT_KEEP_CHECKPOINTS
+    keep_checkpoints: int = DEFAULT_KEEP_CHECKPOINTS  # these four: ckpt.retention.Retention
+    keep_every: int = 0
+    keep_hours: float | None = None
+    keep_gb: float | None = None
     partner_copies: bool = False  # snapshots also in another node's memory
     local_checkpoints: str = ""  # a directory on each node's own disk, by way of which steps are written; "": none
 

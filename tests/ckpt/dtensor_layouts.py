@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from resilio_hpc.ckpt import Checkpointer, coordinator
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.retention import Retention
 
 RANKS = 4
 
@@ -42,7 +43,7 @@ class Model(torch.nn.Module):
 
 def checkpointer(directory: Path, rank: int, world: int) -> Checkpointer:
     environment = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": "1"}
-    coordinator.use(LocalCoordinator(directory, environment, 3))
+    coordinator.use(LocalCoordinator(directory, environment, Retention()))
     return Checkpointer(directory, overlap=True)
 
 

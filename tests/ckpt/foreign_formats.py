@@ -14,6 +14,7 @@ from resilio_hpc.ckpt import Checkpointer, catalogue, coordinator
 from resilio_hpc.ckpt.formats.export import Format, export_step, size_in
 from resilio_hpc.ckpt.formats.whole_state import WholeState
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.retention import Retention
 
 TARGETS: dict[Format, str] = {"torch": "model.pt", "safetensors": "model.safetensors", "dcp": "model"}
 ALL = pytest.mark.parametrize("form", TARGETS)
@@ -22,7 +23,7 @@ ALL = pytest.mark.parametrize("form", TARGETS)
 def rank(directory: Path, number: int, world: int, **more: Any) -> Checkpointer:
     """The Checkpointer of one of ``world`` processes; all of them live in this one."""
     environment = {"RANK": str(number), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": "1"}
-    coordinator.use(LocalCoordinator(directory, environment, 3))
+    coordinator.use(LocalCoordinator(directory, environment, Retention()))
     try:
         return Checkpointer(directory, **more)
     finally:

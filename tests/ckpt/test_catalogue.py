@@ -21,6 +21,8 @@ from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, ResilioError
 
+KEEP = Retention(3)
+
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -272,6 +274,50 @@ def test_damaged_steps_do_not_count_when_old_ones_are_pruned(directory: Path) ->
     assert catalogue.committed_steps(directory) == [10]
 
 
+def test_a_step_that_a_restore_found_damaged_does_not_stand_in_for_a_good_one(directory: Path) -> None:
+    in_the_data(shard(directory))
+    assert restored(directory) == 10
+    assert "tensor x does not match" in catalogue.noted_damage(directory, 20)
+    again = ckpt.Checkpointer(directory, keep_last=2)
+    again.save(30, {"x": torch.full((1000,), 30), "step": 30}).wait(timeout_s=30)
+    assert again.steps() == [10, 20, 30]  # the last two good ones, and 20 between them
+    again.save(40, {"x": torch.full((1000,), 40), "step": 40}).wait(timeout_s=30)
+    assert again.steps() == [30, 40]
+
+
+def test_a_note_of_damage_goes_with_what_it_is_about(directory: Path) -> None:
+    """It is still tried, and when the step is saved again, that one has no note."""
+    catalogue.note_damage(directory, 20, "for a test")
+    catalogue.note_damage(directory, 20, "another rank found it too")
+    catalogue.note_damage(directory, 77, "which is not here")
+    assert catalogue.noted_damage(directory, 20) == "for a test"
+    assert restored(directory) == 20
+    ckpt.Checkpointer(directory).save(20, {"x": torch.full((1000,), 20), "step": 20}).wait(timeout_s=30)
+    assert catalogue.noted_damage(directory, 20) == ""
+    (shard(directory).parent / "damaged").touch()  # whoever noted it was killed before it could say why
+    assert catalogue.noted_damage(directory, 20) == "it was found so"
+    assert catalogue.expendable(directory, Retention(1), 0.0) == []
+
+
+def test_a_commit_looks_at_every_step_once_and_takes_sizes_from_the_manifests(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Path] = []
+    has_size = catalogue._has_size
+
+    def counted(path: Path, size: int) -> bool:
+        looked.append(path)
+        return has_size(path, size)
+
+    monkeypatch.setattr(catalogue, "_has_size", counted)
+    found = catalogue.manifest_of(directory, 20)
+    stage(directory, 30, epoch=0)
+    room = 1.5 * found.size_bytes / 1e9
+    catalogue.commit(directory, 30, 0, 0, 1, "own", found.shards, Retention(9, keep_gb=room))
+    assert [path.parent.name[-2:] for path in looked] == ["r0", "10", "20"]
+    assert catalogue.committed_steps(directory) == [30]
+
+
 def test_an_epoch_that_was_fenced_off_cannot_commit(directory: Path) -> None:
     found = catalogue.manifest_of(directory, 20)
     catalogue.raise_fence(directory, 5)
@@ -279,9 +325,9 @@ def test_an_epoch_that_was_fenced_off_cannot_commit(directory: Path) -> None:
     assert catalogue.fence(directory) == 5
     stage(directory, 30, epoch=4)
     with pytest.raises(CheckpointError, match="epoch 5 has taken over"):
-        catalogue.commit(directory, 30, 4, 0, 1, "own", found.shards, 3)
+        catalogue.commit(directory, 30, 4, 0, 1, "own", found.shards, KEEP)
     stage(directory, 30, epoch=5)
-    catalogue.commit(directory, 30, 5, 0, 1, "own", found.shards, 3)
+    catalogue.commit(directory, 30, 5, 0, 1, "own", found.shards, KEEP)
     assert catalogue.committed_steps(directory) == [10, 20, 30]
 
 
@@ -296,17 +342,17 @@ def stage(directory: Path, step: int, epoch: int, round_: int = 0) -> Path:
 def test_a_step_of_a_later_epoch_is_not_replaced(directory: Path) -> None:
     found = catalogue.manifest_of(directory, 20)
     stage(directory, 30, epoch=7)
-    catalogue.commit(directory, 30, 7, 0, 1, "own", found.shards, 3)
+    catalogue.commit(directory, 30, 7, 0, 1, "own", found.shards, KEEP)
     stage(directory, 30, epoch=6)
     with pytest.raises(CheckpointError, match="epoch 7, later than our 6"):
-        catalogue.commit(directory, 30, 6, 0, 1, "own", found.shards, 3)
+        catalogue.commit(directory, 30, 6, 0, 1, "own", found.shards, KEEP)
 
 
 def test_a_step_saved_again_replaces_the_former_whole(directory: Path) -> None:
     found = catalogue.manifest_of(directory, 20)
     stage(directory, 20, epoch=0, round_=3)
-    catalogue.commit(directory, 20, 0, 3, 1, "own", found.shards, 3)
-    catalogue.commit(directory, 20, 0, 3, 1, "own", found.shards, 3)  # asked twice: nothing happens
+    catalogue.commit(directory, 20, 0, 3, 1, "own", found.shards, KEEP)
+    catalogue.commit(directory, 20, 0, 3, 1, "own", found.shards, KEEP)  # asked twice: nothing happens
     assert catalogue.manifest_of(directory, 20).round == 3
     assert restored(directory) == 20
 
@@ -323,7 +369,7 @@ def test_incomplete_shards_are_not_committed(change: Callable[[Path], None], why
     found = catalogue.manifest_of(directory, 20)
     change(stage(directory, 30, epoch=0))
     with pytest.raises(CheckpointError, match=why):
-        catalogue.commit(directory, 30, 0, 0, 1, "own", found.shards, 3)
+        catalogue.commit(directory, 30, 0, 0, 1, "own", found.shards, KEEP)
     assert catalogue.committed_steps(directory) == [10, 20]
 
 
@@ -331,14 +377,14 @@ def test_a_commit_that_lacks_a_rank_is_refused(directory: Path) -> None:
     found = catalogue.manifest_of(directory, 20)
     stage(directory, 30, epoch=0)
     with pytest.raises(CheckpointError, match="of a world of 2"):
-        catalogue.commit(directory, 30, 0, 0, 2, "own", found.shards, 3)
+        catalogue.commit(directory, 30, 0, 0, 2, "own", found.shards, KEEP)
 
 
 def test_a_commit_sweeps_what_earlier_lives_left_and_nothing_newer(directory: Path) -> None:
     found = catalogue.manifest_of(directory, 20)
     old, newer = stage(directory, 15, epoch=0, round_=0), stage(directory, 40, epoch=0, round_=2)
     stage(directory, 30, epoch=0, round_=1)
-    catalogue.commit(directory, 30, 0, 1, 1, "own", found.shards, 3)
+    catalogue.commit(directory, 30, 0, 1, 1, "own", found.shards, KEEP)
     assert not old.exists()
     assert newer.exists()
 

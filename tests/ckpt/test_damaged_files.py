@@ -15,6 +15,7 @@ from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.coordinator import use
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.records import BLOCK_BYTES
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.verify import verify_step
 from resilio_hpc.cli.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -177,7 +178,7 @@ def test_files_of_two_ranks_that_were_exchanged_are_not_taken_for_each_other(
     environments = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"} for rank in range(2)]
     ranks = []
     for environment in environments:
-        use(LocalCoordinator(tmp_path, environment, 3))
+        use(LocalCoordinator(tmp_path, environment, Retention()))
         ranks.append(ckpt.Checkpointer(tmp_path))
     use(None)
     handles = [saver.save(20, state_of(20, rank)) for rank, saver in enumerate(ranks)]

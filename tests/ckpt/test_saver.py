@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -23,6 +23,7 @@ from resilio_hpc.ckpt import arena, catalogue
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.records import Layout
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import (
     Answer,
     Commit,
@@ -98,6 +99,42 @@ def take(directory: Path, step: int, size: int = 1000, layout: Layout = "own") -
         paths.append(str(Snapshot(arenas, step, flatten(state), POOL).finish()[0]))
         arenas.close()
     return paths
+
+
+def committed_by(saver: Saver, shm: Path, directory: Path, steps: Sequence[int], retention: Retention) -> list[int]:
+    """What is there after these commits, each a day after the one before."""
+    for number, step in enumerate(steps):
+        answer = saver.ask(persist(take(shm, step), step, directory))
+        assert isinstance(answer, Persisted)
+        request = Commit(step, 1, 0, WORLD, str(directory), [answer.record], retention)
+        assert isinstance(saver.ask(request), Committed)
+        for known in catalogue.committed_steps(directory):
+            when = time.time() - 86400 * (number + 1 - steps.index(known))
+            os.utime(catalogue.step_directory(directory, known) / "manifest.json", (when, when))
+    return catalogue.committed_steps(directory)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"keep_last": 2}, [5, 6]),
+        ({"keep_last": 1, "keep_every": 2}, [2, 4, 6]),
+        ({"keep_last": 9, "keep_hours": 60}, [4, 5, 6]),
+        ({"keep_last": 9, "keep_gb": 3.5}, [4, 5, 6]),
+        ({"keep_last": 1, "keep_every": 2, "keep_gb": 2.5}, [4, 6]),
+    ],
+)
+def test_a_commit_keeps_what_it_was_told_to(
+    settings: dict[str, float], kept: list[int], saver: Saver, shm: Path, tmp_path: Path
+) -> None:
+    """``keep_gb`` here in sizes of a step."""
+    (tmp_path / "one").mkdir()
+    assert committed_by(saver, shm, tmp_path / "one", [1], Retention()) == [1]
+    size = catalogue.manifest_of(tmp_path / "one", 1).size_bytes / 1e9
+    given = {name: value * size if name == "keep_gb" else value for name, value in settings.items()}
+    (tmp_path / "all").mkdir()
+    retention = Retention(**given)  # type: ignore[arg-type]
+    assert committed_by(saver, shm, tmp_path / "all", range(1, 7), retention) == kept
 
 
 def persist(paths: list[str], step: int, directory: Path, epoch: int = 1) -> Persist:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, coordinator
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.slab import Box, any_overlap
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
 
@@ -26,7 +27,7 @@ Grid = tuple[int, ...]
 def rank(directory: Path, number: int, world: int, **more: Any) -> Checkpointer:
     """The Checkpointer of one of ``world`` processes; all of them live in this one."""
     environment = {"RANK": str(number), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": "1"}
-    coordinator.use(LocalCoordinator(directory, environment, 3))
+    coordinator.use(LocalCoordinator(directory, environment, Retention()))
     try:
         return Checkpointer(directory, **more)
     finally:

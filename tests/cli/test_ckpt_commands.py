@@ -266,24 +266,58 @@ def test_a_copy_into_a_run_that_goes_on_is_refused_by_its_fence(
 
 
 def test_prune_removes_all_but_what_is_to_be_kept(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "prune", directory, "--keep", 1, "--dry-run")[:2] == (0, "would be removed: 10; kept: 20\n")
-    assert as_json(capsys, "prune", directory, "--keep", 1, "--keep-every", 5)[1] == {
+    def pruned(*argv: object) -> tuple[int, str]:
+        return call(capsys, "prune", directory, "--keep-checkpoints", *argv)[:2]
+
+    assert pruned(1, "--dry-run") == (0, "would be removed: 10; kept: 20\n")
+    assert pruned(5, "--keep-hours", "1e-9", "--dry-run") == (0, "would be removed: 10; kept: 20\n")
+    assert pruned(5, "--keep-gb", "1e-9", "--dry-run") == (0, "would be removed: 10; kept: 20\n")
+    assert pruned(5, "--keep-gb", 1, "--keep-hours", 1) == (0, "removed: none; kept: 10, 20\n")
+    assert as_json(capsys, "prune", directory, "--keep-checkpoints", 1, "--keep-every", 5)[1] == {
         "removed": [], "kept": [10, 20], "dry_run": False,
     }  # fmt: skip
-    assert call(capsys, "prune", directory, "--keep", 5, "--max-age", "0s")[:2] == (0, "removed: 10; kept: 20\n")
-    assert call(capsys, "prune", directory, "--keep", 1)[:2] == (0, "removed: none; kept: 20\n")
+    assert pruned(1) == (0, "removed: 10; kept: 20\n")
+    assert pruned(1) == (0, "removed: none; kept: 20\n")
     assert sorted(path.name for path in directory.iterdir()) == ["latest", "step-0000000020"]
+
+
+def test_prune_keeps_the_last_step_that_verifies_when_newer_ones_are_damaged(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (30, 40):
+        ckpt.Checkpointer(directory, keep_last=9).save(step, {"w": torch.full((500, 3), step)}).wait(timeout_s=30)
+    for step in (20, 30, 40):
+        flip(directory, step)
+    assert call(capsys, "prune", directory, "--keep-checkpoints", 1, "--dry-run")[1].endswith("kept: 40\n")
+    assert call(capsys, "verify", directory, 40)[0] == 1  # now it is known, of 40
+    code, out, _ = call(capsys, "ls", directory)
+    assert code == 1
+    assert "step 40 is damaged: node-0.h5: rank 0: tensor w does not match" in out
+    argv = ("prune", directory, "--keep-checkpoints", 1, "--keep-gb", "1e-9")
+    assert call(capsys, *argv)[:2] == (0, "removed: 20, 30; kept: 10, 40\n")
+
+
+def test_verify_takes_back_what_was_noted_of_a_step_that_is_good(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = directory / "step-0000000020" / "node-0.h5"
+    good = path.read_bytes()
+    flip(directory, 20)
+    assert call(capsys, "verify", directory)[0] == 1
+    path.write_bytes(good)
+    assert call(capsys, "ls", directory)[0] == 1
+    assert call(capsys, "verify", directory)[0] == 0
+    assert call(capsys, "ls", directory)[0] == 0
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--keep", "0"], "argument --keep: '0' is not a number from 1 on"),
-        (
-            ["--keep", "2", "--max-age", "7"],
-            "argument --max-age: '7' is not a number with s, m, h, d or w behind it, as in 7d",
-        ),
-        ([], "--keep"),
+        (["--keep-checkpoints", "0"], "argument --keep-checkpoints: '0' is not a number from 1 on"),
+        (["--keep-checkpoints", "2", "--keep-every", "0"], "argument --keep-every: '0' is not a number from 1 on"),
+        (["--keep-checkpoints", "2", "--keep-hours", "7d"], "argument --keep-hours: '7d' is not a number above 0"),
+        (["--keep-checkpoints", "2", "--keep-gb", "nan"], "argument --keep-gb: 'nan' is not a number above 0"),
+        ([], "--keep-checkpoints"),
     ],
 )
 def test_prune_refuses_what_it_does_not_understand(

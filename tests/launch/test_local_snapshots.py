@@ -15,6 +15,7 @@ import pytest
 from resilio_hpc.ckpt import arena, saver_messages
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core import rank_link
@@ -77,7 +78,9 @@ class Node:
         self.fields: list[dict[str, Any]] = []
         self.stages: list[tuple[int, rank_link.AgentMessage]] = []
         self.said: list[str] = []
-        options = SimpleNamespace(keep_checkpoints=3, local_checkpoints="/nvme")
+        options = SimpleNamespace(
+            keep_checkpoints=3, keep_every=100, keep_hours=None, keep_gb=0.5, local_checkpoints="/nvme"
+        )
         agent: Any = SimpleNamespace(
             arena_dir=path, local_dir=path, run=SimpleNamespace(path=path), core=self.core, record=self.record,
             settings=SimpleNamespace(options=options, node="n1"), say=self.said.append,
@@ -146,6 +149,13 @@ def test_a_saver_that_dies_fails_all_that_it_was_asked_to_commit_too(node: Node)
     assert node.core.told == [("failed", 0, 5, DIED.error), ("failed", 0, 4, DIED.error)]
     assert node.recorded == ["saver_died"]
     assert node.save(6, 7) == [6, 7]
+
+
+def test_the_saver_is_told_with_each_commit_which_steps_to_keep(node: Node) -> None:
+    node.commit(1)
+    (request,) = node.saver.requests
+    assert isinstance(request, saver_messages.Commit)
+    assert request.retention == Retention(3, keep_every=100, keep_gb=0.5)
 
 
 def test_what_the_saver_does_not_take_has_failed(node: Node) -> None:

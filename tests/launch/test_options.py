@@ -54,6 +54,14 @@ def given(*argv: str, environment: dict[str, str] | None = None, cwd: Path = Pat
     return parse(argv, Caller(environment or {}, cwd, 0.0, 11)).options
 
 
+def test_which_checkpoints_are_kept_travels_to_the_agents() -> None:
+    options = given("--keep-checkpoints", "2", "--keep-every", "1000", "--keep-hours", "0.5", "--keep-gb=300", "t.py")
+    options = LaunchOptions.from_json(options.to_json())
+    assert (options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb) == (2, 1000, 0.5, 300)
+    options = given("t.py")
+    assert (options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb) == (5, 0, None, None)
+
+
 def test_every_flag_of_torchrun_means_the_same_in_every_spelling() -> None:
     theirs, ours = torchruns_parser(), build_parser({})
     compared = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from harm import Harm, arm
-from lives import KEEP_LAST, end_of, fork, is_state_of, state_of
+from lives import RETENTION, end_of, fork, is_state_of, state_of
 
 from resilio_hpc.ckpt import arena
 from resilio_hpc.ckpt import saver as saver_process
@@ -66,7 +66,7 @@ def persist_and_commit(directory: Path, arenas: Sequence[str], step: int, harm: 
             if harm is not None and harm.log is not None:
                 with harm.log.open("a") as log:  # what was promised, among what was done
                     print("0", "persisted", directory / f".staging-step-{step:010d}-e1-r0", "", sep="\t", file=log)
-            request = Commit(step, 1, 0, WORLD, str(directory), [persisted.record], KEEP_LAST)
+            request = Commit(step, 1, 0, WORLD, str(directory), [persisted.record], RETENTION)
             to.write(encode_line(request))
             if line := answered.readline():
                 committed = decode_answer(line)

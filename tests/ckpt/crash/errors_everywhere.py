@@ -16,7 +16,8 @@ from pathlib import Path
 from harm import Harm, arm, read_log
 from lives import become, check, check_nothing_is_left, copy_of, end_of, fork, is_state_of, save, state_of
 
-from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt import Checkpointer, catalogue
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.core.errors import CheckpointError
 
 TRAINED = 7
@@ -71,6 +72,31 @@ def alone(directory: Path, mode: str, error: int, former: int = 1) -> Counter[st
     return seen
 
 
+def prune(directory: Path, mode: str, error: int) -> Counter[str]:
+    """One process, whose save makes four older steps go."""
+    base, work, log, told = (directory / name for name in ("base", "work", "log", "told"))
+    assert save(base, range(1, 7), [None], retention=Retention(9)) == ["committed"]
+    seen: Counter[str] = Counter()
+
+    def rank(harm: Harm) -> None:
+        checkpointer = become(0, 1, copy_of(base, work), retention=Retention(1, keep_every=3))
+        arm(harm, work)
+        said = said_of(checkpointer, 7)
+        arm(Harm("off"))
+        assert {3, 6} <= set(checkpointer.steps())
+        assert said_of(checkpointer, 8) == "committed"
+        told.write_text(said)
+
+    assert end_of(fork(lambda: rank(Harm(log=log)))) == 0
+    for call in read_log(log):
+        assert end_of(fork(lambda call=call: rank(Harm(mode, call.number, error)))) == 0, call
+        check(work, [8])
+        assert catalogue.committed_steps(work) == [3, 6, 8], call
+        check_nothing_is_left(work)
+        seen[told.read_text().replace(str(work), "DIRECTORY")] += 1
+    return seen
+
+
 def spill(directory: Path, mode: str, error: int) -> Counter[str]:
     """The disk of the node on which snapshots lie that do not fit into memory."""
     work, local, log, told = (directory / name for name in ("work", "local", "log", "told"))
@@ -114,6 +140,7 @@ def two(directory: Path, mode: str, error: int) -> Counter[str]:
 SCENARIOS: dict[str, Callable[[Path, str, int], Counter[str]]] = {
     "alone": alone,
     "again": lambda directory, mode, error: alone(directory, mode, error, former=2),
+    "prune": prune,
     "spill": spill,
     "two": two,
 }

@@ -15,6 +15,9 @@ from agent_lives import arenas_of, check_arenas, persist_and_commit, save_to_are
 from harm import Call, Harm, read_log
 from lives import check, check_nothing_is_left, copy_of, save
 
+from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt.retention import Retention
+
 Result = tuple[Sequence[Call], Counter[int]]
 WRITES = ("write", "pwrite", "uring")
 PEERS_TIMEOUT_S = 0.1
@@ -147,6 +150,25 @@ def saver(directory: Path) -> Result:
     return for_each(harms(read_log(log)), act)
 
 
+def prune(directory: Path) -> Result:
+    """A save after which four older steps go. Those that are to be kept stay, and what is there is whole."""
+    base, work, log = directory / "base", directory / "work", directory / "log"
+    assert save(base, range(1, 7), [None], retention=Retention(9)) == ["committed"]
+    keep = Retention(1, keep_every=3)
+    assert save(copy_of(base, work), [7], [Harm(log=log)], retention=keep) == ["committed"]
+
+    def act(harm: Harm) -> int:
+        assert save(copy_of(base, work), [7], [harm], retention=keep) == ["killed"]
+        left = check(work, [6, 7])
+        assert {3, 6} <= set(catalogue.committed_steps(work))
+        assert save(work, [8], [None], retention=keep) == ["committed"]
+        assert catalogue.committed_steps(work) == [3, 6, 8]
+        check_nothing_is_left(work)
+        return left
+
+    return for_each(kills(read_log(log)), act)
+
+
 def arenas(directory: Path, on_disk: bool) -> Result:
     """A rank that fills its two arenas, which grow, and shrink, meanwhile."""
     work, log = directory / "arenas", directory / "log"
@@ -174,6 +196,7 @@ SCENARIOS: dict[str, Callable[[Path], Result]] = {
     "rank 0": lambda directory: two(directory, 0),
     "rank 1": lambda directory: two(directory, 1),
     "saver": saver,
+    "prune": prune,
     "arenas": lambda directory: arenas(directory, False),
     "arenas on disk": lambda directory: arenas(directory, True),
 }

@@ -17,10 +17,11 @@ from harm import Harm, arm
 from resilio_hpc import ckpt
 from resilio_hpc.ckpt import catalogue, coordinator, shard_file
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.cli.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError
 
-KEEP_LAST = 3
+RETENTION = Retention(3)
 LOADED = (shard_file,)
 """Imported before the children are forked: with it comes h5py."""
 
@@ -78,7 +79,7 @@ def become(rank: int, world: int, directory: Path, **options: Any) -> ckpt.Check
     """This process is now that rank of a world on one node."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     os.environ.update({name: str(number) for name, number in numbers.items()})
-    coordinator.use(LocalCoordinator(directory, os.environ, KEEP_LAST, **options))
+    coordinator.use(LocalCoordinator(directory, os.environ, **{"retention": RETENTION, **options}))
     return ckpt.Checkpointer(directory)
 
 

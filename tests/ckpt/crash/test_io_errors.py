@@ -43,6 +43,12 @@ def test_a_step_whose_second_save_fails_at_any_call_stays(lacks: str, harmed: Ha
     assert told(found, "EIO") == {": DIRECTORY"}
 
 
+def test_an_error_at_any_call_of_a_prune_harms_no_step_that_stays(harmed: Harmed) -> None:
+    found = harmed("errors_everywhere.py", "prune", "EIO", "once")
+    assert told(found, "EIO") == {": DIRECTORY"}
+    assert found["committed"] > 10
+
+
 @pytest.mark.parametrize(("name", "how"), [("EROFS", "on"), ("ENOSPC", "once"), ("EIO", "once")])
 def test_a_disk_of_the_node_that_fails_costs_the_snapshot(name: str, how: str, harmed: Harmed) -> None:
     found = harmed("errors_everywhere.py", "spill", name, how)

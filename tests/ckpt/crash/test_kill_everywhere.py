@@ -25,12 +25,12 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("scenario", ["alone", "first", "again", "rank 0", "rank 1", "saver"])
+@pytest.mark.parametrize("scenario", ["alone", "first", "again", "rank 0", "rank 1", "saver", "prune"])
 def test_a_kill_at_any_call_of_a_save_leaves_a_whole_step_and_a_directory_that_goes_on(
     scenario: str, harmed: Harmed
 ) -> None:
     found = harmed("kill_everywhere.py", scenario)
-    former, new = {"first": ("0", "1"), "again": ("2", "2")}.get(scenario, ("1", "2"))
+    former, new = {"first": ("0", "1"), "again": ("2", "2"), "prune": ("6", "7")}.get(scenario, ("1", "2"))
     assert set(found["left"]) == {former, new}
     assert found["calls"]["uring"] >= 1
     assert sum(found["left"].values()) == sum(found["calls"].values()) > 20
