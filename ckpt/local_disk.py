@@ -63,9 +63,13 @@ class LocalDisk:
         self._path = directory / f"{_prefix(checkpoints)}{re.sub(r'[^A-Za-z0-9_.-]', '_', holder)}"
         _check_directory(directory)
         self._lock = self._take()
-        if not os.fstat(self._lock).st_size:
-            os.pwrite(self._lock, f"{checkpoints}\n".encode(), 0)
-        os.utime(self._lock)
+        try:
+            if not os.fstat(self._lock).st_size:
+                os.pwrite(self._lock, os.fsencode(f"{checkpoints}\n"), 0)
+            os.utime(self._lock)
+        except BaseException:
+            self.close()
+            raise
         if not any(thread.name == _SWEEPER for thread in threading.enumerate()):  # one may hang with a file system
             threading.Thread(target=sweep, args=(directory,), name=_SWEEPER, daemon=True).start()
 
@@ -99,7 +103,7 @@ class LocalDisk:
         return new
 
     def _order(self, path: Path) -> int:
-        """Of its commit; -1 when it is not sure to be committed."""
+        """Of its commit; -1 when it is not sure to be committed, or to be whole."""
         name = _STEP.fullmatch(path.name)
         if name is None or not _is_private(path):
             return -1
@@ -108,7 +112,9 @@ class LocalDisk:
             manifest = catalogue.manifest_of(self._checkpoints, step)
         except (CheckpointError, OSError):
             return -1
-        return manifest.order if (manifest.epoch, manifest.round) == (epoch, round_) else -1
+        files = {file.name for file in path.iterdir()}
+        is_whole = files and files <= {shard.file for shard in manifest.shards}
+        return manifest.order if is_whole and (manifest.epoch, manifest.round) == (epoch, round_) else -1
 
     def close(self) -> None:
         """Let go of the lock."""

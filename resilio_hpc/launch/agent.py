@@ -100,8 +100,7 @@ class Agent(AgentFiles):
             min(ABANDON_S, settings.options.join_timeout_s), settings.begins,
         )  # fmt: skip
         self.copies = PartnerCopies(self)
-        if settings.options.local_checkpoints:  # ranks inherit it
-            os.environ[LOCAL_VARIABLE] = settings.options.local_checkpoints
+        os.environ[LOCAL_VARIABLE] = settings.options.local_checkpoints  # ranks inherit it
         self.ranks = local_ranks(self, token, spool)
         self.caller: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None

@@ -1,96 +1,29 @@
-"""Steps by way of the node's own disk: what is written there, what its troubles cost, what stays there, and for how
-long. What is read from there: ``test_local_restore``."""
+"""Steps by way of the node's own disk: what is written there, what its troubles cost. What stays there:
+``test_local_retention``; what is read from there: ``test_local_restore``."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
+from local_node import WORLD, Node
 
 from resilio_hpc.ckpt import arena, bulk_io, catalogue, local_disk, saver
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.records import BLOCK_BYTES
 from resilio_hpc.ckpt.saver_messages import (
-    Answer,
-    Commit,
-    Committed,
     Local,
     LocalFailed,
     Persist,
     Persisted,
-    Progress,
     SaverFailed,
 )
 from resilio_hpc.ckpt.shard_copy import copy_shard
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
-from resilio_hpc.ckpt.verify import verify_step
 from resilio_hpc.core.errors import CorruptCheckpoint
-
-POOL = ThreadPoolExecutor(1)
-WORLD = 2
-
-
-class Node:
-    """A node of two ranks: its arenas, its own disk, and the shared directory."""
-
-    def __init__(self, arenas: Path, disk: Path, shared: Path) -> None:
-        self.arenas, self.disk, self.shared = arenas, disk, shared
-        self.progress: list[Progress] = []
-
-    def take(self, step: int, size: int = 1000) -> list[str]:
-        """Both ranks take a snapshot; their arenas."""
-        paths = []
-        for rank in range(WORLD):
-            pair = ArenaPair(self.arenas, Owner(rank, rank, WORLD, WORLD, 0, "own", "run"), self.arenas / "spill")
-            state = {"x": np.full(size, 100 * step + rank), "y": np.full(3, step, dtype=np.int8), "rank": rank}
-            paths.append(str(Snapshot(pair, step, flatten(state), POOL).finish()[0]))
-            pair.close()
-        return paths
-
-    def persist(
-        self, step: int, round_: int = 0, size: int = 1000, then: Callable[[], object] = lambda: None
-    ) -> Answer:
-        """``then``: what happens as soon as the saver says that the file is on the node's own disk."""
-
-        def say(progress: Progress) -> None:
-            self.progress.append(progress)
-            if isinstance(progress, Local):
-                then()
-
-        arenas = self.take(step, size)
-        return saver.serve(Persist(step, 1, round_, WORLD, 0, arenas, str(self.shared), str(self.disk), "n1"), say)
-
-    def commit(self, answer: Answer, round_: int = 0) -> None:
-        assert isinstance(answer, Persisted), answer
-        done = saver.serve(Commit(answer.step, 1, round_, WORLD, str(self.shared), [answer.record], 2))
-        assert isinstance(done, Committed), done
-
-    @property
-    def held(self) -> Path:
-        """The only directory that this node made on its disk."""
-        (found,) = self.disk.iterdir()
-        return found
-
-    @property
-    def steps(self) -> list[str]:
-        return sorted(path.name for path in self.held.iterdir() if path.name != "held")
-
-    def copy(self, step: int, round_: int = 0) -> Path:
-        return self.held / f"step-{step:010d}-e1-r{round_}" / "node-0.h5"
-
-    def is_committed(self, step: int) -> bool:
-        """Whole, with the content of ``take``."""
-        return verify_step(self.shared, catalogue.manifest_of(self.shared, step)) == []
 
 
 @pytest.fixture
@@ -344,97 +277,3 @@ def test_a_shared_file_system_that_is_full_fails_the_save_as_ever(node: Node, mo
     assert isinstance(node.progress[-1], Local)
     node.commit(node.persist(3))
     assert node.steps == ["step-0000000001-e1-r0", "step-0000000003-e1-r0"]
-
-
-# -- what stays ------------------------------------------------------------------------------------------------------
-
-
-def test_the_step_committed_last_and_the_one_in_flight_stay(node: Node) -> None:
-    for step in (1, 2, 3):
-        node.commit(node.persist(step))
-    assert node.steps == ["step-0000000002-e1-r0", "step-0000000003-e1-r0"]
-    node.persist(4)  # never committed
-    assert node.steps == ["step-0000000003-e1-r0", "step-0000000004-e1-r0"]
-    node.persist(4, round_=1)
-    assert node.steps == ["step-0000000003-e1-r0", "step-0000000004-e1-r1"]
-    node.commit(node.persist(3, round_=2), round_=2)  # computed anew
-    node.persist(5, round_=2)
-    assert node.steps == ["step-0000000003-e1-r2", "step-0000000005-e1-r2"]
-
-
-def test_the_last_of_the_commits_stays_not_the_largest_number(node: Node) -> None:
-    node.commit(node.persist(9))
-    node.commit(node.persist(2, round_=1), 1)
-    node.persist(3, round_=1)
-    assert node.steps == ["step-0000000002-e1-r1", "step-0000000003-e1-r1"]
-
-
-def test_what_a_killed_saver_left_goes_and_a_step_is_written_again(node: Node) -> None:
-    node.persist(1)
-    (node.copy(1).parent / ".node-0.h5.17.tmp").write_bytes(b"x" * 1000)
-    node.commit(node.persist(1))
-    assert [path.name for path in node.copy(1).parent.iterdir()] == ["node-0.h5"]
-
-
-def test_nodes_of_one_machine_leave_each_other_alone(node: Node) -> None:
-    node.commit(node.persist(1))
-    first = node.held
-    with local_disk.LocalDisk(node.disk, node.shared, "n/2") as other:
-        other.new_step(2, 1, 0)
-    with local_disk.LocalDisk(node.disk, node.shared / "another run", "n1") as other:
-        other.new_step(2, 1, 0)
-    assert [path.name for path in first.iterdir() if path.name != "held"] == ["step-0000000001-e1-r0"]
-    assert len(list(node.disk.iterdir())) == 3
-
-
-def leave(disk: Path, checkpoints: Path, age_s: float) -> Path:
-    """What a run leaves behind that has ended so long ago."""
-    before = set(disk.iterdir())
-    with local_disk.LocalDisk(disk, checkpoints, "n1") as held:
-        (held.new_step(1, 1, 0) / "node-0.h5").touch()
-    (found,) = set(disk.iterdir()) - before
-    then = time.time() - age_s
-    os.utime(found / "held", (then, then))
-    os.utime(found, (then, then))
-    return found
-
-
-def test_leftovers_of_runs_that_are_over_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = local_disk.sweep
-    monkeypatch.setattr(local_disk, "sweep", lambda disk: None)  # not yet
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    day = local_disk.ABANDONED_S
-    for name in ("old", "young", "held", "unlocked", "unlocked young", "link", "foreign"):
-        (tmp_path / name).mkdir()
-    found = {name: leave(disk, tmp_path / name, day / 2) for name in ("young", "gone", "held", "unlocked young")}
-    found |= {name: leave(disk, tmp_path / name, day * 2) for name in ("old", "unlocked", "foreign", "link")}
-    for name in ("unlocked", "unlocked young"):
-        mtime = found[name].stat().st_mtime
-        (found[name] / "held").unlink()
-        os.utime(found[name], (mtime, mtime))
-    os.utime(found["held"] / "held", (0, 0))
-    lock = os.open(found["held"] / "held", os.O_RDWR)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    found["link"].rename(tmp_path / "target")
-    found["link"].symlink_to(tmp_path / "target")
-    found["foreign"].chmod(0o755)
-    (disk / "resilio-arenas-0-1234").mkdir()
-    (disk / "data").touch()
-    sweep(disk)
-    left = {name for name, path in found.items() if path.exists()}
-    assert left == {"young", "held", "unlocked young", "link", "foreign"}
-    assert (tmp_path / "target" / "held").exists()
-    assert (disk / "data").exists()
-    assert (disk / "resilio-arenas-0-1234").exists()
-    os.close(lock)
-
-
-def test_a_save_sweeps_what_others_left(node: Node, tmp_path: Path) -> None:
-    old = leave(node.disk, tmp_path / "gone", 10)
-    node.persist(1)
-    deadline = time.monotonic() + 20
-    while old.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert isinstance(node.progress[-1], Local)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harm import Harm, arm, read_log
-from lives import become, check, check_nothing_is_left, copy_of, end_of, fork, is_state_of, save, state_of
+from lives import become, check, check_disk, check_nothing_is_left, copy_of, end_of, fork, is_state_of, save, state_of
 
 from resilio_hpc.ckpt import Checkpointer, catalogue
 from resilio_hpc.ckpt.retention import Retention
@@ -97,6 +97,38 @@ def prune(directory: Path, mode: str, error: int) -> Counter[str]:
     return seen
 
 
+def disk(directory: Path, mode: str, error: int) -> Counter[str]:
+    """The disk of the node by way of which a step is written: whatever it does, the step is committed."""
+    work, local, log, told = (directory / name for name in ("work", "disk", "log", "told"))
+    local.mkdir()
+    assert save(work, [1], [None], local=local) == ["committed"]
+    base, base_disk = copy_of(work, directory / "base"), copy_of(local, directory / "base disk")
+    seen: Counter[str] = Counter()
+
+    def rank(harm: Harm) -> None:
+        copy_of(base, work)
+        copy_of(base_disk, local)
+        checkpointer = become(0, 1, work, local=local)
+        arm(harm, local)
+        said = said_of(checkpointer, 2)
+        arm(Harm("off"))
+        told.write_text(said)
+        found = checkpointer.restore()
+        assert found is not None
+        assert found[0] == 2
+        assert is_state_of(found[1], 2)
+        assert said_of(checkpointer, 3) == "committed"
+
+    assert end_of(fork(lambda: rank(Harm(log=log)))) == 0
+    for call in read_log(log):
+        assert end_of(fork(lambda call=call: rank(Harm(mode, call.number, error)))) == 0, call
+        check(work, [3], local=local)
+        check_nothing_is_left(work)
+        check_disk(local, [1, 3], [2, 3])
+        seen[told.read_text()] += 1
+    return seen
+
+
 def spill(directory: Path, mode: str, error: int) -> Counter[str]:
     """The disk of the node on which snapshots lie that do not fit into memory."""
     work, local, log, told = (directory / name for name in ("work", "local", "log", "told"))
@@ -141,6 +173,7 @@ SCENARIOS: dict[str, Callable[[Path, str, int], Counter[str]]] = {
     "alone": alone,
     "again": lambda directory, mode, error: alone(directory, mode, error, former=2),
     "prune": prune,
+    "disk": disk,
     "spill": spill,
     "two": two,
 }

@@ -34,15 +34,16 @@ def refused(handle: SaveHandle) -> bool:
     return "still being written to" in handle.error and "training goes on" in handle.error
 
 
-def alone(directory: Path) -> Counter[str]:
-    """Two saves come and go while the first one hangs, and when that is over all is as it should be."""
+def alone(directory: Path, **options: Path) -> Counter[str]:
+    """Two saves come and go while the first one hangs, and when that is over all is as it should be. ``options``: a
+    disk of the node, which may hang, too."""
     base, work, log, release = (directory / name for name in ("base", "work", "log", "release"))
     assert save(base, [1], [None]) == ["committed"]
-    assert save(copy_of(base, work), [2], [Harm(log=log)]) == ["committed"]
+    assert save(copy_of(base, work), [2], [Harm(log=log)], **options) == ["committed"]
 
     def life(number: int) -> None:
-        checkpointer = become(0, 1, work, patience_s=0.01)
-        arm(Harm("hang", number, 0, log, release), work)
+        checkpointer = become(0, 1, work, patience_s=0.01, **options)
+        arm(Harm("hang", number, 0, log, release), work, *options.values())
         hung = checkpointer.save(2, state_of(2))
         until(lambda: is_blocked(log))
         assert refused(checkpointer.save(3, state_of(3)))
@@ -58,12 +59,19 @@ def alone(directory: Path) -> Counter[str]:
     calls = read_log(log)
     for call in calls:
         copy_of(base, work)
+        for disk in options.values():
+            copy_of(directory / "none", disk)
         for path in (log, release):
             path.unlink(missing_ok=True)
         assert end_of(fork(lambda call=call: life(call.number))) == 0, call
         check(work, [5])
         check_nothing_is_left(work)
     return Counter(call.name for call in calls)
+
+
+def by_disk(directory: Path) -> Counter[str]:
+    """By way of the node's own disk."""
+    return alone(directory, local=copy_of(directory / "none", directory / "disk"))
 
 
 def one_of_two(directory: Path) -> Counter[str]:
@@ -111,7 +119,7 @@ def one_of_two(directory: Path) -> Counter[str]:
     return Counter([last.name])
 
 
-SCENARIOS: dict[str, Callable[[Path], Counter[str]]] = {"alone": alone, "one of two": one_of_two}
+SCENARIOS: dict[str, Callable[[Path], Counter[str]]] = {"alone": alone, "by disk": by_disk, "one of two": one_of_two}
 
 
 def main() -> None:

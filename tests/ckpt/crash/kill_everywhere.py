@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent_lives import arenas_of, check_arenas, persist_and_commit, save_to_arenas
 from harm import Call, Harm, read_log
-from lives import check, check_nothing_is_left, copy_of, save
+from lives import check, check_disk, check_nothing_is_left, copy_of, save
 
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.retention import Retention
@@ -65,6 +65,34 @@ def alone(directory: Path) -> Result:
         assert save(work, [2 + harm.at % 2], [None]) == ["committed"]
         check(work, [2 + harm.at % 2])
         check_nothing_is_left(work)
+        return left
+
+    return for_each(harms(read_log(log)), act)
+
+
+def by_disk(directory: Path) -> Result:
+    """As ``alone``, by way of the node's own disk, where the next life looks first."""
+    work, disk, log = directory / "work", directory / "disk", directory / "log"
+    disk.mkdir()
+    assert save(work, [1], [None], local=disk) == ["committed"]
+    base, base_disk = copy_of(work, directory / "base"), copy_of(disk, directory / "base disk")
+
+    def life(harm: Harm) -> list[str]:
+        copy_of(base, work)
+        copy_of(base_disk, disk)
+        return save(work, [2], [harm], local=disk)
+
+    assert life(Harm(log=log)) == ["committed"]
+
+    def act(harm: Harm) -> int:
+        assert life(harm) == ["killed"]
+        left = check(work, [1, 2])
+        assert check(work, [left], local=disk) == left
+        assert save(work, [2 + harm.at % 2], [None], local=disk) == ["committed"]
+        check(work, [2 + harm.at % 2], local=disk)
+        check_nothing_is_left(work)
+        assert save(work, [4], [None], local=disk) == ["committed"]
+        check_disk(disk, [2 + harm.at % 2, 4])
         return left
 
     return for_each(harms(read_log(log)), act)
@@ -191,6 +219,7 @@ def recorded(directory: Path) -> Result:
 SCENARIOS: dict[str, Callable[[Path], Result]] = {
     "recorded": recorded,
     "alone": alone,
+    "by disk": by_disk,
     "first": first,
     "again": again,
     "rank 0": lambda directory: two(directory, 0),

@@ -84,7 +84,7 @@ def become(rank: int, world: int, directory: Path, **options: Any) -> ckpt.Check
 
 
 def save(directory: Path, steps: Sequence[int], harms: Sequence[Harm | None], **options: Any) -> list[str]:
-    """A life of one process for each of ``harms`` that saves ``steps``.
+    """A life of one process for each of ``harms`` that saves ``steps``; ``options``: of LocalCoordinator.
 
     How each has ended: "committed", "killed", or what the handle of the last step said.
     """
@@ -95,7 +95,7 @@ def save(directory: Path, steps: Sequence[int], harms: Sequence[Harm | None], **
     def rank_of(rank: int, harm: Harm | None) -> None:
         checkpointer = become(rank, len(harms), directory, **options)
         if harm is not None:
-            arm(harm, directory)
+            arm(harm, directory, *([options["local"]] if "local" in options else []))
         said = "committed"
         for step in steps:
             handle = checkpointer.save(step, state_of(step, rank))
@@ -119,12 +119,12 @@ def save(directory: Path, steps: Sequence[int], harms: Sequence[Harm | None], **
     return [path.read_text() for path in told]
 
 
-def check(directory: Path, allowed: Sequence[int], world: int = 1) -> int:
+def check(directory: Path, allowed: Sequence[int], world: int = 1, **options: Any) -> int:
     """A new life restores one of ``allowed`` (0: nothing), whole and right, and all that looks agrees. The step."""
     result = directory.with_name(f"{directory.name}-restored")
 
     def restored(rank: int) -> None:
-        checkpointer = become(rank, world, directory)
+        checkpointer = become(rank, world, directory, **options)
         found = checkpointer.restore()
         if found is None:
             assert 0 in allowed, "nothing was found"
@@ -151,6 +151,13 @@ def check(directory: Path, allowed: Sequence[int], world: int = 1) -> int:
         os.dup2(quiet, 1)
         os.close(quiet)
     return int(json.loads(result.read_text()))
+
+
+def check_disk(disk: Path, *allowed: Sequence[int]) -> None:
+    """On the node's own disk are copies of steps, as one of ``allowed`` says, and nothing else."""
+    (held,) = disk.iterdir()
+    names = sorted(str(path.relative_to(held)) for path in held.rglob("*") if path.is_file())
+    assert names in [["held", *(f"step-{step:010d}-e0-r0/node-0.h5" for step in steps)] for steps in allowed], names
 
 
 def check_nothing_is_left(directory: Path, world: int = 1, nodes: int | None = None) -> None:

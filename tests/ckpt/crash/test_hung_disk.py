@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from harm import Harmed
 
 
-def test_training_goes_on_at_whichever_call_the_file_system_hangs(harmed: Harmed) -> None:
+@pytest.mark.parametrize("scenario", ["alone", "by disk"])
+def test_training_goes_on_at_whichever_call_the_file_system_hangs(scenario: str, harmed: Harmed) -> None:
     """Saves return while the call of the first one still has not; only then is the file system let go."""
-    calls = harmed("hang_everywhere.py", "alone")
+    calls = harmed("hang_everywhere.py", scenario)
     assert {"open", "pwrite", "uring", "fsync", "rename"} <= calls.keys()
 
 

@@ -56,6 +56,24 @@ def test_a_disk_of_the_node_that_fails_costs_the_snapshot(name: str, how: str, h
     assert len(found) > 1
 
 
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("ENOSPC", "once"),
+        ("EIO", "on"),
+        pytest.param("EROFS", "on", marks=slow),
+        pytest.param("EIO", "once", marks=slow),
+        pytest.param("ENOSPC", "on", marks=slow),
+    ],
+)
+def test_a_disk_by_way_of_which_steps_are_written_costs_nothing_wherever_it_fails(
+    name: str, how: str, harmed: Harmed
+) -> None:
+    found = harmed("errors_everywhere.py", "disk", name, how)
+    assert set(found) == {"committed"}
+    assert found["committed"] > 10
+
+
 @pytest.mark.parametrize("name", ["EIO", pytest.param("ENOSPC", marks=slow)])
 def test_what_failed_in_one_process_is_told_to_the_others(name: str, harmed: Harmed) -> None:
     found = harmed("errors_everywhere.py", "two", name, "once")

@@ -25,7 +25,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("scenario", ["alone", "first", "again", "rank 0", "rank 1", "saver", "prune"])
+@pytest.mark.parametrize("scenario", ["alone", "by disk", "first", "again", "rank 0", "rank 1", "saver", "prune"])
 def test_a_kill_at_any_call_of_a_save_leaves_a_whole_step_and_a_directory_that_goes_on(
     scenario: str, harmed: Harmed
 ) -> None:

@@ -1,0 +1,72 @@
+"""For the tests of the node's own disk: a node of two ranks, whose saver works in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from resilio_hpc.ckpt import catalogue, saver
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.saver_messages import Answer, Commit, Committed, Local, Persist, Persisted, Progress
+from resilio_hpc.ckpt.snapshot import Snapshot
+from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.verify import verify_step
+
+POOL = ThreadPoolExecutor(1)
+WORLD = 2
+
+
+class Node:
+    """A node of two ranks: its arenas, its own disk, and the shared directory."""
+
+    def __init__(self, arenas: Path, disk: Path, shared: Path) -> None:
+        self.arenas, self.disk, self.shared = arenas, disk, shared
+        self.progress: list[Progress] = []
+
+    def take(self, step: int, size: int = 1000) -> list[str]:
+        """Both ranks take a snapshot; their arenas."""
+        paths = []
+        for rank in range(WORLD):
+            pair = ArenaPair(self.arenas, Owner(rank, rank, WORLD, WORLD, 0, "own", "run"), self.arenas / "spill")
+            state = {"x": np.full(size, 100 * step + rank), "y": np.full(3, step, dtype=np.int8), "rank": rank}
+            paths.append(str(Snapshot(pair, step, flatten(state), POOL).finish()[0]))
+            pair.close()
+        return paths
+
+    def persist(
+        self, step: int, round_: int = 0, size: int = 1000, then: Callable[[], object] = lambda: None
+    ) -> Answer:
+        """``then``: what happens as soon as the saver says that the file is on the node's own disk."""
+
+        def say(progress: Progress) -> None:
+            self.progress.append(progress)
+            if isinstance(progress, Local):
+                then()
+
+        arenas = self.take(step, size)
+        return saver.serve(Persist(step, 1, round_, WORLD, 0, arenas, str(self.shared), str(self.disk), "n1"), say)
+
+    def commit(self, answer: Answer, round_: int = 0) -> None:
+        assert isinstance(answer, Persisted), answer
+        done = saver.serve(Commit(answer.step, 1, round_, WORLD, str(self.shared), [answer.record], 2))
+        assert isinstance(done, Committed), done
+
+    @property
+    def held(self) -> Path:
+        """The only directory that this node made on its disk."""
+        (found,) = self.disk.iterdir()
+        return found
+
+    @property
+    def steps(self) -> list[str]:
+        return sorted(path.name for path in self.held.iterdir() if path.name != "held")
+
+    def copy(self, step: int, round_: int = 0) -> Path:
+        return self.held / f"step-{step:010d}-e1-r{round_}" / "node-0.h5"
+
+    def is_committed(self, step: int) -> bool:
+        """Whole, with the content of ``take``."""
+        return verify_step(self.shared, catalogue.manifest_of(self.shared, step)) == []

@@ -1,0 +1,117 @@
+"""What stays on the node's own disk, and for how long: its room is bounded, and nothing of others is touched."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from local_node import Node
+
+from resilio_hpc.ckpt import local_disk
+from resilio_hpc.ckpt.saver_messages import (
+    Local,
+)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    disk, shared = tmp_path / "disk", tmp_path / "shared"
+    disk.mkdir()
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        yield Node(Path(name), disk, shared)
+
+
+def test_the_step_committed_last_and_the_one_in_flight_stay(node: Node) -> None:
+    for step in (1, 2, 3):
+        node.commit(node.persist(step))
+    assert node.steps == ["step-0000000002-e1-r0", "step-0000000003-e1-r0"]
+    node.persist(4)  # never committed
+    assert node.steps == ["step-0000000003-e1-r0", "step-0000000004-e1-r0"]
+    node.persist(4, round_=1)
+    assert node.steps == ["step-0000000003-e1-r0", "step-0000000004-e1-r1"]
+    node.commit(node.persist(3, round_=2), round_=2)  # computed anew
+    node.persist(5, round_=2)
+    assert node.steps == ["step-0000000003-e1-r2", "step-0000000005-e1-r2"]
+
+
+def test_the_last_of_the_commits_stays_not_the_largest_number(node: Node) -> None:
+    node.commit(node.persist(9))
+    node.commit(node.persist(2, round_=1), 1)
+    node.persist(3, round_=1)
+    assert node.steps == ["step-0000000002-e1-r1", "step-0000000003-e1-r1"]
+
+
+def test_what_a_killed_saver_left_goes_and_a_step_is_written_again(node: Node) -> None:
+    node.persist(1)
+    (node.copy(1).parent / ".node-0.h5.17.tmp").write_bytes(b"x" * 1000)
+    node.commit(node.persist(1))
+    assert [path.name for path in node.copy(1).parent.iterdir()] == ["node-0.h5"]
+
+
+def test_nodes_of_one_machine_leave_each_other_alone(node: Node) -> None:
+    node.commit(node.persist(1))
+    first = node.held
+    with local_disk.LocalDisk(node.disk, node.shared, "n/2") as other:
+        other.new_step(2, 1, 0)
+    with local_disk.LocalDisk(node.disk, node.shared / "another run", "n1") as other:
+        other.new_step(2, 1, 0)
+    assert [path.name for path in first.iterdir() if path.name != "held"] == ["step-0000000001-e1-r0"]
+    assert len(list(node.disk.iterdir())) == 3
+
+
+def leave(disk: Path, checkpoints: Path, age_s: float) -> Path:
+    """What a run leaves behind that has ended so long ago."""
+    before = set(disk.iterdir())
+    with local_disk.LocalDisk(disk, checkpoints, "n1") as held:
+        (held.new_step(1, 1, 0) / "node-0.h5").touch()
+    (found,) = set(disk.iterdir()) - before
+    then = time.time() - age_s
+    os.utime(found / "held", (then, then))
+    os.utime(found, (then, then))
+    return found
+
+
+def test_leftovers_of_runs_that_are_over_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = local_disk.sweep
+    monkeypatch.setattr(local_disk, "sweep", lambda disk: None)  # not yet
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    day = local_disk.ABANDONED_S
+    for name in ("old", "young", "held", "unlocked", "unlocked young", "link", "foreign"):
+        (tmp_path / name).mkdir()
+    found = {name: leave(disk, tmp_path / name, day / 2) for name in ("young", "gone", "held", "unlocked young")}
+    found |= {name: leave(disk, tmp_path / name, day * 2) for name in ("old", "unlocked", "foreign", "link")}
+    for name in ("unlocked", "unlocked young"):
+        mtime = found[name].stat().st_mtime
+        (found[name] / "held").unlink()
+        os.utime(found[name], (mtime, mtime))
+    os.utime(found["held"] / "held", (0, 0))
+    lock = os.open(found["held"] / "held", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    found["link"].rename(tmp_path / "target")
+    found["link"].symlink_to(tmp_path / "target")
+    found["foreign"].chmod(0o755)
+    (disk / "resilio-arenas-0-1234").mkdir()
+    (disk / "data").touch()
+    sweep(disk)
+    left = {name for name, path in found.items() if path.exists()}
+    assert left == {"young", "held", "unlocked young", "link", "foreign"}
+    assert (tmp_path / "target" / "held").exists()
+    assert (disk / "data").exists()
+    assert (disk / "resilio-arenas-0-1234").exists()
+    os.close(lock)
+
+
+def test_a_save_sweeps_what_others_left(node: Node, tmp_path: Path) -> None:
+    old = leave(node.disk, tmp_path / "gone", 10)
+    node.persist(1)
+    deadline = time.monotonic() + 20
+    while old.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert isinstance(node.progress[-1], Local)

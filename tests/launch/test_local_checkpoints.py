@@ -1,0 +1,95 @@
+"""Checkpoints by way of the nodes' own disks, under the real launcher: a run, and a second one that goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.core.ledger import Event, read_ledger
+
+SCRIPT = """
+import numpy as np
+from resilio_hpc import train
+from resilio_hpc.ckpt import Checkpointer
+
+run = train.attach()
+checkpoint = Checkpointer(run.checkpoint_dir)
+state = {"x": np.zeros(50_000), "rank": run.rank}
+start, _ = checkpoint.restore(state) or (0, None)
+assert (state["x"] == start).all() and state["rank"] == run.rank, (start, state)
+
+def save(done):
+    handle = checkpoint.save(done, state)
+    handle.wait("local", timeout_s=60)
+    handle.wait(timeout_s=60)
+
+for step in run.steps(start, start + 4, save=save, every=1):
+    state["x"] += 1
+    if step + 1 == start + 3:
+        save(start + 3)
+        raise SystemExit(3)  # so that the run is not complete
+"""
+
+
+class Launch:
+    """Two nodes of two ranks each, played by this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.disk = path, path / "disk"
+        self.disk.mkdir()
+        (path / "train.py").write_text(SCRIPT)
+
+    def run(self) -> str:
+        """Three more steps, and a failure; what it printed."""
+        foreign = ("SLURM", "PET_", "TORCH", "RESILIO")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--nproc-per-node", "2"),
+                *("--local-checkpoints", "disk", "--no-zygote", "--max-restarts", "0", "train.py"),
+            ],
+            cwd=self.path,
+            env=environment | {"PYTHONPATH": str(Path(__file__).parents[2]), "RESILIO_LOCAL_NODES": "2"},
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        assert done.returncode == 1, done.stderr[-3000:]
+        return done.stderr
+
+    def events(self, kind: str) -> list[Event]:
+        return [event for event in read_ledger(self.path / "run" / "ledger") if event.kind == kind]
+
+    def restored(self) -> tuple[object, object]:
+        """By the newest round: the step, and from where."""
+        first = self.events("first_step")[-1].fields
+        return first["restored"], first["source"]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    return Launch(tmp_path)
+
+
+def test_the_next_run_reads_what_was_committed_from_the_nodes_own_disks(launch: Launch) -> None:
+    launch.run()
+    told = {(event.fields["node"], event.fields["step"]) for event in launch.events("local")}
+    nodes = {node for node, _ in told}
+    assert len(nodes) == 2
+    assert {(node, 3) for node in nodes} <= told
+    for path in (launch.path / "run" / "checkpoints" / "step-0000000003").glob("*.h5"):
+        size = path.stat().st_size
+        path.write_bytes(b"")
+        os.truncate(path, size)  # whoever reads here fails
+    launch.run()
+    assert launch.restored() == (3, "local")
+    shutil.rmtree(launch.disk)
+    said = launch.run()
+    assert launch.restored() == (6, "committed")
+    assert said.count(f"No such file or directory: {launch.disk}: make that directory, on every node") == 2
+    assert {event.fields["step"] for event in launch.events("local_failed")} >= {9}
