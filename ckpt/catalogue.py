@@ -6,7 +6,8 @@
         manifest.json
       latest                    number of the step committed last (text), for people and scripts
       epoch-fence               the lowest epoch that may still commit (text); absent: any
-      .staging-step-…-e<epoch>-r<round>/   shards on their way (…-whole: about to take the place of a former one)
+      .staging-step-…-e<epoch>-r<round>/   shards on their way (…-s<session>: of processes without a launcher;
+                                …-whole: about to take the place of a former one)
 
 Needs neither torch nor h5py.
 """
@@ -29,7 +30,7 @@ from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageErr
 MANIFEST = "manifest.json"
 _MANIFEST_LIMIT = 1 << 30
 _STEP = re.compile(r"step-(\d{10,18})")
-_STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(-whole)?")
+_STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(?:-s([0-9a-f]{1,32}))?(-whole)?")
 _GOING = re.compile(r"\.(removed|replaced)-.*")
 _UNFINISHED = re.compile(r"\.latest\..*")  # of a process that died while it wrote `latest`
 
@@ -45,9 +46,9 @@ def step_directory(directory: Path, step: int) -> Path:
     return directory / f"step-{step:010d}"
 
 
-def staging_directory(directory: Path, step: int, epoch: int, round_: int) -> Path:
-    """Where the shards of a step are written before its commit: never shared between rounds."""
-    return directory / f".staging-step-{step:010d}-e{epoch}-r{round_}"
+def staging_directory(directory: Path, step: int, epoch: int, round_: int, session: str = "") -> Path:
+    """Where the shards of a step are written before its commit: never shared between rounds, nor between sessions."""
+    return directory / f".staging-step-{step:010d}-e{epoch}-r{round_}{session and f'-s{session}'}"
 
 
 def open_staging(directory: Path, step: int, epoch: int, round_: int) -> Path:
@@ -156,19 +157,21 @@ def commit(
     layout: Layout,
     shards: Sequence[ShardRecord],
     keep_last: int,
+    session: str = "",
 ) -> None:
     """Make ``step`` a committed checkpoint from its durable shards, then prune.
 
     Raises CheckpointError when it must not be committed (another epoch's business, or incomplete), OSError when the
     disk fails; older steps are untouched then.
     """
-    staging, final = staging_directory(directory, step, epoch, round_), step_directory(directory, step)
+    staging, final = staging_directory(directory, step, epoch, round_, session), step_directory(directory, step)
     _check_fence(directory, epoch)
     existing = _existing(directory, step)
     if existing is not None and existing.epoch > epoch:
         raise CheckpointError(f"step {step} was committed in epoch {existing.epoch}, later than our {epoch}")
-    if existing is not None and (existing.epoch, existing.round) == (epoch, round_) and not staging.is_dir():
-        return  # asked twice
+    asked_before = not session and existing is not None and (existing.epoch, existing.round) == (epoch, round_)
+    if asked_before and not staging.is_dir():
+        return
     why = why_incomplete(shards, world_size) or "".join(
         f"{shard.file} is missing or has another size. "
         for shard in shards
@@ -188,7 +191,7 @@ def commit(
         write_atomic(directory / "latest", f"{step}\n".encode())
     with contextlib.suppress(OSError):
         prune(directory, Retention(max(keep_last, 1)), time.time())
-        sweep(directory, step, epoch, round_)
+        sweep(directory, step, epoch, round_, session)
 
 
 def expendable(directory: Path, retention: Retention, now: float) -> list[int]:
@@ -209,18 +212,30 @@ def prune(directory: Path, retention: Retention, now: float) -> list[int]:
     return old
 
 
-def staged_steps(directory: Path, epoch: int, round_: int) -> list[int]:
-    """The steps that are on their way, or were, in that epoch and round. Raises OSError."""
-    found = [_STAGING.fullmatch(path.name) for path in directory.iterdir()]
-    return [int(name[1]) for name in found if name and (int(name[2]), int(name[3])) == (epoch, round_)]
+def staged(directory: Path, session: str) -> dict[Path, int]:
+    """The staging directories of a session, and their steps. Raises OSError."""
+    found = {path: _STAGING.fullmatch(path.name) for path in directory.iterdir()}
+    return {path: int(name[1]) for path, name in found.items() if name and name[4] == session}
 
 
-def sweep(directory: Path, step: int, epoch: int, round_: int) -> None:
-    """Remove what earlier, failed saves left behind: shards older than these. Raises OSError."""
+def give_up(directory: Path, session: str) -> None:
+    """Whoever still writes for that session can commit nothing of it any more. Raises OSError."""
+    for path in staged(directory, session):
+        _move_away(path, "removed")
+    _empty_bin(directory)
+
+
+def sweep(directory: Path, step: int, epoch: int, round_: int, session: str = "") -> None:
+    """Remove what earlier, failed saves left behind: shards older than these, or of this step but of another session.
+
+    Raises OSError.
+    """
+    ours = (epoch, round_, step)
     for path in list(directory.iterdir()):
-        found = _STAGING.fullmatch(path.name)
-        if found and (int(found[2]), int(found[3]), int(found[1])) < (epoch, round_, step):
-            _move_away(path, "removed")
+        if found := _STAGING.fullmatch(path.name):
+            theirs = (int(found[2]), int(found[3]), int(found[1]))
+            if theirs < ours or (theirs == ours and (found[4] or "") != session):
+                _move_away(path, "removed")
     _empty_bin(directory)
 
 

@@ -47,7 +47,7 @@ def persist(request: Persist) -> Persisted:
     if not request.arenas:
         raise CheckpointError(f"step {request.step}: no arena was named")
     directory = Path(request.directory)
-    staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round)
+    staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round, request.session)
     with ExitStack() as stack:
         arenas = [stack.enter_context(ArenaSource(Path(path))) for path in request.arenas]
         for arena in arenas:
@@ -60,7 +60,7 @@ def persist(request: Persist) -> Persisted:
             raise CheckpointError(f"step {request.step}: the ranks of this node do not have the same layout")
         if request.node_rank == 0:  # before the new ones need their room
             with contextlib.suppress(OSError):
-                catalogue.sweep(directory, request.step, request.epoch, request.round)
+                catalogue.sweep(directory, request.step, request.epoch, request.round, request.session)
         if not staging.is_dir():
             make_directory(staging)
         return Persisted(request.step, request.round, write_shard(arenas, staging, request.node_rank))
@@ -81,6 +81,7 @@ def commit(request: Commit) -> Committed:
         layouts.pop(),
         request.shards,
         request.keep_last,
+        request.session,
     )
     return Committed(request.step, time.monotonic() - started)
 

@@ -18,6 +18,7 @@ class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     node_rank: int
     arenas: list[str]
     directory: str
+    session: str = ""
 
 
 class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +31,7 @@ class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     directory: str
     shards: list[ShardRecord]
     keep_last: int = 3
+    session: str = ""
 
 
 class Persisted(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
