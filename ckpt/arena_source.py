@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -19,12 +20,15 @@ from resilio_hpc.ckpt.whole_reader import read_whole
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c, populate
 
+_NAMELESS_SAVES = 3
+
 
 class Mappings:
     """Arenas that stay mapped from one save to the next: to map the pages anew takes longer than to copy them."""
 
     def __init__(self) -> None:
         self._mapped: dict[tuple[int, int], tuple[Path, memoryview]] = {}  # by device and inode
+        self._unused: Counter[tuple[int, int]] = Counter()  # in how many saves
 
     def view(self, fd: int, path: Path, size: int) -> memoryview:
         """At least ``size`` bytes of the open file."""
@@ -32,18 +36,23 @@ class Mappings:
         file = (found.st_dev, found.st_ino)
         if file not in self._mapped or len(self._mapped[file][1]) < size:
             self._mapped[file] = path, _map(fd, found.st_size)
+        self._unused[file] = 0
         return self._mapped[file][1]
 
     def let_go(self) -> None:
-        """Of those that were removed or replaced since: they would keep their memory."""
+        """After a save: of those that were removed or replaced, which would keep their memory. Of a file without a name
+        that is not known; it is taken for replaced after some saves to others."""
         for file, (path, _) in list(self._mapped.items()):
+            self._unused[file] += 1
             try:
                 found = path.stat()
                 gone = (found.st_dev, found.st_ino) != file
             except OSError:
                 gone = True
+            if path.is_relative_to("/proc"):
+                gone = self._unused[file] > _NAMELESS_SAVES
             if gone:
-                del self._mapped[file]
+                del self._mapped[file], self._unused[file]
 
 
 class ArenaSource:

@@ -7,7 +7,8 @@
         damaged                 why (text), once a restore or verify has found it so
       latest                    number of the step committed last (text), for people and scripts
       epoch-fence               the lowest epoch that may still commit (text); absent: any
-      .staging-step-…-e<epoch>-r<round>/   shards on their way (…-whole: about to take the place of a former one)
+      .staging-step-…-e<epoch>-r<round>/   shards on their way (…-s<session>: of processes without a launcher;
+                                …-whole: about to take the place of a former one)
 
 Needs neither torch nor h5py.
 """
@@ -31,7 +32,7 @@ MANIFEST = "manifest.json"
 DAMAGED = "damaged"
 _MANIFEST_LIMIT = 1 << 30
 _STEP = re.compile(r"step-(\d{10,18})")
-_STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(-whole)?")
+_STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(?:-s([0-9a-f]{1,32}))?(-whole)?")
 _GOING = re.compile(r"\.(removed|replaced)-.*")
 _UNFINISHED = re.compile(r"\.latest\..*")  # of a process that died while it wrote `latest`
 
@@ -47,9 +48,9 @@ def step_directory(directory: Path, step: int) -> Path:
     return directory / f"step-{step:010d}"
 
 
-def staging_directory(directory: Path, step: int, epoch: int, round_: int) -> Path:
-    """Where the shards of a step are written before its commit: never shared between rounds."""
-    return directory / f".staging-step-{step:010d}-e{epoch}-r{round_}"
+def staging_directory(directory: Path, step: int, epoch: int, round_: int, session: str = "") -> Path:
+    """Where the shards of a step are written before its commit: never shared between rounds, nor between sessions."""
+    return directory / f".staging-step-{step:010d}-e{epoch}-r{round_}{session and f'-s{session}'}"
 
 
 def open_staging(directory: Path, step: int, epoch: int, round_: int) -> Path:
@@ -183,19 +184,21 @@ def commit(
     layout: Layout,
     shards: Sequence[ShardRecord],
     retention: Retention | None,
+    session: str = "",
 ) -> None:
     """Make ``step`` a committed checkpoint from its durable shards, then prune (None: no other step is removed).
 
     Raises CheckpointError when it must not be committed (another epoch's business, or incomplete), OSError when the
     disk fails; older steps are untouched then.
     """
-    staging, final = staging_directory(directory, step, epoch, round_), step_directory(directory, step)
+    staging, final = staging_directory(directory, step, epoch, round_, session), step_directory(directory, step)
     _check_fence(directory, epoch)
     existing = _existing(directory, step)
     if existing is not None and existing.epoch > epoch:
         raise CheckpointError(f"step {step} was committed in epoch {existing.epoch}, later than our {epoch}")
-    if existing is not None and (existing.epoch, existing.round) == (epoch, round_) and not staging.is_dir():
-        return  # asked twice
+    asked_before = not session and existing is not None and (existing.epoch, existing.round) == (epoch, round_)
+    if asked_before and not staging.is_dir():
+        return
     why = why_incomplete(shards, world_size) or "".join(
         f"{shard.file} is missing or has another size. "
         for shard in shards
@@ -218,7 +221,7 @@ def commit(
         if retention is not None:
             others = [known for known in found if known.step != step]
             prune(directory, retention, time.time(), [*others, manifest])
-        sweep(directory, step, epoch, round_)
+        sweep(directory, step, epoch, round_, session)
 
 
 def expendable(directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None) -> list[int]:
@@ -248,18 +251,30 @@ def prune(directory: Path, retention: Retention, now: float, known: Sequence[Man
     return old
 
 
-def staged_steps(directory: Path, epoch: int, round_: int) -> list[int]:
-    """The steps that are on their way, or were, in that epoch and round. Raises OSError."""
-    found = [_STAGING.fullmatch(path.name) for path in directory.iterdir()]
-    return [int(name[1]) for name in found if name and (int(name[2]), int(name[3])) == (epoch, round_)]
+def staged(directory: Path, session: str) -> dict[Path, int]:
+    """The staging directories of a session, and their steps. Raises OSError."""
+    found = {path: _STAGING.fullmatch(path.name) for path in directory.iterdir()}
+    return {path: int(name[1]) for path, name in found.items() if name and name[4] == session}
 
 
-def sweep(directory: Path, step: int, epoch: int, round_: int) -> None:
-    """Remove what earlier, failed saves left behind: shards older than these. Raises OSError."""
+def give_up(directory: Path, session: str) -> None:
+    """Whoever still writes for that session can commit nothing of it any more. Raises OSError."""
+    for path in staged(directory, session):
+        _move_away(path, "removed")
+    _empty_bin(directory)
+
+
+def sweep(directory: Path, step: int, epoch: int, round_: int, session: str = "") -> None:
+    """Remove what earlier, failed saves left behind: shards older than these, or of this step but of another session.
+
+    Raises OSError.
+    """
+    ours = (epoch, round_, step)
     for path in list(directory.iterdir()):
-        found = _STAGING.fullmatch(path.name)
-        if found and (int(found[2]), int(found[3]), int(found[1])) < (epoch, round_, step):
-            _move_away(path, "removed")
+        if found := _STAGING.fullmatch(path.name):
+            theirs = (int(found[2]), int(found[3]), int(found[1]))
+            if theirs < ours or (theirs == ours and (found[4] or "") != session):
+                _move_away(path, "removed")
     _empty_bin(directory)
 
 

@@ -284,9 +284,12 @@ class Checkpointer:
         return point.step, state
 
     def _prepare(self, state: Any) -> None:
-        """Under the launcher this is a job that will save: have the first arena ready by then."""
-        if self._coordinator.arena_directory is not None and self._memory:
-            _prefault(self._open_arenas(), expected_bytes(state))
+        """Have arenas ready by the time of the first saves: under the launcher, where ranks are restarted in a hurry,
+        the first one before the first; else both."""
+        size = expected_bytes(state)
+        if self._memory and size:
+            with contextlib.suppress(OSError):  # the save that needs them will say so
+                _prefault(self._open_arenas(), size, 2 if self._coordinator.arena_directory is None else 1)
 
     def _forget(self, step: int) -> None:
         if self._arenas is not None and (path := self._arenas.held(step)) is not None:
@@ -302,10 +305,11 @@ class Checkpointer:
         return catalogue.committed_steps(self.directory)
 
 
-def _prefault(arenas: ArenaPair, size: int = 0) -> None:
+def _prefault(arenas: ArenaPair, size: int = 0, slots: int = 1) -> None:
     def act() -> None:
         with contextlib.suppress(OSError):  # the save that needs it will say so
-            arenas.prefault(size)
+            for _ in range(slots):
+                arenas.prefault(size)
 
     threading.Thread(target=act, name="resilio-prefault", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""What the agent's helper processes have in common: how they begin."""
+"""What helper processes have in common: how they begin."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ _PR_SET_PDEATHSIG = 1
 _NICE = 10
 
 
-def begin() -> FileIO | None:
+def begin(outlives_parent: bool = False) -> FileIO | None:
     """Become a helper at low priority that dies with its parent; where answers go. None: the parent is dead already.
 
+    ``outlives_parent``: it does not die with it, and ends by itself.
     Standard output is standard error from here on: a stray print of some library must not become an answer.
     """
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        return None  # it died before the request to die with it
-    # Ctrl-C and Slurm's signals may reach the whole group or step; the agent decides when we end.
+    if not outlives_parent:
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            return None  # it died before the request to die with it
+    # Ctrl-C and Slurm's signals may reach the whole group or step; the parent decides when we end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)

@@ -113,8 +113,8 @@ def _staging(request: Persist) -> Path:
     directory = Path(request.directory)
     if request.node_rank == 0:  # before the new ones need their room
         with contextlib.suppress(OSError):
-            catalogue.sweep(directory, request.step, request.epoch, request.round)
-    staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round)
+            catalogue.sweep(directory, request.step, request.epoch, request.round, request.session)
+    staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round, request.session)
     if not staging.is_dir():
         make_directory(staging)
     return staging
@@ -135,6 +135,7 @@ def commit(request: Commit) -> Committed:
         layouts.pop(),
         request.shards,
         request.retention,
+        request.session,
     )
     return Committed(request.step, time.monotonic() - started)
 

@@ -25,6 +25,7 @@ class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     directory: str
     local: str = ""
     holder: str = ""
+    session: str = ""
 
 
 class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +38,7 @@ class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     directory: str
     shards: list[ShardRecord]
     retention: Retention = Retention()
+    session: str = ""
 
 
 class Local(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -72,6 +72,31 @@ def test_the_first_arena_is_ready_before_the_first_save_and_the_second_before_th
     assert [held.step for held in arena.scan(arenas)] == [1]
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_without_a_launcher_both_are_ready_before_the_first_save(restored: bool, tmp_path: Path) -> None:
+    state = {"x": np.ones(3_000_000)}
+    if restored:
+        Checkpointer(tmp_path).save(1, state).wait("committed", 60)
+    checkpoint = Checkpointer(tmp_path)
+    assert (checkpoint.restore(state) is not None) == restored
+    arenas = checkpoint._arenas
+    assert arenas is not None
+    deadline = time.monotonic() + 20
+    while any(slot.map is None for slot in arenas._slots) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    maps = [slot.map for slot in arenas._slots]
+    assert all(ready is not None and len(ready) >= 24_000_000 for ready in maps)
+    for step in (2, 3):
+        checkpoint.save(step, state).wait("committed", 60)
+    assert [slot.map for slot in arenas._slots] == maps, "they were made anew"
+
+
+def test_what_is_never_to_be_in_memory_is_not_made_ready_there(tmp_path: Path) -> None:
+    checkpoint = Checkpointer(tmp_path, memory=False)
+    assert checkpoint.restore({"x": np.ones(3_000_000)}) is None
+    assert checkpoint._arenas is None
+
+
 def wait_for_size(path: Path) -> int:
     deadline = time.monotonic() + 20
     while path.stat().st_size == 0 and time.monotonic() < deadline:

@@ -31,11 +31,12 @@ def shm() -> Iterator[Path]:
 
 
 @pytest.fixture
-def harmed(shim: Path, shm: Path) -> Harmed:
+def harmed(shim: Path, shm: Path, tmp_path_factory: pytest.TempPathFactory) -> Harmed:
     """Run a script of this folder under the shim, in a directory of its own: the JSON that it prints."""
 
     def act(script: str, *args: str, prefix: tuple[str, ...] = (), **environment: str) -> Any:
-        argv = [*prefix, "env", f"LD_PRELOAD={shim}", sys.executable, str(HERE / script), *args, str(shm)]
+        states = f"SHIM_STATES={tmp_path_factory.mktemp('states')}"
+        argv = [*prefix, "env", f"LD_PRELOAD={shim}", states, sys.executable, str(HERE / script), *args, str(shm)]
         done = run(argv, 280, env={**plain_environment(), **environment}, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
         return json.loads(done.stdout.splitlines()[-1])

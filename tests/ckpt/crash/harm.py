@@ -13,7 +13,7 @@ from typing import Any
 
 Harmed = Callable[..., Any]
 """The fixture of that name: run a script of this folder under the shim, and give what it prints."""
-MODES = ("off", "record", "kill", "tear", "fail once", "fail on", "hang")
+MODES = ("off", "record", "kill", "tear", "fail once", "fail on", "hang", "orphan")
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,14 @@ def plain_environment() -> dict[str, str]:
 
 
 def arm(harm: Harm, *directories: Path) -> int:
-    """From now on, in this process and its children. The number of calls counted before."""
+    """From now on, in this process and its children; programs started since then share its count. The number of calls
+    counted before."""
     library: Any = ctypes.CDLL(None)
     library.shim_arm.restype = ctypes.c_long
+    shared = Path(os.environ["SHIM_STATES"]) / str(os.getpid())
+    if os.environ.get("SHIM_STATE") != str(shared):
+        os.environ["SHIM_STATE"] = str(shared)
+        library.shim_share(os.fsencode(shared))
     places = [os.fsencode(path or "") for path in (harm.log, harm.release)]
     below = b":".join(os.fsencode(directory) for directory in directories)
     mode, at = MODES.index(harm.mode), ctypes.c_long(harm.at)

@@ -4,7 +4,9 @@
  * are handed to io_uring. Each is one line of the log: number, name, path, then a second path or offset and size. Call
  * number `at` is never made (SIGKILL), made by half (a torn write, then SIGKILL), refused with an error, once or from
  * then on, or does not return before a file appears, and no other call on a path below the directories either: a hung
- * file system. Nothing happens before shim_arm is called; forked children inherit what was armed.
+ * file system; or it is made just after the parent was killed. Nothing happens before shim_arm is called; forked children
+ * inherit what was armed. After shim_share it lies in a file, which programs that are started find in SHIM_STATE: the
+ * count goes on there.
  * With SHIM_NO_IO_URING in the environment there is no io_uring, as in many containers; with SHIM_NO_EXCHANGE two names
  * cannot change places, as on NFS.
  */
@@ -28,38 +30,14 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum mode { OFF, RECORD, KILL, TEAR, FAIL_ONCE, FAIL_ON, HANG };
+#include "io_shim_state.h"
+
 #define HALF (-1) /* what `harm` answers for a write to be torn */
 
-static struct {
-    enum mode mode;
-    long at;
-    int error;
-    int log;
-    char directories[4][PATH_MAX];
-    char release[PATH_MAX];
-} armed = {.log = -1};
-static long calls;                /* counted so far */
 static __thread int owed;         /* error that the next write of this thread shall have */
 static __thread int inside_shim;  /* our own calls are not counted */
 
 #define REAL(name) static __typeof__(name) *real; if (!real) real = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
-
-/* directories: up to four, separated by colons. Returns how many calls were counted until now. */
-long shim_arm(int mode, long at, int error, const char *directories, const char *log, const char *release) {
-    long before = calls;
-    memset(armed.directories, 0, sizeof armed.directories);
-    char list[4 * PATH_MAX], *rest = list;
-    snprintf(list, sizeof list, "%s", directories);
-    for (int i = 0; i < 4 && rest; i++) snprintf(armed.directories[i], PATH_MAX, "%s", strsep(&rest, ":"));
-    snprintf(armed.release, PATH_MAX, "%s", release);
-    if (armed.log >= 0) close(armed.log);
-    armed.mode = OFF; /* the log is not to be counted */
-    armed.log = *log ? open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
-    armed.at = at, armed.error = error, calls = 0;
-    armed.mode = (enum mode)mode;
-    return before;
-}
 
 static int below(const char *path) {
     for (int i = 0; i < 4; i++) {
@@ -90,7 +68,10 @@ static void path_at(int at, const char *name, char *path) {
 }
 
 static void say(const char *text, int length) {
-    if (armed.log >= 0 && syscall(SYS_write, armed.log, text, (size_t)length) != length) abort();
+    if (!armed.log[0]) return;
+    int log = (int)syscall(SYS_openat, AT_FDCWD, armed.log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (log < 0 || syscall(SYS_write, log, text, (size_t)length) != length) abort();
+    syscall(SYS_close, log);
 }
 
 static void wait_for_release(void) {
@@ -112,6 +93,7 @@ static int harm(const char *call, const char *path, const char *more, int tearab
     }
     if (number == armed.at && armed.mode == TEAR && tearable) result = HALF;
     else if (number == armed.at && (armed.mode == KILL || armed.mode == TEAR)) raise(SIGKILL);
+    else if (number == armed.at && armed.mode == ORPHAN) kill(getppid(), SIGKILL);
     else if (armed.mode == FAIL_ONCE ? number == armed.at : armed.mode == FAIL_ON && number >= armed.at)
         result = armed.error;
     inside_shim = 0;

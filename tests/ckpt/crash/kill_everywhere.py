@@ -6,9 +6,11 @@ argv: a scenario, a directory. Prints a JSON object: how often each call was rec
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from agent_lives import arenas_of, check_arenas, persist_and_commit, save_to_arenas
@@ -133,6 +135,44 @@ def again(directory: Path) -> Result:
     return for_each(kills(read_log(log)), act)
 
 
+def saver_alone(directory: Path) -> Result:
+    """The saver is a process of its own, and is killed. Its Checkpointer is told."""
+    base, work, log = directory / "base", directory / "work", directory / "log"
+    assert save(base, [1], [None]) == ["committed"]
+    assert save(copy_of(base, work), [2], [Harm(log=log)], own_process=True) == ["committed"]
+
+    def act(harm: Harm) -> int:
+        (said,) = save(copy_of(base, work), [2], [harm], own_process=True)
+        assert "step 2 was not saved (committed): the process that was writing it was killed by SIGKILL" in said, said
+        left = check(work, [1, 2])
+        assert save(work, [2 + harm.at % 2], [None]) == ["committed"]
+        check_nothing_is_left(work)
+        return left
+
+    return for_each(some(harms(read_log(log))), act)
+
+
+def orphan(directory: Path) -> Result:
+    """Whoever asked is killed while its saver makes that call: the step is there all the same, and nothing else."""
+    base, work, log = directory / "base", directory / "work", directory / "log"
+    assert save(base, [1], [None]) == ["committed"]
+    assert save(copy_of(base, work), [2], [Harm(log=log)], own_process=True) == ["committed"]
+
+    def act(harm: Harm) -> int:
+        assert save(copy_of(base, work), [2], [harm], own_process=True) == ["killed"]
+        check_nothing_is_left(work)
+        return check(work, [2])
+
+    return for_each(
+        some((Harm("orphan", call.number), call) for call in read_log(log) if call.name != "persisted"), act
+    )
+
+
+def some(harms: Iterable[tuple[Harm, Call]]) -> Iterator[tuple[Harm, Call]]:
+    """Every fifth, or as SHIM_EVERY says: processes take their time to start."""
+    return islice(harms, 0, None, int(os.environ.get("SHIM_EVERY", "5")))
+
+
 def two(directory: Path, victim: int) -> Result:
     """Two processes. The other one is told that the step was not saved, or it was."""
     base, work, log = directory / "base", directory / "work", directory / "log"
@@ -226,6 +266,8 @@ SCENARIOS: dict[str, Callable[[Path], Result]] = {
     "rank 1": lambda directory: two(directory, 1),
     "saver": saver,
     "prune": prune,
+    "saver alone": saver_alone,
+    "orphan": orphan,
     "arenas": lambda directory: arenas(directory, False),
     "arenas on disk": lambda directory: arenas(directory, True),
 }

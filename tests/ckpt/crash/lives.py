@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -22,6 +24,7 @@ from resilio_hpc.cli.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError
 
 RETENTION = Retention(3)
+PR_SET_CHILD_SUBREAPER = 36
 LOADED = (shard_file,)
 """Imported before the children are forked: with it comes h5py."""
 
@@ -75,8 +78,18 @@ def copy_of(base: Path, target: Path) -> Path:
     return target
 
 
-def become(rank: int, world: int, directory: Path, **options: Any) -> ckpt.Checkpointer:
-    """This process is now that rank of a world on one node."""
+def end_of_all() -> None:
+    """Of all children, and of what those have left, if we adopt it."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def become(rank: int, world: int, directory: Path, own_process: bool = False, **options: Any) -> ckpt.Checkpointer:
+    """This process is now that rank of a world on one node. ``own_process``: its saver gets one; else it is a thread,
+    which takes no time to start."""
+    if not own_process:
+        sys.executable = "/nowhere/python"
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     os.environ.update({name: str(number) for name, number in numbers.items()})
     coordinator.use(LocalCoordinator(directory, os.environ, **{"retention": RETENTION, **options}))
@@ -86,7 +99,7 @@ def become(rank: int, world: int, directory: Path, **options: Any) -> ckpt.Check
 def save(directory: Path, steps: Sequence[int], harms: Sequence[Harm | None], **options: Any) -> list[str]:
     """A life of one process for each of ``harms`` that saves ``steps``; ``options``: of LocalCoordinator.
 
-    How each has ended: "committed", "killed", or what the handle of the last step said.
+    How each has ended, its saver too: "committed", "killed", or what the handle of the last step said.
     """
     told = [directory.with_name(f"{directory.name}-told-{rank}") for rank in range(len(harms))]
     for path in told:
@@ -108,12 +121,14 @@ def save(directory: Path, steps: Sequence[int], harms: Sequence[Harm | None], **
 
     def launcher() -> None:
         """Ranks of one life have the same parent, which is another one than that of the next life."""
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         ranks = [fork(lambda rank=rank, harm=harm: rank_of(rank, harm)) for rank, harm in enumerate(harms)]
         for rank, child in enumerate(ranks):
             if (code := end_of(child)) == -9:
                 told[rank].write_text("killed")
             elif code:
                 told[rank].write_text(f"exit code {code}")
+        end_of_all()
 
     assert end_of(fork(launcher)) == 0
     return [path.read_text() for path in told]

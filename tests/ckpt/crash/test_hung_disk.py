@@ -13,5 +13,9 @@ def test_training_goes_on_at_whichever_call_the_file_system_hangs(scenario: str,
     assert {"open", "pwrite", "uring", "fsync", "rename"} <= calls.keys()
 
 
+def test_it_goes_on_while_the_saver_process_hangs(harmed: Harmed) -> None:
+    assert harmed("hang_everywhere.py", "own process")
+
+
 def test_processes_that_gave_up_different_steps_save_together_again(harmed: Harmed) -> None:
     harmed("hang_everywhere.py", "one of two")

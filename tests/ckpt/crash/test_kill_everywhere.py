@@ -36,6 +36,16 @@ def test_a_kill_at_any_call_of_a_save_leaves_a_whole_step_and_a_directory_that_g
     assert sum(found["left"].values()) == sum(found["calls"].values()) > 20
 
 
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_saver_process_that_is_killed_at_a_call_leaves_a_whole_step(every: int, harmed: Harmed) -> None:
+    assert set(harmed("kill_everywhere.py", "saver alone", SHIM_EVERY=str(every))["left"]) == {"1", "2"}
+
+
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_saver_whose_process_is_killed_at_a_call_of_it_commits_the_step(every: int, harmed: Harmed) -> None:
+    assert set(harmed("kill_everywhere.py", "orphan", SHIM_EVERY=str(every))["left"]) == {"2"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["alone", "saver"])
 def test_it_is_so_without_io_uring_too(scenario: str, harmed: Harmed) -> None:
