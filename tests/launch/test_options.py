@@ -162,6 +162,13 @@ def test_the_run_directory_is_named_after_the_job_or_the_time() -> None:
     assert given("--log-dir", "l", "x.py").logs_directory == Path("/work here/l")
 
 
+def test_the_directory_on_the_nodes_own_disks_is_absolute_and_there_is_none_unless_it_is_named() -> None:
+    assert given("x.py").local_checkpoints == ""
+    assert given("--local-checkpoints", "nvme", "x.py").local_checkpoints == "/work here/nvme"
+    with pytest.raises(UsageError, match="--local-checkpoints is empty"):
+        given("--local-checkpoints", "", "x.py")
+
+
 @pytest.mark.parametrize(
     ("argv", "environment", "grace"),
     [
