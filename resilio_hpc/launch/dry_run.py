@@ -38,6 +38,10 @@ class Plan:
     restarts_without_progress: int
     chained_jobs: int
     checkpoints_kept: int
+    checkpoints_kept_every: int | None
+    checkpoints_kept_hours: float | None
+    checkpoints_kept_gb: float | None
+    local_checkpoints: str | None
     partner_copies: bool
     mode: str
     notified: tuple[str, ...]  # without their secrets
@@ -71,6 +75,10 @@ def plan(
         restarts_without_progress=options.max_restarts,
         chained_jobs=options.chain_max if options.chain and options.mode != "observe" else 0,
         checkpoints_kept=options.keep_checkpoints,
+        checkpoints_kept_every=options.keep_every or None,
+        checkpoints_kept_hours=options.keep_hours,
+        checkpoints_kept_gb=options.keep_gb,
+        local_checkpoints=options.local_checkpoints or None,
         partner_copies=options.partner_copies and options.mode != "observe",
         mode=options.mode,
         notified=notified,
@@ -89,8 +97,6 @@ def as_text(plan: Plan) -> str:
     start = "forked with torch loaded" if plan.forked_ranks else "new processes"
     if plan.mpi:
         start = f"one srun --mpi={plan.mpi} step per round"
-    copies = ", snapshots also in another node's memory" if plan.partner_copies else ""
-    checkpoints = f"the newest {plan.checkpoints_kept} kept{copies}" if plan.mode != "observe" else "none"
     chain = f"on in a new job at the time limit, {plan.chained_jobs} jobs at most" if plan.chained_jobs else "off"
     restarts = f"{plan.restarts_without_progress} without progress, then stop with a verdict"
     rows = (
@@ -102,12 +108,27 @@ def as_text(plan: Plan) -> str:
         ("mode", MODES[plan.mode]),
         ("restarts", restarts if plan.mode == "recover" else "none"),
         ("chain", chain),
-        ("checkpoints", checkpoints),
+        ("checkpoints", _checkpoints(plan)),
         ("run directory", plan.run_dir),
         ("logs", plan.logs),
         *(("notified", name) for name in plan.notified),
     )
     return "\n".join(f"{name:<15} {value}" for name, value in rows)
+
+
+def _checkpoints(plan: Plan) -> str:
+    if plan.mode == "observe":
+        return "none"
+    every, hours, size = plan.checkpoints_kept_every, plan.checkpoints_kept_hours, plan.checkpoints_kept_gb
+    parts = [
+        f"the newest {plan.checkpoints_kept} kept",
+        f"and those of steps that {every} divides" if every else "",
+        f"none older than {hours:g} h" if hours else "",
+        f"at most {size:g} GB" if size else "",
+        f"by way of {plan.local_checkpoints} on each node" if plan.local_checkpoints else "",
+        "snapshots also in another node's memory" if plan.partner_copies else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def _range(pair: tuple[int, int]) -> str:

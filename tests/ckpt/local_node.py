@@ -10,6 +10,7 @@ import numpy as np
 
 from resilio_hpc.ckpt import catalogue, saver
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Answer, Commit, Committed, Local, Persist, Persisted, Progress
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
@@ -51,7 +52,7 @@ class Node:
 
     def commit(self, answer: Answer, round_: int = 0) -> None:
         assert isinstance(answer, Persisted), answer
-        done = saver.serve(Commit(answer.step, 1, round_, WORLD, str(self.shared), [answer.record], 2))
+        done = saver.serve(Commit(answer.step, 1, round_, WORLD, str(self.shared), [answer.record], Retention(2)))
         assert isinstance(done, Committed), done
 
     @property
