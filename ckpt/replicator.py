@@ -57,7 +57,7 @@ class Replicator:
             self._taker.cancel(request.numbers)
         elif isinstance(request, Begin):
             self._taker.forget_all_but(request.copies)
-            self._giver.begin(request.round)
+            self._giver.begin(request.life)
 
     def serve_once(self, stdin: int) -> bool:
         """Wait for something to do, and do it, but for standard input. True: that can be read."""

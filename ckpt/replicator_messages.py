@@ -7,6 +7,10 @@ import msgspec
 from resilio_hpc.core.json_lines import LineDecoder
 from resilio_hpc.core.wire import Codec
 
+Life = tuple[int, int]
+"""(epoch, round) of a start of all ranks; later ones are larger."""
+ANY: Life = (-1, -1)
+
 
 class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → replicator, once and first: listen on ``host``. Answer: Serving.
@@ -26,8 +30,8 @@ class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → replicator: copy the snapshots of ``step`` of these ranks of a world from the replicator at ``endpoint``.
 
     ``into_arenas``: they become snapshots of this node's own ranks, the first of which is local rank 0 of
-    ``local_world_size``; else they are kept for the other node, which gives them when it has begun ``round`` (-1: at
-    once). Answer: Fetched or FetchFailed, with ``number``.
+    ``local_world_size``; else they are kept for the other node, which gives them when it has begun ``life``. Answer:
+    Fetched or FetchFailed, with ``number``.
     """
 
     number: int
@@ -35,19 +39,19 @@ class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     ranks: list[int]
     world_size: int
     endpoint: str
-    round: int = -1
+    life: Life = ANY
     into_arenas: bool = False
     first_rank: int = 0
     local_world_size: int = 0
 
 
 class Begin(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → replicator: this node has begun ``round``, and its arenas hold only what belongs to its life.
+    """agent → replicator: this node has begun ``life``, and its arenas hold only what belongs to it.
 
-    Of the copies only these (rank, step) do. Before this is said, who asks because of that round has to wait.
+    Of the copies only these (rank, step) do. Before this is said, who asks because of that life has to wait.
     """
 
-    round: int
+    life: Life
     copies: list[tuple[int, int]]
 
 
@@ -86,13 +90,13 @@ decode_answer = LineDecoder[Answer](Answer, "an answer of the replicator").decod
 
 
 class Want(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Keep the snapshot of ``step`` of ``rank`` for me, of the life of ``round``. Answer: Have or Miss, but none before
-    you have begun that round."""
+    """Keep the snapshot of ``step`` of ``rank`` for me, of ``life``. Answer: Have or Miss, but none before you have
+    begun that one."""
 
     rank: int
     step: int
     world_size: int
-    round: int = -1
+    life: Life = ANY
 
 
 class Read(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

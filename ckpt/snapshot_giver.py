@@ -12,7 +12,7 @@ from pathlib import Path
 import zmq
 
 from resilio_hpc.ckpt import arena
-from resilio_hpc.ckpt.replicator_messages import Data, Have, Miss, Read, Want, asking, giving
+from resilio_hpc.ckpt.replicator_messages import ANY, Data, Have, Life, Miss, Read, Want, asking, giving
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
 
@@ -44,8 +44,8 @@ class SnapshotGiver:
         self.socket = socket
         self._directories = directories
         self._kept: dict[bytes, _Kept] = {}
-        self._round = -1
-        self._early: dict[bytes, tuple[Want, float]] = {}  # with the time: who asks for a round not begun here
+        self._life = ANY
+        self._early: dict[bytes, tuple[Want, float]] = {}  # with the time: who asks for a life not begun here
 
     def serve(self) -> None:
         """Answer every request that is waiting."""
@@ -64,9 +64,9 @@ class SnapshotGiver:
             else:
                 self._release(caller)
 
-    def begin(self, number: int) -> None:
-        """From now on snapshots are of the life of this round."""
-        self._round = number
+    def begin(self, life: Life) -> None:
+        """From now on snapshots are of this life."""
+        self._life = life
         waiting, self._early = self._early, {}
         for caller, (message, _) in waiting.items():
             self._want(caller, message)
@@ -81,14 +81,14 @@ class SnapshotGiver:
 
     def _want(self, caller: bytes, message: Want) -> None:
         self._release(caller)
-        if message.round > self._round and len(self._early) < _MAX_KEPT:
+        if message.life > self._life and len(self._early) < _MAX_KEPT:
             self._early[caller] = (message, time.monotonic())  # what is here may be of a life that others have left
             return
         wanted = (message.rank, message.step, message.world_size)
         held = [held for directory in self._directories for held in arena.scan(directory)]
         for snapshot in held:
             found = (snapshot.rank, snapshot.step, snapshot.world_size)
-            if found == wanted and message.round <= self._round and len(self._kept) < _MAX_KEPT:
+            if found == wanted and message.life <= self._life and len(self._kept) < _MAX_KEPT:
                 fd = arena.lock_snapshot(snapshot)
                 if fd is not None:
                     kept = _Kept(fd, mmap.mmap(fd, snapshot.size_bytes, prot=mmap.PROT_READ), time.monotonic())

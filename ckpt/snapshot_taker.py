@@ -215,7 +215,7 @@ class SnapshotTaker:
 
     @staticmethod
     def _wanted(now: _Fetching) -> Want:
-        return Want(now.ranks[0], now.order.step, now.order.world_size, now.order.round)
+        return Want(now.ranks[0], now.order.step, now.order.world_size, now.order.life)
 
     def _hang_up(self) -> None:
         now, self._now = self._now, None

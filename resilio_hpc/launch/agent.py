@@ -339,10 +339,10 @@ class Agent(AgentFiles):
         """Where other nodes may fetch them; 0: nowhere."""
         return self.copies.port
 
-    def forget_snapshots_after(self, step: int, round_number: int) -> None:
-        """Drop snapshots of steps that will be computed anew, in that round."""
+    def forget_snapshots_after(self, step: int, life: m.Life) -> None:
+        """Drop snapshots of steps that will be computed anew, in that life."""
         self.snapshots.forget_after(step)
-        self.copies.begin(round_number, step)
+        self.copies.begin(life, step)
 
     def record(self, kind: str, **fields: Any) -> None:
         """Write to the ledger."""

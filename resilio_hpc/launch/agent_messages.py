@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.launch.message_parts import (
+    NO_LIFE,
     Address,
     Count,
     Counted,
     Endpoint,
     Held,
+    Life,
     Node,
     Port,
     RankFailure,
@@ -64,15 +66,15 @@ class Heartbeat(Struct, frozen=True):
 class RanksStopped(Struct, frozen=True):
     """Every rank of earlier rounds and all their descendants are gone here; answer to Prepare.
 
-    ``known``: the last round of whose start this agent knows, so that ``held`` belongs to that round's life or to one
-    that led to it. ``completed``: the most steps that a rank of that round completed here.
+    ``known``: the last life of whose start this agent knows, so that ``held`` belongs to that one or to one that led
+    to it. ``completed``: the most steps that a rank of that round completed here.
     """
 
     node: Node
     epoch: Count
     round: Count
     held: tuple[Held, ...]
-    known: Count = -1
+    known: Life = NO_LIFE
     completed: Count = -1
 
 

@@ -54,8 +54,8 @@ class Ports(SuccessionPorts, Protocol):
     def copy_port(self) -> int:
         """Where other nodes may fetch them; 0: nowhere."""
 
-    def forget_snapshots_after(self, step: int, round_number: int) -> None:
-        """Drop the snapshots of later steps: that round goes on from this one."""
+    def forget_snapshots_after(self, step: int, life: m.Life) -> None:
+        """Drop the snapshots of later steps: that life goes on from this one."""
 
     def record(self, kind: str, **fields: Any) -> None:
         """Write to the ledger."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.launch.message_parts import (
+    NO_LIFE,
     Address,
     Code,
     Count,
     Endpoint,
     Fetch,
+    Life,
     Node,
     Partner,
     Port,
@@ -55,7 +57,7 @@ class Prepare(Struct, frozen=True):
 class Start(Struct, frozen=True):
     """Start the ranks of a round. An agent that is not among the members waits as a spare.
 
-    ``follows``: the last round whose ranks were started before. Who knows nothing of its start missed what was decided
+    ``follows``: the last life of the ranks before. Who knows nothing of its start missed what was decided
     then, and holds snapshots of a life from which this one does not go on. ``fetches``: where the restore point is in
     memory, the ranks whose snapshots have to be brought to their nodes first.
     """
@@ -65,7 +67,7 @@ class Start(Struct, frozen=True):
     master_address: Address
     master_port: Port
     restore: RestorePoint | None = None
-    follows: Count = -1
+    follows: Life = NO_LIFE
     fetches: tuple[Fetch, ...] = ()
 
     def restore_of(self, rank: int) -> RestorePoint | None:

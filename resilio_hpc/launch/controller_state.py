@@ -115,7 +115,7 @@ class KnownAgent:
     answered: float
     answers: bool = False  # it has, ever
     stopped_round: int = -1
-    known_round: int = -1  # the last round of whose start it knows
+    known: m.Life = m.NO_LIFE  # the last one of whose start it knows
     held: tuple[m.Held, ...] = ()
     first_step: m.FirstStep | None = None
     done: m.RanksDone | None = None

@@ -59,7 +59,7 @@ def in_memory(controller: Controller) -> InMemory:
     found = InMemory(controller.world_size)
     for member in controller.members:
         agent = controller.agents[member.node]
-        if agent.known_round < 0 or agent.known_round != controller.rounds.started_round:
+        if agent.known == m.NO_LIFE or agent.known != controller.rounds.last_life:
             continue
         ranks = range(member.first_rank, member.first_rank + member.local_world_size)
         for held in agent.held:

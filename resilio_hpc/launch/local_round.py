@@ -51,6 +51,11 @@ class LocalRound:
         self._answers: dict[int, rank_link.StopAck] = {}
 
     @property
+    def life(self) -> m.Life:
+        """Of all lives of the ranks, this one."""
+        return (self.epoch, self.number)
+
+    @property
     def step(self) -> int:
         """Fewest steps completed by an attached rank, -1 when unknown."""
         return min((rank.step for rank in self.ranks.values() if rank.attached), default=-1)

@@ -17,6 +17,8 @@ from resilio_hpc.launch.roster import HOST_NAME, Entry, Roster
 PORT_NUMBER = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 Count = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 53)]  # -1: unknown, or none
 COUNTED = 1 << 48  # below: what is counted on from here stays a Count for ever
+Life = tuple[Count, Count]  # (epoch, round) of a start of ranks; a number of a round alone may come twice
+NO_LIFE: Life = (-1, -1)
 Counted = Annotated[int, msgspec.Meta(ge=-1, lt=COUNTED)]
 Slots = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]  # ranks of one node
 Code = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
@@ -106,6 +108,11 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left: tuple[Node, ...] = ()
     steps_reported: bool = False
     losses: tuple[tuple[Node, Count], ...] = ()  # how often each node was lost
+
+    @property
+    def life(self) -> Life:
+        """Which life of the ranks this is, of all that the run ever has: later ones are larger."""
+        return (self.epoch, self.round)
 
     @property
     def members(self) -> tuple[Member, ...]:

@@ -49,8 +49,10 @@ from resilio_hpc.launch.controller_messages import (
     Welcome,
 )
 from resilio_hpc.launch.message_parts import (
+    NO_LIFE,
     Fetch,
     Held,
+    Life,
     Member,
     RankFailure,
     RestorePoint,
@@ -61,6 +63,7 @@ from resilio_hpc.launch.message_parts import (
 )
 
 __all__ = [
+    "NO_LIFE",
     "Beat",
     "Canvass",
     "Commit",
@@ -76,6 +79,7 @@ __all__ = [
     "Held",
     "Hello",
     "Leaving",
+    "Life",
     "Member",
     "NotLeading",
     "Orphan",

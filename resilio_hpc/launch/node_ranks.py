@@ -46,7 +46,10 @@ class NodeRanks:
     # -- the controller's orders -------------------------------------------------------------------------------
 
     def _begin_epoch(self, epoch: int) -> None:
-        """Another controller: what the former one ordered counts no more."""
+        """Another controller: what the former one ordered counts no more. One that we merely call again still counts on
+        what it has ordered."""
+        if epoch == self.epoch:
+            return
         self.epoch = epoch
         self._prepared = self._started_round = -1
         self._waiting_start = None
@@ -92,8 +95,8 @@ class NodeRanks:
     def _say_stopped(self) -> None:
         if self._prepared < 0 or self._started_round == self._prepared:
             return
-        known = self.state.round if self.state else -1
-        completed = self._before.furthest if self._before and self._before.number == known else -1
+        known = self.state.life if self.state else m.NO_LIFE
+        completed = self._before.furthest if self._before and self._before.life == known else -1
         self._ports.to_controller(
             m.RanksStopped(self.node, self.epoch, self._prepared, self._ports.held(), known, completed)
         )
@@ -102,18 +105,20 @@ class NodeRanks:
         number = message.state.round
         if number < self._prepared or number <= self._started_round:
             return
-        was_there = self.state is not None and self.state.round == message.follows
+        life = message.state.life
+        was_there = self.state is not None and self.state.life in (message.follows, life)
+        member = message.state.member(self.node)
+        # Snapshots beyond the restore point belong to a life whose steps will be computed anew: never mix the two. So
+        # do older ones of a node that missed a start, and a node that waits takes no part in the new life at all. First
+        # this, then ``keep``: who is killed in between must not seem to have been there.
+        step = message.restore.step if message.restore is not None and member is not None and was_there else -1
+        self._ports.forget_snapshots_after(step, life)
         self.state = message.state
         self._ports.keep(message.state)
         self.committed |= set(message.state.committed)
         self._highest_round = max(self._highest_round, number)
         self._started_round = number
         self._before = None
-        member = message.state.member(self.node)
-        # Snapshots beyond the restore point belong to a life whose steps will be computed anew: never mix the two. So
-        # do older ones of a node that missed a start, and a node that waits takes no part in the new life at all.
-        keep = message.restore.step if message.restore is not None and member is not None and was_there else -1
-        self._ports.forget_snapshots_after(keep, number)
         self._waiting_start = None
         if member is None:
             self._stop_ranks_left_over()

@@ -63,7 +63,7 @@ class PartnerCopies:
         self._copy: tuple[int, _Copy] | None = None
         self._restore: _Restore | None = None
         self._deaths = 0
-        self._round = -1  # the one that this node has begun
+        self._life = m.NO_LIFE  # the one that this node has begun
 
     def start(self) -> None:
         """Start the replicator."""
@@ -84,19 +84,19 @@ class PartnerCopies:
         """Whole copies of the present life."""
         return tuple(m.Held(rank, step, world, True) for (rank, step), world in sorted(self._held.items()))
 
-    def begin(self, number: int, step: int) -> None:
-        """Round ``number`` goes on from ``step``, and this node's arenas hold no later one: later copies do not count.
+    def begin(self, life: m.Life, step: int) -> None:
+        """``life`` goes on from ``step``, and this node's arenas hold no later one: later copies do not count.
 
-        Nobody is given anything for a round before that.
+        Nobody is given anything for a life before that.
         """
         self.give_up()
         self._held = {key: world for key, world in self._held.items() if key[1] <= step}
-        self._round = number
+        self._life = life
         self._say_begun()
 
     def _say_begun(self) -> None:
-        if self._round >= 0:
-            self._say(Begin(self._round, list(self._held)))
+        if self._life != m.NO_LIFE:
+            self._say(Begin(self._life, list(self._held)))
 
     def give_up(self) -> None:
         """What is being fetched belongs to a life that is over."""
@@ -124,7 +124,8 @@ class PartnerCopies:
         self._cancel_copy()
         newest = max((step for _, step in self._held), default=-1)
         self._held = {key: world for key, world in self._held.items() if key[1] == newest}  # the older one makes room
-        number = self._ask(message.step, list(ranks), world_size, partner.endpoint, message.round)
+        life = (message.epoch, message.round)
+        number = self._ask(message.step, list(ranks), world_size, partner.endpoint, life)
         self._copy = (number, _Copy(message.step, ranks, world_size))
 
     def fetch(self, local: LocalRound, start: m.Start) -> bool:
@@ -206,11 +207,17 @@ class PartnerCopies:
             self._restore_failed(restore, DIED)
 
     def _ask(
-        self, step: int, ranks: list[int], world: int, endpoint: str, round_: int = -1, owner: m.Member | None = None
+        self,
+        step: int,
+        ranks: list[int],
+        world: int,
+        endpoint: str,
+        life: m.Life = m.NO_LIFE,
+        owner: m.Member | None = None,
     ) -> int:
         self._number += 1
         mine = (True, owner.first_rank, owner.local_world_size) if owner is not None else (False, 0, 0)
-        self._say(Fetch(self._number, step, ranks, world, endpoint, round_, *mine))
+        self._say(Fetch(self._number, step, ranks, world, endpoint, life, *mine))
         return self._number
 
     def _say(self, request: Request) -> None:

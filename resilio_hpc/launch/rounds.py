@@ -25,7 +25,7 @@ class Rounds:
     """Leads from ``gathering`` over ``preparing`` and ``starting`` to ``running``."""
 
     def __init__(self, controller: Controller) -> None:
-        self.started_round = -1  # the last one whose ranks were started, in this epoch or an earlier one
+        self.last_life = m.NO_LIFE  # of those whose ranks were started, in this epoch or an earlier one
         self.has_prepared = False  # a round in this epoch: what earlier epochs left is of no interest any more
         self.steps_reported = False  # this run's script tells of its steps
         self._controller = controller
@@ -41,7 +41,7 @@ class Rounds:
 
     def adopt(self, state: m.RoundState) -> None:
         """Go on after an earlier controller. Who was with it may still come: until then nobody gives up or shrinks."""
-        self.started_round = max(self.started_round, state.round)
+        self.last_life = max(self.last_life, state.life)
         self.steps_reported = self.steps_reported or state.steps_reported
         self._join_until = self._controller.now() + self._controller.config.heartbeat_timeout_s
 
@@ -169,7 +169,7 @@ class Rounds:
     def stopped(self, agent: KnownAgent, message: m.RanksStopped) -> None:
         """A node's old ranks are gone."""
         agent.held = message.held
-        agent.known_round = message.known
+        agent.known = message.known
         agent.stopped_round = max(agent.stopped_round, message.round)
         self._controller.incidents.reached(message.completed)
         self.try_start()
@@ -198,7 +198,7 @@ class Rounds:
         self._may_have_ranks.clear()
         acts = controller.config.mode != "observe"
         restore = wanted if acts else None
-        follows, self.started_round = self.started_round, controller.round
+        follows, self.last_life = self.last_life, (controller.epoch, controller.round)
         controller.set_phase("starting")
         self._awaited = {kind: {x.node for x in controller.members} for kind in ANSWERS}
         self._start = m.Start(

@@ -260,15 +260,15 @@ def test_who_asks_because_of_a_round_waits_until_the_other_node_has_begun_it(sta
     one = start()
     pair = one.take(0, 1)
     with reader(one) as ask:
-        one.send(Begin(4, []))
-        assert isinstance(ask(Want(0, 1, 4, round=4)), Have)
-        ask(Want(0, 1, 4, round=6), answer=False)
-        one.send(Begin(5, []))
+        one.send(Begin((1, 4), []))
+        assert isinstance(ask(Want(0, 1, 4, life=(1, 4))), Have)
+        ask(Want(0, 1, 4, life=(1, 6)), answer=False)
+        one.send(Begin((1, 5), []))
         time.sleep(0.5)
         Snapshot(pair, 2, flatten({"w": np.zeros(10)}), POOL).finish()
         arena.invalidate(one.arenas, 1)
-        one.send(Begin(6, []))
-        assert isinstance(ask(Want(0, 2, 4, round=6)), Miss)  # the first answer since
+        one.send(Begin((1, 6), []))
+        assert isinstance(ask(Want(0, 2, 4, life=(1, 6))), Miss)  # the first answer since
 
 
 def test_copies_of_a_life_that_is_over_are_forgotten(start: Start) -> None:
@@ -276,9 +276,9 @@ def test_copies_of_a_life_that_is_over_are_forgotten(start: Start) -> None:
     one.take(0, 1)
     one.take(1, 1)
     assert isinstance(other.ask(Fetch(1, 1, [0, 1], 4, one.endpoint)), Fetched)
-    other.send(Begin(1, [(1, 1)]))
+    other.send(Begin((1, 1), [(1, 1)]))
     with reader(other) as ask:
-        assert isinstance(ask(Want(1, 1, 4, round=1)), Have)
+        assert isinstance(ask(Want(1, 1, 4, life=(1, 1))), Have)
         assert isinstance(ask(Want(0, 1, 4)), Miss)
 
 

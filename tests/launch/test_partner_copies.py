@@ -54,7 +54,7 @@ class Node:
         )  # fmt: skip
         self.copies = PartnerCopies(agent)
         self.copies.start()
-        self.copies.begin(0, -1)
+        self.copies.begin((1, 0), -1)
         self._pair = ArenaPair(self.arenas, Owner(rank, 0, 2, 1, 0, "own", "run"), self.local / "spill")
 
     def save(self, step: int, floats: int = 1000) -> None:
@@ -101,7 +101,7 @@ def nodes() -> Iterator[list[Node]]:
 
 def start(rank: int, step: int, endpoint: str, number: int = 1) -> tuple[LocalRound, m.Start]:
     state = m.RoundState(1, number, m.world_of(MEMBERS), 0, 0, ())
-    order = m.Start(1, state, "127.0.0.1", 1, m.RestorePoint("memory", step), 0, (m.Fetch(rank, endpoint),))
+    order = m.Start(1, state, "127.0.0.1", 1, m.RestorePoint("memory", step), (1, 0), (m.Fetch(rank, endpoint),))
     return LocalRound(f"n{rank + 1}", state, MEMBERS[rank], order.restore), order
 
 
@@ -157,12 +157,12 @@ def test_steps_of_a_life_that_is_over_do_not_count_however_late_they_come(nodes:
         one.save(step)
         other.keep(step, one)
         other.serve_until(lambda step=step: step in other.kept())  # type: ignore[misc]
-    other.copies.begin(1, 1)
+    other.copies.begin((1, 1), 1)
     assert other.kept() == [1]
     one.save(3)
     os.kill(one.pid, signal.SIGSTOP)
     other.keep(3, one)
-    other.copies.begin(1, 1)
+    other.copies.begin((1, 1), 1)
     os.kill(one.pid, signal.SIGCONT)
     one.save(4)
     other.keep(4, one)
@@ -175,13 +175,13 @@ def test_who_has_not_begun_the_round_gives_nothing_of_a_life_that_others_have_le
     one, other = nodes
     for step in (1, 2):
         one.save(step)
-    other.copies.begin(1, 2)
+    other.copies.begin((1, 1), 2)
     other.keep(2, one, number=1)
     one.serve_until(lambda: one.copies.port > 0)
     time.sleep(0.5)
     assert not select.select([other.copies.link.fileno()], [], [], 0)[0]
     arena.invalidate(one.arenas, 2)  # it missed a start, and learns so
-    one.copies.begin(1, -1)
+    one.copies.begin((1, 1), -1)
     other.serve_until(lambda: other.told("copy_failed") == 1)
     assert other.kept() == []
     one.save(3)
@@ -196,7 +196,7 @@ def test_a_new_replicator_knows_the_round_and_which_copies_count(nodes: list[Nod
         other.keep(step, one)
         other.serve_until(lambda step=step: step in other.kept())  # type: ignore[misc]
     os.kill(other.pid, signal.SIGSTOP)
-    other.copies.begin(3, 1)
+    other.copies.begin((1, 3), 1)
     other.copies.link._process.kill()  # type: ignore[union-attr]
     other.serve_until(lambda: other.told("replicator_died") == 1 and other.copies.port > 0)
     assert other.kept() == [1]
@@ -214,7 +214,7 @@ def test_ranks_do_not_start_after_a_fetch_that_was_given_up(nodes: list[Node]) -
     one.copies.give_up()  # another round is prepared
     os.kill(other.pid, signal.SIGCONT)
     other.save(6)
-    again = m.Start(1, order.state, "127.0.0.1", 1, m.RestorePoint("memory", 6), 0, (m.Fetch(1, other.endpoint),))
+    again = m.Start(1, order.state, "127.0.0.1", 1, m.RestorePoint("memory", 6), (1, 0), (m.Fetch(1, other.endpoint),))
     assert one.copies.fetch(LocalRound("n2", order.state, MEMBERS[1], again.restore), again)
     one.serve_until(lambda: len(one.spawned) == 1)
     assert one.told("fetched") == 1

@@ -107,8 +107,8 @@ def no_commit_fence(patch: Patch) -> None:
 def snapshots_of_other_lives_count(patch: Patch) -> None:
     """A node keeps snapshots of steps that are computed anew."""
 
-    def begin(self: Any, step: int, round_number: int) -> None:
-        self.copies.begin(round_number, step)
+    def begin(self: Any, step: int, life: m.Life) -> None:
+        self.copies.begin(life, step)
 
     patch.setattr(VirtualAgent, "forget_snapshots_after", begin)
 
@@ -116,8 +116,8 @@ def snapshots_of_other_lives_count(patch: Patch) -> None:
 def copies_of_other_lives_count(patch: Patch) -> None:
     """A node keeps copies of its partner's snapshots of steps that are computed anew."""
 
-    def begin(self: Any, number: int, step: int) -> None:
-        self.round = number
+    def begin(self: Any, life: m.Life, step: int) -> None:
+        self.life = life
 
     patch.setattr(VirtualCopies, "begin", begin)
 
@@ -127,7 +127,7 @@ def who_missed_a_start_keeps_its_snapshots(patch: Patch) -> None:
     original = NodeRanks._start
 
     def start(self: Any, message: m.Start) -> None:
-        known = self.state.round if self.state is not None else -1
+        known = self.state.life if self.state is not None else m.NO_LIFE
         original(self, msgspec.structs.replace(message, follows=known))
 
     patch.setattr(NodeRanks, "_start", start)

@@ -330,10 +330,10 @@ class VirtualAgent(Process):
     def copy_port(self) -> int:
         return self._world.copy_port
 
-    def forget_snapshots_after(self, step: int, round_number: int) -> None:
+    def forget_snapshots_after(self, step: int, life: m.Life) -> None:
         for key in [key for key in self.site.memory if key[1] > step]:
             del self.site.memory[key]
-        self.copies.begin(round_number, step)
+        self.copies.begin(life, step)
 
     def record(self, kind: str, **fields: Any) -> None:
         self._world.record(kind, {"node": self.node, **fields})

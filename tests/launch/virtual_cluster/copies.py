@@ -25,17 +25,17 @@ class VirtualCopies:
     def __init__(self, agent: VirtualAgent, world: World) -> None:
         self.kept: dict[Key, Snapshot] = {}
         self._agent, self._world = agent, world
-        self.round = -1
+        self.life = m.NO_LIFE
         self._generation = 0
         self._copying = 0
 
     def held(self) -> tuple[m.Held, ...]:
         return tuple(m.Held(*key, copy.world_size, True) for key, copy in sorted(self.kept.items(), key=lambda x: x[0]))
 
-    def begin(self, number: int, step: int) -> None:
+    def begin(self, life: m.Life, step: int) -> None:
         self.give_up()
         self.kept = {key: copy for key, copy in self.kept.items() if key[1] <= step}
-        self.round = number
+        self.life = life
 
     def give_up(self) -> None:
         self._generation += 1
@@ -55,7 +55,9 @@ class VirtualCopies:
             if copying == self._copying and len(found) == len(ranks):
                 self.kept = {key: copy for key, copy in self.kept.items() if key[0] in ranks} | found
 
-        self._ask({(rank, step): partner.endpoint for rank in ranks}, world_size, message.round, arrived)
+        self._ask(
+            {(rank, step): partner.endpoint for rank in ranks}, world_size, (message.epoch, message.round), arrived
+        )
 
     def bring(self, wanted: Sequence[m.Fetch], start: m.Start, local: LocalRound, then: Callable[[], None]) -> None:
         """As ``partner_copies.PartnerCopies.fetch``."""
@@ -71,19 +73,19 @@ class VirtualCopies:
             self._world.record("fetched", {"node": self._agent.node, "step": restore.step})
             then()
 
-        self._ask({(fetch.rank, restore.step): fetch.endpoint for fetch in wanted}, world_size, -1, arrived)
+        self._ask({(fetch.rank, restore.step): fetch.endpoint for fetch in wanted}, world_size, m.NO_LIFE, arrived)
 
     def _ask(
-        self, wanted: dict[Key, str], world_size: int, number: int, arrived: Callable[[dict[Key, Snapshot]], None]
+        self, wanted: dict[Key, str], world_size: int, life: m.Life, arrived: Callable[[dict[Key, Snapshot]], None]
     ) -> None:
-        """``wanted``: key → endpoint. Who has not begun the round answers when it has."""
+        """``wanted``: key → endpoint. Who has not begun the life answers when it has."""
         silent_at = self._world.now + SILENT_S
 
         def ask() -> None:
             found = {}
             for key, endpoint in wanted.items():
                 giver = self._world.reached(self._agent.node, endpoint.rpartition(":")[0])
-                if giver is not None and giver.copies.round < number and self._world.now < silent_at:
+                if giver is not None and giver.copies.life < life and self._world.now < silent_at:
                     self._later(WAIT_S, ask)
                     return
                 copy = None if giver is None else giver.copies.given(key, world_size)
