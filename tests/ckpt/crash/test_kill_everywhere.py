@@ -36,6 +36,10 @@ def test_a_kill_at_any_call_of_a_save_leaves_a_whole_step_and_a_directory_that_g
     assert sum(found["left"].values()) == sum(found["calls"].values()) > 20
 
 
+def test_a_kill_while_checkpoint_h5_is_made_leaves_the_former_one_or_the_new_one(harmed: Harmed) -> None:
+    assert set(harmed("kill_everywhere.py", "view")["left"]) == {"1", "2"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["alone", "saver"])
 def test_it_is_so_without_io_uring_too(scenario: str, harmed: Harmed) -> None:
