@@ -4,6 +4,7 @@
       step-0000000100/          a committed step: appears whole, by one rename, and disappears the same way
         node-0.h5 …             one shard file per node
         manifest.json
+        checkpoint.h5           all of it as one HDF5 file, once somebody has asked for that (see ``view``)
         damaged                 why (text), once a restore or verify has found it so
       latest                    number of the step committed last (text), for people and scripts
       epoch-fence               the lowest epoch that may still commit (text); absent: any
@@ -30,6 +31,7 @@ from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageErr
 
 MANIFEST = "manifest.json"
 DAMAGED = "damaged"
+VIEW = "checkpoint.h5"
 _MANIFEST_LIMIT = 1 << 30
 _STEP = re.compile(r"step-(\d{10,18})")
 _STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(?:-s([0-9a-f]{1,32}))?(-whole)?")
@@ -206,7 +208,7 @@ def commit(
     )
     if why:
         raise CheckpointError(f"step {step} cannot be committed: {why}")
-    _remove_strangers(staging, {shard.file for shard in shards})
+    _remove_strangers(staging, {VIEW, *(shard.file for shard in shards)})
     found = committed(directory)
     order = 1 + max((manifest.order for manifest in found), default=0)
     manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards))

@@ -123,7 +123,7 @@ def _make_rank(group: Any, part: RankPart, places: list[Place]) -> RankRecord:
         _make_tensor(group, name, record, places)
         if (mine if record.slab is None else record.slab.replica == 0)
         else msgspec.structs.replace(record, offset=-1, checksums=())
-        for record, name in zip(part.tensors, _names(part.tensors), strict=True)
+        for record, name in zip(part.tensors, dataset_names(part.tensors), strict=True)
     )
     tree_offset = _make_bytes(group, "$tree", part.tree, places)
     table = _encode(Table(Extent(tree_offset, len(part.tree), crc32c(part.tree)), records))
@@ -131,8 +131,8 @@ def _make_rank(group: Any, part: RankPart, places: list[Place]) -> RankRecord:
     return RankRecord(part.rank, extent, sha256(table))
 
 
-def _names(records: Sequence[TensorRecord]) -> Iterator[str]:
-    """Of the datasets: the paths, numbered where a rank has several parts of one tensor."""
+def dataset_names(records: Sequence[TensorRecord]) -> Iterator[str]:
+    """Of a rank's tensors, below its group: the paths, numbered where a rank has several parts of one tensor."""
     seen: Counter[str] = Counter()
     for record in records:
         seen[record.path] += 1

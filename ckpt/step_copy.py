@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -66,9 +67,11 @@ def copy_step(source: Path, manifest: Manifest, target: Path, progress: Progress
     OSError. Nothing remains then.
     """
     with new_step(target, manifest.step, manifest.epoch, manifest.round) as staging:
+        step = catalogue.step_directory(source, manifest.step)
         for shard in manifest.shards:
-            path = catalogue.step_directory(source, manifest.step) / shard.file
-            _copy_file(path, staging / shard.file, progress)
+            _copy_file(step / shard.file, staging / shard.file, progress)
+        with contextlib.suppress(FileNotFoundError):
+            _copy_file(step / catalogue.VIEW, staging / catalogue.VIEW, lambda size: None)
         commit_verified(target, staging, manifest, progress)
 
 

@@ -102,6 +102,15 @@ def refs(node: Any) -> Iterator[TensorRef]:
             yield from refs(item)
 
 
+def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, TensorRef]]:
+    """All tensors of a decoded tree, each with its path as ``flatten`` names it."""
+    if isinstance(node, TensorRef):
+        yield _joined(path), node
+    elif isinstance(node, dict | list | tuple):
+        for key, item in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from places(item, (*path, key))
+
+
 NOTHING: Final = object()
 
 
@@ -140,6 +149,10 @@ def _text_component(key: str) -> str:
     if re.fullmatch(r"-?[0-9]+|\.\.?", key):  # the int 0 and the string "0" must differ; . is no name in HDF5
         return f"%{ord(key[0]):02X}" + key[1:]
     return quote(key, safe=" .:,;+=@()[]{}<>!#&'*-_~^|", errors="surrogatepass")
+
+
+def _joined(path: tuple[Any, ...]) -> str:
+    return "/".join(component(key) for key in path) or "value"
 
 
 def place(path: tuple[Any, ...]) -> str:
@@ -183,7 +196,7 @@ class _Encoder:
 
     def _number(self, value: Any, path: tuple[Any, ...]) -> int:
         try:
-            leaf = tensors.describe(value, "/".join(component(key) for key in path) or "value")
+            leaf = tensors.describe(value, _joined(path))
         except UsageError as error:
             raise UsageError(f"{place(path)}: {error}") from error
         if leaf.identity is not None and leaf.identity in self._seen:

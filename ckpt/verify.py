@@ -11,6 +11,7 @@ from resilio_hpc.ckpt.bulk_io import Segment
 from resilio_hpc.ckpt.extents import hash_gaps
 from resilio_hpc.ckpt.records import BLOCK_BYTES, Manifest, RankRecord, Table, blocks
 from resilio_hpc.ckpt.shard_reader import ShardReader
+from resilio_hpc.ckpt.view import why_wrong
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 _ROOM_BYTES = 4 * BLOCK_BYTES
@@ -47,7 +48,8 @@ def verify_step(directory: Path, manifest: Manifest, progress: Progress = lambda
     noted in the step, for whoever prunes. Raises OSError for a device that fails.
     """
     damages = verify_files(catalogue.step_directory(directory, manifest.step), manifest, progress)
-    catalogue.note_damage(directory, manifest.step, f"{damages[0].file}: {damages[0].what}" if damages else "")
+    of_data = [f"{damage.file}: {damage.what}" for damage in damages if damage.file != catalogue.VIEW]
+    catalogue.note_damage(directory, manifest.step, of_data[0] if of_data else "")
     return damages
 
 
@@ -61,6 +63,9 @@ def verify_files(path: Path, manifest: Manifest, progress: Progress = lambda siz
                 damages += _verify_shard(reader, room, progress)
         except CorruptCheckpoint as error:
             damages.append(Damage(shard.file, str(error)))
+    if why := why_wrong(path, manifest):
+        what = f"{why}; a restore does not need it: make it anew with 'resilio ckpt show --h5', or remove it"
+        damages.append(Damage(catalogue.VIEW, what))
     return damages
 
 

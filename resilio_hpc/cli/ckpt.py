@@ -15,6 +15,7 @@ EXAMPLES = """examples:
   resilio ckpt ls runs/llama                  the steps of a run, or of a directory of checkpoints
   resilio ckpt show checkpoints               the tensors of the newest step
   resilio ckpt show checkpoints 300 --rank 2 --tree
+  resilio ckpt show checkpoints 300 --h5      make checkpoint.h5: the step as one file for any HDF5 program
   resilio ckpt verify checkpoints             read every byte; exit code 1 if one is not as it was written
   resilio ckpt diff checkpoints 200 300       what has changed; exit code 1 if anything has
   resilio ckpt copy runs/llama archive 300    verified; what is there counts only when all of it is
@@ -58,7 +59,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="for programs")
     made["show"].add_argument("step", type=int, nargs="?", metavar="STEP", help="default: the newest")
     made["show"].add_argument("--rank", type=int, default=0, metavar="R", help="whose part (0)")
-    made["show"].add_argument("--tree", action="store_true", help="the plain values instead of the tensors, as JSON")
+    instead = made["show"].add_mutually_exclusive_group()
+    instead.add_argument("--tree", action="store_true", help="the plain values instead of the tensors, as JSON")
+    instead.add_argument(
+        "--h5", action="store_true", help="make checkpoint.h5 in the step's directory: all of it as one HDF5 file"
+    )
     made["verify"].add_argument("steps", type=int, nargs="*", metavar="STEP", help="default: all")
     made["diff"].add_argument("first", type=int, metavar="STEP")
     made["diff"].add_argument("second", type=int, metavar="STEP")

@@ -13,6 +13,7 @@ from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.records import Manifest, TensorRecord
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.verify import Damage, verify_step
+from resilio_hpc.ckpt.view import write_view
 from resilio_hpc.cli.ckpt_common import manifest_of, newest, print_columns, progress_of, size_text
 from resilio_hpc.core.errors import CheckpointError, UsageError
 from resilio_hpc.core.json_fields import printable
@@ -64,6 +65,8 @@ def show(options: argparse.Namespace) -> int:
     """The tensors, or the plain values, of a step."""
     step = newest(options.directory) if options.step is None else options.step
     manifest = manifest_of(options.directory, step)
+    if options.h5:
+        return _make_view(options.directory, manifest, options.json)
     try:
         shard, rank = manifest.shard_of(options.rank)
     except KeyError:
@@ -92,6 +95,23 @@ def show(options: argparse.Namespace) -> int:
             for t in table.tensors
         ]
     )
+    if not (catalogue.step_directory(options.directory, step) / catalogue.VIEW).exists():
+        print(f"(--h5 makes {catalogue.VIEW} in the step's directory: all ranks' tensors as one HDF5 file)")
+    return 0
+
+
+def _make_view(directory: Path, manifest: Manifest, as_json: bool) -> int:
+    path = catalogue.step_directory(directory, manifest.step) / catalogue.VIEW
+    try:
+        in_parts = write_view(directory, manifest)
+    except OSError as error:
+        raise CheckpointError(f"step {manifest.step}: {error}") from error
+    if as_json:
+        print(json.dumps({"step": manifest.step, "file": str(path), "in_parts": in_parts}, indent=1))
+        return 0
+    print(f"step {manifest.step}: {printable(str(path), 4096)} shows it as one HDF5 file")
+    for tensor in in_parts:
+        print(f"  {printable(tensor, 200)}: its parts do not make one tensor; they are under their ranks")
     return 0
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -19,9 +21,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from resilio_hpc.ckpt import Checkpointer, coordinator
+from resilio_hpc.ckpt import Checkpointer, catalogue, coordinator
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt.view import write_view
 
 RANKS = 4
 
@@ -101,6 +104,20 @@ def check(found: Any, expected: Any, where: str) -> None:
         assert torch.equal(found, expected), (where, found, expected)
 
 
+def check_view(directory: Path, expected: dict[Any, Any]) -> None:
+    """Plain h5py sees every tensor in checkpoint.h5, DTensors whole."""
+    assert write_view(directory, catalogue.manifest_of(directory, 4)) == []
+    with h5py.File(catalogue.step_directory(directory, 4) / "checkpoint.h5") as file:
+        seen = {f"model/{name}": value for name, value in expected["model"].items()}
+        for number, values in expected["optimizer"].items():
+            seen |= {f"optimizer/state/{number}/{name}": value for name, value in values.items()}
+        for name, value in seen.items():
+            found = file["whole"].get(name)
+            found = file[f"rank0/{name}"] if found is None else found  # each rank's own: `step`, and what is no DTensor
+            assert torch.equal(torch.from_numpy(numpy.asarray(found[()])), value), name
+        assert "whole/model/up.weight" in file
+
+
 def main(rank: int, directory: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS)
     flat, grid = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
@@ -145,6 +162,9 @@ def main(rank: int, directory: Path) -> None:
         plain_optimizer = made(plain)
         assert checkpointer(again, 0, 1).restore(state(plain, plain_optimizer)) is not None
         check(everything(plain, plain_optimizer), expected, f"one process from {name}")
+        if rank == 0:
+            check_view(again, expected)
+        dist.barrier()
 
     value = torch.arange(30.0).reshape(10, 3)
     for size in (2, 3):  # a smaller world, whose parts have other sizes

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import redirect_stdout
 from itertools import islice
 from pathlib import Path
 
 from agent_lives import arenas_of, check_arenas, persist_and_commit, save_to_arenas
-from harm import Call, Harm, read_log
-from lives import check, check_disk, check_nothing_is_left, copy_of, save
+from harm import Call, Harm, arm, read_log
+from lives import check, check_disk, check_nothing_is_left, copy_of, end_of, fork, save
 
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt.view import why_wrong
+from resilio_hpc.cli.ckpt import main as resilio_ckpt
 
 Result = tuple[Sequence[Call], Counter[int]]
 WRITES = ("write", "pwrite", "uring")
@@ -237,6 +241,43 @@ def prune(directory: Path) -> Result:
     return for_each(kills(read_log(log)), act)
 
 
+def view(directory: Path) -> Result:
+    """``resilio ckpt show --h5`` makes checkpoint.h5 anew. 1: the former one is there; 2: the new one."""
+    base, work, log = directory / "base", directory / "work", directory / "log"
+    assert save(base, [1], [None]) == ["committed"]
+    where = Path("step-0000000001", "checkpoint.h5")
+
+    def made(harm: Harm) -> int:
+        def act() -> None:
+            arm(harm, work)
+            assert resilio_ckpt(["show", "--json", "--h5", str(work), "1"]) == 0
+
+        with open(os.devnull, "w") as null, redirect_stdout(null):
+            return end_of(fork(act))
+
+    copy_of(base, work)
+    assert made(Harm("off")) == 0
+    shutil.copy(work / where, base / where)
+    with (base / where).open("ab") as file:
+        file.write(b"former")
+    copy_of(base, work)
+    assert made(Harm(log=log)) == 0
+
+    def act(harm: Harm) -> int:
+        assert made(harm) == -9
+        found = (copied := copy_of(work, directory / "seen") / where).read_bytes()
+        if found != (base / where).read_bytes():
+            assert why_wrong(copied.parent, catalogue.manifest_of(copied.parents[1], 1)) == ""
+        left = 1 if found.endswith(b"former") else 2
+        assert made(Harm("off")) == 0
+        check(work, [1])
+        copy_of(base, work)
+        return left
+
+    copy_of(base, work)
+    return for_each(harms(read_log(log)), act)
+
+
 def arenas(directory: Path, on_disk: bool) -> Result:
     """A rank that fills its two arenas, which grow, and shrink, meanwhile."""
     work, log = directory / "arenas", directory / "log"
@@ -268,6 +309,7 @@ SCENARIOS: dict[str, Callable[[Path], Result]] = {
     "prune": prune,
     "saver alone": saver_alone,
     "orphan": orphan,
+    "view": view,
     "arenas": lambda directory: arenas(directory, False),
     "arenas on disk": lambda directory: arenas(directory, True),
 }

@@ -46,6 +46,10 @@ def test_a_saver_whose_process_is_killed_at_a_call_of_it_commits_the_step(every:
     assert set(harmed("kill_everywhere.py", "orphan", SHIM_EVERY=str(every))["left"]) == {"2"}
 
 
+def test_a_kill_while_checkpoint_h5_is_made_leaves_the_former_one_or_the_new_one(harmed: Harmed) -> None:
+    assert set(harmed("kill_everywhere.py", "view")["left"]) == {"1", "2"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["alone", "saver"])
 def test_it_is_so_without_io_uring_too(scenario: str, harmed: Harmed) -> None:
