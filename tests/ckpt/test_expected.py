@@ -14,6 +14,7 @@ import torch
 from resilio_hpc.ckpt import Checkpointer, arena, coordinator
 from resilio_hpc.ckpt.expected import expected_bytes
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.tree import flatten
 
 OPTIMIZERS: list[Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]] = [
@@ -48,7 +49,7 @@ class InAJob(LocalCoordinator):
     """As if a launcher had started this process: its arenas lie in a directory that it does not own."""
 
     def __init__(self, directory: Path, arenas: Path) -> None:
-        super().__init__(directory, {}, 3)
+        super().__init__(directory, {}, Retention())
         self.arena_directory = arenas
 
 

@@ -15,6 +15,7 @@ import pytest
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, bulk_io, catalogue
 from resilio_hpc.ckpt.coordinator import use
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 
@@ -23,7 +24,7 @@ class Told(LocalCoordinator):
 
     def __init__(self, directory: Path, local: Path | None, rank: int = 0, world: int = 1) -> None:
         numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-        super().__init__(directory, {name: str(number) for name, number in numbers.items()}, 3, local=local)
+        super().__init__(directory, {name: str(number) for name, number in numbers.items()}, Retention(), local=local)
         self.sources: list[str] = []
 
     def restored(self, step: int, source: str, seconds: float) -> None:
