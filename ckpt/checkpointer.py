@@ -288,6 +288,7 @@ class Checkpointer:
         the first one before the first; else both."""
         size = expected_bytes(state)
         if self._memory and size:
+            size += size // 64 + (1 << 20)  # for tables, plain values and gaps
             with contextlib.suppress(OSError):  # the save that needs them will say so
                 _prefault(self._open_arenas(), size, 2 if self._coordinator.arena_directory is None else 1)
 
