@@ -14,13 +14,11 @@ from resilio_hpc.ckpt import arena
 from resilio_hpc.ckpt.arena import EMPTY, PAGE, STATE_AT, WHOLE, WRITING, Header
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.core.errors import CheckpointError
-from resilio_hpc.core.memory_left import is_in_memory, memory_left
+from resilio_hpc.core.memory_left import is_in_memory, refuse_to_fill_memory
 from resilio_hpc.native import populate
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PIECE_BYTES = 64 << 20
-_LEAST_RESERVE_BYTES, _MOST_RESERVE_BYTES = 64 << 20, 4 << 30
-"""What arenas leave to everybody else: a 32nd of the memory, within these bounds."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ class Slot:
             for at in range(0, size, _PIECE_BYTES):
                 piece = min(_PIECE_BYTES, size - at)
                 if os.lseek(self._fd, at, os.SEEK_HOLE) < at + piece:
-                    _refuse_to_fill_memory(piece)
+                    refuse_to_fill_memory(piece)
                     os.posix_fallocate(self._fd, at, piece)
         except OSError:
             os.ftruncate(self._fd, min(present, size))  # what was taken goes back, and nobody maps the hole
@@ -267,15 +265,6 @@ class ArenaPair:
         with self._lock:
             for slot in self._slots:
                 slot.close()
-
-
-def _refuse_to_fill_memory(size: int) -> None:
-    found = memory_left()
-    if found is not None:
-        reserve = min(max(found.limit_bytes // 32, _LEAST_RESERVE_BYTES), _MOST_RESERVE_BYTES)
-        if found.left_bytes < size + reserve:
-            left, limit = found.left_bytes >> 20, found.limit_bytes >> 20
-            raise OSError(errno.ENOMEM, f"{left} of {limit} MiB of memory are left, and training needs some of them")
 
 
 def _make_room(slot: Slot, size: int) -> memoryview:

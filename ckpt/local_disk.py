@@ -30,6 +30,7 @@ from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.records import Manifest
 from resilio_hpc.core.durable import make_directory
 from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.memory_left import is_in_memory, refuse_to_fill_memory
 
 ABANDONED_S = 86_400.0
 """A directory that nobody has written to for so long belongs to a run that is over, or has moved to other nodes."""
@@ -42,6 +43,7 @@ _YOURS = "choose a directory that is yours alone"
 _ADVICE = {
     errno.ENOSPC: "make room there for two steps of this node",
     errno.EDQUOT: "make room there for two steps of this node",
+    errno.ENOMEM: "choose a directory on a disk, that one lies in memory",
     errno.ENOENT: "make that directory, on every node",
     errno.EPERM: _YOURS,
     errno.EACCES: _YOURS,
@@ -91,14 +93,19 @@ class LocalDisk:
             os.close(lock)  # somebody just removed it, or lets go of it soon
             time.sleep(0.05)
 
-    def new_step(self, step: int, epoch: int, round_: int) -> Path:
-        """An empty directory for a step. All others go, but the one committed last of those that are here."""
+    def new_step(self, step: int, epoch: int, round_: int, size_bytes: int) -> Path:
+        """An empty directory for a step. All others go, but the one committed last of those that are here.
+
+        ``size_bytes``: of what will be written; a directory in memory is no place for it where that is short.
+        """
         new = self._path / _step_name(step, epoch, round_)
         orders = {path: self._order(path) for path in self._path.iterdir() if path not in (new, self._path / _HELD)}
         kept = max(orders, key=orders.__getitem__, default=None)
         for path in [new, *orders]:
             if path != kept or orders[path] < 0:
                 _remove(path)
+        if is_in_memory(self._lock):
+            refuse_to_fill_memory(size_bytes)
         make_directory(new, 0o700)
         return new
 

@@ -103,7 +103,8 @@ def _write_locally(
 
     started = time.monotonic()
     disk = stack.enter_context(LocalDisk(Path(request.local), Path(request.directory), request.holder))
-    where = disk.new_step(request.step, request.epoch, request.round)
+    size = sum(arena.header.size_bytes for arena in arenas)
+    where = disk.new_step(request.step, request.epoch, request.round, size)
     record = write_shard(arenas, where, request.node_rank, 0o600)
     return where, record, time.monotonic() - started
 

@@ -19,7 +19,7 @@ from resilio_hpc.core.durable import new_file
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
 
-_ROOM_BYTES = 4 * BLOCK_BYTES
+_ROOM_BYTES = BLOCK_BYTES + PAGE  # beside arenas, where memory may be short; a block begins anywhere in its page
 _PIECE_BYTES = 1 << 20
 
 
@@ -35,7 +35,7 @@ class _Block(NamedTuple):
 def copy_shard(source: Path, shard: ShardRecord, target: Path) -> None:
     """Copy a shard file from one directory to another, durable on return.
 
-    Its room is 64 MiB, beside that of ``bulk_io``. Raises CorruptCheckpoint when the file in ``source`` is damaged or
+    Its room is 16 MiB, beside that of ``bulk_io``. Raises CorruptCheckpoint when the file in ``source`` is damaged or
     cannot be read, OSError for ``target``; nothing remains there then.
     """
     bulk_io.check_space(target, shard.size_bytes)

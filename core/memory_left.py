@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _TMPFS, _RAMFS = 0x01021994, 0x858458F6
+_LEAST_RESERVE_BYTES, _MOST_RESERVE_BYTES = 64 << 20, 4 << 30
+"""What we leave to everybody else: a 32nd of the memory, within these bounds."""
 
 
 class MemoryLeft(NamedTuple):
@@ -26,6 +29,16 @@ def memory_left(root: Path = Path("/")) -> MemoryLeft | None:
     """From /proc and the memory cgroups (v1 and v2) that this process is in; None where nothing can be read."""
     found = [*_machine(root), *_cgroups(root)]
     return min(found, default=None)
+
+
+def refuse_to_fill_memory(size: int) -> None:
+    """Raises OSError (ENOMEM) when ``size`` more bytes would leave too little to everybody else."""
+    found = memory_left()
+    if found is not None:
+        reserve = min(max(found.limit_bytes // 32, _LEAST_RESERVE_BYTES), _MOST_RESERVE_BYTES)
+        if found.left_bytes < size + reserve:
+            left, limit = found.left_bytes >> 20, found.limit_bytes >> 20
+            raise OSError(errno.ENOMEM, f"{left} of {limit} MiB of memory are left, and training needs some of them")
 
 
 def is_in_memory(fd: int) -> bool:

@@ -57,9 +57,9 @@ def test_nodes_of_one_machine_leave_each_other_alone(node: Node) -> None:
     node.commit(node.persist(1))
     first = node.held
     with local_disk.LocalDisk(node.disk, node.shared, "n/2") as other:
-        other.new_step(2, 1, 0)
+        other.new_step(2, 1, 0, 1)
     with local_disk.LocalDisk(node.disk, node.shared / "another run", "n1") as other:
-        other.new_step(2, 1, 0)
+        other.new_step(2, 1, 0, 1)
     assert [path.name for path in first.iterdir() if path.name != "held"] == ["step-0000000001-e1-r0"]
     assert len(list(node.disk.iterdir())) == 3
 
@@ -68,7 +68,7 @@ def leave(disk: Path, checkpoints: Path, age_s: float) -> Path:
     """What a run leaves behind that has ended so long ago."""
     before = set(disk.iterdir())
     with local_disk.LocalDisk(disk, checkpoints, "n1") as held:
-        (held.new_step(1, 1, 0) / "node-0.h5").touch()
+        (held.new_step(1, 1, 0, 1) / "node-0.h5").touch()
     (found,) = set(disk.iterdir()) - before
     then = time.time() - age_s
     os.utime(found / "held", (then, then))

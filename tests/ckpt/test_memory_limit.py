@@ -48,6 +48,7 @@ def limited(tmp_path: Path) -> Iterator[Path]:
 
 
 def run(limited: Path, tmp_path: Path, size: int) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "here").mkdir()
     argv = [sys.executable, "-c", SCRIPT, str(limited), str(tmp_path / "there"), str(tmp_path / "here"), str(size)]
     return subprocess.run(argv, capture_output=True, text=True, timeout=200)
 
