@@ -19,7 +19,7 @@ from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.committed_source import CommittedSource
 from resilio_hpc.ckpt.coordinator import Coordinator, RestorePoint, checkpoint_directory
-from resilio_hpc.ckpt.expected import expected_bytes
+from resilio_hpc.ckpt.expected import expected_bytes, holds_optimizer
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.overlap import fence_before_steps
@@ -232,7 +232,7 @@ class Checkpointer:
             raise CorruptCheckpoint(f"no checkpoint could be restored; the last one tried: {failure}") from failure
         self._drop_after(-1)
         self._coordinator.restored(-1, "", time.monotonic() - started)
-        self._prepare(state)
+        self._prepare(state, True)
         return None
 
     def _read(self, point: RestorePoint, state: Any) -> tuple[Any, str]:
@@ -280,14 +280,14 @@ class Checkpointer:
     def _restored(self, point: RestorePoint, state: Any, tier: str, started: float) -> tuple[int, Any]:
         self._drop_after(point.step)
         self._coordinator.restored(point.step, tier, time.monotonic() - started)
-        self._prepare(state)
+        self._prepare(state, holds_optimizer(state))
         return point.step, state
 
-    def _prepare(self, state: Any) -> None:
+    def _prepare(self, state: Any, trains: bool) -> None:
         """Have arenas ready by the time of the first saves: under the launcher, where ranks are restarted in a hurry,
-        the first one before the first; else both."""
+        the first one before the first; else both, unless this may be a program that only restores."""
         size = expected_bytes(state)
-        if self._memory and size:
+        if self._memory and size and (trains or self._coordinator.arena_directory is not None):
             size += size // 64 + (1 << 20)  # for tables, plain values and gaps
             with contextlib.suppress(OSError):  # the save that needs them will say so
                 _prefault(self._open_arenas(), size, 2 if self._coordinator.arena_directory is None else 1)

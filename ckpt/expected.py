@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from resilio_hpc.ckpt.overlap import is_optimizer
 from resilio_hpc.ckpt.slab import slab_of
 from resilio_hpc.ckpt.tensors import is_tensor
 
@@ -49,3 +50,10 @@ def _collect_optimizer(optimizer: Any, found: dict[Any, int]) -> None:
         copies = averages + bool(group.get("amsgrad")) + bool(group.get("momentum"))
         for parameter in group["params"]:
             found["state of", parameter.data_ptr(), parameter.nbytes] = copies * int(parameter.nbytes)
+
+
+def holds_optimizer(state: Any) -> bool:
+    """Is there a torch optimizer in it?"""
+    if isinstance(state, dict | list | tuple):
+        return any(map(holds_optimizer, state.values() if isinstance(state, dict) else state))
+    return is_optimizer(state)

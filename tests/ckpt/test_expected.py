@@ -75,7 +75,7 @@ def test_the_first_arena_is_ready_before_the_first_save_and_the_second_before_th
 
 @pytest.mark.parametrize("restored", [False, True])
 def test_without_a_launcher_both_are_ready_before_the_first_save(restored: bool, tmp_path: Path) -> None:
-    state = {"x": np.ones(3_000_000)}
+    state = {"x": np.ones(3_000_000), "optimizers": [torch.optim.SGD([torch.nn.Parameter(torch.ones(3))])]}
     if restored:
         Checkpointer(tmp_path).save(1, state).wait("committed", 60)
     checkpoint = Checkpointer(tmp_path)
@@ -90,6 +90,14 @@ def test_without_a_launcher_both_are_ready_before_the_first_save(restored: bool,
     for step in (2, 3):
         checkpoint.save(step, state).wait("committed", 60)
     assert [slot.map for slot in arenas._slots] == maps, "they were made anew"
+
+
+def test_a_program_that_may_only_restore_takes_no_memory_for_saves(tmp_path: Path) -> None:
+    state = {"x": np.ones(3_000_000)}
+    Checkpointer(tmp_path).save(1, state).wait("committed", 60)
+    checkpoint = Checkpointer(tmp_path)
+    assert checkpoint.restore(state) is not None
+    assert checkpoint._arenas is None
 
 
 def test_what_is_never_to_be_in_memory_is_not_made_ready_there(tmp_path: Path) -> None:
