@@ -44,14 +44,8 @@ class Mappings:
         that is not known; it is taken for replaced after some saves to others."""
         for file, (path, _) in list(self._mapped.items()):
             self._unused[file] += 1
-            try:
-                found = path.stat()
-                gone = (found.st_dev, found.st_ino) != file
-            except OSError:
-                gone = True
-            if path.is_relative_to("/proc"):
-                gone = self._unused[file] > _NAMELESS_SAVES
-            if gone:
+            nameless = path.is_relative_to("/proc")
+            if self._unused[file] > _NAMELESS_SAVES if nameless else not _is_at(path, file):
                 del self._mapped[file], self._unused[file]
 
 
@@ -135,6 +129,14 @@ class ArenaSource:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _is_at(path: Path, file: tuple[int, int]) -> bool:
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == file
 
 
 def _map(fd: int, size: int) -> memoryview:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +73,21 @@ class Node:
     def is_committed(self, step: int) -> bool:
         """Whole, with the content of ``take``."""
         return verify_step(self.shared, catalogue.manifest_of(self.shared, step)) == []
+
+
+@contextmanager
+def node_in(directory: Path) -> Iterator[Node]:
+    """A node whose arenas lie in shared memory."""
+    disk, shared = directory / "disk", directory / "shared"
+    disk.mkdir()
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        yield Node(Path(name), disk, shared)
+
+
+def flip(path: Path, at: int) -> None:
+    """One bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << at % 8]))

@@ -6,12 +6,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from local_node import WORLD, Node
+from local_node import WORLD, Node, flip, node_in
 
 from resilio_hpc.ckpt import arena, bulk_io, catalogue, local_disk, saver
 from resilio_hpc.ckpt.records import BLOCK_BYTES
@@ -28,10 +27,8 @@ from resilio_hpc.core.errors import CorruptCheckpoint
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    disk, shared = tmp_path / "disk", tmp_path / "shared"
-    disk.mkdir()
-    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
-        yield Node(Path(name), disk, shared)
+    with node_in(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
@@ -221,21 +218,13 @@ def test_another_process_that_writes_there_is_not_disturbed(node: Node, monkeypa
 # -- from there to the shared file system ----------------------------------------------------------------------------
 
 
-def damage(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1 << at % 8]))
-
-
 @pytest.mark.parametrize("what", ["damaged", "cut off", "gone", "a link"])
 def test_a_copy_that_is_damaged_before_it_is_drained_fails_that_save_alone(what: str, node: Node) -> None:
     node.commit(node.persist(1))
 
     def harm() -> None:
         if what == "damaged":
-            damage(node.copy(2), 9000)
+            flip(node.copy(2), 9000)
         elif what == "cut off":
             os.truncate(node.copy(2), 5000)
         else:
@@ -260,11 +249,11 @@ def test_a_flipped_bit_of_any_byte_is_found_on_the_way(every: int, node: Node, t
     target = tmp_path / "target"
     target.mkdir()
     for at in range(0, answer.record.size_bytes, every):
-        damage(node.copy(3), at)
+        flip(node.copy(3), at)
         with pytest.raises(CorruptCheckpoint):
             copy_shard(node.copy(3).parent, answer.record, target)
         assert list(target.iterdir()) == []
-        damage(node.copy(3), at)
+        flip(node.copy(3), at)
     copy_shard(node.copy(3).parent, answer.record, target)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from local_node import flip
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, bulk_io, catalogue
 from resilio_hpc.ckpt.coordinator import use
@@ -70,14 +71,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def state_of(step: int, rank: int = 0, size: int = 100) -> dict[str, Any]:
     return {"x": np.arange(size) * step + rank, "few": np.full(3, step, dtype=np.int8), "step": step, "rank": rank}
-
-
-def flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1 << at % 8]))
 
 
 def lose(path: Path) -> None:

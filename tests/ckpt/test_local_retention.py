@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_node import Node
+from local_node import Node, node_in
 
 from resilio_hpc.ckpt import local_disk
 from resilio_hpc.ckpt.saver_messages import (
@@ -20,10 +19,8 @@ from resilio_hpc.ckpt.saver_messages import (
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    disk, shared = tmp_path / "disk", tmp_path / "shared"
-    disk.mkdir()
-    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
-        yield Node(Path(name), disk, shared)
+    with node_in(tmp_path) as made:
+        yield made
 
 
 def test_the_step_committed_last_and_the_one_in_flight_stay(node: Node) -> None:

@@ -99,6 +99,14 @@ def nodes() -> Iterator[list[Node]]:
             node.copies.close()
 
 
+def keep_two(one: Node, other: Node) -> None:
+    """Steps 1 and 2 of one are copied to the other."""
+    for step in (1, 2):
+        one.save(step)
+        other.keep(step, one)
+        other.serve_until(lambda step=step: step in other.kept())  # type: ignore[misc]
+
+
 def start(rank: int, step: int, endpoint: str, number: int = 1) -> tuple[LocalRound, m.Start]:
     state = m.RoundState(1, number, m.world_of(MEMBERS), 0, 0, ())
     order = m.Start(1, state, "127.0.0.1", 1, m.RestorePoint("memory", step), (1, 0), (m.Fetch(rank, endpoint),))
@@ -123,10 +131,7 @@ def test_a_step_that_is_written_is_copied_and_comes_back(nodes: list[Node]) -> N
 
 def test_two_steps_are_kept_and_the_older_one_goes_before_the_next_comes(nodes: list[Node]) -> None:
     one, other = nodes
-    for step in (1, 2):
-        one.save(step)
-        other.keep(step, one)
-        other.serve_until(lambda step=step: step in other.kept())  # type: ignore[misc]
+    keep_two(one, other)
     assert other.kept() == [1, 2]
     one.save(3)
     other.keep(3, one)
@@ -153,10 +158,7 @@ def test_a_copy_that_is_overtaken_is_given_up_and_one_that_fails_is_said(nodes: 
 
 def test_steps_of_a_life_that_is_over_do_not_count_however_late_they_come(nodes: list[Node]) -> None:
     one, other = nodes
-    for step in (1, 2):
-        one.save(step)
-        other.keep(step, one)
-        other.serve_until(lambda step=step: step in other.kept())  # type: ignore[misc]
+    keep_two(one, other)
     other.copies.begin((1, 1), 1)
     assert other.kept() == [1]
     one.save(3)
@@ -189,12 +191,9 @@ def test_who_has_not_begun_the_round_gives_nothing_of_a_life_that_others_have_le
     other.serve_until(lambda: other.kept() == [3])
 
 
-def test_a_new_replicator_knows_the_round_and_which_copies_count(nodes: list[Node]) -> None:
+def test_a_new_replicator_knows_the_life_and_which_copies_count(nodes: list[Node]) -> None:
     one, other = nodes
-    for step in (1, 2):
-        one.save(step)
-        other.keep(step, one)
-        other.serve_until(lambda step=step: step in other.kept())  # type: ignore[misc]
+    keep_two(one, other)
     os.kill(other.pid, signal.SIGSTOP)
     other.copies.begin((1, 3), 1)
     other.copies.link._process.kill()  # type: ignore[union-attr]
