@@ -1,37 +1,49 @@
-"""One way to save and load, in a process of its own: ``python checkpoint_methods.py METHOD BYTES SAVES DIRECTORY``.
+"""Ways to save and load a state of CPU tensors: ours, those that come with torch, safetensors.
 
-Prints JSON: seconds of each save (``blocked`` until it returns; ``effective`` with what the next update of the tensors
-takes longer; ``durable`` until the bytes are on disk) and of each load (``cold``, ``memory``). The limits of the
-machine are methods too: the same bytes in one piece, without any format.
+The limits of the machine are a method too: the same bytes in one piece, without any format. The others are in
+``checkpoint_peers``.
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import statistics
-import sys
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TENSORS = 240
 CHUNK, DEPTH = 8 << 20, 4
-UPDATES = 5
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process this is, of those that save together."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Place:
+        return cls(int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1")))
 
 
 class Method(ABC):
-    """``load_memory``, for those that have it: back into the tensors of the state from this node's memory."""
+    """``load_memory``, for those that have it: back into the tensors of the state from this node's memory.
+
+    ``tidy``, for those that neither overwrite nor remove older saves: does so. ``needs_group``: also a process that is
+    alone must be in a process group.
+    """
 
     load_memory: Callable[[], None] | None = None
+    tidy: Callable[[], None] | None = None
+    needs_group = False
 
-    def __init__(self, directory: Path, state: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, state: dict[str, Any], place: Place) -> None:
         self.directory = directory
         self.state = state
+        self.place = place
 
     @abstractmethod
     def save(self, step: int) -> Callable[[], None]:
@@ -41,10 +53,18 @@ class Method(ABC):
     def load(self) -> None:
         """Back into the tensors of the state, from disk."""
 
+    def forget(self) -> None:
+        """Before a load from disk that is to be checked: nothing of what was saved is left in the state."""
+        update(self.state)
+
+    def loaded(self) -> dict[str, Any]:
+        """The state as the last load gave it."""
+        return self.state
+
 
 class Ours(Method):
-    def __init__(self, directory: Path, state: dict[str, Any]) -> None:
-        super().__init__(directory, state)
+    def __init__(self, directory: Path, state: dict[str, Any], place: Place) -> None:
+        super().__init__(directory, state, place)
         from resilio_hpc import ckpt
 
         self.checkpointer = ckpt.Checkpointer(directory, keep_last=1)
@@ -72,41 +92,44 @@ class TorchSave(Method):
     def save(self, step: int) -> Callable[[], None]:
         import torch
 
-        path = self.directory / "state.pt"
+        path = self.directory / f"state-{self.place.rank}.pt"
         torch.save(self.state, path)
-        return lambda: sync([path])
+        return lambda: sync([path, self.directory])
 
     def load(self) -> None:
         import torch
 
-        assign(self.state, torch.load(self.directory / "state.pt", mmap=False))
+        assign(self.state, torch.load(self.directory / f"state-{self.place.rank}.pt", mmap=False))
 
 
 class Safetensors(Method):
     def save(self, step: int) -> Callable[[], None]:
         from safetensors.torch import save_file
 
-        path = self.directory / "state.safetensors"
+        path = self.directory / f"state-{self.place.rank}.safetensors"
         save_file(self.state, path)
-        return lambda: sync([path])
+        return lambda: sync([path, self.directory])
 
     def load(self) -> None:
         from safetensors.torch import load_file
 
-        assign(self.state, load_file(self.directory / "state.safetensors"))
+        assign(self.state, load_file(self.directory / f"state-{self.place.rank}.safetensors"))
 
 
 class Dcp(Method):
     def save(self, step: int) -> Callable[[], None]:
         import torch.distributed.checkpoint as dcp
 
-        dcp.save(self.state, checkpoint_id=self.directory / "dcp", no_dist=True)
-        return lambda: sync((self.directory / "dcp").iterdir())
+        dcp.save(self.state, checkpoint_id=self.directory / "dcp", no_dist=self.alone())
+        return lambda: sync(below(self.directory / "dcp"))
 
     def load(self) -> None:
         import torch.distributed.checkpoint as dcp
 
-        dcp.load(self.state, checkpoint_id=self.directory / "dcp", no_dist=True)
+        dcp.load(self.state, checkpoint_id=self.directory / "dcp", no_dist=self.alone())
+
+    def alone(self) -> bool:
+        return self.place.world_size == 1 and not self.needs_group
 
 
 class DcpAsync(Dcp):
@@ -127,7 +150,7 @@ class DcpAsync(Dcp):
         done = dcp.async_save(
             self.state,
             checkpoint_id=self.directory / "dcp",
-            no_dist=not self.process,
+            no_dist=self.alone(),
             async_checkpointer_type=kind,
             **options,
         )
@@ -135,28 +158,21 @@ class DcpAsync(Dcp):
 
         def wait() -> None:
             done.result(600)
-            sync((self.directory / "dcp").iterdir())
+            sync(below(self.directory / "dcp"))
 
         return wait
 
 
 class DcpAsyncProcess(DcpAsync):
-    """Its helper process needs a process group, of one."""
-
     process = True
-
-    def __init__(self, directory: Path, state: dict[str, Any]) -> None:
-        super().__init__(directory, state)
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
+    needs_group = True
 
 
 class Limit(Method):
     """The bytes of the state in one piece: one copy into memory that is there already, then plain direct writes."""
 
-    def __init__(self, directory: Path, state: dict[str, Any]) -> None:
-        super().__init__(directory, state)
+    def __init__(self, directory: Path, state: dict[str, Any], place: Place) -> None:
+        super().__init__(directory, state, place)
         import torch
 
         self.size = sum(tensor.nbytes for tensor in state.values())
@@ -166,7 +182,7 @@ class Limit(Method):
         self.room = mmap.mmap(fd, self.size)
         self.bytes = torch.frombuffer(self.room, dtype=torch.uint8)
         self.bytes.zero_()
-        self.path = directory / "bytes"
+        self.path = directory / f"bytes-{place.rank}"
 
     def save(self, step: int) -> Callable[[], None]:
         at = 0
@@ -191,6 +207,14 @@ class Limit(Method):
         for at in range(0, self.size, CHUNK):
             os.preadv(fd, [room[at : at + CHUNK]], at)
         os.close(fd)
+
+    def forget(self) -> None:
+        super().forget()
+        self.bytes.zero_()
+
+    def loaded(self) -> dict[str, Any]:
+        self.load_memory()
+        return self.state
 
     def load_memory(self) -> None:
         at = 0
@@ -218,67 +242,22 @@ def sync(paths: Iterable[Path]) -> None:
         os.close(fd)
 
 
+def below(directory: Path) -> list[Path]:
+    """A directory and everything in it."""
+    return [directory, *directory.rglob("*")]
+
+
 def assign(state: dict[str, Any], loaded: dict[str, Any]) -> None:
     for name, tensor in loaded.items():
         state[name].copy_(tensor)
 
 
-def drop_caches() -> None:
-    os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("3")
-
-
-@contextmanager
-def timed(into: list[float]) -> Iterator[None]:
-    began = time.perf_counter()
-    yield
-    into.append(time.perf_counter() - began)
-
-
-def make_state(size: int) -> dict[str, Any]:
-    import torch
-
-    each = size // TENSORS // 4
-    return {f"layer.{number}.weight": torch.rand(each) for number in range(TENSORS)}
-
-
 def update(state: dict[str, Any]) -> None:
+    """One step of training: every tensor changes, in place."""
     for tensor in state.values():
         tensor.add_(1.0)
 
 
-def measure(method: Method, saves: int) -> dict[str, list[float]]:
-    updates: list[float] = []
-    for _ in range(UPDATES):
-        with timed(updates):
-            update(method.state)
-    usual = statistics.median(updates)
-    found: dict[str, list[float]] = {name: [] for name in ("blocked", "effective", "durable", "cold", "memory")}
-    for step in range(1, saves + 1):
-        after: list[float] = []
-        with timed(found["durable"]):
-            with timed(found["blocked"]):
-                wait = method.save(step)
-            with timed(after):
-                update(method.state)
-            wait()
-        found["effective"].append(found["blocked"][-1] + max(0.0, after[0] - usual))
-    for _ in range(2):
-        drop_caches()
-        with timed(found["cold"]):
-            method.load()
-    if method.load_memory is not None:
-        for _ in range(3):
-            with timed(found["memory"]):
-                method.load_memory()
-    return found
-
-
-def main() -> None:
-    name, size, saves, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
-    print(json.dumps(measure(METHODS[name](directory, make_state(size)), saves)), flush=True)
-    os._exit(0)  # the helpers of some methods do not end by themselves
-
-
-if __name__ == "__main__":
-    main()
+def drop_caches() -> None:
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3")

@@ -1,24 +1,22 @@
 """What saving costs a training loop: wall time of blocks of steps with a save at each, and of as many without.
 
+    benchmarks/peers_setup.sh     # NVRx, torchsnapshot and DLRover, into an environment of their own
     python benchmarks/checkpoint_training.py [--megabytes 1000] [--threads 1] [--processes 1] [--pairs 20] [--json FILE]
 
 Each method trains the same model with AdamW, in a process of its own (or two that share the state), and takes blocks
 with and without saves in turn. ``blocked``: by how much a step with a save takes longer, per GB of the state; ``in a
 drain``: the median step while a save is on its way to disk, as a multiple of the median step without saves;
-``fence``: the longest that an optimizer waited for copies. With ``--threads`` as many as there are cores, no core is
-spare.
+``bare write`` is the limit: another process writes as many bytes, which nobody had to copy.
+``fence``: the longest that an optimizer waited for copies; ``wrong``: tensors that a load after one more save did not
+bring back as they were saved. With ``--threads`` as many as there are cores, no core is spare.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,15 +25,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from checkpoint_methods import METHODS
+from bare_writer import BareWriter
+from checkpoint_measure import Fingerprint, differing, fingerprint
+from checkpoint_methods import METHODS, Method, Place
+from checkpoint_peers import PEERS
+from checkpoint_processes import join, place, run, tell, tell_failures
 from measure import machine, shown
 
 TIMEOUT_S = 1800.0
 WIDTH = 1024
-BATCH = 48
+BATCH = 96
+LIMIT = "bare write"
 OURS = ("ours", "ours, overlapped")
-PEERS = tuple(name for name in METHODS if name not in ("limit", "ours"))
-Save = Callable[[int], Callable[[], None]]
+OTHERS = tuple(name for name in METHODS | PEERS if name not in ("limit", "ours"))
+NAMES = (LIMIT, *OURS, *OTHERS)
+COLUMNS = ("", "step", "blocked/GB (quartiles)", "in a drain", "fence, ms", "durable", "first", "wrong")
 
 
 def model_of(megabytes: int) -> tuple[Any, Any]:
@@ -72,35 +76,67 @@ class Fences:
         checkpointer.fence = watched
 
 
-def saver(name: str, directory: Path, model: Any, optimizer: Any, fences: Fences) -> Save:
-    if name in OURS:
+def tensors_of(model: Any, optimizer: Any, rank: int) -> dict[str, Any]:
+    """Flat, with names that no other process has."""
+    state = {f"{rank}.{name}": tensor for name, tensor in model.state_dict().items()}
+    for index, values in optimizer.state_dict()["state"].items():
+        state |= {f"{rank}.{index}.{key}": value for key, value in values.items() if key != "step"}
+    return state
+
+
+class OursInTraining(Method):
+    """Takes the model and the optimizer themselves."""
+
+    def __init__(self, directory: Path, model: Any, optimizer: Any, here: Place, overlap: bool, fences: Fences) -> None:
+        super().__init__(directory, {"model": model, "optimizer": optimizer}, here)
         from resilio_hpc import ckpt
 
-        checkpointer = ckpt.Checkpointer(directory, keep_last=1, overlap=name != "ours")
-        fences.watch(checkpointer)
+        self.checkpointer = ckpt.Checkpointer(directory, keep_last=1, overlap=overlap)
+        fences.watch(self.checkpointer)
 
-        def save(number: int) -> Callable[[], None]:
-            handle = checkpointer.save(number, {"model": model, "optimizer": optimizer})
-            return lambda: handle.wait("committed", 600)
+    def save(self, step: int) -> Callable[[], None]:
+        handle = self.checkpointer.save(step, self.state)
+        return lambda: handle.wait("committed", 600)
 
-        return save
-    state = dict(model.state_dict())
-    for index, values in optimizer.state_dict()["state"].items():
-        state |= {f"{index}.{key}": value for key, value in values.items() if key != "step"}
-    return METHODS[name](directory, state).save
+    def load(self) -> None:
+        assert self.checkpointer.restore(self.state) is not None
+
+
+class BareWrite(Method):
+    """What costs a step time although it does nothing for it."""
+
+    def __init__(self, directory: Path, state: dict[str, Any], here: Place) -> None:
+        super().__init__(directory, state, here)
+        self.writer = BareWriter(directory / f"bytes-{here.rank}", sum(tensor.nbytes for tensor in state.values()))
+
+    def save(self, step: int) -> Callable[[], None]:
+        return self.writer.write()
+
+    def load(self) -> None:
+        raise NotImplementedError("there is nothing to be loaded")
+
+
+def method_of(name: str, directory: Path, model: Any, optimizer: Any, here: Place, fences: Fences) -> Method:
+    if name in OURS:
+        return OursInTraining(directory, model, optimizer, here, name != "ours", fences)
+    kind = BareWrite if name == LIMIT else (METHODS | PEERS)[name]
+    return kind(directory, tensors_of(model, optimizer, here.rank), here)
 
 
 def measure(name: str, directory: Path, megabytes: int, pairs: int, steps: int) -> dict[str, Any]:
+    here = place()
+    meet = join(here, name in OTHERS and (METHODS | PEERS)[name].needs_group)
     model, optimizer = model_of(megabytes)
     for _ in range(3):
         step(model, optimizer)
     fences = Fences()
-    save = saver(name, directory, model, optimizer, fences)
+    method = method_of(name, directory, model, optimizer, here, fences)
     number = 0
     found: dict[str, list[float]] = {key: [] for key in ("with", "without", "plain", "draining", "durable", "first")}
     for pair in range(-1, pairs):  # the first one fills arenas and caches
         for saves in (True, False):
             waits: list[tuple[float, Callable[[], None]]] = []
+            meet()
             began = time.perf_counter()
             for _ in range(steps):
                 at = time.perf_counter()
@@ -110,47 +146,45 @@ def measure(name: str, directory: Path, megabytes: int, pairs: int, steps: int) 
                     found["draining" if waits else "plain"].append(took) if waits or not saves else None
                 if saves:
                     number += 1
-                    waits.append((time.perf_counter(), save(number)))
+                    waits.append((time.perf_counter(), method.save(number)))
             block = time.perf_counter() - began
             for at, wait in waits[-1:]:
                 wait()
                 found["durable" if pair >= 0 else "first"].append(time.perf_counter() - at)
+            if method.tidy is not None:
+                method.tidy()
             if pair >= 0:
                 found["with" if saves else "without"].append(block / steps)
     size = sum(p.nbytes for p in model.parameters()) * 3 / 1e9
-    return {**found, "fence": fences.waits_s, "gigabytes": size}
+    fence = list(fences.waits_s)
+    wrong = 0 if name == LIMIT else check(method, model, optimizer, number + 1)
+    return {**found, "fence": fence, "gigabytes": size, "wrong": wrong}
 
 
-def run(name: str, options: argparse.Namespace) -> dict[str, Any] | str:
+def check(method: Method, model: Any, optimizer: Any, number: int) -> int:
+    """Save once more, train, load: how many tensors are not as they were at the save."""
+
+    def now() -> Fingerprint:
+        return fingerprint(tensors_of(model, optimizer, method.place.rank))
+
+    saved = now()
+    wait = method.save(number)
+    step(model, optimizer)
+    wait()
+    method.load()
+    return differing(saved, now())
+
+
+def one_run(name: str, options: argparse.Namespace) -> dict[str, Any] | str:
     """All processes of one method; the measurements of the slowest, or why there are none."""
-    parent = Path(tempfile.mkdtemp(prefix="checkpoint-training-", dir=options.directory))
-    argv = [sys.executable, __file__, "--child", name, "--megabytes", str(options.megabytes // options.processes)]
-    argv += ["--pairs", str(options.pairs), "--steps", str(options.steps), "--directory", str(parent)]
-    places = [
-        {"RANK": str(rank), "WORLD_SIZE": str(options.processes), "LOCAL_WORLD_SIZE": str(options.processes)}
-        for rank in range(options.processes)
-    ]
-    children = []
-    for place in places:
-        environment = os.environ | place | {"OMP_NUM_THREADS": str(options.threads)}
-        children.append(
-            subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-        )
-    try:
-        results = []
-        for child in children:
-            out, error = child.communicate(timeout=TIMEOUT_S)
-            if child.returncode != 0:
-                return (error.strip().splitlines() or ["no word"])[-1][:120]
-            results.append(json.loads(out.splitlines()[-1]))
-        return max(results, key=lambda result: sum(result["with"]))
-    except subprocess.TimeoutExpired:
-        return f"not done within {TIMEOUT_S:g} s"
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-        shutil.rmtree(parent, ignore_errors=True)
+    argv = [__file__, "--child", name, "--megabytes", str(options.megabytes // options.processes)]
+    argv += ["--pairs", str(options.pairs), "--steps", str(options.steps), "--directory", "{directory}"]
+    threads = {"OMP_NUM_THREADS": str(options.threads)}
+    results = run(name, argv, options.processes, options.directory, TIMEOUT_S, **threads)
+    if isinstance(results, str):
+        return results
+    slowest = max(results, key=lambda result: sum(result["with"]))
+    return {**slowest, "wrong": sum(result["wrong"] for result in results)}
 
 
 def row(name: str, found: dict[str, Any]) -> list[str]:
@@ -168,6 +202,7 @@ def row(name: str, found: dict[str, Any]) -> list[str]:
         f"{max(waits) * 1e3:.1f}" if waits else "–",
         shown(statistics.median(found["durable"])),
         shown(found["first"][0]),
+        str(found["wrong"]),
     ]
 
 
@@ -178,23 +213,22 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="that share the state (1)")
     parser.add_argument("--pairs", type=int, default=20, metavar="N", help="blocks with and without saves (20 each)")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="of a block (3)")
-    parser.add_argument("--only", nargs="+", choices=(*OURS, *PEERS), default=[*OURS, *PEERS], metavar="METHOD")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="METHOD")
     parser.add_argument("--directory", type=Path, default=Path.cwd(), help="on the disk to be measured (here)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every timing there")
     parser.add_argument("--child", metavar="METHOD", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        result = measure(options.child, options.directory, options.megabytes, options.pairs, options.steps)
-        print(json.dumps(result), flush=True)
-        os._exit(0)  # the helpers of some methods do not end by themselves
+        tell_failures()
+        tell(measure(options.child, options.directory, options.megabytes, options.pairs, options.steps))
     console = Console(width=None if sys.stdout.isatty() else 120)
     title = f"{options.megabytes} MB, {options.processes} process(es) of {options.threads} thread(s): seconds, medians"
     table = Table(title=title, title_justify="left")
-    for column in ("", "step", "blocked/GB (quartiles)", "in a drain", "fence, ms", "durable", "first"):
+    for column in COLUMNS:
         table.add_column(column, no_wrap=True)
     results: dict[str, Any] = {}
     for name in options.only:
-        found = run(name, options)
+        found = one_run(name, options)
         if isinstance(found, str):
             console.print(f"  {name} is left out: {found}")
             continue

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from resilio_hpc.ckpt import catalogue
-from resilio_hpc.ckpt.coordinator import OnStage, Place, RestorePoint, local_directory
+from resilio_hpc.ckpt.coordinator import READ_AHEAD_VARIABLE, OnStage, Place, RestorePoint, local_directory
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError, WireError
 
@@ -151,6 +151,8 @@ class AgentCoordinator:
         arena = environment.get("RESILIO_ARENA_DIR")
         self.arena_directory = Path(arena) if arena else None
         self.local_directory = local_directory(None, environment)
+        begun = environment.get(READ_AHEAD_VARIABLE)
+        self.read_ahead = Path(begun) if begun else None
         self._directory = environment.get("RESILIO_CHECKPOINT_DIR")
         self._link = link
         self._point = parse_restore_point(environment.get("RESILIO_RESTORE", ""))

@@ -18,6 +18,7 @@ from resilio_hpc.native import direct_io
 
 WRITE_CHUNK_BYTES, WRITE_DEPTH = 8 << 20, 4
 READ_CHUNK_BYTES, READ_DEPTH = 4 << 20, 4  # per thread: what is read waits in as much memory for its copy
+_AHEAD_BYTES = 128 << 10  # the kernel cuts a longer range off where a device's readahead is short
 CACHED_CHUNK_BYTES = 256 << 10  # stays in the processor's cache between its copy and its checksum
 
 Result = TypeVar("Result")
@@ -47,16 +48,18 @@ class Segment(NamedTuple):
     crc32c: int
 
 
-def write(fd: int, memory: memoryview, pieces: Sequence[Piece], blocks: Sequence[Block]) -> int | None:
+def write(
+    fd: int, memory: memoryview, pieces: Sequence[Piece], blocks: Sequence[Block], bytes_per_s: float = 0.0
+) -> int | None:
     """Write ``pieces`` to a file and verify ``blocks`` (by ``start``) before they are written, if they are.
 
-    The index of the first block that is not as it should be, else None; what is written then is of no use. Raises
-    OSError. Nothing is synced.
+    ``bytes_per_s``: no faster than that; 0: as fast as can be. The index of the first block that is not as it should
+    be, else None; what is written then is of no use. Raises OSError. Nothing is synced.
     """
     bad = _direct_or_cached(
         fd,
         os.O_WRONLY,
-        lambda file: direct_io.write(file, memory, pieces, blocks, WRITE_DEPTH, WRITE_CHUNK_BYTES, 0.0, True),
+        lambda file: direct_io.write(file, memory, pieces, blocks, WRITE_DEPTH, WRITE_CHUNK_BYTES, bytes_per_s, True),
     )
     return None if bad < 0 else bad
 
@@ -77,6 +80,12 @@ def read(fd: int, segments: Sequence[Segment], direct: bool = True) -> list[int]
     if not direct:
         return direct_io.read_cached(fd, segments, CACHED_CHUNK_BYTES)
     return _direct_or_cached(fd, os.O_RDONLY, act)
+
+
+def read_ahead(fd: int, offset: int, size: int) -> None:
+    """Have the kernel read a range into the page cache; it goes on by itself. Raises OSError."""
+    for at in range(offset, offset + size, _AHEAD_BYTES):
+        os.posix_fadvise(fd, at, min(_AHEAD_BYTES, offset + size - at), os.POSIX_FADV_WILLNEED)
 
 
 def write_cached(fd: int, data: memoryview, offset: int) -> None:

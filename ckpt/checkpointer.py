@@ -18,7 +18,7 @@ from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, local_di
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.committed_source import CommittedSource
-from resilio_hpc.ckpt.coordinator import Coordinator, RestorePoint, checkpoint_directory
+from resilio_hpc.ckpt.coordinator import Coordinator, RestorePoint, checkpoint_directory, is_read_ahead
 from resilio_hpc.ckpt.expected import expected_bytes, holds_optimizer
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
@@ -83,6 +83,8 @@ class Checkpointer:
         self._warned: set[str] = set()
         self._pool = ThreadPoolExecutor(copy_threads(self.place.local_world_size), "resilio-copy")
         self._overlapped = overlap
+        # beside a step one thread is fast enough, and more would take cores from it
+        self._copy_pool = ThreadPoolExecutor(1, "resilio-overlap") if overlap else self._pool
         self._finisher = ThreadPoolExecutor(1, "resilio-snapshot")
         self._pending: Future[None] | None = None
         self._fence_began: float | None = None
@@ -106,7 +108,8 @@ class Checkpointer:
         handle = SaveHandle(step)
         try:
             self._coordinator.before_save(step)
-            taken = Snapshot(self._open_arenas(), step, flattened, self._pool, self._overlapped)
+            pool = self._copy_pool if self._overlapped else self._pool
+            taken = Snapshot(self._open_arenas(), step, flattened, pool, self._overlapped)
         except (OSError, CheckpointError) as error:
             self._not_saved(handle, error)
             return handle
@@ -261,6 +264,7 @@ class Checkpointer:
                 self._layout,
                 alone=place.local_world_size == 1,
                 copies=self._copies_here(manifest),
+                cached=is_read_ahead(self._coordinator.read_ahead, point.step),
             )
         path = self._open_arenas().held(point.step)
         if path is None:

@@ -33,16 +33,18 @@ class CommittedSource:
         layout: Layout,
         alone: bool = True,
         copies: Mapping[str, Path] = MappingProxyType({}),
+        cached: bool = False,
     ) -> None:
-        """``alone`` False: other ranks of this node read the same bytes. ``copies``: see ShardFiles.
+        """``alone`` False: other ranks of this node read the same bytes. ``copies``: see ShardFiles. ``cached``: the
+        page cache has them, or will.
 
         Raises LayoutMismatch when this step is not for such a world, CorruptCheckpoint, OSError.
         """
         self.step = manifest.step
         self.is_foreign = layout == "own" and manifest.world_size != world_size
         self._manifest = manifest
-        self._alone = alone
-        self._direct = alone or layout == "own"
+        self._alone = alone and not cached
+        self._direct = (alone or layout == "own") and not cached
         self._trees: dict[int, Any] = {}
         self._all: dict[str, list[tuple[int, TensorRecord]]] | None = None
         self._files = ShardFiles(directory, copies)

@@ -66,6 +66,8 @@ class Coordinator(Protocol):
     """Where this node's arenas lie; None: the Checkpointer keeps its own, which end with the process."""
     local_directory: Path | None
     """On the node's own disk: steps are written there first, and read from there; None: nowhere."""
+    read_ahead: Path | None
+    """See ``is_read_ahead``."""
 
     def restore_points(self) -> Sequence[RestorePoint]:
         """The copies to try, in this order; empty: begin from nothing. Raises CheckpointError."""
@@ -93,6 +95,7 @@ class Coordinator(Protocol):
 
 
 LOCAL_VARIABLE = "RESILIO_LOCAL_CHECKPOINT_DIR"
+READ_AHEAD_VARIABLE = "RESILIO_READ_AHEAD"
 
 _current: Coordinator | None = None
 
@@ -120,3 +123,11 @@ def local_directory(local: str | os.PathLike[str] | None, environment: Mapping[s
     """``local`` or $RESILIO_LOCAL_CHECKPOINT_DIR; None: there is none."""
     chosen = local or environment.get(LOCAL_VARIABLE)
     return Path(chosen).absolute() if chosen else None
+
+
+def is_read_ahead(begun: Path | None, step: int) -> bool:
+    """Is that step being read into the page cache (``read_ahead``), or was it? ``begun``: the file that names it."""
+    try:
+        return begun is not None and begun.read_bytes() == b"%d" % step
+    except OSError:
+        return False

@@ -68,13 +68,13 @@ def persist(request: Persist, say: Callable[[Progress], None], mappings: Mapping
             text = f"{os_error_text(error, request.local)}: {advice(error)}"
             say(LocalFailed(request.step, f"{text}; until then steps go straight to {request.directory}"))
         if copy is None:
-            record = write_shard(arenas, _staging(request), request.node_rank)
+            record = write_shard(arenas, _staging(request), request.node_rank, bytes_per_s=request.bytes_per_s)
         else:
             memory.close()
             where, record, seconds = copy
             say(Local(request.step, record.size_bytes, seconds))
             try:
-                copy_shard(where, record, _staging(request))
+                copy_shard(where, record, _staging(request), request.bytes_per_s)
             except CorruptCheckpoint as error:
                 raise CorruptCheckpoint(f"{error}; memory had been let go by then, so this save is lost") from error
         return Persisted(request.step, request.round, record)

@@ -13,7 +13,8 @@ class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     """agent → saver: write this node's shard file of ``step`` from pinned arenas. Answer: Persisted or SaverFailed.
 
     ``local``: by way of this directory on the node's own disk; "": there is none. Local or LocalFailed comes before the
-    answer then. ``holder``: whose files they are, on this machine.
+    answer then. ``holder``: whose files they are, on this machine. ``bytes_per_s``: to the shared file system, at most;
+    0: as fast as it takes them.
     """
 
     step: int
@@ -26,6 +27,7 @@ class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     local: str = ""
     holder: str = ""
     session: str = ""
+    bytes_per_s: float = 0.0
 
 
 class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -32,11 +32,11 @@ class _Block(NamedTuple):
     tensor: str
 
 
-def copy_shard(source: Path, shard: ShardRecord, target: Path) -> None:
+def copy_shard(source: Path, shard: ShardRecord, target: Path, bytes_per_s: float = 0.0) -> None:
     """Copy a shard file from one directory to another, durable on return.
 
-    Its room is 16 MiB, beside that of ``bulk_io``. Raises CorruptCheckpoint when the file in ``source`` is damaged or
-    cannot be read, OSError for ``target``; nothing remains there then.
+    ``bytes_per_s``: see ``bulk_io.write``. Its room is 16 MiB, beside that of ``bulk_io``. Raises CorruptCheckpoint
+    when the file in ``source`` is damaged or cannot be read, OSError for ``target``; nothing remains there then.
     """
     bulk_io.check_space(target, shard.size_bytes)
     with contextlib.ExitStack() as stack:
@@ -53,7 +53,7 @@ def copy_shard(source: Path, shard: ShardRecord, target: Path) -> None:
         named = [rank.table for rank in shard.ranks] + [table.tree for table in tables]
         fd = stack.enter_context(new_file(target / shard.file))
         os.posix_fallocate(fd, 0, shard.size_bytes)  # a full disk shows now
-        _copy_blocks(reader.fd, fd, parts, source)
+        _copy_blocks(reader.fd, fd, parts, source, bytes_per_s)
         _copy_rest(reader.fd, fd, parts, named, shard, source)
 
 
@@ -66,7 +66,7 @@ def _reading(source: Path) -> Iterator[None]:
         raise CorruptCheckpoint(f"{source} cannot be read: {error.strerror}") from error
 
 
-def _copy_blocks(read: int, write: int, parts: Sequence[_Block], source: Path) -> None:
+def _copy_blocks(read: int, write: int, parts: Sequence[_Block], source: Path, bytes_per_s: float) -> None:
     """Past the page cache what are whole pages, by way of a room in which bytes lie in their pages as in the file."""
     room = memoryview(mmap.mmap(-1, _ROOM_BYTES))
     for some in _batches(parts):
@@ -83,7 +83,7 @@ def _copy_blocks(read: int, write: int, parts: Sequence[_Block], source: Path) -
                 pieces.append(Piece(start + head, offset + head, whole))
             bulk_io.write_cached(write, room[start : start + head], offset)
             bulk_io.write_cached(write, room[start + head + whole : start + size], offset + head + whole)
-        bulk_io.write(write, room, pieces, [])
+        bulk_io.write(write, room, pieces, [], bytes_per_s)
 
 
 def _batches(parts: Sequence[_Block]) -> Iterator[list[tuple[int, _Block]]]:

@@ -15,8 +15,12 @@ from resilio_hpc.core.durable import new_file
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 
-def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int, mode: int = 0o666) -> ShardRecord:
+def write_shard(
+    arenas: Sequence[ArenaSource], directory: Path, node_rank: int, mode: int = 0o666, bytes_per_s: float = 0.0
+) -> ShardRecord:
     """Write ``directory/node-<node_rank>.h5`` from whole snapshots, durable on return, each block verified.
+
+    ``bytes_per_s``: see ``bulk_io.write``.
 
     Raises CorruptCheckpoint (a bad arena; nothing remains) or OSError (disk full, I/O error; nothing remains).
     """
@@ -28,11 +32,11 @@ def write_shard(arenas: Sequence[ArenaSource], directory: Path, node_rank: int, 
     with HdfImage(parts) as image, new_file(directory / name, mode) as fd:
         metadata = image.write(fd)
         for arena, places in zip(arenas, image.places, strict=True):
-            _write_rank(fd, arena, places)
+            _write_rank(fd, arena, places, bytes_per_s)
     return ShardRecord(node_rank, name, image.size_bytes, arenas[0].header.layout, tuple(image.ranks), metadata)
 
 
-def _write_rank(fd: int, arena: ArenaSource, places: Sequence[Place]) -> None:
+def _write_rank(fd: int, arena: ArenaSource, places: Sequence[Place], bytes_per_s: float) -> None:
     """Whole pages that begin on a page of both go past the page cache, the rest through it."""
     pieces: list[Piece] = []
     taken = {place.start for place in places if place.data is None}
@@ -49,6 +53,6 @@ def _write_rank(fd: int, arena: ArenaSource, places: Sequence[Place]) -> None:
         for record in sorted(records, key=lambda record: record.offset)
         for (start, size), checksum in zip(blocks(record.size_bytes), record.checksums, strict=True)
     ]
-    bad = bulk_io.write(fd, arena.view, sorted(pieces), [block for block, _ in named])
+    bad = bulk_io.write(fd, arena.view, sorted(pieces), [block for block, _ in named], bytes_per_s)
     if bad is not None:
         raise CorruptCheckpoint(f"tensor {named[bad][1]} does not match its checksum in the arena")

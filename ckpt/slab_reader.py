@@ -42,6 +42,9 @@ class Part(NamedTuple):
 def read_parts(step: int, parts: Sequence[Part], direct: bool, pool: ThreadPoolExecutor) -> None:
     """Read them all, a few at a time: each thread has room for two blocks. Errors as of ``SlabReader.read``."""
     left = sorted(parts, key=lambda part: (part.fd, part.record.offset), reverse=True)
+    if not direct:
+        for part in reversed(left):
+            bulk_io.read_ahead(part.fd, *_extent(part))
     lock = threading.Lock()
 
     def read() -> None:
@@ -167,6 +170,19 @@ class SlabReader:
             raise mismatch(self._step, part.record, (begin + bad) * BLOCK_BYTES)
         self._held = (part.fd, part.record, first, last)
         return self._room
+
+
+def _extent(part: Part) -> tuple[int, int]:
+    """Offset in the file and size of the blocks from the box's first byte to its last."""
+    if not part.record.shape or not part.box.size:
+        return part.record.offset, 0
+    saved, item = part.record.shape, _item(part.record)
+    first = _flat(part.box.start, saved) * item
+    last = (
+        _flat(tuple(at + length - 1 for at, length in zip(part.box.start, part.box.shape, strict=True)), saved) * item
+    )
+    begin, end = first // BLOCK_BYTES * BLOCK_BYTES, (last // BLOCK_BYTES + 1) * BLOCK_BYTES
+    return part.record.offset + begin, min(end, part.record.size_bytes) - begin
 
 
 def _item(record: TensorRecord) -> int:

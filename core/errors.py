@@ -6,6 +6,7 @@ ResilioError                 anything we raise; its text is one line for a user
 ├── SlurmError               Slurm refused or could not be asked
 ├── WireError                a peer sent something that is not a valid message
 ├── LaunchError              ranks could not be launched
+├── HealthError              a node's state could not be read, or its verdict not kept
 └── CheckpointError          a checkpoint could not be written or read
     ├── CorruptCheckpoint    bytes do not match their checksum or description
     └── LayoutMismatch       a checkpoint does not fit the state or the world it is loaded into
@@ -50,6 +51,10 @@ class WireError(ResilioError):
 
 class LaunchError(ResilioError):
     """Ranks could not be launched."""
+
+
+class HealthError(ResilioError):
+    """A node's state could not be read, or the verdict on it could not be kept."""
 
 
 class CheckpointError(ResilioError):

@@ -229,6 +229,15 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         f"{f.text('node', '?')} has fetched what its ranks restore "
         f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB in {seconds(f.number('seconds'))})"
     ),
+    "commit_late": lambda f: (
+        f"step {f.whole('step')} of round {f.whole('round')} was committed when a later round had gone on without it"
+    ),
+    "read_ahead": lambda f: (
+        f"{f.text('node', '?')} does not read step {f.whole('step')} ahead: {f.text('why_not')}"
+        if f.text("why_not")
+        else f"{f.text('node', '?')} reads step {f.whole('step')} ahead of its ranks "
+        f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB)"
+    ),
     "saver_died": lambda f: f"the saver on {f.text('node', '?')} died; a new one is started",
     "store_died": lambda f: f"the rendezvous store on {f.text('node', '?')} died: {f.text('error')}",
     "ranks_stopped": lambda f: f"ranks on {f.text('node', '?')} stopped in {seconds(f.number('seconds'))}",

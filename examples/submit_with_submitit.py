@@ -1,6 +1,6 @@
 """Submits a training program as a Slurm job from Python, through submitit, and waits for its end.
 
-python examples/submit_with_submitit.py --nodes 2 --ranks-per-node 2 examples/train_gpt.py --steps 200
+python examples/submit_with_submitit.py --nodes 2 --spares 1 --ranks-per-node 2 examples/train_gpt.py --steps 200
 """
 
 import argparse
@@ -9,44 +9,41 @@ from pathlib import Path
 
 import submitit
 
-SURVIVE = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]  # else srun ends all tasks when one node or task is lost
 
+def train(program: list[str]) -> int:
+    """Runs in every rank, in every life of it; returns the rank."""
+    import runpy
 
-def launch(arguments: list[str]) -> int:
-    """Runs as the only task of each node; the tasks find each other."""
-    from resilio_hpc.cli import resilio_launch
-
-    return resilio_launch.main(arguments)
+    sys.argv = program
+    runpy.run_path(program[0], run_name="__main__")
+    return submitit.JobEnvironment().global_rank
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--ranks-per-node", default="gpu")
+    parser.add_argument("--nodes", type=int, default=2, help="those that train")
+    parser.add_argument("--spares", type=int, default=0, help="further ones, to take the place of a lost node")
+    parser.add_argument("--ranks-per-node", type=int, default=1)
     parser.add_argument("--gpus-per-node", type=int, default=0)
-    parser.add_argument("--cpus-per-node", type=int, default=1, help="the only task of a node gets them all")
-    parser.add_argument("--minutes", type=int, default=60)
+    parser.add_argument("--minutes", type=int, default=60, help="time limit of each job of the chain")
     parser.add_argument("--folder", type=Path, default=Path("submitit"), help="on the shared file system")
+    parser.add_argument("--cluster", choices=("slurm", "local", "debug"), default="slurm")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="the script and its arguments")
     args = parser.parse_args()
 
-    executor = submitit.AutoExecutor(folder=args.folder, cluster="slurm")
+    executor = submitit.AutoExecutor(args.folder / "%j", cluster="resilio", resilio_cluster=args.cluster)
     executor.update_parameters(
         name="train",
         nodes=args.nodes,
-        tasks_per_node=1,
-        cpus_per_task=args.cpus_per_node,
+        tasks_per_node=args.ranks_per_node,
         timeout_min=args.minutes,
-        slurm_srun_args=SURVIVE,
-        slurm_additional_parameters={"no_kill": True},
+        resilio_spares=args.spares,
         **({"gpus_per_node": args.gpus_per_node} if args.gpus_per_node else {}),
     )
-    flags = [f"--nproc-per-node={args.ranks_per_node}", f"--run-dir={args.folder.absolute()}/run"]
-    job = executor.submit(launch, [*flags, *args.program])
-    print(f"job {job.job_id}; its output: {job.paths.stderr}", flush=True)
-    codes = job.results()  # one exit code per node
-    print(f"exit codes {codes}; everything about the run: resilio status {args.folder}/run")
-    return max(codes)
+    job = executor.submit(train, args.program)
+    print(f"job {job.job_id}; its output: {job.paths.stdout}", flush=True)
+    print(f"ranks {job.results()}; everything about the run: resilio status {job.paths.folder}/{job.job_id}_run")
+    return 0
 
 
 if __name__ == "__main__":

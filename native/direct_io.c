@@ -112,6 +112,7 @@ out:
         ssize_t done = ring_end(ring, (unsigned)(ended % depth), oldest->size);
         if (!error && (done < 0 || (size_t)done < oldest->size)) error = done < 0 ? done : -EIO;
     }
+    if (bytes_per_s > 0 && !error) sleep_until(due); /* another call may follow at once */
     return error;
 }
 

@@ -1,1 +1,19 @@
-"""Slurm access: what allocation we are in, and bounded commands to ask and tell Slurm."""
+"""Slurm access: our allocation, one client for every Slurm, drains, the chain of jobs, job scripts, the dev cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from resilio_hpc.slurm.submitit_executor import ResilioExecutor
+
+__all__ = ["ResilioExecutor"]
+
+
+def __getattr__(name: str) -> Any:
+    """submitit is imported when its executor is asked for: the launcher, which imports this package, needs none."""
+    if name == "ResilioExecutor":
+        from resilio_hpc.slurm.submitit_executor import ResilioExecutor
+
+        return ResilioExecutor
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

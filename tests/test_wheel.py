@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("resilio_hpc", "core", "native", "slurm", "ckpt", "setup.py", "setup.cfg", "pyproject.toml", "LICENSE")
+ROOMS = ("core", "native", "slurm", "ckpt", "prolog_epilog")
+FILES = ("sbatch_templates", "setup.py", "setup.cfg", "pyproject.toml", "LICENSE")
+SOURCES = ("resilio_hpc", *ROOMS, *FILES)
 DATA = {".toml", ".csv", ".conf", ".in", ".sh", ".typed"}
 
 
@@ -44,6 +46,11 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_module_and_table(unpacked: Path) -> None:
     packed = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*")}
     assert files_below(ROOT / "resilio_hpc") - packed == set()
+
+
+def test_the_wheel_holds_every_job_script(unpacked: Path) -> None:
+    packed = (unpacked / "resilio_hpc" / "slurm" / "sbatch_templates").iterdir()
+    assert {path.name for path in packed} == {path.name for path in (ROOT / "sbatch_templates").iterdir()}
 
 
 def test_the_wheel_puts_nothing_beside_the_package(unpacked: Path) -> None:

@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import msgspec
 
 from resilio_hpc.core.errors import CommandError, ResilioError, UsageError
+from resilio_hpc.prolog_epilog.hook_files import HookSettings, install, package_folder, render_conf
 from resilio_hpc.slurm.devcluster import DevCluster, RootlessCluster, find, image, names, remove
 from resilio_hpc.slurm.devcluster.commands import SlurmCommands
 from resilio_hpc.slurm.devcluster.spec import CONTROLLER, SHARED_MOUNTS, SLURM_SERIES
@@ -108,6 +110,7 @@ def _add_up_options(up: argparse.ArgumentParser) -> None:
         "--shared-mount", default="bind", choices=SHARED_MOUNTS, help="fuse: /shared can hang; caching: as NFS"
     )
     up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="slurm.conf line (repeatable)")
+    up.add_argument("--hooks", type=Path, metavar="DIR", help="with our prolog and epilog, written to DIR")
     up.add_argument("--timeout", type=float, default=60.0, metavar="S", help="give up when not idle by then")
     up.add_argument("--rootless", action="store_true", help="no root, no namespaces: several slurmd on this host")
 
@@ -123,15 +126,17 @@ def _up(arguments: argparse.Namespace) -> int:
     }
     cluster: SlurmCommands
     if arguments.rootless:
-        beyond = arguments.accounting or arguments.bind or arguments.shared_mount != "bind"
+        beyond = arguments.accounting or arguments.bind or arguments.hooks or arguments.shared_mount != "bind"
         if arguments.slurm != image.HOST_SERIES or beyond:
             raise UsageError(
-                "--rootless runs this host's own Slurm: without --slurm, --accounting, --bind and --shared-mount"
+                "--rootless runs this host's own Slurm: without --slurm, --accounting, --bind, --hooks, --shared-mount"
             )
         cluster = RootlessCluster.start(arguments.name, **size)
     else:
         if not image.is_built(arguments.slurm):
             print(f"building a root with Slurm {arguments.slurm}: a minute or two, once", file=sys.stderr)
+        if arguments.hooks:
+            _install_hooks(arguments.hooks.absolute(), arguments.bind, size["conf"])
         cluster = DevCluster.start(
             arguments.name,
             slurm=arguments.slurm,
@@ -144,6 +149,14 @@ def _up(arguments: argparse.Namespace) -> int:
         f"{cluster.name}: Slurm {cluster.slurm_version}, {len(cluster.nodes)} nodes idle; /shared is {cluster.shared}"
     )
     return 0
+
+
+def _install_hooks(where: Path, binds: list[str], conf: list[str]) -> None:
+    """The files and lines of ``resilio install-hooks``; lines that were given already stay as they are."""
+    settings = HookSettings(where=where, package=package_folder())
+    install(settings)
+    binds += [str(where), *([settings.package] if settings.package else [])]
+    conf[:0] = [*render_conf(settings), "PrologFlags=Alloc"]
 
 
 def _down(arguments: argparse.Namespace) -> int:

@@ -24,10 +24,15 @@ class Command:
 
 COMMANDS = (
     Command("launch", "resilio_hpc.cli.resilio_launch", "run a training program and keep it going (resilio-launch)"),
+    Command("submit", "resilio_hpc.cli.submit", "a job from a ready script, with your values and command"),
     Command("status", "resilio_hpc.cli.status", "how a run is doing: rounds, steps, failures, checkpoints"),
     Command("view", "resilio_hpc.cli.view", "live view of a run"),
     Command("ledger", "resilio_hpc.cli.ledger", "the events of a run, in order"),
     Command("ckpt", "resilio_hpc.cli.ckpt", "list, show and verify checkpoints"),
+    Command("health", "resilio_hpc.cli.health", "check this node; why it was found wanting; the node daemon"),
+    Command("install-hooks", "resilio_hpc.cli.install_hooks", "Slurm's prolog, epilog and health check for a site"),
+    Command("drain", "resilio_hpc.cli.drain", "drain nodes for a reason of ours, never over somebody else's drain"),
+    Command("undrain", "resilio_hpc.cli.undrain", "end our own drains, and nobody else's"),
     Command("demo", "resilio_hpc.cli.demo", "watch a training job survive on a Slurm cluster of its own"),
     Command("devcluster", "resilio_hpc.cli.devcluster", "a small real Slurm cluster on this machine, to try things on"),
 )
@@ -68,11 +73,11 @@ def _dispatch(words: list[str]) -> int:
 
 def _unknown(name: str) -> str:
     names = [command.name for command in COMMANDS]
+    if name.endswith(".py"):
+        return f"unknown command {name!r}: to run a script, resilio launch {name}"
     near = difflib.get_close_matches(name, names, 1, 0.5)
     if near:
         return f"unknown command {name!r}: did you mean {near[0]}?"
-    if name.endswith(".py"):
-        return f"unknown command {name!r}: to run a script, resilio launch {name}"
     return f"unknown command {name!r}: the commands are {', '.join(names)}"
 
 

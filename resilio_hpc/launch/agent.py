@@ -37,6 +37,7 @@ from resilio_hpc.launch.notify import Notifier
 from resilio_hpc.launch.own_job import OwnJob
 from resilio_hpc.launch.partner_copies import PartnerCopies
 from resilio_hpc.launch.quorum import Membership, first_membership
+from resilio_hpc.launch.read_ahead_link import ReadAheadLink
 from resilio_hpc.launch.storage import Storage
 
 SIGNALS = {
@@ -100,6 +101,7 @@ class Agent(AgentFiles):
             min(ABANDON_S, settings.options.join_timeout_s), settings.begins,
         )  # fmt: skip
         self.copies = PartnerCopies(self)
+        self.read_ahead = ReadAheadLink(self)
         os.environ[LOCAL_VARIABLE] = settings.options.local_checkpoints  # ranks inherit it
         self.ranks = local_ranks(self, token, spool)
         self.caller: zmq.Socket[bytes] | None = None
@@ -129,6 +131,7 @@ class Agent(AgentFiles):
         """Until End. Returns the exit code."""
         self.ranks.start()
         self.copies.start()
+        self.read_ahead.guess()
         while self.exit_code is None:
             self._poll()
             self.host.tick()
@@ -137,6 +140,7 @@ class Agent(AgentFiles):
             self.ranks.tick()
             self.snapshots.saver.tick()
             self.held_directories.tick()
+            self.read_ahead.tick()
             self._own_job.tick(self.core)
             self._give_up_alone()
         return self._close()
@@ -214,6 +218,7 @@ class Agent(AgentFiles):
         self.ranks.close()
         self.snapshots.close()
         self.copies.close()
+        self.read_ahead.close()
         self._hang_up()
         self.notifier.close()
         if not self.storage.close(10.0):
@@ -314,6 +319,7 @@ class Agent(AgentFiles):
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
         """Start the local ranks of a round, when the snapshots that they need are here."""
+        self.read_ahead.begin(local, start)
         if not self.copies.fetch(local, start):
             self.ranks.spawn(local, start)
 

@@ -160,10 +160,11 @@ class PersistFailed(Struct, frozen=True):
 
 
 class Committed(Struct, frozen=True):
-    """The manifest of this step is durable."""
+    """The manifest of this step is durable, of snapshots that were taken in that round."""
 
     node: Node
     epoch: Count
+    round: Count
     step: Count
     seconds: Seconds
 

@@ -26,6 +26,7 @@ class CheckpointPhase:
         self._unanswered: tuple[str, int] | None = None  # the node and step of the last order to commit
         self._asked = False  # the run directory, whether that was carried out
         self._settle_by = 0.0
+        self._goes_on_from: int | None = None  # the step that this round's ranks started from; None: not started
 
     @property
     def committed(self) -> int:
@@ -48,9 +49,11 @@ class CheckpointPhase:
         self._commits.begin(nodes)
         self._asked = False
         self._settle_by = self._controller.now() + SETTLE_S
+        self._goes_on_from = None
 
     def restored(self, restore: m.RestorePoint | None) -> None:
         """The ranks start from ``restore``: what lies only in memory is made durable."""
+        self._goes_on_from = -1 if restore is None else restore.step
         if restore is not None and restore.source == "memory":
             for member in self._controller.members:
                 self._persist(self._commits.snapshot_whole(member.node, restore.step))
@@ -100,9 +103,14 @@ class CheckpointPhase:
             controller.send(controller.members[0].node, order)
 
     def _committed(self, message: m.Committed) -> None:
-        controller = self._controller
+        controller, goes_on_from = self._controller, self._goes_on_from
         if message.step in self._commits.known and message.step != self._commits.in_flight:
             return  # said again
+        if message.round != controller.round and goes_on_from is not None and message.step > goes_on_from:
+            # The run directory hung for longer than a round that had to go back could wait. That step is whole, but no
+            # ancestor of what is computed now: this life's own one takes its place.
+            controller.record("commit_late", step=message.step, round=message.round)
+            return
         following = self._commits.commit(message.step)
         self.bad_copies.discard(m.RestorePoint("committed", message.step))
         controller.without_progress = 0

@@ -41,6 +41,7 @@ class Plan:
     checkpoints_kept_every: int | None
     checkpoints_kept_hours: float | None
     checkpoints_kept_gb: float | None
+    checkpoint_gb_per_s: float | None
     local_checkpoints: str | None
     partner_copies: bool
     mode: str
@@ -78,6 +79,7 @@ def plan(
         checkpoints_kept_every=options.keep_every or None,
         checkpoints_kept_hours=options.keep_hours,
         checkpoints_kept_gb=options.keep_gb,
+        checkpoint_gb_per_s=options.checkpoint_gb_per_s,
         local_checkpoints=options.local_checkpoints or None,
         partner_copies=options.partner_copies and options.mode != "observe",
         mode=options.mode,
@@ -125,6 +127,7 @@ def _checkpoints(plan: Plan) -> str:
         f"and those of steps that {every} divides" if every else "",
         f"none older than {hours:g} h" if hours else "",
         f"at most {size:g} GB" if size else "",
+        f"written at {plan.checkpoint_gb_per_s:g} GB/s per node" if plan.checkpoint_gb_per_s else "",
         f"by way of {plan.local_checkpoints} on each node" if plan.local_checkpoints else "",
         "snapshots also in another node's memory" if plan.partner_copies else "",
     ]

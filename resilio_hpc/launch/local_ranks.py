@@ -134,7 +134,7 @@ class LocalRanks:
         setting = RoundSetting(
             agent.run.run_id, agent.run.path, start.state.round, start.state.epoch, start.state.restarts,
             start.master_address, start.master_port, self.server.path, agent.arena_dir,
-            f"{restore.source}:{restore.step}" if restore else "",
+            f"{restore.source}:{restore.step}" if restore else "", agent.read_ahead.begun,
         )  # fmt: skip
         local = placement.local_rank
         variables = rank_variables(self._base, self._options, placement, setting, self._errors[local])

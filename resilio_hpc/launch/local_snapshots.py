@@ -45,11 +45,13 @@ class LocalSnapshots:
         if pin is None:
             self._agent.core.persist_failed(message.round, message.step, "overwritten by a newer snapshot")
             return
+        options = self._agent.settings.options
         sent = self.saver.send(
             saver_messages.Persist(
                 step=message.step, epoch=message.epoch, round=message.round, world_size=world_size,
                 node_rank=member.node_rank, arenas=[str(path) for path in pin.paths], directory=self._checkpoints,
-                local=self._agent.settings.options.local_checkpoints, holder=self._agent.settings.node,
+                local=options.local_checkpoints, holder=self._agent.settings.node,
+                bytes_per_s=(options.checkpoint_gb_per_s or 0.0) * 1e9,
             )
         )  # fmt: skip
         if sent:
@@ -82,7 +84,7 @@ class LocalSnapshots:
             if isinstance(answer, saver_messages.Persisted):
                 core.persisted(request.round, request.step, answer.record)
             elif isinstance(answer, saver_messages.Committed):
-                core.commit_done(request.step, answer.seconds)
+                core.commit_done(request.round, request.step, answer.seconds)
             else:
                 core.persist_failed(request.round, request.step, answer.error)
         if self.saver.fileno() is None:

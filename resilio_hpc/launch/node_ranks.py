@@ -282,10 +282,10 @@ class NodeRanks:
         """The saver could not write."""
         self._tell(m.PersistFailed(self.node, self.epoch, round_number, step, error))
 
-    def commit_done(self, step: int, seconds: float) -> None:
+    def commit_done(self, round_number: int, step: int, seconds: float) -> None:
         """The saver wrote the manifest."""
         self.committed.add(step)
-        self._tell(m.Committed(self.node, self.epoch, step, seconds))
+        self._tell(m.Committed(self.node, self.epoch, round_number, step, seconds))
 
     # -- saying it ---------------------------------------------------------------------------------------------
 

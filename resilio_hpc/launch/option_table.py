@@ -179,6 +179,13 @@ RUN = (
         None,
         "G",
     ),
+    Flag(
+        ("--checkpoint-gb-per-s",),
+        "each node writes checkpoints to the shared file system at this many GB per second, at most",
+        number,
+        None,
+        "N",
+    ),
     Flag(("--partner-copies",), "keep snapshots in another node's memory, too: to lose one costs less", None, False),
     Flag(
         ("--local-checkpoints",),

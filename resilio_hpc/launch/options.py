@@ -64,6 +64,7 @@ class LaunchOptions:
     keep_every: int = 0
     keep_hours: float | None = None
     keep_gb: float | None = None
+    checkpoint_gb_per_s: float | None = None  # of a node to the shared file system, at most
     partner_copies: bool = False  # snapshots also in another node's memory
     local_checkpoints: str = ""  # a directory on each node's own disk, by way of which steps are written; "": none
 

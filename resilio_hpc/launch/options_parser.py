@@ -49,12 +49,18 @@ class _NothingToRun(UsageError):
 class _Parser(argparse.ArgumentParser):
     """argparse that raises UsageError with a line of ours instead of printing its usage and exiting."""
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """What a word may abbreviate. argparse asks for the script's own flags, too, which may begin as several of ours
+        do: those are not ambiguous, and one before the script is an unknown flag."""
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return found if len(found) == 1 else []
+
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required"):
             raise _NothingToRun("no script given: resilio-launch [FLAGS] SCRIPT [ARGUMENTS]; see resilio-launch --help")
         found = re.match(r"argument (\S+): (.*)", message, re.DOTALL)
         if not found:
-            raise UsageError(_ambiguous(message))
+            raise UsageError(message)
         name = next((n for n in found[1].split("/") if n.startswith("--")), found[1])
         raise UsageError(f"{name}: {found[2].replace('expected one argument', 'needs a value')}")
 
@@ -223,10 +229,3 @@ def _unknown_flag(word: str) -> str:
     near = near or [spelling for spelling in names if spelling[:7] == wanted[:7]]  # --nprocs
     suggestion = f": did you mean {near[0]}?" if near else ""
     return f"unknown flag {name}{suggestion} (the script's own flags go after the script; see resilio-launch --help)"
-
-
-def _ambiguous(message: str) -> str:
-    """argparse counts the two spellings of one flag as two."""
-    short = re.sub(r", --\w+_\w+", "", message)
-    found = re.fullmatch(r"ambiguous option: (\S+) could match (--[\w-]+)", short)
-    return f"unknown flag {found[1]}: did you mean {found[2]}?" if found else short

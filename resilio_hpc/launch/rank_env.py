@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilio_hpc.ckpt.coordinator import READ_AHEAD_VARIABLE
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.options import LaunchOptions
 
@@ -40,6 +41,7 @@ class RoundSetting:
     agent_socket: Path
     arena_dir: Path
     restore: str  # "", "memory:<step>" or "committed:<step>"
+    read_ahead: Path  # names the step that is being read ahead
 
 
 def rank_variables(
@@ -62,6 +64,7 @@ def rank_variables(
             "RESILIO_EPOCH": str(setting.epoch),
             "RESILIO_ARENA_DIR": str(setting.arena_dir),
             "RESILIO_RESTORE": setting.restore,
+            READ_AHEAD_VARIABLE: str(setting.read_ahead),
             # LOCAL_RANK is 0 everywhere under --virtual-local-rank; arenas and the agent need the real one
             "RESILIO_LOCAL_RANK": str(placement.local_rank),
         }

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from local_node import WORLD, Node, flip, node_in
@@ -23,6 +24,7 @@ from resilio_hpc.ckpt.saver_messages import (
 )
 from resilio_hpc.ckpt.shard_copy import copy_shard
 from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.native import direct_io
 
 
 @pytest.fixture
@@ -82,6 +84,26 @@ def test_a_bad_arena_is_no_trouble_of_the_disk(node: Node) -> None:
     )
     assert isinstance(answer, SaverFailed)
     assert node.progress == []
+
+
+@pytest.mark.parametrize("by_way_of_the_disk", [True, False])
+def test_a_limit_holds_for_the_shared_file_system_alone(
+    by_way_of_the_disk: bool, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, found = node.take(3, 200_000), dict[str, set[float]]()
+    write = direct_io.write
+
+    def watched(fd: int, memory: memoryview, pieces: list[bulk_io.Piece], *rest: Any) -> int:
+        if pieces:
+            directory = Path(f"/proc/self/fd/{fd}").readlink().relative_to(node.disk.parent).parts[0]
+            found.setdefault(directory, set()).add(rest[3])
+        return write(fd, memory, pieces, *rest)
+
+    monkeypatch.setattr(bulk_io.direct_io, "write", watched)
+    disk = str(node.disk) if by_way_of_the_disk else ""
+    asked = Persist(3, 1, 0, WORLD, 0, paths, str(node.shared), disk, "n1", bytes_per_s=1e9)
+    assert isinstance(saver.serve(asked, node.progress.append), Persisted)
+    assert found == ({"disk": {0.0}} if by_way_of_the_disk else {}) | {"shared": {1e9}}
 
 
 @pytest.mark.parametrize("size", [1, 511, 4096, 70_001, (3 * BLOCK_BYTES + 12_345) // 8])

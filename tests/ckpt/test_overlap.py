@@ -50,8 +50,9 @@ class Training:
 def copies_held(checkpoint: Checkpointer) -> Iterator[threading.Event]:
     """Every thread that copies waits until the event is set: as on a machine that is much too busy."""
     gate = threading.Event()
-    for _ in range(checkpoint._pool._max_workers):
-        checkpoint._pool.submit(gate.wait)
+    for pool in (checkpoint._pool, checkpoint._copy_pool):
+        for _ in range(pool._max_workers):
+            pool.submit(gate.wait)
     try:
         yield gate
     finally:

@@ -239,3 +239,51 @@ def test_a_commit_that_hung_with_the_run_directory_is_in_before_another_controll
         while asked:
             asked.pop(0)()
     assert world.last.restore == m.RestorePoint("committed", 10)
+
+
+@pytest.fixture
+def left_behind(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Callable[[], None]]:
+    """A run that waited in vain for the commit of step 20 and went on from step 10; and that commit's end."""
+    world = World(nodes=3, spares=1)
+    world.run(lambda: 10 in world.directory.committed)
+    committing: list[Callable[[], None]] = []
+    save, commit = world.storage.save, VirtualAgent.commit
+
+    def hangs(agent: VirtualAgent, message: m.Commit) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(world.storage, "save", lambda *write: committing.append(partial(save, *write)))
+            commit(agent, message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VirtualAgent, "commit", hangs)
+        world.run(lambda: bool(committing))
+        world.power_off("n3")
+        world.run(lambda: len(world.starts) == 2)
+    assert world.last.restore is not None
+    assert world.last.restore.step == 10
+    return world, committing[0]
+
+
+def test_a_commit_of_a_life_that_was_left_is_not_taken_for_one_of_this_life(
+    left_behind: tuple[World, Callable[[], None]],
+) -> None:
+    world, late = left_behind
+    phase = world.controller.checkpoints
+    world.run(lambda: phase._commits.in_flight == 20)
+    told = len(world.agents["n1"].heard)
+    late()
+    world.run(lambda: bool(world.records("commit_late")))
+    assert world.records("commit_late") == [{"step": 20, "round": 0}]
+    assert not any(isinstance(heard, m.StageReached) for heard in world.agents["n1"].heard[told:])
+    assert phase._commits.in_flight == 20
+    world.run(lambda: world.directory.committed[20] == ((0, 1, 0), (10, 1, 1)))
+
+
+def test_a_commit_of_this_life_counts_in_a_later_round_too(left_behind: tuple[World, Callable[[], None]]) -> None:
+    world, _ = left_behind
+    phase = world.controller.checkpoints
+    world.run(lambda: 20 in world.directory.committed)
+    phase._commits.known.discard(10)  # it was not heard of
+    phase.handle(m.Committed("n1", world.controller.epoch, 0, 10, 0.1))
+    assert 10 in phase.known
+    assert not world.records("commit_late")

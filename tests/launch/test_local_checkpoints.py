@@ -88,6 +88,9 @@ def test_the_next_run_reads_what_was_committed_from_the_nodes_own_disks(launch: 
         os.truncate(path, size)  # whoever reads here fails
     launch.run()
     assert launch.restored() == (3, "local")
+    assert {(event.fields["node"], event.fields["step"]) for event in launch.events("read_ahead")} == {
+        (node, 3) for node in nodes
+    }
     shutil.rmtree(launch.disk)
     said = launch.run()
     assert launch.restored() == (6, "committed")

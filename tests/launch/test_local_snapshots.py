@@ -63,8 +63,8 @@ class FakeCore:
     def persisted(self, round_number: int, step: int, record: ShardRecord) -> None:
         self.told.append(("persisted", round_number, step))
 
-    def commit_done(self, step: int, seconds: float) -> None:
-        self.told.append(("committed", step))
+    def commit_done(self, round_number: int, step: int, seconds: float) -> None:
+        self.told.append(("committed", round_number, step))
 
 
 class Node:
@@ -79,8 +79,9 @@ class Node:
         self.stages: list[tuple[int, rank_link.AgentMessage]] = []
         self.said: list[str] = []
         options = SimpleNamespace(
-            keep_checkpoints=3, keep_every=100, keep_hours=None, keep_gb=0.5, local_checkpoints="/nvme"
-        )
+            keep_checkpoints=3, keep_every=100, keep_hours=None, keep_gb=0.5, local_checkpoints="/nvme",
+            checkpoint_gb_per_s=0.25,
+        )  # fmt: skip
         agent: Any = SimpleNamespace(
             arena_dir=path, local_dir=path, run=SimpleNamespace(path=path), core=self.core, record=self.record,
             settings=SimpleNamespace(options=options, node="n1"), say=self.said.append,
@@ -223,3 +224,11 @@ def test_a_disk_that_does_not_take_it_is_told_once_and_the_arenas_are_kept_for_t
     assert node.said == ["n1: no space left: make room"]
     assert node.recorded == ["local_failed"] * 2
     assert node.core.told == [("persisted", 0, 2)] * 2
+
+
+def test_the_saver_is_told_where_to_write_and_how_fast(node: Node) -> None:
+    node.save(1)
+    node.persist(1)
+    (request,) = node.saver.requests
+    assert isinstance(request, saver_messages.Persist)
+    assert (request.local, request.holder, request.bytes_per_s) == ("/nvme", "n1", 0.25e9)

@@ -223,3 +223,14 @@ def test_parsing_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("flag", ["--checkpoint", "--keep", "--log", "--node=3", "--no", "--keep-g", "--local-c"])
+def test_a_flag_of_the_script_may_begin_as_flags_of_ours_do(flag: str) -> None:
+    options = given("--nnodes", "1", "x.py", "--steps", "3", flag, "here")
+    assert options.script_args == ("--steps", "3", flag, "here")
+
+
+def test_before_the_script_it_is_an_unknown_flag() -> None:
+    with pytest.raises(UsageError, match="unknown flag --keep: did you mean --keep-gb"):
+        given("--keep", "3", "x.py")

@@ -36,6 +36,7 @@ def setting() -> RoundSetting:
         agent_socket=Path("/run/agent"),
         arena_dir=Path("/dev/shm/a"),
         restore="memory:30",
+        read_ahead=Path("/run/read-ahead"),
     )
 
 
@@ -84,6 +85,7 @@ def test_what_our_own_parts_read() -> None:
         "RESILIO_EPOCH": "1",
         "RESILIO_ARENA_DIR": "/dev/shm/a",
         "RESILIO_RESTORE": "memory:30",
+        "RESILIO_READ_AHEAD": "/run/read-ahead",
         "RESILIO_LOCAL_RANK": "1",
     }
 

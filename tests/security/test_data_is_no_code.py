@@ -64,11 +64,15 @@ def test_no_shell_is_asked() -> None:
             )
 
 
+# The epilog is root's: what a user's job left is removed by a child that has become that user.
+GIVES_UP_ROOT = {"prolog_epilog/reaping.py"}
+
+
 def test_nobody_becomes_somebody_else() -> None:
     """No part of the launcher is meant to run as root or to give a user root's rights."""
     for name, tree in sources():
         called = {function for function, _ in calls(tree)}
-        assert not called & BECOMING_SOMEBODY, name
+        assert not called & BECOMING_SOMEBODY or name in GIVES_UP_ROOT, name
         words = {
             node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }

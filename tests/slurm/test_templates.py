@@ -1,151 +1,218 @@
-"""The ready job scripts, on a real Slurm: sized by sbatch's options and the environment, otherwise as they are."""
+"""The ready job scripts, each run on a real Slurm as `resilio submit` renders it."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from submitted import EXAMPLES, GPT, PATIENCE_S, TEMPLATES, Submitted
 
-from resilio_hpc.core.json_fields import Fields
-from resilio_hpc.demo.stage import events_of
 from resilio_hpc.slurm.devcluster import DevCluster
 
 pytestmark = pytest.mark.slurm
 
-ROOT = Path(__file__).resolve().parents[2]
-TEMPLATES = ROOT / "sbatch_templates"
-EXAMPLES = ROOT / "examples"
-GPT = (str(EXAMPLES / "train_gpt.py"), "--steps", "40", "--every", "10", "--layers", "1", "--width", "32")
-PATIENCE_S = 180.0
-
-
-class Submitted:
-    """One job from a template, in a directory of its own; ended, unless it never does."""
-
-    def __init__(
-        self,
-        cluster: DevCluster,
-        template: str,
-        options: Sequence[str],
-        program: Sequence[str],
-        name: str = "",
-        **settings: str,
-    ) -> None:
-        self.cluster = cluster
-        self.directory = cluster.shared / f"template-{name or Path(template).stem}"
-        self.directory.mkdir()
-        inside = f"/shared/{self.directory.name}"
-        path = f"{Path(sys.executable).parent}:{cluster.environment()['PATH']}"
-        environment = {"PATH": path, "RANKS_PER_NODE": "1", **settings}
-        argv = ["sbatch", "--parsable", f"--chdir={inside}", "--gpus-per-node=1", *options, str(TEMPLATES / template)]
-        done = cluster.run("ctl", [*argv, *program], env=environment)
-        self.job = int(done.stdout)
-
-    def wait(self) -> None:
-        """Until nothing is left in the queue."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.cluster.run("ctl", ["squeue", "-h"]).stdout.strip():
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.1)
-
-    def output(self) -> str:
-        return "\n".join(path.read_text() for path in sorted(self.directory.glob("*.out")))
-
-    def run_directory(self) -> Path:
-        return next((self.directory / "resilio-runs").iterdir())
-
-    def verdict(self) -> str:
-        self.wait()
-        assert self.run_directory().is_dir(), self.output()
-        return str(json.loads((self.run_directory() / "verdict.json").read_text())["verdict"])
-
-    def fields(self, kind: str) -> Fields:
-        return Fields(next(event.fields for event in events_of(self.run_directory()) if event.kind == kind))
+ONE = ("gpus_per_node=1", "ranks_per_node=1", "exclusive=false", "time=30")
 
 
 def test_every_template_is_run_here() -> None:
     text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    assert [path.name for path in TEMPLATES.glob("*.sbatch") if f'"{path.name}"' not in text] == []
+    assert [path.stem for path in TEMPLATES.glob("*.sbatch") if f'"{path.stem}"' not in text] == []
 
 
-def test_a_torchrun_script(repaired_cluster: DevCluster) -> None:
-    program = [str(EXAMPLES / "train_plain.py"), "--steps", "40", "--checkpoint", "/shared/template-torchrun/plain.pt"]
-    submitted = Submitted(repaired_cluster, "torchrun.sbatch", ["--nodes=2"], program)
-    assert submitted.verdict() == "completed", submitted.output()
-    assert submitted.fields("round").data["world_size"] == 2
-    assert "[rank 0] 2 ranks, from step 0" in submitted.output()
+def test_one_node_and_how_to_watch_and_stop_it(repaired_cluster: DevCluster) -> None:
+    job = Submitted(repaired_cluster, "one")
+    said = job.submit("single-node", [*ONE, 'job_name=it\'s "a" #1 \\ %% job'], GPT)
+    name = repaired_cluster.run("ctl", ["squeue", "-h", "-j", str(job.job), "-o", "%j"]).stdout.rstrip("\n")
+    assert name == 'it\'s "a" #1 \\ %% job'
+    assert job.verdict() == "completed", job.output()
+    assert said["run_dir"] == f"{job.inside}/resilio-runs/{job.job}"
+    assert str(job.run_directories()[0].relative_to(job.directory)) == f"resilio-runs/{job.job}"
+    assert (job.directory / Path(str(said["output"])).name).exists()
+    assert said["stop"] == f"scancel {job.job}"
+
+
+def test_several_nodes_and_a_torchrun_script(repaired_cluster: DevCluster) -> None:
+    job = Submitted(repaired_cluster, "several")
+    program = [str(EXAMPLES / "train_plain.py"), "--steps", "40", "--checkpoint", f"{job.inside}/plain point.pt"]
+    job.submit("multi-node", [*ONE, "nodes=2"], program)
+    assert job.verdict() == "completed", job.output()
+    assert job.fields("round").data["world_size"] == 2
+    assert "[rank 0] 2 ranks, from step 0" in job.output()
+    assert (job.directory / "plain point.pt").exists()
 
 
 def test_a_step_of_srun(repaired_cluster: DevCluster) -> None:
-    submitted = Submitted(repaired_cluster, "srun.sbatch", ["--nodes=2"], GPT)
-    assert submitted.verdict() == "completed", submitted.output()
-    assert submitted.fields("launch").data["mode"] == "step"
-    assert submitted.fields("round").data["world_size"] == 2
-    assert "this srun lacks" not in submitted.output()
+    job = Submitted(repaired_cluster, "srun")
+    job.submit("srun", [*ONE, "nodes=2"], GPT)
+    assert job.verdict() == "completed", job.output()
+    assert job.fields("launch").data["mode"] == "step"
+    assert job.fields("round").data["world_size"] == 2
+    assert "this srun lacks" not in job.output()
 
 
-def test_a_chain_with_a_spare_whose_next_job_is_the_same_again(repaired_cluster: DevCluster) -> None:
-    submitted = Submitted(repaired_cluster, "train.sbatch", ["--nodes=2", "--time=30"], GPT, SPARES="1")
-    successor = _successor(submitted)
+def test_a_spare_takes_the_place_of_a_lost_node(repaired_cluster: DevCluster) -> None:
+    job = Submitted(repaired_cluster, "spare")
+    job.submit("spares", [*ONE, "nodes=3", "spares=1"], [*GPT, "--step-seconds", "0.1", "--steps", "100"])
+    job.wait_for("committed")
+    lost = str(list(job.fields("round").data["members"])[1])
+    repaired_cluster.crash(lost)
+    assert job.verdict() == "completed", job.output()
+    members = [event.fields["members"] for event in job.events() if event.kind == "round"]
+    assert [len(names) for names in members] == [2, 2]
+    assert lost in members[0] and lost not in members[1]
+
+
+def test_a_chain_over_a_time_limit(repaired_cluster: DevCluster) -> None:
+    job = Submitted(repaired_cluster, "chain")
+    program = [*GPT, "--step-seconds", "0.2", "--steps", "250", "--every", "20"]
+    job.submit("chained", [*ONE, "nodes=2", "spares=1"], program)
+    job.wait_for("committed")
+    repaired_cluster.end_at_time_limit(job.job, after_s=20)
+    assert job.verdict() == "completed", job.output()
+    jobs = [str(event.fields["job"]) for event in job.events() if event.kind == "launch"]
+    assert jobs == [str(job.job), str(job.job + 1)]
+    restored = [event.fields["restored"] for event in job.events() if event.kind == "first_step"]
+    assert restored[0] == -1 and int(restored[-1]) > 0
+
+
+def test_a_chain_of_the_script_as_it_is_whose_next_job_is_the_same_again(repaired_cluster: DevCluster) -> None:
+    job = Submitted(repaired_cluster, "chain-sbatch")
+    options = ["--gpus-per-node=1", "--nodes=2", "--time=30"]
+    job.sbatch("chained.sbatch", options, GPT, SPARES="1", RANKS_PER_NODE="1")
+    successor = _successor(job)
     command = repaired_cluster.run("ctl", ["squeue", "-h", "-j", successor, "-o", "%o|%D|%b|%l"]).stdout.strip()
     assert command.split(".sh ", 1)[1] == f"{' '.join(GPT)}|2|gres:gpu:1|30:00"
-    assert submitted.verdict() == "completed", submitted.output()
-    assert submitted.fields("round").data["members"] == submitted.fields("launch").data["nodes"][:1]
-    assert submitted.fields("successor_cancelled").data["job"] == successor
+    assert job.verdict() == "completed", job.output()
+    assert job.fields("round").data["members"] == job.fields("launch").data["nodes"][:1]
+    assert job.fields("successor_cancelled").data["job"] == successor
 
 
-def _successor(submitted: Submitted) -> str:
+def _successor(job: Submitted) -> str:
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        for path in submitted.directory.glob("resilio-runs/*/chain.json"):
+        for path in job.directory.glob("resilio-runs/*/chain.json"):
             return str(json.loads(path.read_text())["links"][-1]["job"])
-        assert time.monotonic() < deadline, submitted.output()
+        assert time.monotonic() < deadline, job.output()
         time.sleep(0.05)
 
 
 def test_fewer_nodes_than_asked_for(repaired_cluster: DevCluster) -> None:
-    options, program = ["--nodes=3"], [*GPT, "--step-seconds", "0.1", "--steps", "60"]
-    submitted = Submitted(repaired_cluster, "elastic.sbatch", options, program, MIN_NODES="1", NODE_UNIT="2")
-    assert submitted.verdict() == "completed", submitted.output()
-    assert submitted.fields("round").data["world_size"] == 2  # of 3: the unit is 2
+    job = Submitted(repaired_cluster, "fewer")
+    program = [*GPT, "--step-seconds", "0.1", "--steps", "60"]
+    job.submit("elastic", [*ONE, "nodes=3", "min_nodes=1", "node_unit=2"], program)
+    assert job.verdict() == "completed", job.output()
+    assert job.fields("round").data["world_size"] == 2  # of 3: the unit is 2
+
+
+def test_a_run_grows_with_joiners(repaired_cluster: DevCluster) -> None:
+    job = Submitted(repaired_cluster, "grows")
+    job.submit("elastic", [*ONE, "nodes=1", "max_nodes=2"], [*GPT, "--step-seconds", "0.1", "--steps", "100000"])
+    job.wait_for("committed")
+    first = job.job
+    (node,) = job.fields("launch").data["nodes"]
+    job.submit("joiner", ["gpus_per_node=1", f"exclude={node}", f"run_dir=resilio-runs/{first}"], [])
+    deadline = time.monotonic() + PATIENCE_S
+    while [event.fields["world_size"] for event in job.events() if event.kind == "round"] != [1, 2]:
+        assert time.monotonic() < deadline, job.output()
+        time.sleep(0.2)
+    repaired_cluster.run("ctl", ["scancel", str(first)])
+    assert job.verdict() in ("terminated", "cancelled"), job.output()
 
 
 def test_warnings_before_the_time_limit_reach_the_agents_and_nobody_dies_of_them(
     repaired_cluster: DevCluster,
 ) -> None:
     """What ``sbatch --signal=USR2@t`` (all steps) and ``--signal=B:USR1@t`` (the batch script) send."""
-    program = [*GPT, "--step-seconds", "0.1", "--steps", "50"]
-    submitted = Submitted(repaired_cluster, "elastic.sbatch", ["--nodes=2"], program, MIN_NODES="1", name="warned")
-    _wait_for(submitted, "committed")
-    repaired_cluster.run("ctl", ["scancel", "--signal=USR2", str(submitted.job)])
-    repaired_cluster.run("ctl", ["scancel", "--batch", "--signal=USR1", str(submitted.job)])
-    assert submitted.verdict() == "completed", submitted.output()
-    events = events_of(submitted.run_directory())
+    job = Submitted(repaired_cluster, "warned")
+    job.submit("elastic", [*ONE, "nodes=2"], [*GPT, "--step-seconds", "0.1", "--steps", "50"])
+    job.wait_for("committed")
+    repaired_cluster.run("ctl", ["scancel", "--signal=USR2", str(job.job)])
+    repaired_cluster.run("ctl", ["scancel", "--batch", "--signal=USR1", str(job.job)])
+    assert job.verdict() == "completed", job.output()
+    events = job.events()
     assert {e.fields.get("to") for e in events if e.kind == "signal"} == {None, "agents"}
     assert [e.fields["signal"] for e in events if e.kind == "warned"][:1] == ["USR2"]
     assert [e.kind for e in events if e.kind in ("rank_failed", "spawner_died", "saver_died", "agent_ended")] == []
 
 
+def test_ranks_in_a_container_by_a_fake_of_apptainer(repaired_cluster: DevCluster) -> None:
+    job = Submitted(repaired_cluster, "apptainer")
+    (job.directory / "an image.sif").touch()
+    (job.directory / "data").mkdir()
+    values = [*ONE, "nodes=2", "image=an image.sif", f"mounts={job.inside}/data"]
+    job.submit("container-apptainer", values, [sys.executable, *GPT], fakes=True)
+    assert job.verdict() == "completed", job.output()
+    assert job.fields("round").data["world_size"] == 2
+    assert f"[rank 1] fake apptainer: an image.sif, {job.inside}" in job.output()
+
+
+def test_agents_in_a_container_by_a_fake_of_pyxis(repaired_cluster: DevCluster) -> None:
+    job = Submitted(repaired_cluster, "pyxis")
+    (job.directory / "image.sqsh").touch()
+    job.submit("container-pyxis", [*ONE, "nodes=2", "image=image.sqsh"], GPT, fakes=True)
+    assert job.verdict() == "completed", job.output()
+    assert job.fields("launch").data["mode"] == "step"
+    assert "this srun lacks" not in job.output()
+
+
+def test_a_sweep_gives_each_task_its_line(repaired_cluster: DevCluster) -> None:
+    job = Submitted(repaired_cluster, "sweep")
+    (job.directory / "show.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    (job.directory / "lines.txt").write_text("--lr 0.1 --name 'a b'\n\n--lr \"$(touch hit)\" * ~ \\'\n'open\n")
+    values = ["ranks_per_node=1", "gpus_per_node=0", "array=0-4", "arguments_file=lines.txt", "output=%a.out"]
+    job.submit("sweep", values, ["show.py", "-x"])
+    job.wait()
+    said = [(job.directory / f"{task}.out").read_text() for task in range(5)]
+    shown = [
+        json.loads(line) for text in said for line in text.splitlines() if line.startswith("[") and '"' in line[:3]
+    ]
+    assert shown == [["-x", "--lr", "0.1", "--name", "a b"], ["-x"], ["-x", "--lr", "$(touch hit)", "*", "~", "'"]]
+    assert "line 3 of lines.txt: a quote is not closed" in said[3]
+    assert "lines.txt has 4 lines, so none for task 4" in said[4]
+    assert len(job.run_directories()) == 3 and not (job.directory / "hit").exists()
+
+
+def test_nodes_of_one_kind_in_a_mixed_partition(repaired_cluster: DevCluster) -> None:
+    kinds = {"n1,n2": "a100", "n3,n4,n5": "h100"}
+    for nodes, kind in kinds.items():
+        features = [f"AvailableFeatures={kind}", f"ActiveFeatures={kind}"]
+        repaired_cluster.run("ctl", ["scontrol", "update", f"NodeName={nodes}", *features])
+    job = Submitted(repaired_cluster, "mixed")
+    job.submit(
+        "mixed-nodes",
+        ["nodes=3", "gpus_per_node=2", "ranks_per_node=2", "time=30", "constraint=[a100|h100]"],
+        [*GPT, "--batch", "12"],
+    )
+    assert job.verdict() == "completed", job.output()
+    assert job.fields("launch").data["nodes"] == ["n3", "n4", "n5"]  # only of h100 there are three
+    assert job.fields("round").data["world_size"] == 6  # two each
+    repaired_cluster.run("ctl", ["scontrol", "update", "NodeName=n[1-5]", "AvailableFeatures=", "ActiveFeatures="])
+
+
+def test_checkpoints_by_way_of_a_nodes_own_disk(repaired_cluster: DevCluster) -> None:
+    job = Submitted(repaired_cluster, "buffer")
+    job.submit("burst-buffer", [*ONE, "nodes=2", "local_checkpoints=/nvme"], GPT)
+    assert job.verdict() == "completed", job.output()
+    assert [event for event in job.events() if event.kind == "local"] != []
+
+
+def test_an_mpi_program(repaired_cluster: DevCluster) -> None:
+    job = Submitted(repaired_cluster, "mpi")
+    program = [str(EXAMPLES / "mpi_jacobi.py"), "--size=64", "--steps=40", f"--result={job.inside}/result"]
+    job.submit("mpi", ["nodes=3", "ranks_per_node=2", "spares=1", "time=30", "exclusive=false"], program)
+    assert job.verdict() == "completed", job.output()
+    assert job.fields("round").data["world_size"] == 4
+    assert (job.directory / "result").exists()
+
+
 def test_a_job_from_python(repaired_cluster: DevCluster) -> None:
     example = [sys.executable, str(EXAMPLES / "submit_with_submitit.py")]
-    options = ["--nodes=2", "--ranks-per-node=1", "--cpus-per-node=2", "--folder=/shared/template-submitit"]
+    options = ["--nodes=2", "--ranks-per-node=1", "--folder=/shared/template-submitit"]
     path = f"{Path(sys.executable).parent}:{repaired_cluster.environment()['PATH']}"
     done = repaired_cluster.run("ctl", [*example, *options, *GPT], PATIENCE_S, env={"PATH": path})
-    assert "exit codes [0, 0]" in done.stdout
-    run = repaired_cluster.shared / "template-submitit" / "run"
+    assert "ranks [0, 1]; " in done.stdout
+    (run,) = (repaired_cluster.shared / "template-submitit").glob("*/*_run")
     assert json.loads((run / "verdict.json").read_text())["verdict"] == "completed"
-    assert "lacks" not in "".join(log.read_text() for log in run.parent.glob("*.err"))
-
-
-def _wait_for(submitted: Submitted, kind: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        for path in submitted.directory.glob("resilio-runs/*"):
-            if any(event.kind == kind for event in events_of(path)):
-                return
-        assert time.monotonic() < deadline, submitted.output()
-        time.sleep(0.05)

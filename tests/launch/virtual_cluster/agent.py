@@ -304,18 +304,18 @@ class VirtualAgent(Process):
             self.copies.keep(message, message.partner, world_size)
 
     def commit(self, message: m.Commit) -> None:
-        directory = self._world.directory
+        directory, ordered_at = self._world.directory, self._world.now
 
         def write() -> None:
             if self.is_fenced(message.epoch) or (message.epoch, message.round) < directory.newest_commit:
                 self.event(lambda: self.core.persist_failed(message.round, message.step, "a newer epoch has begun"))
                 return
             contents = {tuple(map(tuple, rank)) for record in message.records for rank in json.loads(record.file)}
-            self._world.watch.commits(message.step, message.epoch, contents)
+            self._world.watch.commits(message.step, message.epoch, contents, self._world.now - ordered_at)
             directory.committed[message.step] = contents.pop()
             directory.newest_commit = (message.epoch, message.round)  # what earlier rounds staged is swept away
             directory.commit_times.append((self._world.now, message.step))
-            self.event(lambda: self.core.commit_done(message.step, 0.01))
+            self.event(lambda: self.core.commit_done(message.round, message.step, 0.01))
 
         self._world.storage.save(self, 0.02, write)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.checkpoint_phase import SETTLE_S
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.quorum import NEVER, quorum_since
 
@@ -55,6 +56,7 @@ class Invariants:
         self._promised: dict[str, int] = {}  # node → the newest epoch that it promised or followed
         self._supported: dict[Leader, Supported] = {}  # who was with a controller, and when
         self._led: dict[tuple[str, Leader], float] = {}  # when the node last heard the controller
+        self._hung: dict[int, History] = {}  # steps whose commit hung for so long that a round may go on without them
 
     def trains(self, life: Life) -> None:
         """A round makes a step: no rank of another one lives."""
@@ -94,24 +96,45 @@ class Invariants:
 
     def starts(self, life: Life, step: int) -> None:
         """A round's first rank starts, from the state of ``step`` (-1: anew)."""
-        bad = {copy.step for copy in self._world.bad_copies if copy.source == "committed"}
-        newest = max(self._world.directory.committed.keys() - bad, default=-1)
+        newest = max(self._world.directory.committed.keys() - self._bad() - self._late(), default=-1)
         if step < newest:
             raise Violation(f"round {life[1]} starts from step {step}, but step {newest} is committed")
 
-    def commits(self, step: int, epoch: int, contents: set[History]) -> None:
-        """A manifest is written."""
+    def _bad(self) -> set[int]:
+        return {copy.step for copy in self._world.bad_copies if copy.source == "committed"}
+
+    def commits(self, step: int, epoch: int, contents: set[History], hung_s: float) -> None:
+        """A manifest is written, so long after the order.
+
+        A round that has to go back waits for SETTLE_S; a commit that comes even later is of a life that was left. It is
+        whole, and stays until the step is committed again.
+        """
         directory = self._world.directory
         if len(contents) != 1:
             raise Violation(f"step {step} is committed from different lives: {contents}")
         (history,) = contents
         if epoch < directory.fence:
             raise Violation(f"epoch {epoch} commits step {step}, but epoch {directory.fence} goes on from older ones")
-        bad = {copy.step for copy in self._world.bad_copies if copy.source == "committed"}
+        exempt = self._bad() | self._late()
         for known, content in directory.committed.items():
             one, other = (history, content) if known >= step else (content, history)
-            if known not in bad and computed_before(other, min(known, step)) != one:
+            if known not in exempt and computed_before(other, min(known, step)) != one:
                 raise Violation(f"step {step} is committed as {history}, but step {known} was as {content}")
+
+        self._hung.pop(step, None)
+        if hung_s > SETTLE_S:
+            self._hung[step] = history
+
+    def _late(self) -> set[int]:
+        """Those that later rounds of that epoch have gone on without, from an older step."""
+        return {step for step, history in self._hung.items() if self._was_left(history[-1], step)}
+
+    def _was_left(self, life: tuple[int, int, int], step: int) -> bool:
+        for _, start in self._world.starts:
+            is_later = start.state.epoch == life[1] and start.state.round > life[2]
+            if is_later and (start.restore.step if start.restore is not None else -1) < step:
+                return True
+        return False
 
     def leads(self, agent: VirtualAgent, epoch: int) -> None:
         """A process becomes controller: an epoch has one, ever."""

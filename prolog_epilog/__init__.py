@@ -1,0 +1,1 @@
+"""Node health: checks as data, run in killable children; a cached verdict that a job's prolog reads; the epilog."""

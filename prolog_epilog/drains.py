@@ -1,0 +1,78 @@
+"""From a verdict to drains: which are asked for, and what becomes of the verdict where they are not carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.prolog_epilog.check import Verdict
+
+Outcome = Literal["drained", "already", "withheld"]
+"""It is drained now; it was, by us or by somebody else, whose reason stays; it is not to be, such as in a storm."""
+
+
+class Answer(NamedTuple):
+    """What became of a drain, and why."""
+
+    outcome: Outcome
+    why: str = ""
+
+
+class Drainer(Protocol):
+    """Who may drain nodes. It compares before it writes, keeps others' reasons, and stops in a storm.
+
+    All raise SlurmError where Slurm does not answer or will not.
+    """
+
+    def drain(self, node: str, check_id: str, evidence: str) -> Answer:
+        """Drain ``node`` under a reason of ours."""
+
+    def held(self, node: str) -> frozenset[str]:
+        """The checks for which we hold ``node`` drained."""
+
+    def undrain(self, node: str, check_id: str, passes: int) -> str:
+        """End our drain for a check that has passed so often in a row, if that is enough; what was done, or ""."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A node is to be drained, for what one check found."""
+
+    node: str
+    check: str
+    evidence: str
+
+
+def orders(verdict: Verdict) -> list[Order]:
+    """What a verdict asks for, one order a check. Pure."""
+    if verdict.withheld:
+        return []
+    found = {one.check: one for one in reversed(verdict.findings) if one.action == "drain"}
+    return [Order(verdict.node, check, found[check].evidence) for check in sorted(found)]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What became of an order: an outcome, or ``failed``, with why."""
+
+    order: Order
+    outcome: Outcome | Literal["failed"]
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.outcome}: {self.order.check}: {self.why or self.order.evidence}"
+
+
+def carry_out(wanted: Sequence[Order], drainer: Drainer) -> list[Carried]:
+    """Ask for the drains. A Slurm that does not answer is not asked for the rest: the next verdict asks again."""
+    done: list[Carried] = []
+    for order in wanted:
+        try:
+            answer = drainer.drain(order.node, order.check, order.evidence)
+            done.append(Carried(order, answer.outcome, answer.why if answer.outcome == "withheld" else ""))
+        except SlurmError as error:
+            done.append(Carried(order, "failed", str(error)))
+            break
+    return done

@@ -1,0 +1,95 @@
+"""From the table to a verdict on this node: which checks are due, and what they find together."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from resilio_hpc.prolog_epilog import catalogue
+from resilio_hpc.prolog_epilog.check import Check, Context, Result, Unreadable, Verdict
+from resilio_hpc.prolog_epilog.node import Node, boot_id, uptime_s
+from resilio_hpc.prolog_epilog.probe import Probe, Source
+from resilio_hpc.prolog_epilog.processes import jobs_here
+from resilio_hpc.prolog_epilog.runner import Examiner, Memory
+from resilio_hpc.prolog_epilog.table import Table
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Checks of ``table`` on ``node``, called ``name`` by Slurm."""
+
+    table: Table
+    node: Node
+    name: str
+    sources: Mapping[str, Source] = field(default_factory=lambda: catalogue.SOURCES)
+    probes: Mapping[str, Probe] = field(default_factory=lambda: catalogue.PROBES)
+    unix_time: Callable[[], float] = time.time
+
+    def now_s(self) -> float:
+        return uptime_s(self.node.root)
+
+    def boot(self) -> str:
+        return boot_id(self.node.root)
+
+    def run(self, checks: Iterable[Check], memory: Memory) -> list[Result]:
+        """Those for an idle node are left out while a job is here, and where one came meanwhile."""
+        wanted = list(checks)
+        if self._busy():
+            wanted = [check for check in wanted if not only_idle(check)]
+        examiner = Examiner(self.sources, self.probes, self.node, self.now_s, memory=memory)
+        results = examiner.examine(wanted)
+        if any(only_idle(check) for check in wanted) and self._busy():
+            idle = {check.id for check in wanted if only_idle(check)}
+            results = [result for result in results if result.check not in idle]
+        return results
+
+    def verdict(self, results: Iterable[Result]) -> Verdict:
+        """Of these results, as of now."""
+        return Verdict(
+            node=self.name,
+            boot=self.boot(),
+            uptime_s=self.now_s(),
+            unix_s=self.unix_time(),
+            results=tuple(results),
+            gpus=len(self.node.files.names("/dev", r"nvidia\d+")),
+        )
+
+    def _busy(self) -> bool:
+        """In doubt, yes: checks of an idle node blame it for what a job uses."""
+        try:
+            return bool(jobs_here(self.node.files))
+        except Unreadable:
+            return True
+
+
+def only_idle(check: Check) -> bool:
+    """Whether a check says something only while no job is on the node."""
+    return "health" not in check.contexts and "start" not in check.contexts and "idle" in check.contexts
+
+
+_SELDOM_S = 600.0
+
+
+def due(check: Check, age_s: float, asked: bool) -> bool:
+    """Whether to look again. Who asks for a fresh verdict means what changes from job to job, not what is looked at
+    every hour: that may ask Slurm, and all nodes of a large job would do so at once."""
+    return age_s >= check.every_s or (asked and check.every_s < _SELDOM_S)
+
+
+def of_context(table: Table, *contexts: Context) -> list[Check]:
+    """The enabled checks of any of these contexts."""
+    return [check for check in table.checks.values() if check.enabled and set(contexts) & set(check.contexts)]
+
+
+def node_name(environment: Mapping[str, str]) -> str:
+    """As Slurm calls this node, or the first part of its host name."""
+    return environment.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+
+
+def withheld(verdict: Verdict, why: str) -> Verdict:
+    """The same verdict, not to be acted on."""
+    return msgspec.structs.replace(verdict, withheld=why)

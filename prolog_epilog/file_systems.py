@@ -1,0 +1,187 @@
+"""File systems: room, inodes, read-only, latency, and whether they are mounted at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fnmatch
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilio_hpc.prolog_epilog.check import Absent, Fault, Limits, Unreadable
+from resilio_hpc.prolog_epilog.mounts import MOUNTINFO, Mount, mount_of, parse_mountinfo
+from resilio_hpc.prolog_epilog.node import Node
+
+# Full is another check's; and a user, or root on a squashed export, may not write everywhere.
+_NOT_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """One file system, as statvfs(2) tells, and how long it took to answer. ``inodes`` is 0 where it has no limit.
+
+    ``refused``: why a file could not be written there; "" where it could, or nobody tried.
+    """
+
+    path: str
+    network: bool
+    read_only: bool
+    size_bytes: int
+    free_bytes: int
+    inodes: int
+    free_inodes: int
+    seconds: float
+    refused: str = ""
+
+
+def targets(node: Node) -> list[str]:
+    """The paths of the site's settings and network mounts; each file system once. Touches none of them."""
+    settings = node.settings["file-systems"]
+    return choose(parse_mountinfo(node.files.text(MOUNTINFO)), settings.texts("paths"), settings.texts("types"))
+
+
+def choose(mounts: Sequence[Mount], paths: Iterable[str], types: Sequence[str]) -> list[str]:
+    """One path for each file system that is meant. Pure."""
+    chosen: dict[str, str] = {}
+    for path in paths:
+        mount = mount_of(path, mounts)
+        if mount is not None:
+            chosen.setdefault(mount.path, path)
+    for mount in mounts:
+        if is_network(mount, types):
+            chosen.setdefault(mount.path, mount.path)
+    return list(chosen.values())
+
+
+def is_network(mount: Mount, types: Sequence[str]) -> bool:
+    """Pure."""
+    return any(fnmatch.fnmatchcase(mount.type, pattern) for pattern in types)
+
+
+def fetch(node: Node) -> FileSystem:
+    """Look at the target's file system, and write a file where the settings say so. May hang: that is measured."""
+    settings = node.settings["file-systems"]
+    mounts = parse_mountinfo(node.files.text(MOUNTINFO))
+    mount = mount_of(node.target, mounts)
+    if mount is None:
+        raise Absent(f"{node.target} is not mounted")
+    path = node.files.path(node.target)
+    began = time.monotonic()
+    try:
+        seen = os.statvfs(path)
+        with contextlib.suppress(PermissionError), os.scandir(path) as names:
+            next(names, None)
+        refused = _written(path) if node.target in settings.texts("write") else ""
+    except FileNotFoundError as error:
+        raise Absent(f"{node.target} is not there") from error
+    except OSError as error:
+        raise Unreadable(f"{node.target}: {error.strerror}") from error
+    return FileSystem(
+        path=node.target,
+        network=is_network(mount, settings.texts("types")),
+        read_only=mount.read_only,
+        size_bytes=seen.f_blocks * seen.f_frsize,
+        free_bytes=seen.f_bavail * seen.f_frsize,
+        inodes=seen.f_files,
+        free_inodes=seen.f_favail,
+        seconds=time.monotonic() - began,
+        refused=refused,
+    )
+
+
+def _written(path: Path) -> str:
+    """Write, sync and remove a file; "" or why it cannot be written."""
+    try:
+        fd, name = tempfile.mkstemp(prefix=".resilio-health-", dir=path)
+    except OSError as error:
+        return _why(error)
+    try:
+        os.write(fd, b"resilio\n")
+        os.fsync(fd)
+    except OSError as error:
+        return _why(error)
+    finally:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+    return ""
+
+
+def _why(error: OSError) -> str:
+    return "" if error.errno in _NOT_OURS else error.strerror or str(error.errno)
+
+
+def space(found: FileSystem, limits: Limits) -> Iterable[Fault]:
+    """Too little room. Pseudo file systems have no size."""
+    if found.size_bytes <= 0:
+        return
+    percent = 100 * found.free_bytes / found.size_bytes
+    least = limits.number("network_free_percent" if found.network else "free_percent")
+    mib = found.free_bytes / 2**20
+    full = percent < least or (not found.network and mib < limits.number("free_mib"))
+    if full:
+        yield Fault(f"{found.path} has {percent:.1f} % ({mib:.0f} MiB) free", found.path)
+
+
+def inodes(found: FileSystem, limits: Limits) -> Iterable[Fault]:
+    """Too few inodes; file systems without a fixed number say 0 of 0."""
+    if found.inodes > 0 and not found.network:
+        percent = 100 * found.free_inodes / found.inodes
+        if percent < limits.number("free_percent"):
+            yield Fault(f"{found.path} has {percent:.1f} % ({found.free_inodes}) inodes free", found.path)
+
+
+def writable(found: FileSystem, limits: Limits) -> Iterable[Fault]:
+    """Mounted read-only, or a file could not be written."""
+    if found.path in limits.texts("may_be_read_only"):
+        return
+    if found.read_only:
+        yield Fault(f"{found.path} is mounted read-only", found.path)
+    elif found.refused:
+        yield Fault(f"{found.path}: a file cannot be written: {found.refused}", found.path)
+
+
+def latency(found: FileSystem, limits: Limits) -> Iterable[Fault]:
+    """Slow, and yet within the budget."""
+    if found.seconds > limits.number("slow_s"):
+        yield Fault(f"{found.path} took {found.seconds:.1f} s to answer", found.path)
+
+
+@dataclass(frozen=True)
+class MountTable:
+    """What is mounted, and what /etc/fstab says should be."""
+
+    mounts: tuple[Mount, ...]
+    wanted: tuple[str, ...]
+
+
+def fetch_mount_table(node: Node) -> MountTable:
+    mounts = parse_mountinfo(node.files.text(MOUNTINFO))
+    return MountTable(tuple(mounts), tuple(parse_fstab(node.files.optional("/etc/fstab") or "")))
+
+
+def parse_fstab(text: str) -> list[str]:
+    """Mount points that must be there after boot. Raises Unreadable. Pure."""
+    wanted = []
+    for line in text.splitlines():
+        words = line.split("#", 1)[0].split()
+        if not words:
+            continue
+        if len(words) < 3:
+            raise Unreadable(f"/etc/fstab: not a line of fstab(5): {line[:80]!r}")
+        options = words[3].split(",") if len(words) > 3 else []
+        if words[1].startswith("/") and words[2] != "swap" and not {"noauto", "nofail"} & set(options):
+            wanted.append(words[1].rstrip("/") or "/")
+    return wanted
+
+
+def present(table: MountTable, limits: Limits) -> Iterable[Fault]:
+    """What should be mounted and is not. The types need not be those of fstab: autofs stands in for what it mounts."""
+    mounted = {mount.path for mount in table.mounts}
+    for path in dict.fromkeys([*table.wanted, *limits.texts("expected")]):
+        if path not in mounted:
+            yield Fault(f"{path} is not mounted", path)

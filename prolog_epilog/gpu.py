@@ -1,0 +1,164 @@
+"""Judging GPUs by what NVML told. Faults of one GPU carry its UUID and index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from resilio_hpc.prolog_epilog.check import Absent, Fault, Limits
+from resilio_hpc.prolog_epilog.gpu_readings import Gpu, Gpus
+
+_THROTTLES = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
+"""nvmlClocksEventReason… of nvml.h that are no setting: heat, power supply, or a signal of the board."""
+
+
+def _of(gpu: Gpu, text: str) -> Fault:
+    return Fault(f"GPU {gpu.slurm_index} ({gpu.name}): {text}", gpu.name, gpu.slurm_index)
+
+
+def _present(reading: Gpus) -> list[Gpu]:
+    """GPUs that answer. Raises Absent where none does: that is the subject of gpu-driver and gpu-count."""
+    present = [gpu for gpu in reading.gpus if not gpu.lost]
+    if not present:
+        raise Absent("no GPU answers")
+    return present
+
+
+def driver(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    """The driver answers."""
+    if reading.trouble:
+        yield Fault(f"{reading.expected} GPUs are expected, and NVML says: {reading.trouble}")
+
+
+def count(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    """As many as expected."""
+    if reading.trouble:
+        raise Absent("the driver does not answer")
+    if len(reading.gpus) < reading.expected:
+        yield Fault(f"{len(reading.gpus)} of {reading.expected} GPUs")
+
+
+def lost(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    """A GPU that fell off the bus, or wants a reset."""
+    return [_of(gpu, gpu.lost) for gpu in reading.gpus if gpu.lost]
+
+
+def ecc(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    for gpu in _present(reading):
+        if (gpu.ecc_uncorrected or 0) > limits.number("most"):
+            yield _of(gpu, f"{gpu.ecc_uncorrected} uncorrected ECC errors since the driver was loaded")
+
+
+def sram_ecc(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    for gpu in _present(reading):
+        if (gpu.sram_uncorrected or 0) > limits.number("most_uncorrected"):
+            yield _of(gpu, f"{gpu.sram_uncorrected} uncorrected SRAM errors in its life")
+        elif (gpu.sram_corrected or 0) > limits.number("most_corrected"):
+            yield _of(gpu, f"{gpu.sram_corrected} corrected SRAM errors in its life")
+
+
+def row_remap(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    for gpu in _present(reading):
+        if gpu.remap_failed:
+            yield _of(gpu, "a memory row could not be remapped: replace it")
+        elif gpu.remap_pending:
+            yield _of(gpu, "a memory row waits for its remapping: reset it")
+
+
+def retired_pages(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    return [_of(gpu, "memory pages wait for their retirement: reset it") for gpu in _present(reading)
+            if gpu.retired_pending]  # fmt: skip
+
+
+def nvlink_down(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    """Links that are inactive where others of this node are active. A node without NVLink has none active."""
+    gpus = _present(reading)
+    most = max((sum(gpu.nvlinks.values()) for gpu in gpus), default=0)
+    if most == 0 and limits.number("active") == 0:
+        raise Absent("no NVLink is active")
+    expected = int(limits.number("active")) or most
+    for gpu in gpus:
+        active = sum(gpu.nvlinks.values())
+        if active < expected:
+            down = ", ".join(link for link, state in gpu.nvlinks.items() if not state)
+            yield _of(gpu, f"{active} of {expected} NVLinks active" + (f" (down: {down})" if down else ""))
+
+
+def nvlink_errors(reading: Gpus) -> Mapping[str, int]:
+    found = {f"{gpu.name} link-{name.replace(' ', '-')}": errors
+             for gpu in _present(reading) for name, errors in gpu.nvlink_errors.items()}  # fmt: skip
+    if not found:
+        raise Absent("no GPU counts NVLink errors")
+    return found
+
+
+def pcie_width(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    """Fewer lanes than GPU and slot could have; the generation is not compared, since idle GPUs lower it."""
+    for gpu in _present(reading):
+        expected = limits.number("width") or gpu.pcie_most_width
+        if gpu.pcie_width is not None and expected and gpu.pcie_width < expected:
+            yield _of(gpu, f"PCIe x{gpu.pcie_width} of x{expected:.0f}")
+
+
+def pcie_replays(reading: Gpus) -> Mapping[str, int]:
+    return {f"{gpu.name} replays": gpu.pcie_replays for gpu in _present(reading) if gpu.pcie_replays is not None}
+
+
+def throttle(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    for gpu in _present(reading):
+        reasons = [text for bit, text in _THROTTLES.items() if (gpu.throttle or 0) & bit]
+        if reasons:
+            yield _of(gpu, f"clocks are held down: {', '.join(reasons)}")
+
+
+def temperature(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    """Near the temperature at which it slows down by itself, or above the site's own limit."""
+    for gpu in _present(reading):
+        own = limits.number("most_c")
+        most = own or (gpu.slowdown_c - limits.number("margin_c") if gpu.slowdown_c is not None else None)
+        if gpu.temperature_c is not None and most is not None and gpu.temperature_c >= most:
+            yield _of(gpu, f"{gpu.temperature_c} °C")
+
+
+def residual_memory(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    """Memory in use while no job is here. With MIG it is the instances' own, which say nothing here."""
+    for gpu in _present(reading):
+        if gpu.memory_used is not None and not gpu.mig and gpu.memory_used > limits.number("most_mib") * 2**20:
+            yield _of(gpu, f"{gpu.memory_used / 2**20:.0f} MiB in use, and no job is here")
+
+
+def processes(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    for gpu in _present(reading):
+        if gpu.processes:
+            pids = ", ".join(map(str, gpu.processes[:5]))
+            yield _of(gpu, f"{len(gpu.processes)} processes ({pids}), and no job is here")
+
+
+def headroom(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    for gpu in _present(reading):
+        if gpu.memory_used is not None and gpu.memory_total:
+            free = 100 * (gpu.memory_total - gpu.memory_used) / gpu.memory_total
+            if free < limits.number("least_percent"):
+                yield _of(gpu, f"{free:.1f} % of its memory is left")
+
+
+def mig(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    """The mode that the site wants, and none that waits for a reset."""
+    wanted = {"on": 1, "off": 0}.get(limits.text("mode"))
+    for gpu in _present(reading):
+        if gpu.mig is None:
+            continue
+        if gpu.mig_pending is not None and gpu.mig_pending != gpu.mig:
+            yield _of(gpu, "its MIG mode changes with the next reset")
+        elif wanted is not None and gpu.mig != wanted:
+            yield _of(gpu, f"MIG is {'on' if gpu.mig else 'off'}")
+
+
+def persistence(reading: Gpus, limits: Limits) -> Iterable[Fault]:
+    for gpu in _present(reading):
+        if gpu.persistence == 0:
+            yield _of(gpu, "persistence mode is off: counters are lost, and starts are slow")
+
+
+def index_of(reading: Gpus, name: str) -> int:
+    """Slurm's, of the GPU with this name; -1 where there is none."""
+    return next((gpu.slurm_index for gpu in reading.gpus if gpu.name == name), -1)

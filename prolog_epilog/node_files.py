@@ -1,0 +1,108 @@
+"""What fetchers read from: the files of a node below any root, so that a captured tree does as well as /."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from pathlib import Path
+
+from resilio_hpc.prolog_epilog.check import Unreadable
+from resilio_hpc.prolog_epilog.isolated import Mark
+
+_MOST_BYTES = 4 << 20
+_MOST_NAMES = 100_000
+
+
+class NodeFiles:
+    """Reads below ``root``. Every path is marked before it is touched. Never blocks on a pipe somebody left there."""
+
+    def __init__(self, root: Path = Path("/"), mark: Mark = lambda _: None) -> None:
+        self.root = root
+        self._mark = mark
+
+    def path(self, name: str) -> Path:
+        """Where a file of the node lies; marked."""
+        self._mark(name)
+        return self.root / name.lstrip("/")
+
+    def text(self, name: str) -> str:
+        """A file's content. Raises Unreadable, also where there is none."""
+        content = self.optional(name)
+        if content is None:
+            raise Unreadable(f"{name} is not there")
+        return content
+
+    def optional(self, name: str) -> str | None:
+        """A file's content; None where there is none. Raises Unreadable where there is one that cannot be read."""
+        path = self.path(name)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise Unreadable(f"{name}: {error.strerror}") from error
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise Unreadable(f"{name} is no regular file")
+            content = _read(fd)
+        except OSError as error:
+            if error.errno in (errno.ESRCH, errno.ENODEV):  # a process that ended, a device that was taken out
+                return None
+            raise Unreadable(f"{name}: {error.strerror}") from error
+        finally:
+            os.close(fd)
+        if len(content) > _MOST_BYTES:
+            raise Unreadable(f"{name} has more than {_MOST_BYTES} bytes")
+        return content.decode(errors="replace")
+
+    def number(self, name: str) -> int:
+        """The whole number in a file, decimal or 0x…. Raises Unreadable."""
+        return whole_number(self.text(name), name)
+
+    def optional_number(self, name: str) -> int | None:
+        """None where the file is not there, or has no value (sysfs answers EINVAL). Raises Unreadable."""
+        try:
+            text = self.optional(name)
+        except Unreadable as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                return None
+            raise
+        return None if text is None else whole_number(text, name)
+
+    def names(self, name: str, pattern: str = "") -> list[str]:
+        """Sorted names in a directory that match ``pattern`` wholly; none where there is no such directory."""
+        path = self.path(name)
+        try:
+            found = sorted(entry.name for entry in os.scandir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise Unreadable(f"{name}: {error.strerror}") from error
+        if len(found) > _MOST_NAMES:
+            raise Unreadable(f"{name} has more than {_MOST_NAMES} names")
+        return [one for one in found if not pattern or re.fullmatch(pattern, one)]
+
+    def exists(self, name: str) -> bool:
+        return self.path(name).exists()
+
+
+def whole_number(text: str, name: str) -> int:
+    """Raises Unreadable, which says where. Pure."""
+    word = text.strip()
+    if re.fullmatch(r"-?\d{1,20}", word, re.ASCII):
+        return int(word)
+    if re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}", word):
+        return int(word, 16)
+    raise Unreadable(f"{name}: no number: {word[:40]!r}")
+
+
+def _read(fd: int) -> bytes:
+    content = bytearray()
+    while len(content) <= _MOST_BYTES:
+        data = os.read(fd, 65536)
+        if not data:
+            break
+        content += data
+    return bytes(content)

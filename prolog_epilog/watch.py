@@ -1,0 +1,84 @@
+"""The node daemon: every check at its own pace, a verdict that is never old, drains where they are asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from resilio_hpc.core.errors import HealthError
+from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
+from resilio_hpc.prolog_epilog.check import Check, Result, Verdict
+from resilio_hpc.prolog_epilog.examination import Examination, due, of_context
+from resilio_hpc.prolog_epilog.node_drains import NodeDrains
+
+REWRITE_S = 60.0
+"""A verdict is written at least so often, since its age says that somebody still looks."""
+
+
+@dataclass
+class Watch:
+    """``turn`` whenever time has passed. ``said`` gets a line for what changed."""
+
+    examination: Examination
+    cache: VerdictCache
+    said: Callable[[str], None]
+    drains: NodeDrains | None = None
+    _results: dict[str, Result] = field(default_factory=dict)
+    _looked_s: dict[str, float] = field(default_factory=dict)
+    _last_lines: frozenset[str] = frozenset()
+    _written_s: float = -REWRITE_S
+
+    def turn(self) -> Verdict | None:
+        """Run what is due, or everything if somebody asked; None where nothing was, or another runs the checks."""
+        now = self.examination.now_s()
+        asked = self.cache.take_request()
+        wanted = [check for check in self._checks() if due(check, now - self._looked_s.get(check.id, -math.inf), asked)]
+        if not wanted and now - self._written_s < REWRITE_S:
+            return None
+        with self.cache.locked() as ours:
+            if not ours:
+                return None
+            self._look(wanted, now)
+        verdict = self.examination.verdict(self._results.values())
+        if self.drains is not None:
+            verdict = self.drains.turn(verdict)
+        self._write(verdict)
+        self._tell(verdict)
+        return verdict
+
+    def _checks(self) -> list[Check]:
+        return of_context(self.examination.table, "health", "idle")
+
+    def _look(self, wanted: list[Check], now: float) -> None:
+        boot = self.examination.boot()
+        memory = self.cache.memory(boot)
+        for check in wanted:
+            self._results.pop(check.id, None)  # one that is left out now says nothing any more
+        looked = self.examination.run(wanted, memory)
+        self._results |= {result.check: result for result in looked}
+        if self.drains is not None:
+            self.drains.looked(looked)
+        self._looked_s |= {check.id: now for check in wanted}
+        try:
+            self.cache.keep(memory, boot)
+        except HealthError as error:
+            self.said(str(error))
+
+    def _write(self, verdict: Verdict) -> None:
+        """Where it cannot be written (no memory left), the old one grows stale, and prologs say so."""
+        try:
+            self.cache.write(verdict)
+            self._written_s = verdict.uptime_s
+        except HealthError as error:
+            self.said(str(error))
+
+    def _tell(self, verdict: Verdict) -> None:
+        """What is new since the last verdict; evidence may change from look to look, the fault is still the same."""
+        lines = frozenset(f"{one.action} {one.check} {one.device}".rstrip() for one in verdict.findings)
+        for finding in verdict.findings:
+            if f"{finding.action} {finding.check} {finding.device}".rstrip() not in self._last_lines:
+                self.said(f"{finding.action}: {finding.check}: {finding.evidence}")
+        for line in sorted(self._last_lines - lines):
+            self.said(f"no more: {line}")
+        self._last_lines = lines

@@ -1,0 +1,196 @@
+"""``resilio health run | clear | watch | epilog``: what looks at the node, or changes what is kept of it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.core.errors import HealthError, UsageError
+from resilio_hpc.core.json_fields import printable
+from resilio_hpc.prolog_epilog import epilog as epilogs
+from resilio_hpc.prolog_epilog import reaping
+from resilio_hpc.prolog_epilog import table as tables
+from resilio_hpc.prolog_epilog.cached_verdict import NoVerdict, VerdictCache
+from resilio_hpc.prolog_epilog.check import Check, Result, Verdict
+from resilio_hpc.prolog_epilog.examination import Examination, due, node_name, of_context
+from resilio_hpc.prolog_epilog.node import Node
+from resilio_hpc.prolog_epilog.node_drains import NodeDrains
+from resilio_hpc.prolog_epilog.node_files import NodeFiles
+from resilio_hpc.prolog_epilog.runner import Memory
+from resilio_hpc.prolog_epilog.slurm_drainer import SlurmDrainer
+from resilio_hpc.prolog_epilog.watch import Watch
+from resilio_hpc.slurm.audit import DEFAULT_PATH, PATH_VARIABLE, AuditLog
+from resilio_hpc.slurm.drain_policy import drain_policy
+from resilio_hpc.slurm.drain_writer import DrainWriter
+from resilio_hpc.slurm.which_client import which
+
+POLL_S = 0.5
+_MARKS = {"pass": "ok", "fail": "FAIL", "unknown": "?", "timeout": "HANGS", "absent": "-"}
+
+
+def examination_of(options: argparse.Namespace) -> Examination:
+    """This node's, with the site's table. Raises UsageError."""
+    table = tables.load(options.site)
+    return Examination(table, Node(settings=table.settings), node_name(os.environ))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 1 where something was found that keeps jobs off the node."""
+    examination = examination_of(options)
+    cache = VerdictCache(options.directory)
+    checks = _chosen(options, examination)
+    if options.write:
+        if options.checks:
+            raise UsageError("--write keeps a verdict on the whole node: name no checks")
+        verdict = _written(examination, cache, checks)
+        if verdict is None:
+            return 0
+    else:
+        boot = examination.boot()
+        memory = cache.memory(boot)  # what was kept gives counters a past; nothing is kept here
+        verdict = examination.verdict(examination.run(checks, memory))
+    if not options.quiet:
+        print(as_json(verdict) if options.json else _as_text(verdict, time_s=True))
+    return 1 if verdict.action in ("evict", "fail", "drain") else 0
+
+
+def _chosen(options: argparse.Namespace, examination: Examination) -> list[Check]:
+    if options.checks:
+        return [examination.table.check(name) for name in dict.fromkeys(options.checks)]
+    contexts = ("health", "idle") if options.context == "health" else (options.context,)
+    return of_context(examination.table, *contexts)
+
+
+def _written(examination: Examination, cache: VerdictCache, checks: list[Check]) -> Verdict | None:
+    """One look that is kept, at what is due; None where another process is at it."""
+    with cache.locked() as ours:
+        if not ours:
+            return None
+        asked = cache.take_request()
+        boot, now = examination.boot(), examination.now_s()
+        former = {result.check: result for result in _former(cache, now, boot)}
+        now_due = [
+            check for check in checks if check.id not in former or due(check, now - former[check.id].uptime_s, asked)
+        ]
+        memory = cache.memory(boot)
+        kept = {check.id: former[check.id] for check in checks if check not in now_due}
+        looked = {result.check: result for result in examination.run(now_due, memory)}
+        results = {**kept, **looked}
+        verdict = examination.verdict(results[check.id] for check in checks if check.id in results)
+        try:
+            cache.keep(memory, boot)
+        finally:
+            cache.write(verdict)
+        return verdict
+
+
+def _former(cache: VerdictCache, now: float, boot: str) -> tuple[Result, ...]:
+    try:
+        return cache.read(now, math.inf, boot).results
+    except NoVerdict:
+        return ()
+
+
+def clear(options: argparse.Namespace) -> int:
+    """Begin anew with a check."""
+    examination = examination_of(options)
+    check = examination.table.check(options.check)
+    cache = VerdictCache(options.directory)
+    until = time.monotonic() + 10.0
+    while True:
+        with cache.locked() as ours:
+            if ours:
+                boot = examination.boot()
+                memory: Memory = cache.memory(boot)
+                memory.clear(check.id, examination.now_s())
+                cache.keep(memory, boot)
+                break
+        if time.monotonic() > until:
+            raise HealthError("the checks are running: try again in a moment")
+        time.sleep(0.1)
+    (cache.directory / "wanted").touch()
+    print(f'{{"cleared": "{check.id}"}}' if options.json else f"{check.id}: what it found until now is forgotten")
+    return 0
+
+
+def watch(options: argparse.Namespace) -> int:
+    """Look for ever. Ends with SIGTERM or SIGINT."""
+
+    def said(text: str) -> None:
+        print(text if not options.json else msgspec.json.encode({"said": text}).decode(), flush=True)
+
+    drains = NodeDrains(_drainer(options), said) if options.drain != "off" else None
+    daemon = Watch(examination_of(options), VerdictCache(options.directory), said, drains)
+    ended: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: ended.append(number))
+    while not ended:
+        daemon.turn()
+        if options.once:
+            break
+        if not ended:
+            time.sleep(POLL_S)
+    return 0
+
+
+def _drainer(options: argparse.Namespace) -> SlurmDrainer:
+    client = which()
+    log = AuditLog(Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH))
+    return SlurmDrainer(client, DrainWriter(client, drain_policy(options.policy), log, options.drain))
+
+
+def epilog(options: argparse.Namespace) -> int:
+    """Remove what the job left, and say what was done."""
+    job = epilogs.job_of(os.environ)
+    files = NodeFiles()
+    policy = epilogs.Policy.of(tables.load(options.site).settings["epilog"])
+    entries = reaping.see_entries(files, (*policy.clean, *policy.cached), time.time())
+    plan = epilogs.decide(job, reaping.see_processes(files), entries, policy)
+    if options.dry_run:
+        done = epilogs.would_be(job, plan)
+    else:
+        done = reaping.carry_out(job, plan, policy, files)
+    print(msgspec.json.encode(done).decode() if options.json else _epilog_text(done, options.dry_run), flush=True)
+    return 0
+
+
+def _epilog_text(done: epilogs.Done, dry_run: bool) -> str:
+    would = "would be " if dry_run else ""
+    parts = [f"{done.killed} processes {would}ended", f"{len(done.removed)} leftovers {would}removed"]
+    parts += [f"{len(done.kept)} kept"] if done.kept else []
+    parts += [done.why] if done.why else []
+    parts += [f"failed: {text}" for text in done.failed[:5]]
+    return printable(f"epilog of job {done.job}: {', '.join(parts)}", 500)
+
+
+def as_json(verdict: Verdict) -> str:
+    """For programs: the verdict with its action and findings."""
+    whole = {
+        **msgspec.to_builtins(verdict),
+        "action": verdict.action,
+        "findings": msgspec.to_builtins(verdict.findings),
+    }
+    return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode()
+
+
+def _as_text(verdict: Verdict, time_s: bool) -> str:
+    lines = []
+    for result in verdict.results:
+        took = f"{result.seconds * 1000:7.0f} ms" if time_s else ""
+        said = "; ".join(fault.evidence for fault in result.faults) or result.note
+        lines.append(f"{_MARKS[result.status]:<6}{result.check:<26}{took}  {printable(said, 200)}".rstrip())
+    counted = len([result for result in verdict.results if result.status == "pass"])
+    here = len([result for result in verdict.results if result.status != "absent"])
+    summary = {"none": "nothing is wrong", "warn": "jobs may run"}.get(verdict.action, f"asks to {verdict.action}")
+    return "\n".join([*lines, f"{verdict.node}: {counted} of {here} checks passed; {summary}"])
+
+
+def text_of(verdict: Verdict) -> str:
+    """For people: every check on a line, and what it comes to."""
+    return _as_text(verdict, time_s=False)

@@ -1,0 +1,38 @@
+"""The numbers of drain_policy.toml, or of a site's own file. Pure but for reading the file."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.core.errors import UsageError
+
+_DEFAULTS = Path(__file__).with_name("drain_policy.toml")
+
+
+class DrainPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``share``: of a partition, 0 to 1; ``window_s``: seconds; ``passes``: of a check, in a row."""
+
+    share: float
+    at_least: int
+    window_s: float
+    passes: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share is from 0 to 1, not {self.share:g}")
+        if self.at_least < 0 or self.passes < 1 or self.window_s < 0:
+            raise ValueError("at_least and window_s are not below 0, passes not below 1")
+
+
+def drain_policy(file: Path | None = None) -> DrainPolicy:
+    """The defaults, with what ``file`` says laid over them. Raises UsageError."""
+    values = tomllib.loads(_DEFAULTS.read_text())
+    try:
+        if file is not None:
+            values |= tomllib.loads(file.read_text())
+        return msgspec.convert(values, DrainPolicy)
+    except (OSError, UnicodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise UsageError(f"{file}: not a drain policy: {error}") from error

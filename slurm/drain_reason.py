@@ -1,0 +1,70 @@
+"""The reasons that we write on drained nodes, and how we know them again. Pure.
+
+``resilio:gpu.xid: Xid 79 on GPU 3 #1f09ab``: our prefix, the check, its evidence, and a tag over all of it. Several
+checks may hold a node, joined by `` + ``. Whoever edits such a reason has made it theirs: the tag no longer fits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.json_fields import printable
+
+PREFIX = "resilio:"
+BY_HAND = "manual"  # the check of a drain that a person asked for
+_CHECK = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_TAGGED = re.compile(r"(.*) #([0-9a-f]{6})", re.DOTALL)
+_JOINT = " + "
+_EVIDENCE_LETTERS = 160
+_ALL_LETTERS = 600
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A check that failed: its id (``gpu.xid``) and what it saw, in a line."""
+
+    check: str
+    evidence: str
+
+    def __post_init__(self) -> None:
+        if not _CHECK.fullmatch(self.check):
+            raise UsageError(f"not a check's id: {printable(self.check)!r}; small letters, digits, dots: gpu.xid")
+
+
+def write_reason(findings: Sequence[Finding]) -> str:
+    """The reason's text. Long evidence is cut; what would confuse Slurm or us is replaced."""
+    room = min(_EVIDENCE_LETTERS, _ALL_LETTERS // max(1, len(findings)))
+    body = _JOINT.join(f"{PREFIX}{one.check}: {_evidence(one.evidence, room)}" for one in findings)
+    return f"{body} #{_tag(body)}"
+
+
+def disowned_reason(text: str) -> str:
+    """A reason by which we do not know the drain as ours: only a person ends it."""
+    return (
+        f"{PREFIX} {printable(text, _ALL_LETTERS)} (another order came at the same moment: look before you resume it)"
+    )
+
+
+def read_reason(reason: str) -> tuple[Finding, ...] | None:
+    """What we wrote, or None when this reason is not ours, or no longer as we wrote it."""
+    tagged = _TAGGED.fullmatch(reason)
+    if tagged is None or not reason.startswith(PREFIX) or _tag(tagged[1]) != tagged[2]:
+        return None
+    parts = tagged[1].removeprefix(PREFIX).split(_JOINT + PREFIX)
+    pairs = [part.partition(": ") for part in parts]
+    if not all(_CHECK.fullmatch(check) for check, _, _ in pairs):
+        return None
+    return tuple(Finding(check, evidence) for check, _, evidence in pairs)
+
+
+def _evidence(text: str, room: int) -> str:
+    plain = printable(" ".join(text.split()), room).replace(PREFIX, PREFIX.rstrip(":"))
+    return plain.replace('"', "'").strip() or "no evidence given"
+
+
+def _tag(body: str) -> str:
+    return hashlib.sha256(body.encode(errors="replace")).hexdigest()[:6]

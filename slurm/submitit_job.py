@@ -1,0 +1,206 @@
+"""A job of ResilioExecutor as submitit's users see it: one job, whatever number of Slurm's jobs carried it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+import typing as tp
+from pathlib import Path
+
+from submitit.core import core, utils
+
+from resilio_hpc.slurm import commands, submitit_states
+from resilio_hpc.slurm.commands import UNKNOWN
+from resilio_hpc.slurm.submitit_states import Verdict, chain_state
+
+R = tp.TypeVar("R", covariant=True)
+
+
+class ChainWatcher(core.InfoWatcher):
+    """Asks Slurm for all jobs of all chains at once, accounting or not."""
+
+    def __init__(self, delay_s: int = 60) -> None:
+        super().__init__(delay_s)
+        self._chains: dict[str, tuple[Path, bool]] = {}
+
+    def follow(self, job_id: str, run_directory: Path, chained: bool) -> None:
+        """Where the jobs that come after ``job_id`` are written down."""
+        self._chains[job_id] = (run_directory, chained)
+        self.register_job(job_id)
+
+    def get_state(self, job_id: str, mode: str = "standard") -> str:
+        """One word of Slurm's for the whole chain."""
+        return self.get_info(job_id, mode).get("State") or UNKNOWN
+
+    def update(self) -> None:
+        """Look at run directories, and ask Slurm once."""
+        followed = {job: self._chains[job] for job in self._registered - self._finished if job in self._chains}
+        if not followed:
+            return
+        self._num_calls += 1
+        chains = {job: submitit_states.jobs_of(job, path) for job, (path, _) in followed.items()}
+        answer = submitit_states.ask([link for links in chains.values() for link in links])
+        absent = submitit_states.PURGED if answer.sure else UNKNOWN
+        for job, (path, chained) in followed.items():
+            verdict = submitit_states.read_verdict(path).verdict
+            states = [answer.states.get(link, absent) for link in chains[job]]
+            nodes = next((answer.nodes[link] for link in chains[job] if answer.states.get(link) == "RUNNING"), "")
+            state = chain_state(states, verdict, chained)
+            self._info_dict[job] = {"JobID": job, "State": state, "NodeList": nodes, "Links": ",".join(chains[job])}
+        self._last_status_check = time.time()
+        self._finished |= {job for job in followed if self.is_done(job, mode="cache")}
+
+
+class ResilioJob(core.Job[R]):
+    """``result()`` is what the last job of the chain stored; ``cancel()`` ends the chain."""
+
+    watcher = ChainWatcher(delay_s=60)
+    chained = True
+    _one_of_several = False
+
+    def __init__(self, folder: Path | str, job_id: str, tasks: tp.Sequence[int] = (0,), chained: bool = True) -> None:
+        self.chained = chained
+        super().__init__(folder, job_id, tasks)
+        for task in self._sub_jobs:
+            task.chained, task._one_of_several = chained, True  # type: ignore[attr-defined]
+
+    def _register_in_watcher(self) -> None:
+        if not self._tasks[0]:
+            self.watcher.follow(self.job_id, self.run_directory, self.chained)
+
+    @property
+    def run_directory(self) -> Path:
+        """Ledger, logs and checkpoints of the run: `resilio status` takes it."""
+        return utils.JobPaths(self._paths._folder, job_id=self.job_id).folder / f"{self.job_id}_run"
+
+    def links(self) -> list[str]:
+        """The jobs of Slurm's that have carried this one so far, and the one that waits."""
+        return submitit_states.jobs_of(self.job_id, self.run_directory)
+
+    def verdict(self) -> Verdict:
+        """How the run, or its newest part, ended."""
+        return submitit_states.read_verdict(self.run_directory)
+
+    def done(self, force_check: bool = False) -> bool:
+        """Whether no part of the run is left to come. A result alone is no end: ranks may have to start anew."""
+        if self._sub_jobs:
+            return all(task.done(force_check) for task in self._sub_jobs)
+        _refresh(self.paths.folder, self.run_directory)
+        return bool(self._ended_as()) or self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
+
+    def _ended_as(self) -> str:
+        """The state that the verdict of the run means; "" while a next part may come."""
+        verdict = self.verdict().verdict
+        if not verdict or (self.chained and verdict in submitit_states.CONTINUES):
+            return ""
+        return chain_state([], verdict, self.chained)
+
+    @property
+    def state(self) -> str:
+        """One word of Slurm's for the whole chain (does not force Slurm to be asked)."""
+        return self._ended_as() or self.watcher.get_state(self.job_id, mode="standard")
+
+    def _get_outcome_and_result(self) -> tuple[str, tp.Any]:
+        try:
+            return super()._get_outcome_and_result()
+        except utils.UncompletedJobError as error:
+            words = self.verdict()
+            if not words.verdict:
+                raise
+            why = "; ".join(part for part in (words.reason, words.failure) if part)
+            raise utils.UncompletedJobError(
+                f"the run ended with the verdict {words.verdict}: {why} (resilio ledger {self.run_directory})\n{error}"
+            ) from None
+
+    def stdout(self) -> str | None:
+        """What all tasks wrote, in all jobs of the chain, each line with its rank; of one task its lines."""
+        return self._get_logs_string("stdout")
+
+    def stderr(self) -> str | None:
+        """The same of stderr, and the launcher's own lines."""
+        return self._get_logs_string("stderr")
+
+    def _get_logs_string(self, name: str) -> str | None:
+        paths = utils.JobPaths(self._paths._folder, job_id=self.job_id, task_id=0)
+        try:
+            text = getattr(paths, name).read_text(errors="replace")
+        except FileNotFoundError:
+            return None
+        return lines_of(text, self.task_id or 0) if self._one_of_several else str(text)
+
+    def cancel(self, check: bool = True) -> None:
+        """End the chain: the job that runs, and the one that waits for it."""
+        links = self.links()
+        living = submitit_states.living(links, submitit_states.ask(links))
+        if living:
+            (subprocess.check_call if check else subprocess.call)(["scancel", *living])
+
+    def _interrupt(self, timeout: bool = False) -> None:
+        """For tests: what Slurm sends before the time limit, or at preemption."""
+        links = self.links()
+        commands.cancel(submitit_states.living(links, submitit_states.ask(links))[0], "USR2" if timeout else "TERM")
+
+
+def lines_of(text: str, rank: int) -> str:
+    """A rank's lines of the launcher's output, without their mark. Pure."""
+    return "".join(re.findall(rf"^\[rank {rank}\] (.*\n?)", text, re.MULTILINE))
+
+
+def _refresh(*directories: Path) -> None:
+    """Have an NFS client look again (it does when a directory changes), as submitit does."""
+    for directory in directories:
+        try:
+            directory.chmod(directory.stat().st_mode)
+        except OSError:
+            pass
+
+
+class LocalResilioJob(ResilioJob[R]):
+    """A run on this machine."""
+
+    _process: subprocess.Popen[bytes] | None = None
+
+    def __init__(self, folder: Path | str, job_id: str, tasks: tp.Sequence[int] = (0,)) -> None:
+        super().__init__(folder, job_id, tasks, chained=False)
+
+    def belongs_to(self, process: subprocess.Popen[bytes]) -> None:
+        """The launcher of this job."""
+        for job in (self, *self._sub_jobs):
+            job._process = process  # type: ignore[attr-defined]
+
+    def _register_in_watcher(self) -> None:
+        pass
+
+    @property
+    def state(self) -> str:
+        """RUNNING, COMPLETED, FAILED, or UNKNOWN where another process started it and it has no verdict."""
+        verdict = self.verdict().verdict
+        if self._process is not None and self._process.poll() is None:
+            return "RUNNING"
+        if verdict:
+            return chain_state([], verdict, chained=False)
+        return UNKNOWN if self._process is None else "FAILED"
+
+    def get_info(self, mode: str = "force") -> dict[str, str]:
+        """The state alone."""
+        return {"JobID": self.job_id, "State": self.state}
+
+    def done(self, force_check: bool = False) -> bool:
+        """Whether the launcher has ended."""
+        return self.state not in ("RUNNING", UNKNOWN)
+
+    def cancel(self, check: bool = True) -> None:
+        """As Ctrl-C: all ranks stop in good order."""
+        self._interrupt_with(signal.SIGINT)
+
+    def _interrupt(self, timeout: bool = False) -> None:
+        self._interrupt_with(signal.SIGUSR2 if timeout else signal.SIGTERM)
+
+    def _interrupt_with(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def __getstate__(self) -> dict[str, tp.Any]:
+        return {**self.__dict__, "_process": None}

@@ -1,0 +1,242 @@
+"""The hooks on a real Slurm: jobs start, go elsewhere, or are cleaned up after, whatever hangs or is full."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilio_hpc.prolog_epilog.hook_files import UNIT, package_folder
+from resilio_hpc.slurm.devcluster import DevCluster
+
+pytestmark = pytest.mark.slurm
+RUN = "/run/resilio/health"
+BATCH = ["--chdir=/tmp", "--output=/dev/null", "--nodes=1"]
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.2)
+
+
+def hooks_of(cluster: DevCluster) -> Path:
+    (line,) = [line for line in cluster.spec.conf if line.startswith("HealthCheckProgram=")]
+    return Path(line.partition("=")[2]).parent
+
+
+def node_file(cluster: DevCluster, node: str, name: str) -> str:
+    return cluster.run(node, ["cat", f"{RUN}/{name}"], check=False, cwd="/").stdout
+
+
+def verdict(cluster: DevCluster, node: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(node_file(cluster, node, "verdict.json"))
+    except ValueError:
+        return {}
+    return found
+
+
+def look_anew(cluster: DevCluster, node: str) -> dict[str, Any]:
+    """Run the health check as slurmd does, with nothing but the node's name, and wait for its verdict."""
+    before = verdict(cluster, node).get("uptime_s", 0.0)
+    cluster.run(node, ["touch", f"{RUN}/wanted"], check=False, cwd="/")
+
+    def fresh() -> bool:
+        cluster.run(node, ["env", "-i", f"SLURMD_NODENAME={node}", str(hooks_of(cluster) / "health_check")], cwd="/")
+        return bool(verdict(cluster, node).get("uptime_s", 0.0) > before)
+
+    wait_until(fresh, 90.0)
+    return verdict(cluster, node)
+
+
+def results(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {result["check"]: result for result in found["results"]}
+
+
+@pytest.fixture
+def healthy(guarded: DevCluster) -> Iterator[DevCluster]:
+    """Both nodes with a verdict that lets jobs start; repaired afterwards."""
+    for node in guarded.nodes:
+        look_anew(guarded, node)
+    yield guarded
+    guarded.release_shared()
+    guarded.run("ctl", ["scancel", "--user=root"], check=False)
+    for node in guarded.nodes:
+        guarded.run(node, ["sh", "-c", f"umount -l /var/tmp; umount -l {RUN}; true"], cwd="/")
+        guarded.run("ctl", ["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
+    guarded.wait_for_idle(timeout_s=60.0)
+
+
+def test_the_health_check_needs_no_path_and_jobs_start(guarded: DevCluster) -> None:
+    assert guarded.run("ctl", ["srun", "--nodes=2", "hostname"]).stdout.split() != []  # with or without a verdict
+    for node in guarded.nodes:
+        found = look_anew(guarded, node)
+        assert found["node"] == node
+        assert results(found)["disk-space"]["status"] == "pass"
+        assert results(found)["slurm-conf"]["status"] == "pass"
+    assert len(guarded.run("ctl", ["srun", "--nodes=2", "hostname"]).stdout.split()) == 2
+
+
+def test_a_full_disk_sends_the_job_elsewhere(healthy: DevCluster) -> None:
+    fill = "mount -t tmpfs -o size=1m tmpfs /var/tmp && dd if=/dev/zero of=/var/tmp/full bs=64k 2>/dev/null; true"
+    healthy.run("n1", ["sh", "-c", fill], cwd="/")
+    fault = results(look_anew(healthy, "n1"))["disk-space"]["faults"][0]
+    assert fault["device"] == "/var/tmp"
+    job = healthy.submit("#!/bin/sh\nsleep 1\n", [*BATCH, "--nodelist=n1"])
+    wait_until(lambda: "drain" in healthy.node_states()["n1"])
+    assert healthy.job_state(job) in ("PENDING", "CONFIGURING", "COMPLETING", "REQUEUED")
+    assert "fails: drain disk-space: /var/tmp has 0.0 %" in node_file(healthy, "n1", "log")
+    other = healthy.submit("#!/bin/sh\ntrue\n", BATCH)
+    wait_until(lambda: healthy.job_state(other) == "COMPLETED")
+
+
+def test_a_file_system_that_hangs_is_named_and_holds_up_neither_checks_nor_prolog(healthy: DevCluster) -> None:
+    healthy.hang_shared("n1")
+    began = time.monotonic()
+    found = look_anew(healthy, "n1")
+    assert time.monotonic() - began < 60
+    latency = results(found)["mount-latency"]
+    (fault,) = latency["faults"]
+    assert (latency["status"], fault["device"], fault["on_fail"]) == ("timeout", "/shared", "drain")
+    assert fault["evidence"].startswith("/shared on /shared (") and "no answer in 5 s" in fault["evidence"]
+    assert results(found)["clock-sync"]["status"] in ("pass", "fail")  # the others went on
+    healthy.submit("#!/bin/sh\ntrue\n", [*BATCH, "--nodelist=n1"])
+    wait_until(lambda: "drain" in healthy.node_states()["n1"])
+    healthy.release_shared("n1")
+    assert results(look_anew(healthy, "n1"))["mount-latency"]["status"] == "pass"
+
+
+LOOKS_FOR_EVER = """
+import os, sys, time
+from resilio_hpc.prolog_epilog.isolated import Child, gather, still_there
+
+def work(mark):
+    mark("/shared")
+    open("/tmp/looking", "w").close()
+    file = os.open("/shared/looking", os.O_RDWR | os.O_CREAT)
+    while True:
+        os.pwrite(file, bytes(1 << 20), 0)
+        os.fsync(file)
+
+def told(child, ended):
+    print(ended.overdue, ended.stuck.where if ended.stuck else "killed", flush=True)
+    if ended.stuck:
+        sys.stdin.readline()
+        while still_there(child.pid, ended.stuck.started):
+            time.sleep(0.01)
+        print("gone", flush=True)
+
+gather([Child(work, 2.0)], told)
+"""
+
+
+def test_a_child_in_state_d_is_left_and_collected_when_it_comes_back(healthy: DevCluster) -> None:
+    """Its request must be with the file system when that stops: most are, while it writes and syncs."""
+    for _ in range(8):
+        healthy.run("n1", ["rm", "-f", "/tmp/looking"], cwd="/")
+        argv = [*healthy.command("n1", [sys.executable, "-c", LOOKS_FOR_EVER], cwd="/")]
+        env = {**healthy.environment(), "PYTHONPATH": package_folder()}
+        with subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin and process.stdout
+            wait_until(lambda: healthy.run("n1", ["ls", "/tmp/looking"], check=False, cwd="/").returncode == 0)
+            healthy.hang_shared("n1")
+            said = process.stdout.readline().strip()
+            healthy.release_shared("n1")
+            print("released", file=process.stdin, flush=True)
+            gone = process.stdout.readline().strip()
+        if said != "True killed":
+            break
+    assert (said[:12], gone) == ("True state D", "gone")
+
+
+def test_without_slurmctld_checks_and_verdict_go_on(healthy: DevCluster) -> None:
+    healthy.kill_slurmctld()
+    try:
+        found = look_anew(healthy, "n1")
+        assert results(found)["mount-latency"]["status"] == "pass"
+    finally:
+        healthy.start_slurmctld()
+        healthy.wait_for_idle(timeout_s=60.0)
+
+
+def test_where_no_verdict_can_be_kept_jobs_start_with_a_warning(healthy: DevCluster) -> None:
+    full = f"mount -t tmpfs -o size=4k,mode=755 tmpfs {RUN} && head -c 8192 /dev/zero >{RUN}/full; true"
+    healthy.run("n1", ["sh", "-c", full], cwd="/")
+    healthy.run("n1", ["env", "-i", "SLURMD_NODENAME=n1", str(hooks_of(healthy) / "health_check")])
+    done = healthy.run("ctl", ["srun", "--nodelist=n1", "hostname"])
+    assert done.stdout.strip() == "n1"
+
+
+def test_a_task_is_told_which_devices_not_to_use(healthy: DevCluster) -> None:
+    boot = verdict(healthy, "n1")["boot"]
+    up = healthy.run("n1", ["cat", "/proc/uptime"]).stdout.partition(".")[0]
+    lines = ["resilio-verdict 1", f"boot {boot}", f"uptime {up}", "gpus 0", "action evict",
+             "evict 1 GPU-bad gpu-ecc: 1 error", "end"]  # fmt: skip
+    healthy.run("n1", ["sh", "-c", f"printf '%s\\n' \"$@\" >{RUN}/verdict", "sh", *lines])
+    show = ["srun", "--nodelist=n1", "--chdir=/tmp", "printenv", "RESILIO_EVICTED_DEVICES"]
+    assert healthy.run("ctl", show).stdout.strip() == "GPU-bad"
+
+
+def test_the_epilog_ends_and_removes_what_a_job_left_and_nothing_else(healthy: DevCluster) -> None:
+    healthy.run("n1", ["sh", "-c", "echo other >/dev/shm/of-root; mkdir -p /dev/shm/linked; ls /etc/passwd"])
+    leave = (
+        "#!/bin/sh\nmkdir /dev/shm/mine /tmp/mine; echo x >/dev/shm/mine/x; ln -s /etc/passwd /dev/shm/mine/link\n"
+        "ln -s /dev/shm/of-root /dev/shm/link; setsid sh -c 'trap \"\" HUP; sleep 3456' </dev/null >/dev/null 2>&1 &\n"
+        "sleep 1\n"
+    )
+    job = healthy.submit(leave, [*BATCH, "--nodelist=n1"], user="user")
+    wait_until(lambda: healthy.job_state(job) == "COMPLETED")
+    wait_until(lambda: f"epilog of job {job}" in node_file(healthy, "n1", "log"))
+    assert not any("3456" in " ".join(one.argv) for one in healthy.pids("n1"))
+    left = healthy.run("n1", ["sh", "-c", "ls /dev/shm; ls -d /tmp/mine; cat /dev/shm/of-root; wc -l </etc/passwd"],
+                       check=False).stdout.split()  # fmt: skip
+    assert left[:3] == ["linked", "of-root", "other"] and int(left[3]) > 5
+    assert "drain" not in healthy.node_states()["n1"]
+
+
+@pytest.fixture
+def watched(healthy: DevCluster) -> Iterator[DevCluster]:
+    """On both nodes the daemon of the installed unit, which drains."""
+    (command,) = re.findall(r"^ExecStart=(.*)$", (hooks_of(healthy) / UNIT).read_text(), re.MULTILINE)
+    assert command.endswith(" --drain act")
+    for node in healthy.nodes:
+        variables = f"SLURMD_NODENAME={node} PYTHONPATH={package_folder()} RESILIO_DRAIN_LOG={RUN}/drain.jsonl"
+        healthy.run(node, ["sh", "-c", f"{variables} setsid {command} >{RUN}/daemon.log 2>&1 & echo $! >{RUN}/daemon"],
+                    cwd="/")  # fmt: skip
+    yield healthy
+    for node in healthy.nodes:
+        print(node_file(healthy, node, "daemon.log"))
+        healthy.run(node, ["sh", "-c", f"kill -9 $(cat {RUN}/daemon)"], check=False, cwd="/")
+
+
+def reason_of(cluster: DevCluster, node: str) -> str:
+    shown = cluster.run("ctl", ["scontrol", "-o", "show", "node", node]).stdout
+    return shown.partition(" Reason=")[2]
+
+
+def test_a_failing_check_drains_its_node_which_comes_back_when_it_passes(watched: DevCluster) -> None:
+    fill = "mount -t tmpfs -o size=1m tmpfs /var/tmp && dd if=/dev/zero of=/var/tmp/full bs=64k 2>/dev/null; true"
+    watched.run("n1", ["sh", "-c", fill], cwd="/")
+    wait_until(lambda: reason_of(watched, "n1").startswith("resilio:disk-space: /var/tmp has 0.0 %"))
+    watched.run("ctl", ["scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=new fan"])
+    waits = watched.submit("#!/bin/sh\ntrue\n", BATCH)
+    watched.run("ctl", ["scontrol", "update", "NodeName=n2", "State=UNDRAIN"])
+    wait_until(lambda: watched.job_state(waits) == "COMPLETED")
+    assert "drain" in watched.node_states()["n1"]  # so it was n2 that took the job
+    watched.run("ctl", ["scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=new fan"])
+    watched.run("n1", ["umount", "-l", "/var/tmp"], cwd="/")
+    wait_until(lambda: "drain" not in watched.node_states()["n1"], 150.0)
+    again = watched.submit("#!/bin/sh\ntrue\n", BATCH)
+    wait_until(lambda: watched.job_state(again) == "COMPLETED")
+    assert reason_of(watched, "n2").startswith("new fan")
+    told = node_file(watched, "n1", "drain.jsonl")
+    assert '"result":"drained"' in told and '"result":"undrained"' in told

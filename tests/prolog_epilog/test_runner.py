@@ -1,0 +1,157 @@
+"""Running checks: what hangs is ended or left and named, what dies or talks nonsense is no fault of the node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilio_hpc.prolog_epilog import isolated, runner
+from resilio_hpc.prolog_epilog.check import Absent, Check, Fault, Former, Limits, Result, Unreadable
+from resilio_hpc.prolog_epilog.isolated import Child, Ended, Mark, gather, still_there
+from resilio_hpc.prolog_epilog.node import Node
+from resilio_hpc.prolog_epilog.probe import Probe, Source
+from resilio_hpc.prolog_epilog.runner import Examiner, Memory
+
+
+def check(name: str = "one", source: str = "a", budget_s: float = 5.0, **more: Any) -> Check:
+    row: dict[str, Any] = {"contexts": ("health",), "on_fail": "drain", "severity": "error", **more}
+    return Check(id=name, source=source, budget_s=budget_s, reason="r", summary="s", origin="o", **row)
+
+
+def examine(checks: list[Check], fetch: Callable[[Node], object], memory: Memory | None = None) -> list[Result]:
+    sources = {one.source: Source(fetch) for one in checks}
+    probes = {one.id: Probe.of(lambda reading, limits: reading) for one in checks}
+    return Examiner(sources, probes, Node(), lambda: 1000.0, memory=memory or Memory()).examine(checks)
+
+
+def test_checks_of_one_source_share_one_reading() -> None:
+    fault = [Fault("it is broken", "dev0")]
+    one, two = examine([check("one"), check("two")], lambda node: [Fault(f"{os.getpid()}")])
+    assert (one.status, two.status) == ("fail", "fail")
+    assert one.faults == two.faults != (Fault(str(os.getpid())),)  # judged in one child, and not here
+    assert examine([check()], lambda node: fault)[0].faults == tuple(fault)
+
+
+def test_a_source_that_dies_or_cannot_be_read_is_unknown() -> None:
+    def dies(node: Node) -> object:
+        node.mark("nvmlInit")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return []
+
+    def unreadable(node: Node) -> object:
+        raise Unreadable("/sys/x: Permission denied")
+
+    def absent(node: Node) -> object:
+        raise Absent("no such hardware")
+
+    def mistaken(node: Node) -> object:
+        return [1 // 0]
+
+    told = [
+        (one.status, one.note) for fetch in (dies, unreadable, absent, mistaken) for one in examine([check()], fetch)
+    ]
+    assert told == [
+        ("unknown", "the check was ended by signal 9 at nvmlInit"),
+        ("unknown", "/sys/x: Permission denied"),
+        ("absent", "no such hardware"),
+        ("unknown", "the check itself failed: ZeroDivisionError: integer division or modulo by zero"),
+    ]
+
+
+def test_all_take_no_longer_than_their_budgets_together_and_others_answer() -> None:
+    def hangs(node: Node) -> Iterable[Fault]:
+        if node.target == "good":
+            return []
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(60)
+        return []
+
+    targets = ["bad1", "good", "bad2", "bad3"]
+    sources = {"a": Source(hangs, lambda node: targets)}
+    probes = {"one": Probe.of(lambda reading, limits: reading)}
+    began = time.monotonic()
+    (result,) = Examiner(sources, probes, Node(), lambda: 1000.0).examine([check(budget_s=0.3)])
+    assert time.monotonic() - began < 30
+    assert sorted(fault.device for fault in result.faults) == ["bad1", "bad2", "bad3"]
+    assert result.status == "timeout"
+
+
+def test_who_cannot_be_killed_is_left_and_not_joined_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child in state D, for which one stands in that no signal reaches: the signal is not sent."""
+    monkeypatch.setattr(isolated.os, "kill", lambda pid, number: None)
+    monkeypatch.setattr(runner, "PARALLEL", 1)
+    memory, started = Memory(), []
+
+    def hangs(node: Node) -> object:
+        node.mark("/scratch")
+        time.sleep(60)
+        return []
+
+    (first,) = examine([check(budget_s=0.1)], hangs, memory)
+    (stuck,) = memory.stuck.values()
+    started.append(stuck.pid)
+    assert f"its child {stuck.pid} cannot be killed (state S" in first.faults[0].evidence
+    (second,) = examine([check(budget_s=0.1)], hangs, memory)
+    assert f"no answer for 0 s, child {stuck.pid} cannot be killed" in second.faults[0].evidence
+    assert [one.pid for one in memory.stuck.values()] == started
+    monkeypatch.undo()
+    os.kill(stuck.pid, signal.SIGKILL)
+    while still_there(stuck.pid, stuck.started):
+        time.sleep(0.01)
+    (third,) = examine([check()], lambda node: [], memory)
+    assert (third.status, memory.stuck) == ("pass", {})
+
+
+def test_a_later_process_with_the_same_number_is_another_one() -> None:
+    me = os.getpid()
+    started = int(Path(f"/proc/{me}/stat").read_text().rpartition(")")[2].split()[19])
+    assert still_there(me, started)
+    assert not still_there(me, started + 1)
+
+
+def test_what_talks_without_end_is_ended(tmp_path: Path) -> None:
+    told: list[Ended] = []
+
+    def talks(mark: Mark) -> bytes:
+        mark("x" * 5000)
+        return b"x" * (4 << 20)
+
+    children = [Child(talks, 20.0)]
+    gather(children, lambda child, ended: told.append(ended))
+    (ended,) = told
+    assert ended.answer is None and not ended.overdue and len(ended.touched) <= 300
+
+
+def test_children_end_with_whoever_started_them() -> None:
+    read, write = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        child = Child(lambda mark: time.sleep(60) or b"", 60.0)
+        os.write(write, str(child.pid).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(write)
+    pid = int(os.read(read, 32))
+    os.close(read)
+    os.waitpid(middle, 0)
+    until = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_check_remembers_and_begins_anew_when_it_is_cleared() -> None:
+    def judge(reading: Any, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+        return [Fault(f"{former.kept} {former.cleared_s:g}")], "kept"
+
+    memory = Memory()
+    examiner = Examiner({"a": Source(lambda node: 0)}, {"one": Probe(judge)}, Node(), lambda: 1000.0, memory=memory)
+    said = [examiner.examine([check()])[0].faults[0].evidence for _ in range(2)]
+    memory.clear("one", 900.0)
+    said.append(examiner.examine([check()])[0].faults[0].evidence)
+    assert said == ["None -1", "kept -1", "None 900"]

@@ -1,0 +1,75 @@
+"""From a check to a drain in Slurm and back, with a model of slurmctld; with a real one: test_on_slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_slurmctld import FakeNode, FakeSlurmctld
+
+from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.prolog_epilog.slurm_drainer import SlurmDrainer
+from resilio_hpc.slurm.audit import AuditLog
+from resilio_hpc.slurm.command_client import CommandClient
+from resilio_hpc.slurm.drain_policy import DrainPolicy
+from resilio_hpc.slurm.drain_writer import ACT, OBSERVE, DrainWriter
+
+POLICY = DrainPolicy(share=0.1, at_least=2, window_s=600, passes=3)
+
+
+def drainer_of(slurm: FakeSlurmctld, mode: str = ACT, log: Path | None = None) -> SlurmDrainer:
+    client = CommandClient(slurm)
+    writer = DrainWriter(client, POLICY, AuditLog(log), mode, clock=lambda: slurm.now, sleep=lambda seconds: None)
+    return SlurmDrainer(client, writer)
+
+
+@pytest.fixture
+def slurm() -> FakeSlurmctld:
+    return FakeSlurmctld({f"n{number}": FakeNode() for number in range(1, 5)})
+
+
+def test_a_node_is_drained_held_and_given_back(slurm: FakeSlurmctld) -> None:
+    drainer = drainer_of(slurm)
+    assert drainer.held("n1") == frozenset()
+    assert drainer.drain("n1", "gpu-xid", "Xid 79").outcome == "drained"
+    assert drainer.drain("n1", "disk-space", "full").outcome == "drained"
+    assert drainer.drain("n1", "disk-space", "full").outcome == "already"
+    assert drainer.held("n1") == {"gpu-xid", "disk-space"}
+    assert drainer.undrain("n1", "gpu-xid", 2) == ""
+    assert drainer.undrain("n1", "gpu-xid", 3).startswith("reworded: gpu-xid")
+    assert drainer.undrain("n1", "disk-space", 3).startswith("undrained: disk-space")
+    assert not slurm.nodes["n1"].drain
+
+
+def test_an_administrators_drain_is_neither_ours_to_hold_nor_to_end(slurm: FakeSlurmctld) -> None:
+    slurm.update(["NodeName=n1", "State=DRAIN", "Reason=new fan"])
+    drainer = drainer_of(slurm)
+    assert drainer.drain("n1", "gpu-xid", "Xid 79").outcome == "already"
+    assert drainer.held("n1") == frozenset()
+    assert drainer.undrain("n1", "gpu-xid", 3).startswith("left: gpu-xid")
+    assert slurm.nodes["n1"].reason == "new fan"
+
+
+def test_a_storm_withholds_drains_and_says_why(slurm: FakeSlurmctld) -> None:
+    drainer = drainer_of(slurm)
+    answers = [drainer.drain(name, "mount-latency", "no answer") for name in slurm.nodes]
+    assert [answer.outcome for answer in answers] == ["drained", "drained", "withheld", "withheld"]
+    assert "look for a cause that they share" in answers[2].why
+    assert not slurm.nodes["n3"].drain
+
+
+def test_who_observes_drains_nothing_and_leaves_a_trace(slurm: FakeSlurmctld, tmp_path: Path) -> None:
+    assert drainer_of(slurm, OBSERVE, tmp_path / "log").drain("n1", "gpu-xid", "Xid 79").outcome == "withheld"
+    assert slurm.orders == []
+    assert "would-act" in (tmp_path / "log").read_text()
+
+
+def test_a_slurm_that_is_away_is_no_answer(slurm: FakeSlurmctld) -> None:
+    slurm.away = True
+    drainer = drainer_of(slurm)
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        drainer.drain("n1", "gpu-xid", "Xid 79")
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        drainer.held("n1")
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        drainer.undrain("n1", "gpu-xid", 3)

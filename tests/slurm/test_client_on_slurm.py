@@ -1,0 +1,318 @@
+"""The client and the drains with real Slurms: what is read both ways, what is written, and what when nobody answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_fixture import repair, skip_without_slurm, unique_name
+
+from resilio_hpc.core.process import Completed
+from resilio_hpc.demo.stage import binds
+from resilio_hpc.slurm.audit import AuditLog
+from resilio_hpc.slurm.command_client import CommandClient
+from resilio_hpc.slurm.commands import Unanswered
+from resilio_hpc.slurm.devcluster import DevCluster, image
+from resilio_hpc.slurm.drain_policy import DrainPolicy
+from resilio_hpc.slurm.drain_reason import Finding, read_reason
+from resilio_hpc.slurm.drain_writer import DrainWriter
+from resilio_hpc.slurm.model import Job, Node
+
+pytestmark = pytest.mark.slurm
+
+XID = Finding("gpu.xid", "Xid 79 on GPU 3")
+POLICY = DrainPolicy(share=0.5, at_least=2, window_s=600, passes=3)
+LOW = "PartitionName=low Nodes=n[2-3] PriorityTier=2 MaxTime=1:00:00 State=UP"
+
+
+@pytest.fixture(scope="module", params=["22.05", "26.05", pytest.param("24.11", marks=pytest.mark.slow)])
+def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
+    """Four nodes in two partitions, with this series of Slurm (RESILIO_TEST_SLURM allows a newer one to be built)."""
+    skip_without_slurm()
+    series = request.param
+    if not image.is_built(series) and series not in os.environ.get("RESILIO_TEST_SLURM", "").split(","):
+        pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM={series} builds it")
+    name = unique_name(f"client{series.replace('.', '')}")
+    with DevCluster.start(
+        name, nodes=4, gpus=4, slurm=series, slurmd_timeout_s=5, conf=[LOW], binds=binds(), timeout_s=120.0
+    ) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def all_in_service(cluster: DevCluster) -> Iterator[None]:
+    yield
+    states = {node.name: node.state for node in client(cluster).nodes()}
+    away = [name for name, state in states.items() if state.drain or state.base == "DOWN"]
+    if away:
+        client(cluster).resume(away)
+    repair(cluster)
+
+
+def runner(cluster: DevCluster) -> Callable[[Sequence[str], float, Mapping[str, str]], Completed]:
+    def run(argv: Sequence[str], timeout_s: float, extra: Mapping[str, str]) -> Completed:
+        return cluster.run("ctl", argv, timeout_s, env=extra)
+
+    return run
+
+
+def client(cluster: DevCluster, **options: Any) -> CommandClient:
+    return CommandClient(runner(cluster), **options)
+
+
+def writer(cluster: DevCluster, run: Any = None) -> DrainWriter:
+    return DrainWriter(CommandClient(run or runner(cluster)), POLICY, AuditLog(None))
+
+
+def admin(cluster: DevCluster, *words: str) -> None:
+    cluster.run("ctl", ["scontrol", "update", *words])
+
+
+def one(cluster: DevCluster, name: str) -> Node:
+    (node,) = client(cluster).nodes([name])
+    return node
+
+
+def both_ways(cluster: DevCluster, question: str) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """The same records from JSON and from tables, asked for until nothing moved in between."""
+    for _ in range(20):
+        answers = [{record_key(record): record for record in getattr(client(cluster, use_json=way), question)()}
+                   for way in (True, False, True)]  # fmt: skip
+        if answers[0] == answers[2]:
+            return answers[0], answers[1]
+        time.sleep(0.3)
+    raise AssertionError("the cluster does not come to rest")
+
+
+def record_key(record: Node | Job) -> str | int:
+    return record.name if isinstance(record, Node) else record.id
+
+
+def test_nodes_and_jobs_are_the_same_from_json_and_from_tables(cluster: DevCluster) -> None:
+    hostile = "bob State=IDLE | Comment=x [eve@2020-01-01T00:00:00] é"
+    admin(cluster, "NodeName=n1", "State=DRAIN", f"Reason={hostile}", "Comment=a  Reason=b")
+    admin(cluster, "NodeName=n2", "Weight=7", "AvailableFeatures=a,b", "ActiveFeatures=a")
+    running = cluster.submit("#!/bin/sh\nsleep 100\n", ["-w", "n3", "--gres=gpu:2", "--comment", '{"k":1}'])
+    forged = "x\nJobState=FAILED\n99|COMPLETED|None"
+    waiting = cluster.submit("#!/bin/sh\n", ["--begin=now+1hour", "-a", "1-3%1", "-J", forged, "--comment", forged])
+    cluster.wait_for_job(running, ["RUNNING"], 20.0)
+
+    from_json, from_table = both_ways(cluster, "nodes")
+    assert set(from_json) == {"n1", "n2", "n3", "n4"}
+    assert from_json == from_table
+    assert (from_json["n1"].reason, from_json["n1"].reason_by, from_json["n1"].comment) == (
+        hostile, "root", "a  Reason=b",
+    )  # fmt: skip
+    assert abs((from_json["n1"].reason_time or 0) - time.time()) < 120
+    assert (from_json["n2"].weight, from_json["n2"].features, from_json["n2"].active_features) == (
+        7,
+        ("a", "b"),
+        ("a",),
+    )
+    assert (from_json["n2"].partitions, from_json["n1"].partitions) == (("low", "main"), ("main",))
+    assert [gres.count for gres in from_json["n3"].gres_used] == [2]
+    assert from_json["n3"].cpus_allocated == 1
+
+    jobs, table_jobs = both_ways(cluster, "jobs")
+    assert jobs == table_jobs
+    assert (jobs[running].nodes, jobs[running].comment, str(jobs[running].state)) == (("n3",), '{"k":1}', "RUNNING")
+    assert (jobs[waiting].name, jobs[waiting].comment, jobs[waiting].array_tasks) == (forged, forged, "1-3%1")
+    assert 99 not in jobs
+    for way in (True, False):
+        asked = client(cluster, use_json=way)
+        assert [job.id for job in asked.jobs([str(running)])] == [running]
+        assert asked.jobs(["99999"]) == asked.nodes(["nosuch"]) == ()
+        assert [node.name for node in asked.nodes(["n3", "nosuch"])] == ["n3"]
+    admin(cluster, "NodeName=n2", "Weight=1", "AvailableFeatures=", "ActiveFeatures=")
+
+
+def test_partitions(cluster: DevCluster) -> None:
+    main, low = client(cluster).partitions()
+    assert (main.name, main.default, main.nodes, main.max_time_s) == ("main", True, ("n1", "n2", "n3", "n4"), 86400)
+    assert (low.name, low.default, low.nodes, low.max_time_s) == ("low", False, ("n2", "n3"), 3600)
+    assert (low.priority_tier, low.total_cpus, low.state) == (2, 16, "UP")
+
+
+def test_a_lost_node_is_read_the_same_both_ways(cluster: DevCluster) -> None:
+    cluster.crash("n4")
+    cluster.wait_for_node("n4", ("down", "down*"), timeout_s=40)
+    from_json, from_table = both_ways(cluster, "nodes")
+    assert from_json["n4"].state.base == from_table["n4"].state.base == "DOWN"
+    assert not from_json["n4"].state.in_service
+    assert from_json["n4"].reason == from_table["n4"].reason == "Not responding"
+    assert writer(cluster).drain("n4", XID).result == "drained"  # Slurm withdraws its reason itself, so ours may stand
+    cluster.boot("n4")
+    deadline = time.monotonic() + 40
+    while one(cluster, "n4").state.base != "IDLE" and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert (str(one(cluster, "n4").state), read_reason(one(cluster, "n4").reason)) == ("IDLE+DRAIN", (XID,))
+
+
+def test_draining_with_manners(cluster: DevCluster) -> None:
+    drainer = writer(cluster)
+    assert drainer.drain("n1", XID).result == "drained"
+    assert read_reason(one(cluster, "n1").reason) == (XID,)
+    assert drainer.drain("n1", Finding("ib.link", "down")).result == "reworded"
+    assert drainer.undrain("n1", "gpu.xid").result == "reworded"
+    assert one(cluster, "n1").state.drain
+    assert drainer.undrain("n1").result == "undrained"
+    assert one(cluster, "n1").state.in_service
+
+    admin(cluster, "NodeName=n2", "State=DRAIN", "Reason=bob: disk")
+    assert drainer.drain("n2", XID).result == drainer.undrain("n2").result == "left"
+    assert one(cluster, "n2").reason == "bob: disk"
+
+    assert drainer.drain("n3", XID).result == "drained"
+    admin(cluster, "NodeName=n3", f"Reason={one(cluster, 'n3').reason} - mine, bob")
+    assert drainer.undrain("n3").result == "left"
+    admin(cluster, "NodeName=n4", "State=DRAIN", "Reason=Kill task failed")
+    assert drainer.recheck("n4", passes=3).result == "offered"
+    assert drainer.resume_slurms_own("n4").result == "undrained"
+
+
+def test_an_order_between_our_look_and_our_write_is_noticed(cluster: DevCluster) -> None:
+    plain = runner(cluster)
+
+    def with_bob(argv: Sequence[str], timeout_s: float, extra: Mapping[str, str]) -> Completed:
+        if list(argv[:2]) == ["scontrol", "update"] and "bob" not in done:
+            done.append("bob")
+            admin(cluster, "NodeName=n1", "State=DRAIN", "Reason=bob")
+        return plain(argv, timeout_s, extra)
+
+    done: list[str] = []
+    assert writer(cluster, with_bob).drain("n1", XID).result == "contested"
+    node = one(cluster, "n1")
+    assert (node.state.drain, read_reason(node.reason)) == (True, None)
+    client(cluster).resume(["n1"])
+    assert writer(cluster).drain("n1", XID).result == "drained"
+    done.clear()
+    assert writer(cluster, with_bob).undrain("n1").result == "contested"
+    node = one(cluster, "n1")
+    assert (node.state.drain, read_reason(node.reason)) == (True, None)
+
+
+def test_random_meetings_with_an_administrator(cluster: DevCluster) -> None:
+    draw = random.Random(7)
+    held: dict[str, str] = {}
+    drainer = writer(cluster)
+    ours = 0
+    for turn in range(24):
+        name = draw.choice(["n1", "n2"])
+        act = draw.choice(["drain", "undrain", "admin drains", "admin resumes"])
+        if act == "drain":
+            ours += drainer.drain(name, XID).result == "drained"
+        elif act == "undrain":
+            drainer.undrain(name)
+        elif act == "admin drains":
+            held[name] = f"bob: {turn}"
+            admin(cluster, f"NodeName={name}", "State=DRAIN", f"Reason={held[name]}")
+        elif one(cluster, name).state.drain:
+            held.pop(name, None)
+            admin(cluster, f"NodeName={name}", "State=RESUME")
+        for node in client(cluster).nodes(["n1", "n2"]):
+            if node.name in held:
+                assert (node.state.drain, node.reason) == (True, held[node.name]), (turn, act)
+    assert ours
+
+
+def test_a_storm_stops_draining(cluster: DevCluster) -> None:
+    results = [writer(cluster).drain(name, XID).result for name in cluster.nodes]
+    assert results == ["drained", "storm", "drained", "storm"] or results == ["drained", "drained", "storm", "storm"]
+    assert sum(node.state.drain for node in client(cluster).nodes()) == 2
+
+
+def test_jobs_through_the_client(cluster: DevCluster) -> None:
+    slurm = client(cluster)
+    number = slurm.submit(["--nodes=2", "--wrap", "sleep 600", "--begin=now+1hour"])
+    slurm.update_job(number, {"NumNodes": "1", "TimeLimit": "17"})
+    slurm.comment_job(number, 'phase="two" of 3')
+    (job,) = slurm.jobs([number])
+    assert (job.node_count, job.time_limit_s, job.comment, str(job.state)) == (
+        1,
+        17 * 60,
+        'phase="two" of 3',
+        "PENDING",
+    )
+    slurm.update_job(number, {"StartTime": "now"})
+    cluster.wait_for_job(int(number), ["RUNNING"], 20.0)
+    slurm.requeue(number)
+    cluster.wait_for_job(int(number), ["PENDING", "RUNNING"], 20.0)
+    deadline = time.monotonic() + 20
+    while slurm.jobs([number])[0].restarts != 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert slurm.jobs([number])[0].restarts == 1
+    slurm.cancel(number)
+    cluster.wait_for_job(int(number), ["CANCELLED"], 20.0)
+    assert slurm.jobs([number])[0].state.ended
+
+
+def test_a_dry_run_changes_nothing(cluster: DevCluster) -> None:
+    said: list[list[str]] = []
+    before = {node.name: (node.state, node.reason, node.weight) for node in client(cluster).nodes()}
+    dry = client(cluster, dry_run=lambda argv: said.append(list(argv)))
+    dry.drain(["n1", "n2"], "x")
+    dry.set_weight(["n3"], 9)
+    dry.submit(["--wrap", "hostname"])
+    assert {node.name: (node.state, node.reason, node.weight) for node in dry.nodes()} == before
+    assert said[0] == ["scontrol", "update", "NodeName=n[1-2]", "State=DRAIN", "Reason=x"]
+    assert len(said) == 3
+
+
+def test_without_slurmctld_every_call_ends_and_says_so(cluster: DevCluster) -> None:
+    cluster.kill_slurmctld()
+    try:
+        for way in (True, False):
+            slurm = client(cluster, use_json=way, timeout_s=10.0)
+            calls: list[Callable[[], object]] = [
+                slurm.nodes,
+                slurm.jobs,
+                slurm.partitions,
+                partial(slurm.drain, ["n1"], "x"),
+                partial(slurm.requeue, "1"),
+            ]
+            for call in calls if way else calls[:2]:
+                started = time.monotonic()
+                with pytest.raises(Unanswered):
+                    call()
+                assert time.monotonic() - started < 12.0
+        outcome = writer(cluster).drain("n1", XID)
+        assert (outcome.result, outcome.unanswered) == ("unknown", True)
+    finally:
+        cluster.start_slurmctld()
+    cluster.wait_for_idle()
+
+
+def resilio(cluster: DevCluster, *words: str) -> Completed:
+    project = Path(__file__).resolve().parent.parent.parent
+    argv = [sys.executable, "-m", "resilio_hpc.cli.main", *words]
+    return cluster.run("ctl", argv, 60.0, check=False, env={"PYTHONPATH": str(project)})
+
+
+def test_the_commands(cluster: DevCluster) -> None:
+    log = cluster.shared / "drain.jsonl"
+    log.unlink(missing_ok=True)
+    dry = resilio(cluster, "drain", "n1", "--reason", "fan", "--dry-run")
+    assert (dry.returncode, dry.stdout) == (0, "n1: would-act: drain: is IDLE\n")
+    audit = ["--audit", "/shared/drain.jsonl"]
+    seen = resilio(cluster, "drain", "n1", "--reason", "fan", "--observe", *audit)
+    assert (seen.returncode, seen.stdout) == (0, dry.stdout)
+    assert one(cluster, "n1").state.in_service
+    done = resilio(cluster, "drain", "n1", "--reason", "fan is loud", "--json", *audit)
+    assert (done.returncode, json.loads(done.stdout)["result"]) == (0, "drained")
+    admin(cluster, "NodeName=n2", "State=DRAIN", "Reason=bob: disk")
+    ended = resilio(cluster, "undrain", "n[1-2]", *audit)
+    assert ended.returncode == 3
+    assert [line.split(": ")[:2] for line in ended.stdout.splitlines()] == [["n1", "undrained"], ["n2", "left"]]
+    assert [json.loads(line)["result"] for line in log.read_text().splitlines()] == [
+        "would-act", "drain", "drained", "undrain", "undrained", "left",
+    ]  # fmt: skip
+    wrong = resilio(cluster, "drain", "ALL", "--reason", "x", *audit)
+    assert (wrong.returncode, wrong.stderr) == (2, "resilio: error: not the name of a node: 'ALL'\n")

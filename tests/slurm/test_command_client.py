@@ -1,0 +1,172 @@
+"""Which command is asked, what when it cannot answer in JSON, and what every kind of silence means."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.core.errors import CommandError, SlurmError
+from resilio_hpc.core.process import Completed
+from resilio_hpc.slurm.answers import Garbled
+from resilio_hpc.slurm.command_client import CommandClient, parse_series
+from resilio_hpc.slurm.commands import SubmitLimit, Unanswered
+from resilio_hpc.slurm.order_writer import DRY_RUN_JOB
+from resilio_hpc.slurm.runner import run_here, without_tastes
+from resilio_hpc.slurm.text_output import NODE_COLUMNS
+
+SAMPLES = Path(__file__).with_name("samples")
+
+
+@dataclass
+class Script:
+    """A Runner that answers by a command's beginning, and raises on what it was not told of."""
+
+    answers: dict[str, str | CommandError]
+    asked: list[list[str]] = field(default_factory=list)
+
+    def __call__(self, argv: Sequence[str], timeout_s: float, extra: Mapping[str, str]) -> Completed:
+        words = list(argv)
+        self.asked.append(words)
+        line = " ".join(words)
+        for begins, answer in self.answers.items():
+            if line.startswith(begins):
+                if isinstance(answer, CommandError):
+                    raise answer
+                return Completed(tuple(words), 0, answer.replace("MARK", mark_of(words)), "")
+        raise AssertionError(f"not in the script: {line}")
+
+
+def mark_of(words: list[str]) -> str:
+    return words[-1].rpartition(":")[2]
+
+
+def failed(stderr: str, code: int | None = 1) -> CommandError:
+    return CommandError(["x"], code, stderr=stderr, why="" if code else "no answer within 20 s")
+
+
+ROW = "MARK".join(["n9", "idle", *["(null)"] * (len(NODE_COLUMNS) - 2), "\n"])
+
+
+def test_each_version_is_asked_its_own_way() -> None:
+    old = Script({"sinfo -V": "slurm-wlm 22.05.8", "sinfo -a --json": (SAMPLES / "nodes_22.05.json").read_text()})
+    assert len(CommandClient(old).nodes()) == 4
+    new = Script({"sinfo -V": "slurm 26.05.5", "scontrol -a show nodes": (SAMPLES / "nodes_26.05.json").read_text()})
+    client = CommandClient(new)
+    assert [node.name for node in client.nodes(["n2"])] == ["n2"]
+    assert len(client.nodes(["n2", "n3"])) == 2
+    assert new.asked == [
+        ["sinfo", "-V"],
+        ["scontrol", "-a", "show", "nodes", "n2", "--json"],
+        ["scontrol", "-a", "show", "nodes", "--json"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "json_answer", [failed("scontrol: unrecognized option '--json'"), failed("fatal: serializer plugin not found", 1)]
+)
+def test_a_slurm_without_json_is_asked_once_for_it(json_answer: CommandError) -> None:
+    script = Script({"sinfo -V": "slurm 26.05.5", "scontrol -a show nodes": json_answer, "sinfo -a -h -N": ROW})
+    client = CommandClient(script)
+    assert [node.name for node in client.nodes()] == [node.name for node in client.nodes()] == ["n9"]
+    assert sum("--json" in words for words in script.asked) == 1
+    assert client.describe() == "the commands of Slurm 26.05, tables"
+
+
+def test_a_torn_answer_is_asked_for_again_in_a_table() -> None:
+    script = Script({"sinfo -V": "slurm 26.05.5", "scontrol -a show nodes": '{"nodes": [{"na', "sinfo -a -h -N": ROW})
+    client = CommandClient(script)
+    assert client.nodes()[0].name == client.nodes()[0].name == "n9"
+    assert sum("--json" in words for words in script.asked) == 2
+    script.answers["sinfo -a -h -N"] = ROW[:-9]
+    with pytest.raises(Garbled):
+        client.nodes()
+
+
+@pytest.mark.parametrize(
+    "away",
+    [failed("slurm_load_node error: Unable to contact slurm controller (connect failure)"), failed("", None),
+     failed("error: slurm_receive_msg: Socket timed out on send/recv operation")],
+)  # fmt: skip
+def test_silence_is_an_error_that_says_so_and_no_empty_cluster(away: CommandError) -> None:
+    everything = {"scontrol": away, "sinfo -a": away, "squeue": away, "sdiag": away, "scancel": away, "sbatch": away}
+    for version in ("slurm 22.05.8", "slurm 26.05.5"):
+        client = CommandClient(Script({"sinfo -V": version, **everything}))
+        questions = [client.nodes, client.jobs, client.partitions, client.node_updates]
+        orders = [
+            partial(client.drain, ["n1"], "x"),
+            partial(client.cancel, "7"),
+            partial(client.submit, ["x"]),
+            partial(client.requeue, "7"),
+            partial(client.comment_job, "7", "x"),
+        ]
+        for call in [*questions, *orders]:
+            with pytest.raises(Unanswered):
+                call()
+
+
+def test_what_slurm_does_not_know_is_no_failure() -> None:
+    script = Script(
+        {
+            "sinfo -V": "slurm 26.05.5",
+            "scontrol -a show nodes": failed("Node nosuch not found"),
+            "scontrol -a show jobs": failed("slurm_load_jobs error: Invalid job id specified"),
+        }
+    )
+    client = CommandClient(script)
+    assert client.nodes(["nosuch"]) == ()
+    assert client.jobs(["99999"]) == ()
+
+
+def test_refusals_are_told_apart() -> None:
+    script = Script(
+        {
+            "scontrol update": failed("slurm_update error: Invalid user id"),
+            "sbatch": failed("sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed"),
+        }
+    )
+    client = CommandClient(script)
+    with pytest.raises(SlurmError, match="Invalid user id") as refusal:
+        client.drain(["n1"], "x")
+    assert not isinstance(refusal.value, Unanswered)
+    with pytest.raises(SubmitLimit):
+        client.submit(["job.sh"])
+
+
+def test_a_job_that_sbatch_does_not_name_is_not_submitted() -> None:
+    assert CommandClient(Script({"sbatch": "note\n42;cluster\n"})).submit(["job.sh"]) == "42"
+    for said in ("", "Submitted\n"):
+        with pytest.raises(SlurmError, match="named no job"):
+            CommandClient(Script({"sbatch": said})).submit(["job.sh"])
+
+
+def test_a_dry_run_orders_nothing() -> None:
+    said: list[list[str]] = []
+    client = CommandClient(Script({}), dry_run=lambda argv: said.append(list(argv)))
+    client.drain(["n1"], "x")
+    client.resume(["n1"])
+    client.cancel("7")
+    assert client.submit(["job.sh"]) == DRY_RUN_JOB
+    assert [words[0] for words in said] == ["scontrol", "scontrol", "scancel", "sbatch"]
+
+
+def test_versions() -> None:
+    assert parse_series("slurm 26.05.5\n") == (26, 5)
+    assert parse_series("slurm-wlm 22.05.8") == (22, 5)
+    assert parse_series("slurm 27.11.0-0rc1") == (27, 11)
+    with pytest.raises(Garbled, match="no version"):
+        parse_series("command not found")
+
+
+def test_a_persons_tastes_do_not_change_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tastes = {"SQUEUE_FORMAT": "%i", "SINFO_PARTITION": "x", "SLURM_CLUSTERS": "b", "SLURM_TIME_FORMAT": "relative"}
+    kept = {"SLURM_CONF": "/etc/s.conf", "PATH": os.environ["PATH"], "SLURM_JOB_ID": "7"}
+    assert without_tastes({**tastes, **kept}) == kept
+    monkeypatch.setenv("SQUEUE_FORMAT", "%i")
+    said = run_here(["env"], 10.0, {"SLURM_TIME_FORMAT": "%s"}).stdout
+    assert "SQUEUE_FORMAT" not in said
+    assert "SLURM_TIME_FORMAT=%s" in said

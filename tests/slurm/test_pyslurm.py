@@ -1,0 +1,134 @@
+"""pyslurm in a process that may die, hang or lie: the commands serve instead. With a real one where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cluster_fixture import skip_without_slurm, unique_name
+from fake_slurmctld import FakeNode, FakeSlurmctld
+
+from resilio_hpc.demo.stage import binds
+from resilio_hpc.slurm import which_client
+from resilio_hpc.slurm.audit import AuditLog
+from resilio_hpc.slurm.command_client import CommandClient
+from resilio_hpc.slurm.commands import Unanswered
+from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.slurm.drain_policy import drain_policy
+from resilio_hpc.slurm.drain_reason import Finding
+from resilio_hpc.slurm.drain_writer import DrainWriter
+from resilio_hpc.slurm.pyslurm_client import PyslurmClient
+from resilio_hpc.slurm.pyslurm_reader import PyslurmLost, PyslurmReader
+
+PYSLURM = """
+import time
+class RPCError(Exception): pass
+class Node:
+    total_cpus = allocated_cpus = real_memory = allocated_memory = weight = None
+    configured_gres = {}; available_features = active_features = None
+    reason = reason_user = comment = extra = address = slurm_version = None
+    reason_time = 0
+    def __init__(self, name, state="IDLE"):
+        self.name, self.state, self.partitions = name, state, ["main"]
+    @staticmethod
+    def load(name):
+        BEHAVIOUR
+        if name not in ("n1", "n2"): raise RPCError("Node '%s' does not exist" % name)
+        return Node(name)
+class Nodes:
+    @staticmethod
+    def load():
+        BEHAVIOUR
+        return {"n1": Node("n1"), "n2": Node("n2")}
+"""
+
+
+def reader(tmp_path: Path, behaviour: str = "pass") -> PyslurmReader:
+    """The real child with a module named pyslurm that is not pyslurm."""
+    (tmp_path / "pyslurm.py").write_text(PYSLURM.replace("BEHAVIOUR", behaviour))
+    project = Path(__file__).resolve().parent.parent.parent
+    path = os.pathsep.join([str(tmp_path), str(project)])
+    command = ["env", f"PYTHONPATH={path}", sys.executable, "-m", "resilio_hpc.slurm.pyslurm_child"]
+    return PyslurmReader(command)
+
+
+def slurm() -> FakeSlurmctld:
+    return FakeSlurmctld({"n1": FakeNode(), "n2": FakeNode()})
+
+
+def asked(model: FakeSlurmctld) -> list[str]:
+    seen: list[str] = []
+    model.between = lambda argv: seen.append(argv[0])
+    return seen
+
+
+def test_nodes_come_through_pyslurm_when_it_agrees_with_the_commands(tmp_path: Path) -> None:
+    model = slurm()
+    client = PyslurmClient(reader(tmp_path), model)
+    assert client.agrees()
+    seen = asked(model)
+    assert [node.name for node in client.nodes()] == ["n1", "n2"]
+    assert [str(node.state) for node in client.nodes(["n2"])] == ["IDLE"]
+    assert seen == []
+    assert client.nodes(["n9"]) == ()
+    assert "scontrol" in seen  # what pyslurm does not know, the commands are asked for
+    assert client.describe().startswith("pyslurm, and the commands of Slurm 26.05")
+    model.nodes["n3"] = FakeNode()
+    assert not client.agrees()
+
+
+@pytest.mark.parametrize("behaviour", ["import os; os._exit(1)", "time.sleep(60)", "print('{\"nodes\"')"])
+def test_a_pyslurm_that_dies_hangs_or_raves_is_given_up(tmp_path: Path, behaviour: str) -> None:
+    client = PyslurmClient(reader(tmp_path, behaviour), slurm(), timeout_s=1.0)
+    started = time.monotonic()
+    assert [node.name for node in client.nodes()] == ["n1", "n2"]
+    assert time.monotonic() - started < 30
+    assert client.describe().startswith("the commands")
+    assert len(client.nodes()) == 2
+
+
+def test_a_pyslurm_that_ends_its_process_at_once_is_none() -> None:
+    with pytest.raises(PyslurmLost):
+        PyslurmReader([sys.executable, "-c", "import os; os._exit(1)"])
+    with pytest.raises(PyslurmLost):
+        PyslurmReader(["/no/such/python"])
+
+
+def test_without_pyslurm_the_commands_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(which_client, "PyslurmReader", lambda: pytest.fail("there is no pyslurm"))
+    assert type(which_client.which()) is CommandClient
+
+
+@pytest.mark.slurm
+def test_a_real_pyslurm_says_what_the_commands_say() -> None:
+    """RESILIO_TEST_PYSLURM: a Python that has pyslurm, built for the 26.05 of the dev cluster (docs/devcluster.md)."""
+    python = os.environ.get("RESILIO_TEST_PYSLURM", "")
+    if not python:
+        pytest.skip("RESILIO_TEST_PYSLURM names no Python with pyslurm")
+    skip_without_slurm()
+    shown = [*binds(), *(Path(one) for one in os.environ.get("RESILIO_TEST_PYSLURM_BINDS", "").split(":") if one)]
+    with DevCluster.start(unique_name("pyslurm"), nodes=3, gpus=2, slurm="26.05", binds=shown) as cluster:
+        project = Path(__file__).resolve().parent.parent.parent
+        inside = ["env", f"PYTHONPATH={project}", python, "-m", "resilio_hpc.slurm.pyslurm_child"]
+        variables = [f"{key}={value}" for key, value in cluster.environment().items()]
+        child = PyslurmReader(["env", "-i", *variables, *cluster.command("ctl", inside)])
+        client = PyslurmClient(child, lambda argv, timeout_s, extra: cluster.run("ctl", argv, timeout_s, env=extra))
+        assert client.agrees()
+        drainer = DrainWriter(client, drain_policy(), AuditLog(None))
+        assert drainer.drain("n1", Finding("gpu.xid", "Xid 79")).result == "drained"
+        client.comment_nodes(["n2"], "a | b")
+        client.set_weight(["n3"], 7)
+        assert client.agrees()
+        assert client.nodes(["n1"])[0].state.drain
+        assert drainer.undrain("n1").result == "undrained"
+        assert client.describe().startswith("pyslurm")
+        cluster.kill_slurmctld()
+        started = time.monotonic()
+        with pytest.raises(Unanswered):
+            client.nodes()
+        assert time.monotonic() - started < 60
