@@ -21,7 +21,9 @@ PATIENCE_S = 240.0
 def rank_and_round(folder: Path) -> list[Any]:
     """Waits, in its first life, until somebody has made ``go`` (after breaking something)."""
     env = submitit.JobEnvironment()
-    (folder / f"started-{env.global_rank}-{os.environ['RESILIO_ROUND']}").touch()
+    started = folder / f"started-{env.global_rank}-{os.environ['RESILIO_ROUND']}"
+    started.with_suffix(".new").write_text(os.environ["SLURMD_NODENAME"])
+    started.with_suffix(".new").replace(started)
     deadline = time.monotonic() + PATIENCE_S
     while not (folder / "go").exists() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -63,14 +63,15 @@ def a_lost_node(cluster: DevCluster) -> None:
     client = Client(cluster, "lost-node")
     client.until(lambda: len(list(client.folder.glob("started-*-0"))) == 2)
     number = client.job()
-    node = cluster.run("ctl", ["squeue", "-h", "-j", str(number), "-o", "%N"]).stdout.strip()
-    last = "n2" if node.startswith("n[1-") else node
-    cluster.crash(last)
+    batch_host = cluster.run("ctl", ["squeue", "-h", "-j", str(number), "-o", "%B"]).stdout.strip()
+    training = {path.read_text() for path in client.folder.glob("started-*-0")}  # whoever enrolled last is the spare
+    lost = min(training - {batch_host})
+    cluster.crash(lost)
     client.until(lambda: {path.name.split("-")[1] for path in client.folder.glob("started-*-[1-9]")} == {"0", "1"})
     (client.folder / "go").touch()
     said = client.wait()
     assert [result[:4] for result in said["results"]] == [[str(number), rank, 2, 2] for rank in (0, 1)]
-    assert last not in [result[4] for result in said["results"]]
+    assert lost not in [result[4] for result in said["results"]]
     assert (said["id"], said["state"], said["nodes"]) == (str(number), "COMPLETED", 2)
 
 
