@@ -67,7 +67,7 @@ class Ours(Method):
         super().__init__(directory, state, place)
         from resilio_hpc import ckpt
 
-        self.checkpointer = ckpt.Checkpointer(directory, keep_last=1)
+        self.checkpointer = ckpt.Checkpointer(directory, keep_last=2)
         self.step = 0
 
     def save(self, step: int) -> Callable[[], None]:

@@ -91,7 +91,7 @@ class OursInTraining(Method):
         super().__init__(directory, {"model": model, "optimizer": optimizer}, here)
         from resilio_hpc import ckpt
 
-        self.checkpointer = ckpt.Checkpointer(directory, keep_last=1, overlap=overlap)
+        self.checkpointer = ckpt.Checkpointer(directory, keep_last=2, overlap=overlap)
         fences.watch(self.checkpointer)
 
     def save(self, step: int) -> Callable[[], None]:

@@ -121,7 +121,7 @@ def _persist(request: Save, arena: str, say: Callable[[Progress], None], mapping
     rank, world = request.rank, request.world_size
     asked = Persist(
         request.step, 0, request.round, world, rank, [arena], request.directory,
-        request.local, request.holder, request.session,
+        request.local, request.holder, request.session, verify=request.retention.needs_verified_writes,
     )  # fmt: skip
     answer = saver.serve(asked, say, mappings)
     if isinstance(answer, SaverFailed):

@@ -43,6 +43,15 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if value is not None and not value > 0:
                 raise UsageError(f"{name} is {value:g}, it must be above 0")
 
+    @property
+    def needs_verified_writes(self) -> bool:
+        """Whether a snapshot is to be verified once more on its way to disk.
+
+        Its checksums are computed while it is copied and are checked by every restore. Memory that goes bad in between
+        is then found too late, if this save's commit has removed the step before.
+        """
+        return self.keep_last == 1
+
     def expendable(self, steps: Sequence[CommittedStep], now: float) -> list[int]:
         """Steps that may go, of ``steps`` in the order of their commits.
 

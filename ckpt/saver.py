@@ -68,7 +68,10 @@ def persist(request: Persist, say: Callable[[Progress], None], mappings: Mapping
             text = f"{os_error_text(error, request.local)}: {advice(error)}"
             say(LocalFailed(request.step, f"{text}; until then steps go straight to {request.directory}"))
         if copy is None:
-            record = write_shard(arenas, _staging(request), request.node_rank, bytes_per_s=request.bytes_per_s)
+            staging = _staging(request)
+            record = write_shard(
+                arenas, staging, request.node_rank, bytes_per_s=request.bytes_per_s, verify=request.verify
+            )
         else:
             memory.close()
             where, record, seconds = copy
@@ -105,7 +108,7 @@ def _write_locally(
     disk = stack.enter_context(LocalDisk(Path(request.local), Path(request.directory), request.holder))
     size = sum(arena.header.size_bytes for arena in arenas)
     where = disk.new_step(request.step, request.epoch, request.round, size)
-    record = write_shard(arenas, where, request.node_rank, 0o600)
+    record = write_shard(arenas, where, request.node_rank, 0o600, verify=request.verify)
     return where, record, time.monotonic() - started
 
 

@@ -14,7 +14,7 @@ class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
 
     ``local``: by way of this directory on the node's own disk; "": there is none. Local or LocalFailed comes before the
     answer then. ``holder``: whose files they are, on this machine. ``bytes_per_s``: to the shared file system, at most;
-    0: as fast as it takes them.
+    0: as fast as it takes them. ``verify``: see ``retention.Retention.needs_verified_writes``.
     """
 
     step: int
@@ -28,6 +28,7 @@ class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     holder: str = ""
     session: str = ""
     bytes_per_s: float = 0.0
+    verify: bool = True
 
 
 class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -51,7 +51,7 @@ class LocalSnapshots:
                 step=message.step, epoch=message.epoch, round=message.round, world_size=world_size,
                 node_rank=member.node_rank, arenas=[str(path) for path in pin.paths], directory=self._checkpoints,
                 local=options.local_checkpoints, holder=self._agent.settings.node,
-                bytes_per_s=(options.checkpoint_gb_per_s or 0.0) * 1e9,
+                bytes_per_s=(options.checkpoint_gb_per_s or 0.0) * 1e9, verify=self._retention.needs_verified_writes,
             )
         )  # fmt: skip
         if sent:

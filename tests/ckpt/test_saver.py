@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -36,7 +38,7 @@ from resilio_hpc.ckpt.saver_messages import (
 )
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
-from resilio_hpc.core.errors import LayoutMismatch
+from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.core.process import run
 
@@ -187,17 +189,41 @@ def test_a_world_of_another_size_cannot_take_tensors_that_are_each_ranks_own(
         restored(tmp_path, 0, monkeypatch, 3)
 
 
-def test_a_bad_arena_is_never_persisted(saver: Saver, shm: Path, tmp_path: Path) -> None:
-    paths = take(shm, 3)
+def damaged(paths: list[str]) -> list[str]:
+    """The arenas, one bit of the second one's tensor flipped since its snapshot was taken."""
     with ArenaSource(Path(paths[1])) as source:
         offset = source.tensors[0].offset
     with open(paths[1], "r+b") as file:
         file.seek(offset + 77)
-        file.write(b"\xff")
-    answer = saver.ask(persist(paths, 3, tmp_path))
+        (byte,) = file.read(1)
+        file.seek(offset + 77)
+        file.write(bytes([byte ^ 1]))
+    return paths
+
+
+def test_memory_that_went_bad_is_not_persisted_where_no_older_step_would_remain(
+    saver: Saver, shm: Path, tmp_path: Path
+) -> None:
+    verify = Retention(keep_last=1).needs_verified_writes
+    asked = msgspec.structs.replace(persist(damaged(take(shm, 3, size=9000)), 3, tmp_path), verify=verify)
+    answer = saver.ask(asked)
     assert isinstance(answer, SaverFailed)
     assert "tensor x does not match its checksum" in answer.error
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_memory_that_went_bad_is_found_by_the_restore_and_the_step_before_remains(
+    saver: Saver, shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retention = Retention(keep_last=2)
+    for step, paths in ((3, take(shm, 3, size=9000)), (4, damaged(take(shm, 4, size=9000)))):
+        asked = msgspec.structs.replace(persist(paths, step, tmp_path), verify=retention.needs_verified_writes)
+        answer = commit(saver.ask(asked), tmp_path)
+        assert isinstance(saver.ask(msgspec.structs.replace(answer, retention=retention)), Committed)
+    with pytest.raises(CorruptCheckpoint, match="x does not match its checksum"):
+        restored(tmp_path, 1, monkeypatch)
+    shutil.rmtree(catalogue.step_directory(tmp_path, 4))
+    assert restored(tmp_path, 1, monkeypatch)[0] == 3  # type: ignore[index]
 
 
 def test_an_arena_that_went_on_is_refused(saver: Saver, shm: Path, tmp_path: Path) -> None:
