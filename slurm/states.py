@@ -35,8 +35,8 @@ _MARKS = {
 
 
 @dataclass(frozen=True)
-class NodeState:
-    """``base``: one of NODE_BASES or UNKNOWN; ``flags``: DRAIN, NOT_RESPONDING, PLANNED …, unknown ones too."""
+class State:
+    """A base and whatever flags stand beside it, unknown ones too."""
 
     base: str = UNKNOWN
     flags: frozenset[str] = frozenset()
@@ -44,6 +44,13 @@ class NodeState:
     @property
     def known(self) -> bool:
         return self.base != UNKNOWN
+
+    def __str__(self) -> str:
+        return "+".join([self.base, *sorted(self.flags)])
+
+
+class NodeState(State):
+    """``base``: one of NODE_BASES or UNKNOWN; ``flags``: DRAIN, NOT_RESPONDING, PLANNED …"""
 
     @property
     def drain(self) -> bool:
@@ -55,28 +62,14 @@ class NodeState:
         """Slurm may start jobs here, now or as soon as the node answers again. False when unknown."""
         return self.base in ("IDLE", "ALLOCATED", "MIXED") and not self.flags & {"DRAIN", "FAIL"}
 
-    def __str__(self) -> str:
-        return "+".join([self.base, *sorted(self.flags)])
 
-
-@dataclass(frozen=True)
-class JobState:
+class JobState(State):
     """``base``: one of JOB_BASES or UNKNOWN; ``flags``: COMPLETING, CONFIGURING, REQUEUED …"""
-
-    base: str = UNKNOWN
-    flags: frozenset[str] = frozenset()
-
-    @property
-    def known(self) -> bool:
-        return self.base != UNKNOWN
 
     @property
     def ended(self) -> bool:
         """It has ended, well or not, and Slurm has said so. False when unknown."""
         return self.known and self.base not in ("PENDING", "RUNNING", "SUSPENDED")
-
-    def __str__(self) -> str:
-        return "+".join([self.base, *sorted(self.flags)])
 
 
 def node_state(words: Iterable[str]) -> NodeState:
