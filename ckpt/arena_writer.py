@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.core.memory_left import is_in_memory, refuse_to_fill_memory
 from resilio_hpc.native import populate
+
+LockPages = Callable[[mmap.mmap], Callable[[], None] | None]
+"""Have devices write straight into this memory; what ends that. None: there is no need, or no way."""
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PIECE_BYTES = 64 << 20
@@ -37,9 +41,11 @@ class Owner:
 class Slot:
     """One arena file, open for its owner. All methods raise OSError (ENOSPC when there is no room)."""
 
-    def __init__(self, path: Path | None, spill: Path, on_disk: bool) -> None:
+    def __init__(self, path: Path | None, spill: Path, on_disk: bool, lock_pages: LockPages) -> None:
         """``path`` None: a file without a name, which ends with the process. ``spill``: directory for files on disk."""
         self.map: mmap.mmap | None = None
+        self._lock_pages = lock_pages
+        self._unlock_pages: Callable[[], None] | None = None
         self._fd = -1
         self._spill = spill
         self.on_disk = on_disk
@@ -121,6 +127,8 @@ class Slot:
             self._allocate(size)  # also for an old file: a former life may have died half-way here
             self.map = mmap.mmap(self._fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
             populate(self.map)
+        if self._unlock_pages is None and not self.on_disk:
+            self._unlock_pages = self._lock_pages(self.map)
         return memoryview(self.map)
 
     def _allocate(self, size: int) -> None:
@@ -163,6 +171,9 @@ class Slot:
             self.close()
 
     def _unmap(self) -> None:
+        if self._unlock_pages is not None:
+            self._unlock_pages()
+            self._unlock_pages = None
         if self.map is not None:
             self.map.close()
             self.map = None
@@ -171,15 +182,28 @@ class Slot:
 class ArenaPair:
     """The two slots of a rank. One thread at a time may save; ``prefault`` may run beside the training loop."""
 
-    def __init__(self, directory: Path | None, owner: Owner, spill: Path, on_disk: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        owner: Owner,
+        spill: Path,
+        on_disk: bool = False,
+        lock_pages: LockPages = lambda memory: None,
+    ) -> None:
         """``directory`` exists; None: nameless files, which end with this process.
 
         ``spill``: an absolute directory on disk, for files that do not fit into memory (``on_disk``: for all).
+        ``lock_pages`` is asked again, at the next save, about memory for which it had nothing to do.
         """
         self.owner = owner
         self._lock = threading.Lock()
         self._slots = [
-            Slot(None if directory is None else arena.slot_path(directory, owner.rank, number), spill, on_disk)
+            Slot(
+                None if directory is None else arena.slot_path(directory, owner.rank, number),
+                spill,
+                on_disk,
+                lock_pages,
+            )
             for number in (0, 1)
         ]
 

@@ -19,6 +19,7 @@ from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.committed_source import CommittedSource
 from resilio_hpc.ckpt.coordinator import Coordinator, RestorePoint, checkpoint_directory, is_read_ahead
+from resilio_hpc.ckpt.device_copy import CUDA, Device
 from resilio_hpc.ckpt.expected import expected_bytes, holds_optimizer
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
@@ -87,9 +88,11 @@ class Checkpointer:
         self._copy_pool = ThreadPoolExecutor(1, "resilio-overlap") if overlap else self._pool
         self._finisher = ThreadPoolExecutor(1, "resilio-snapshot")
         self._pending: Future[None] | None = None
+        self._taken: Snapshot | None = None
         self._fence_began: float | None = None
         self._handles: dict[int, SaveHandle] = {}
         self._handles_lock = threading.Lock()
+        self._device: Device = CUDA
         self._coordinator.on_stage(self._on_stage)
 
     # -- saving ----------------------------------------------------------------------------------------------------
@@ -102,14 +105,14 @@ class Checkpointer:
         """
         catalogue.check_step(step)
         started = time.monotonic()
-        self.fence()
+        self._settle()
         self._fence_began = None
         flattened = tree.flatten(state)
         handle = SaveHandle(step)
         try:
             self._coordinator.before_save(step)
             pool = self._copy_pool if self._overlapped else self._pool
-            taken = Snapshot(self._open_arenas(), step, flattened, pool, self._overlapped)
+            taken = Snapshot(self._open_arenas(), step, flattened, pool, self._overlapped, self._device)
         except (OSError, CheckpointError) as error:
             self._not_saved(handle, error)
             return handle
@@ -118,21 +121,30 @@ class Checkpointer:
         else:
             fence_before_steps(self)
             blocked_s = time.monotonic() - started
+            self._taken = taken
             self._pending = self._finisher.submit(self._finish, taken, handle, started, blocked_s)
         return handle
 
     def fence(self) -> None:
         """Wait until nothing is copied from the state any more; at once without ``overlap``.
 
-        Torch's optimizers do this at the beginning of each step, other code that changes the state has to.
+        Torch's optimizers do this at the beginning of each step, other code that changes the state has to. For what is
+        copied from devices, their current streams wait and the host does not.
         """
+        if self._pending is None or self._pending.done():
+            self._pending = self._taken = None
+        elif self._taken is None or not self._taken.hold_devices():
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the snapshot itself."""
         pending = self._pending
         if pending is None:
             return
         if not pending.done():
             self._fence_began = time.monotonic()
             wait([pending])
-        self._pending = None
+        self._pending = self._taken = None
 
     def _finish(self, taken: Snapshot, handle: SaveHandle, started: float, blocked_s: float | None = None) -> None:
         """``blocked_s``: what training has waited for it so far; None: since ``started``."""
@@ -164,6 +176,8 @@ class Checkpointer:
         arenas = self._open_arenas()
         if arenas.on_disk and self._memory:
             self._warn(f"no room for two snapshots in shared memory ({arenas.why_on_disk}); one or both go to disk")
+        if self._device.refusal:
+            self._warn(f"{self._device.refusal}: copies from the device take longer, and saves wait for them")
         if not self._prefaulted:
             self._prefaulted = True
             _prefault(arenas)
@@ -182,7 +196,7 @@ class Checkpointer:
                 self._layout,
                 place.run_id,
             )
-            self._arenas = ArenaPair(directory, owner, spill, on_disk=not self._memory)
+            self._arenas = ArenaPair(directory, owner, spill, not self._memory, self._device.lock_pages)
         return self._arenas
 
     def _on_stage(self, step: int, stage: str, error: str) -> None:
@@ -218,7 +232,7 @@ class Checkpointer:
         not fit, CorruptCheckpoint when every copy is bad (tensors of ``state`` may be overwritten then).
         """
         started = time.monotonic()
-        self.fence()
+        self._settle()
         if step is not None:
             point = RestorePoint("committed", step)
             return self._restored(point, *self._read(point, state), started)

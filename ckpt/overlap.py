@@ -32,13 +32,28 @@ def is_optimizer(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.optim.Optimizer)
 
 
-def may_wait(leaves: Sequence[Leaf], optimizers: Sequence[Any]) -> list[bool]:
-    """For each leaf: do only the steps of these optimizers change it, and may another thread copy it?"""
-    owned: set[Key] = set()
+def owned(leaves: Sequence[Leaf], optimizers: Sequence[Any]) -> list[bool]:
+    """For each leaf: do only the steps of these optimizers change it, and does torch count its changes?"""
+    keys: set[Key] = set()
     for optimizer in optimizers:
-        owned.update(_key(value) for group in optimizer.param_groups for value in group["params"])
-        owned.update(_key(value) for state in optimizer.state.values() for value in _tensors(state))
-    return [_key(leaf.value) in owned and _can_wait(leaf) if leaf.kind == "torch" else False for leaf in leaves]
+        keys.update(_key(value) for group in optimizer.param_groups for value in group["params"])
+        keys.update(_key(value) for state in optimizer.state.values() for value in _tensors(state))
+    return [
+        leaf.kind == "torch" and leaf.value is not None and _key(leaf.value) in keys and not leaf.value.is_inference()
+        for leaf in leaves
+    ]
+
+
+def may_wait(leaf: Leaf) -> bool:
+    """May another thread copy it: is it on the CPU in one piece, and not small?"""
+    value = leaf.value
+    return bool(
+        leaf.size_bytes >= LARGE_BYTES
+        and value.device.type == "cpu"
+        and value.is_contiguous()
+        and not value.is_conj()
+        and not value.is_neg()
+    )
 
 
 def _key(value: Any) -> Key:
@@ -48,19 +63,6 @@ def _key(value: Any) -> Key:
 
 def _tensors(state: Any) -> list[Any]:
     return [value for value in state.values() if is_tensor(value)] if isinstance(state, dict) else []
-
-
-def _can_wait(leaf: Leaf) -> bool:
-    """Is it on the CPU in one piece, not small, and does torch count its changes?"""
-    value = leaf.value
-    return bool(
-        leaf.size_bytes >= LARGE_BYTES
-        and value.device.type == "cpu"
-        and value.is_contiguous()
-        and not value.is_inference()
-        and not value.is_conj()
-        and not value.is_neg()
-    )
 
 
 _fenced: WeakSet[Fenced] = WeakSet()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import msgspec
 from resilio_hpc.ckpt import overlap, tensors
 from resilio_hpc.ckpt.arena import PAGE, Header
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.device_copy import CUDA, Begun, ChecksumSlot, Device, DeviceCopies, Transfer
 from resilio_hpc.ckpt.records import Extent, SlabRecord, Table, TensorRecord, blocks
 from resilio_hpc.ckpt.tensors import LARGE_BYTES, Leaf
 from resilio_hpc.ckpt.tree import Flattened
@@ -71,37 +72,58 @@ class _Copy(NamedTuple):
     """A block to be copied (see ``native.copy_blocks``), and where its checksum goes."""
 
     block: tuple[int, Any, int, int]
-    checksums: list[int]
-    number: int
+    slot: ChecksumSlot
 
 
-def _note(share: Sequence[_Copy], crcs: Sequence[int]) -> None:
-    for copy, crc in zip(share, crcs, strict=True):
-        copy.checksums[copy.number] = crc
+def _note(slots: Iterable[ChecksumSlot], crcs: Sequence[int]) -> None:
+    for slot, crc in zip(slots, crcs, strict=True):
+        slot.checksums[slot.number] = crc
 
 
 class Snapshot:
     """A snapshot on its way into an arena: made, with the copies that cannot wait; then, once, ``finish``."""
 
     def __init__(
-        self, pair: ArenaPair, step: int, state: Flattened, pool: ThreadPoolExecutor, overlapped: bool = False
+        self,
+        pair: ArenaPair,
+        step: int,
+        state: Flattened,
+        pool: ThreadPoolExecutor,
+        overlapped: bool = False,
+        device: Device = CUDA,
     ) -> None:
-        """``overlapped``: what only an optimizer's step changes is copied in the background from here on.
+        """``overlapped``: what is on a device, and what only an optimizer's step changes, is copied in the background
+        from here on.
 
         Raises OSError or CheckpointError; then the former snapshot is what it was.
         """
         self._pair, self._step, self._state, self._pool = pair, step, state, pool
-        waits = overlap.may_wait(state.leaves, state.optimizers) if overlapped else [False] * len(state.leaves)
-        self._late = [number for number, late in enumerate(waits) if late]
+        leaves = state.leaves
+        self._places = [None if leaf.value is None else device.place(leaf.value) for leaf in leaves]
+        owned = overlap.owned(leaves, state.optimizers) if overlapped else [False] * len(leaves)
+        self._late = [
+            number
+            for number, leaf in enumerate(leaves)
+            if owned[number] and (self._places[number] is not None or overlap.may_wait(leaf))
+        ]
+        self._waits_on_host = any(self._places[number] is None for number in self._late)
         self._versions = self._current_versions()
-        self._plan = plan(state.leaves, len(state.tree))
-        self._checksums = [[0] * len(blocks(leaf.held_bytes)) for leaf in state.leaves]
-        self._copies: list[tuple[list[_Copy], Future[list[int]]]] = []
+        self._versions_held: list[int] | None = None
+        self._plan = plan(leaves, len(state.tree))
+        self._checksums = [[0] * len(blocks(leaf.held_bytes)) for leaf in leaves]
+        self._copies: list[Begun] = []
         self._slot, self._room, self._sequence = pair.reserve(step, self._plan.room_bytes)
+        self._devices = DeviceCopies(device, self._room, pool)
         try:
-            self._copy([number for number, late in enumerate(waits) if not late])
+            late = set(self._late)
+            early = [number for number in range(len(leaves)) if number not in late]
+            from_devices = self._copy_from_devices(early, overlapped)
+            self._copy(self._on_host(early))
             self._collect()
-            self._copy(self._late)
+            self._copies += from_devices
+            if not overlapped:
+                self._collect()
+            self._copy(self._on_host(self._late))
         except BaseException:
             self._abandon()
             raise
@@ -109,7 +131,17 @@ class Snapshot:
     @property
     def is_copied(self) -> bool:
         """Is nothing being copied in the background?"""
-        return not self._late
+        return not self._copies
+
+    def hold_devices(self) -> bool:
+        """Have devices wait, before what they are given from now on, until they have copied what was saved.
+
+        True: that is enough. False: the host copies, too, and only the end of ``finish`` tells that it is done.
+        """
+        if self._versions_held is None:
+            self._versions_held = self._current_versions()
+            self._devices.hold()
+        return not self._waits_on_host
 
     def finish(self) -> tuple[Path, int]:
         """Wait for the copies and make the snapshot whole: the arena, and the size of the snapshot.
@@ -118,7 +150,8 @@ class Snapshot:
         """
         try:
             self._collect()
-            for number, before, now in zip(self._late, self._versions, self._current_versions(), strict=True):
+            versions = self._current_versions()  # first: what is held meanwhile may change from then on
+            for number, before, now in zip(self._late, self._versions, self._versions_held or versions, strict=True):
                 if before != now:
                     raise StateChanged(self._state.leaves[number].path)
             end = self._complete()
@@ -130,6 +163,29 @@ class Snapshot:
     def _current_versions(self) -> list[int]:
         """They grow when torch changes a tensor in place."""
         return [self._state.leaves[number].value._version for number in self._late]
+
+    def _on_host(self, numbers: Sequence[int]) -> list[int]:
+        return [number for number in numbers if self._places[number] is None]
+
+    def _copy_from_devices(self, early: Sequence[int], overlapped: bool) -> list[Begun]:
+        """Begin all copies from devices. What may change before the next optimizer's step is held right away."""
+        begun: list[Begun] = []
+        places = dict.fromkeys(place for place in self._places if place is not None)
+        for where in places:
+            self._devices.follow(where)
+            begun += self._devices.begin(where, self._transfers(where, early))
+        if overlapped:
+            self._devices.hold()
+        for where in places:
+            begun += self._devices.begin(where, self._transfers(where, self._late))
+        return begun
+
+    def _transfers(self, where: Any, numbers: Sequence[int]) -> list[Transfer]:
+        return [
+            Transfer(self._state.leaves[number].value, self._plan.offsets[number], self._checksums[number])
+            for number in numbers
+            if self._places[number] == where
+        ]
 
     def _copy(self, numbers: Sequence[int]) -> None:
         """Begin to copy these tensors, with the checksums of their blocks."""
@@ -144,19 +200,19 @@ class Snapshot:
                 self._copy_strided(number)
                 continue
             for index, (start, size) in enumerate(blocks(leaf.size_bytes)):
-                share.append(_Copy((offset + start, source, start, size), self._checksums[number], index))
+                share.append(_Copy((offset + start, source, start, size), ChecksumSlot(self._checksums[number], index)))
                 share_bytes += size
                 if share_bytes >= _SHARE_BYTES:
                     self._submit(share)
                     share, share_bytes = [], 0
         if share_bytes <= _SMALL_BYTES:
-            _note(share, copy_blocks(self._room, [copy.block for copy in share]))
+            _note([copy.slot for copy in share], copy_blocks(self._room, [copy.block for copy in share]))
         else:
             self._submit(share)
 
     def _submit(self, share: list[_Copy]) -> None:
         crcs = self._pool.submit(copy_blocks, self._room, [copy.block for copy in share])
-        self._copies.append((share, crcs))
+        self._copies.append(([copy.slot for copy in share], crcs))
 
     def _copy_strided(self, number: int) -> None:
         leaf, offset = self._state.leaves[number], self._plan.offsets[number]
@@ -168,8 +224,8 @@ class Snapshot:
     def _collect(self) -> None:
         """Wait for the copies that were begun."""
         wait([crcs for _, crcs in self._copies])
-        for share, crcs in self._copies:
-            _note(share, crcs.result())
+        for slots, crcs in self._copies:
+            _note(slots, crcs.result())
         self._copies.clear()
 
     def _complete(self) -> int:
@@ -189,6 +245,7 @@ class Snapshot:
 
     def _abandon(self) -> None:
         wait([crcs for _, crcs in self._copies])  # nothing may write to an arena that was given up
+        self._devices.settle()
         self._room.release()
         self._pair.abandon(self._slot)
 

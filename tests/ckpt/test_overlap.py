@@ -17,7 +17,7 @@ import torch
 
 from resilio_hpc.ckpt import Checkpointer, arena
 from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.overlap import may_wait
+from resilio_hpc.ckpt.overlap import may_wait, owned
 from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import CheckpointError
@@ -113,9 +113,8 @@ def test_what_the_optimizer_does_not_own_is_copied_at_once(tmp_path: Path) -> No
 def test_only_large_plain_tensors_of_an_optimizer_wait() -> None:
     training = Training()
     state = flatten({**training.state(), "mine": torch.rand(WIDTH, WIDTH)})
-    waiting = {
-        leaf.path for leaf, waits in zip(state.leaves, may_wait(state.leaves, state.optimizers), strict=True) if waits
-    }
+    of_optimizer = owned(state.leaves, state.optimizers)
+    waiting = {leaf.path for leaf, its in zip(state.leaves, of_optimizer, strict=True) if its and may_wait(leaf)}
     assert waiting == {
         "model/0.weight",
         "optimizer/state/0/exp_avg",
@@ -134,7 +133,7 @@ def test_a_view_of_a_larger_tensor_does_not_make_all_of_it_wait() -> None:
     flat = torch.rand(2, WIDTH, WIDTH)
     weight = torch.nn.Parameter(flat[0])
     state = flatten({"flat": flat, "optimizer": torch.optim.SGD([weight])})
-    assert may_wait(state.leaves, state.optimizers) == [False]
+    assert owned(state.leaves, state.optimizers) == [False]
 
 
 def test_a_change_by_something_else_is_seen_and_nothing_torn_is_kept(
