@@ -54,10 +54,9 @@ def held_steps(directory: Path) -> list[int]:
 
 def test_a_rank_killed_at_any_instant_leaves_a_whole_and_right_step(shm: Path) -> None:
     script = Path(__file__).with_name("kill_loop.py")
-    done = run([sys.executable, str(script), str(shm), "8"], 60, check=False)
+    done = run([sys.executable, str(script), str(shm), "100"], 120, check=False)
     assert done.returncode == 0, done.stderr
     rounds, steps = map(int, done.stdout.split())
-    assert rounds >= 40
     assert steps > rounds / 4  # it did save in between
 
 
