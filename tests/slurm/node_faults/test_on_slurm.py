@@ -136,6 +136,32 @@ def test_drains_of_health_checks_and_lost_nodes_are_learnt_from_slurm(cluster: D
     assert nodes(cluster)["n5"].weight == 1001
 
 
+def test_a_submitted_job_avoids_bad_nodes_beside_the_users_own_unless_all_are_needed(cluster: DevCluster) -> None:
+    ledger = FaultLedger(cluster.shared / "mine")
+    ledger.append([NodeFault(time=time.time(), node="n2", kind="node-lost", run="r")])
+    env = {**PACKAGE, "RESILIO_NODE_FAULTS": "/shared/mine"}
+
+    def submit(*words: str) -> tuple[str, str]:
+        argv = ["submit", "--template=multi-node", "--no-check", "gpus_per_node=0", *words, "--", "train.py"]
+        program = [sys.executable, "-m", "resilio_hpc.cli.main", *argv]
+        done = cluster.run("ctl", program, 60.0, env=env, cwd="/shared", check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    script, note = submit("nodes=2", "exclude=n5", "--dry-run")
+    assert "#SBATCH --exclude=n5,n2\n" in script, note
+    assert "n2 avoided (--any-node: not): n2: score 1.00: node-lost 1" in note
+    script, note = submit("nodes=5", "--dry-run")
+    assert "--exclude" not in script and "n2 not avoided: of 5 nodes that would do" in note
+    script, note = submit("nodes=2", "--any-node", "--dry-run")
+    assert "--exclude" not in script and note == ""
+    receipt, _ = submit("nodes=2", "hold=true", "--json")
+    fields = cluster.run("ctl", ["scontrol", "-o", "show", "job", json.loads(receipt)["job"]]).stdout
+    assert "ExcNodeList=n2 " in fields
+    done = cluster.run("ctl", [sys.executable, "-m", "resilio_hpc.cli.main", "nodes", "exclude", "--nodes=4"], env=env)
+    assert done.stdout == "n2\n"
+
+
 def wait_for(reached: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not reached():
