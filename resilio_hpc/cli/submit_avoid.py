@@ -49,7 +49,7 @@ def of_options(
         return Exclusion(why=f"no node is avoided: which nodes are meant by constraint={options['constraint']}")
     needed = max(int(word) for word in options.get("nodes", "1").split("-") if word.isdecimal())
     by_hand = {*expand(options.get("exclude", "")), *expand(options.get("nodelist", ""))}
-    return choose(scored, pool, needed, policy, by_hand)
+    return choose(scored, pool, needed, policy, by_hand, partitions)
 
 
 def _partitions(named: str, known: Sequence[Partition]) -> Collection[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.core.errors import HealthError, SlurmError, UsageError
+from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.json_fields import Fields, printable, read_object
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.announce import say
@@ -58,7 +58,7 @@ def avoid_faulty_nodes(run_path: Path, job: str, nodes: Collection[str], success
         scored = scores(_learnt(ledger, run_path, run_id, policy, cluster), time.time(), policy, cluster)
         if successor is not None:
             _refresh(run_path, job, nodes, successor, scored, policy, CommandClient(), record)
-    except (HealthError, SlurmError, UsageError, OSError) as error:
+    except (ResilioError, OSError, ValueError) as error:
         say(f"note: which nodes later jobs had better avoid: {printable(str(error), 400)}")
 
 
@@ -81,8 +81,11 @@ def _refresh(
     fields = commands.job_fields(successor)
     if fields.get("JobState", "") != "PENDING":
         return
-    pool = alike(client.nodes(), examples, fields.get("Partition", "").split(","))
-    change = decide_change(fields, before, lambda needed, by_hand: choose(scored, pool, needed, policy, by_hand))
+    partitions = fields.get("Partition", "").split(",")
+    pool = alike(client.nodes(), examples, partitions)
+    change = decide_change(
+        fields, before, lambda needed, by_hand: choose(scored, pool, needed, policy, by_hand, partitions)
+    )
     if change is None:
         return
     _write(run_path, successor, {*before, *change.ours})  # who dies after the order must know them for ours

@@ -26,29 +26,42 @@ class Exclusion:
     why: str = ""
 
 
+# Not for this job now, though Slurm does not call the node DOWN (sinfo manual, NODE STATE CODES).
+_NOT_NOW = frozenset({"MAINT", "MAINTENANCE", "RESERVED", "NOT_RESPONDING", "INVALID_REG"})
+
+
 def choose(
-    scored: Iterable[NodeScore], pool: Sequence[Node], needed: int, policy: FaultPolicy, by_hand: Collection[str] = ()
+    scored: Iterable[NodeScore],
+    pool: Sequence[Node],
+    needed: int,
+    policy: FaultPolicy,
+    by_hand: Collection[str] = (),
+    partitions: Collection[str] = (),
 ) -> Exclusion:
-    """``pool``: nodes that would do for the job; ``needed``: how many it wants; ``by_hand``: the user's own list."""
+    """``pool``: nodes that would do for the job; ``needed``: how many it wants; ``by_hand``: the user's own list.
+
+    ``partitions``: where the job may run; it gets all its nodes from one, so each must keep enough.
+    """
     would_do = {node.name: node for node in pool if node.name not in by_hand}
     bad = [one for one in scored if one.score >= policy.exclude_at and one.node in would_do]
     if not bad:
         return Exclusion()
     allowed = max(policy.exclude_at_least, math.floor(policy.exclude_share * len(would_do)))
-    in_service = {name for name, node in would_do.items() if node.state.in_service}
-    room = len(in_service) - needed
+    usable = {name for name, node in would_do.items() if node.state.in_service and not node.state.flags & _NOT_NOW}
+    groups = [{name for name in usable if _in(would_do[name], [one])} for one in partitions] or [set(usable)]
     chosen: list[NodeScore] = []
-    for one in bad:
-        cost = 1 if one.node in in_service else 0  # what is out of service now is missed by nobody
-        if len(chosen) < allowed and cost <= room:
+    for one in bad:  # what is out of service now is missed by nobody
+        enough = all(len(group) > needed for group in groups if one.node in group)
+        if len(chosen) < allowed and enough:
             chosen.append(one)
-            room -= cost
+            for group in groups:
+                group.discard(one.node)
     taken = [one.node for one in chosen]
     spared = tuple(one.node for one in bad if one.node not in taken)
     words = [f"{one.node}: {one.summary}" for one in chosen]
     if spared:
         words.append(
-            f"{', '.join(spared)} not avoided: of {len(would_do)} nodes that would do, {len(in_service)} in service, "
+            f"{', '.join(spared)} not avoided: of {len(would_do)} nodes that would do, {len(usable)} in service, "
             f"{needed} are needed and at most {allowed} avoided"
         )
     return Exclusion(tuple(taken), spared, "; ".join(words))

@@ -61,6 +61,20 @@ def test_what_is_out_of_service_leaves_no_room() -> None:
     assert choose(bad("n3"), nodes, 2, POLICY).nodes == ("n3",)  # it may be back by then
 
 
+@pytest.mark.parametrize("flag", ["MAINT", "RESERVED", "NOT_RESPONDING"])
+def test_what_is_kept_from_this_job_leaves_no_room_either(flag: str) -> None:
+    nodes = [node("n1"), node("n2"), node("n3", "IDLE", flag)]
+    assert choose(bad("n1"), nodes, 2, POLICY).nodes == ()
+    assert choose(bad("n1"), [*nodes, node("n4")], 2, POLICY).nodes == ("n1",)
+
+
+def test_each_partition_keeps_enough_since_a_job_gets_its_nodes_from_one() -> None:
+    nodes = [node(f"a{n}", partitions=("a",)) for n in range(4)] + [node(f"b{n}", partitions=("b",)) for n in range(2)]
+    assert choose(bad("b0"), nodes, 2, POLICY, partitions=["a", "b"]).nodes == ()
+    assert choose(bad("b0"), nodes, 1, POLICY, partitions=["a", "b"]).nodes == ("b0",)
+    assert choose(bad("b0", "a0"), nodes, 2, POLICY, partitions=["a", "b"]).nodes == ("a0",)
+
+
 def test_the_users_own_list_is_theirs() -> None:
     chosen = choose(bad("n1", "n2"), pool(5), 3, POLICY, by_hand=["n1"])
     assert chosen.nodes == ("n2",)
