@@ -192,6 +192,11 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         if f.data.get("acted", True)
         else f"link {f.whole('link')} would have been submitted (--mode observe)"
     ),
+    "excludes": lambda f: (
+        f"job {f.text('job', '?')} avoids {names(f.texts('nodes'))}: {f.text('why')}"
+        if f.texts("nodes")
+        else f"job {f.text('job', '?')} avoids no node any more on our account{_because(f)}"
+    ),
     "successor_refused": lambda f: f"no next job could be submitted yet: {f.text('limit')}",
     "requeued_instead": lambda f: f"job {f.text('job', '?')} is requeued, since no next job could be submitted",
     "stayed_for_requeue": lambda f: (
@@ -289,6 +294,10 @@ KINDS = frozenset(_TABLE)
 
 def _reason_of(f: Fields, name: str) -> str:
     return f.text(name, "unknown").replace("_", " ")
+
+
+def _because(f: Fields) -> str:
+    return f": {f.text('why')}" if f.text("why") else ""
 
 
 def _code(f: Fields) -> str:

@@ -16,6 +16,8 @@ import resilio_hpc
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import HealthError, UsageError
 from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY
+from resilio_hpc.prolog_epilog.reports import SPOOL
+from resilio_hpc.slurm.node_faults.ledger import SYSTEM
 
 TEMPLATES = Path(__file__).parent / "hooks"
 HOOKS = ("prolog", "epilog", "task_prolog", "health_check")
@@ -110,7 +112,7 @@ def render_unit(settings: HookSettings) -> str:
     package = [f"Environment=PYTHONPATH={settings.package}"] if settings.package else []
     site = f" --site {settings.site}" if settings.site else ""
     command = f"{settings.python} -P -m resilio_hpc.cli.main health watch --directory {settings.directory}{site}"
-    command += f" --drain {'act' if settings.mode == 'enforce' else 'observe'}"
+    command += f" --drain {'act' if settings.mode == 'enforce' else 'observe'} --faults {SYSTEM} --reports {SPOOL}"
     return "\n".join(
         [
             "[Unit]",

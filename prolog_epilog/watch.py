@@ -10,7 +10,9 @@ from resilio_hpc.core.errors import HealthError
 from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.check import Check, Result, Verdict
 from resilio_hpc.prolog_epilog.examination import Examination, due, of_context
+from resilio_hpc.prolog_epilog.fault_record import FaultRecord
 from resilio_hpc.prolog_epilog.node_drains import NodeDrains
+from resilio_hpc.prolog_epilog.report_desk import ReportDesk
 
 REWRITE_S = 60.0
 """A verdict is written at least so often, since its age says that somebody still looks."""
@@ -24,6 +26,8 @@ class Watch:
     cache: VerdictCache
     said: Callable[[str], None]
     drains: NodeDrains | None = None
+    reports: ReportDesk | None = None
+    faults: FaultRecord | None = None
     _results: dict[str, Result] = field(default_factory=dict)
     _looked_s: dict[str, float] = field(default_factory=dict)
     _last_lines: frozenset[str] = frozenset()
@@ -32,7 +36,7 @@ class Watch:
     def turn(self) -> Verdict | None:
         """Run what is due, or everything if somebody asked; None where nothing was, or another runs the checks."""
         now = self.examination.now_s()
-        asked = self.cache.take_request()
+        asked = self.cache.take_request() | (self.reports is not None and self.reports.wanted(now))
         wanted = [check for check in self._checks() if due(check, now - self._looked_s.get(check.id, -math.inf), asked)]
         if not wanted and now - self._written_s < REWRITE_S:
             return None
@@ -44,6 +48,8 @@ class Watch:
         if self.drains is not None:
             verdict = self.drains.turn(verdict)
         self._write(verdict)
+        if self.faults is not None:
+            self.faults.turn(verdict)
         self._tell(verdict)
         return verdict
 

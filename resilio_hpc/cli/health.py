@@ -69,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
         "--drain", choices=("off", "observe", "act"), default="off",
         help="drain this node in Slurm where a check asks for it, and end that when it passes; observe: only say so",
     )  # fmt: skip
+    made["watch"].add_argument(
+        "--faults", type=Path, metavar="DIR", help="remember there what is found, across reboots (resilio nodes)"
+    )
+    made["watch"].add_argument(
+        "--reports", type=Path, metavar="DIR", help="check anew when users ask for it there (resilio nodes report)"
+    )
     made["watch"].add_argument("--policy", type=Path, metavar="FILE", help="numbers for drain_policy.toml's")
     made["epilog"].add_argument("--dry-run", action="store_true", help="only say what would be removed")
     return parser

@@ -19,15 +19,18 @@ from resilio_hpc.prolog_epilog import table as tables
 from resilio_hpc.prolog_epilog.cached_verdict import NoVerdict, VerdictCache
 from resilio_hpc.prolog_epilog.check import Check, Result, Verdict
 from resilio_hpc.prolog_epilog.examination import Examination, due, node_name, of_context
+from resilio_hpc.prolog_epilog.fault_record import FaultRecord
 from resilio_hpc.prolog_epilog.node import Node
 from resilio_hpc.prolog_epilog.node_drains import NodeDrains
 from resilio_hpc.prolog_epilog.node_files import NodeFiles
+from resilio_hpc.prolog_epilog.report_desk import ReportDesk
 from resilio_hpc.prolog_epilog.runner import Memory
 from resilio_hpc.prolog_epilog.slurm_drainer import SlurmDrainer
 from resilio_hpc.prolog_epilog.watch import Watch
 from resilio_hpc.slurm.audit import DEFAULT_PATH, PATH_VARIABLE, AuditLog
 from resilio_hpc.slurm.drain_policy import drain_policy
 from resilio_hpc.slurm.drain_writer import DrainWriter
+from resilio_hpc.slurm.node_faults.ledger import FaultLedger
 from resilio_hpc.slurm.which_client import which
 
 POLL_S = 0.5
@@ -126,7 +129,10 @@ def watch(options: argparse.Namespace) -> int:
         print(text if not options.json else msgspec.json.encode({"said": text}).decode(), flush=True)
 
     drains = NodeDrains(_drainer(options), said) if options.drain != "off" else None
-    daemon = Watch(examination_of(options), VerdictCache(options.directory), said, drains)
+    examination = examination_of(options)
+    desk = ReportDesk(options.reports, examination.name, said, time.time) if options.reports is not None else None
+    faults = FaultRecord(FaultLedger(options.faults), said) if options.faults is not None else None
+    daemon = Watch(examination, VerdictCache(options.directory), said, drains, desk, faults)
     ended: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: ended.append(number))

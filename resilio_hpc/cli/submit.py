@@ -14,8 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm import sbatch_options, submission, template_files, template_settings
+from resilio_hpc.cli.submit_avoid import avoided
+from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.core.json_fields import printable
+from resilio_hpc.launch.avoidance import EXCLUDED_VARIABLE
+from resilio_hpc.slurm import commands, sbatch_options, submission, template_files, template_settings
+from resilio_hpc.slurm.command_client import CommandClient
+from resilio_hpc.slurm.hostlist import compress
+from resilio_hpc.slurm.node_faults.exclusion import Exclusion
 from resilio_hpc.slurm.template import Job, Template, normalised, render
 
 _EXAMPLES = """\
@@ -64,20 +70,51 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--template NAME: the templates are {', '.join(template_files.names())}")
     template = template_files.load(options.template)
     values = _values(options.values)
-    job = render(template, values, command, submission.launcher_directory(os.environ), _others(template, values))
+    here, others = submission.launcher_directory(os.environ), _others(template, values)
+    job = plain = render(template, values, command, here, others)
     if not options.no_check:
         from resilio_hpc.cli import submit_check
 
         submit_check.check(template, job, command, os.environ, Path.cwd())
+    avoids = Exclusion() if options.any_node else avoided(plain, os.environ, Path.cwd(), CommandClient())
+    if avoids.nodes:
+        own = [plain.options["exclude"]] if "exclude" in plain.options else []
+        job = render(
+            template, _replaced(values, exclude=",".join([*own, compress(avoids.nodes)])), command, here, others
+        )
+    if avoids.why:
+        said = f"{compress(avoids.nodes)} avoided (--any-node: not)" if avoids.nodes else "note"
+        print(f"resilio: {said}: {printable(avoids.why, 600)}", file=sys.stderr)
     if options.dry_run:
         print(_as_json({"script": job.script, "arguments": job.arguments}) if options.json else job.script.rstrip("\n"))
         return 0
-    done = submission.submit(job.script, job.arguments, submission.own_environment(os.environ))
+    done = _submit(job, plain, avoids)
     receipt = _receipt(template, job, done.job, Path.cwd())
     if done.said:
         print(done.said, file=sys.stderr)
     print(_as_json(asdict(receipt)) if options.json else _words(receipt), flush=True)
     return 0
+
+
+def _submit(job: Job, plain: Job, avoids: Exclusion) -> submission.Submitted:
+    """Without the nodes that it was to avoid where Slurm finds too few that are left."""
+    environment = submission.own_environment(os.environ)
+    if not avoids.nodes:
+        return submission.submit(job.script, job.arguments, environment)
+    try:
+        ours = {EXCLUDED_VARIABLE: compress(avoids.nodes)}
+        return submission.submit(job.script, job.arguments, environment | ours)
+    except (commands.Unanswered, commands.SubmitLimit):
+        raise
+    except SlurmError as error:
+        if "node configuration" not in str(error):
+            raise
+        print(f"resilio: no node is avoided, since Slurm refuses that: {error}", file=sys.stderr)
+        return submission.submit(plain.script, plain.arguments, environment)
+
+
+def _replaced(values: Mapping[str, str], **new: str) -> dict[str, str]:
+    return {key: value for key, value in values.items() if normalised(key) not in new} | new
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -105,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--explain", metavar="NAME", help="what a template is for, and its keys")
     parser.add_argument("--dry-run", action="store_true", help="print the script, submit nothing")
     parser.add_argument("--no-check", action="store_true", help="do not look for the command from here")
+    parser.add_argument("--any-node", action="store_true", help="do not avoid nodes that failed your runs lately")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help="values of the template's keys")
     return parser

@@ -19,6 +19,7 @@ from resilio_hpc.core.json_fields import read_object
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import last_one_out, link_lease, preemption, run_directory, turns
 from resilio_hpc.launch.announce import say
+from resilio_hpc.launch.avoidance import avoid_faulty_nodes
 from resilio_hpc.launch.judge import CONTINUES, Decision, judge
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.placements import Site
@@ -195,6 +196,13 @@ class Chain:
         link = chain.submit_successor(self._run_path, self._site.job, len(self._site.nodes))
         self.successor, self.late = link.job, ""
         self._ledger.append("successor", job=link.job, link=link.number)
+        self.avoid_faulty_nodes()
+
+    def avoid_faulty_nodes(self) -> None:
+        """Keep which nodes of this run were found faulty, and let the next job avoid them."""
+        site = self._site
+        if site.leads and site.mode != "local":
+            avoid_faulty_nodes(self._run_path, site.job, site.nodes, self.successor, self._ledger.append)
 
     def tick(self, now: float, end_time: float | None) -> None:
         """Try again what was refused at the start: near the end (Unix seconds), or until Slurm answers."""

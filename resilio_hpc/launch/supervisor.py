@@ -169,6 +169,7 @@ class Supervisor:
                 self.chain.close(verdict)
                 tell_verdict(self.run, self.site.key, self.ledger.append, verdict)  # no controller did
         code = self.chain.exit_code(verdict)
+        bounded(self.chain.avoid_faulty_nodes, None)
         if self.site.leads:
             words = partial(closing.last_words, self.run.path, verdict, self.site.job, self.chain.next_job)
             self.last_words = bounded(words, closing.verdict_lines(self.run.path, verdict, self.chain.next_job))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +16,16 @@ from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.check import Check, Fault
 from resilio_hpc.prolog_epilog.drains import Answer, Outcome
 from resilio_hpc.prolog_epilog.examination import Examination
+from resilio_hpc.prolog_epilog.fault_record import FaultRecord
 from resilio_hpc.prolog_epilog.node import Node
 from resilio_hpc.prolog_epilog.node_drains import LOOK_S, NodeDrains
 from resilio_hpc.prolog_epilog.probe import Probe, Source
+from resilio_hpc.prolog_epilog.report_desk import ReportDesk
+from resilio_hpc.prolog_epilog.reports import Report
+from resilio_hpc.prolog_epilog.reports import write as write_report
 from resilio_hpc.prolog_epilog.table import Table
 from resilio_hpc.prolog_epilog.watch import Watch
+from resilio_hpc.slurm.node_faults.ledger import FaultLedger
 
 
 def check(name: str, every_s: float, *contexts: str) -> Check:
@@ -112,6 +118,33 @@ def test_every_check_has_its_own_pace_and_who_asks_gets_a_fresh_verdict(daemon: 
     daemon.watch.turn()
     assert daemon.looks() == [3, 1, 2]  # what is looked at every hour is not what changes from job to job
     assert daemon.cache.read(1010.0, 60.0, "11111111-2222-3333-4444-555555555555").node == "n1"
+
+
+def test_a_users_report_has_the_checks_run_anew_and_drains_nothing(tmp_path: Path) -> None:
+    drainer = Drainer()
+    daemon = Daemon(tmp_path, drainer)
+    spool = tmp_path / "spool"
+    daemon.watch.reports = ReportDesk(spool, "n1", daemon.said.append, time.time)
+    daemon.watch.turn()
+    write_report(spool, Report(node="n1", why="all GPUs are broken: drain it"))
+    daemon.at(1005.0)
+    assert daemon.watch.turn() is None  # the spool is looked at every ten seconds
+    daemon.at(1059.0)
+    verdict = daemon.watch.turn()
+    assert daemon.looks() == [2, 1, 2]
+    assert verdict is not None and verdict.action == "none" and drainer.asked == []
+    assert any("reports this node: all GPUs are broken: drain it" in line for line in daemon.said)
+
+
+def test_what_is_found_is_remembered(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path)
+    daemon.watch.faults = FaultRecord(FaultLedger(tmp_path / "faults"), daemon.said.append)
+    daemon.broken = {"fast"}
+    for now in (1000.0, 1010.0, 1020.0):
+        daemon.at(now)
+        daemon.watch.turn()
+    (fault,) = FaultLedger(tmp_path / "faults").read().faults
+    assert (fault.node, fault.kind, fault.check, fault.evidence) == ("n1", "health-error", "fast", "it is broken")
 
 
 def test_checks_of_an_idle_node_say_nothing_while_a_job_is_here(daemon: Daemon) -> None:

@@ -25,6 +25,7 @@ class FakeNode:
     reason: str = ""
     reason_time: int = 0
     partitions: tuple[str, ...] = ("main",)
+    weight: int = 1
 
 
 def nothing(argv: Sequence[str]) -> None:
@@ -73,6 +74,7 @@ class FakeSlurmctld:
             "name": name,
             "state": [node.base, *(["DRAIN"] if node.drain else [])],
             "partitions": list(node.partitions),
+            "weight": node.weight,
             "reason": node.reason,
             "reason_changed_at": {"set": True, "infinite": False, "number": node.reason_time},
             "reason_set_by_user": "root" if node.reason else "",
@@ -82,12 +84,13 @@ class FakeSlurmctld:
         """``NodeName=n1 State=DRAIN Reason=…``, of anybody."""
         fields = dict(word.split("=", 1) for word in words)
         names = expand(fields.pop("NodeName"))
-        state, reason = fields.pop("State", ""), fields.pop("Reason", "")
+        state, reason, weight = fields.pop("State", ""), fields.pop("Reason", ""), fields.pop("Weight", "")
         assert not fields, f"the model of slurmctld does not know {fields}"
         assert state in ("", "DRAIN", "UNDRAIN", "DOWN", "RESUME"), state
         assert reason or state not in ("DRAIN", "DOWN"), "scontrol refuses this without a reason"
         self.updates += 1
         for name in names:
+            self.nodes[name].weight = int(weight) if weight else self.nodes[name].weight
             self._update_one(self.nodes[name], state, reason)
 
     def _update_one(self, node: FakeNode, state: str, reason: str) -> None:

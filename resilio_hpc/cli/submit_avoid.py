@@ -1,0 +1,64 @@
+"""Which nodes ``resilio submit`` adds to a job's ``--exclude``: those that failed the user's runs lately."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from resilio_hpc.core.errors import HealthError, SlurmError, UsageError
+from resilio_hpc.slurm import commands
+from resilio_hpc.slurm.client import SlurmClient
+from resilio_hpc.slurm.gres import Gres, parse_gres
+from resilio_hpc.slurm.hostlist import expand
+from resilio_hpc.slurm.model import Partition
+from resilio_hpc.slurm.node_faults.exclusion import Exclusion, choose, that_have
+from resilio_hpc.slurm.node_faults.ledger import FaultLedger, users_directory
+from resilio_hpc.slurm.node_faults.policy import FaultPolicy, fault_policy
+from resilio_hpc.slurm.node_faults.score import NodeScore, scores
+from resilio_hpc.slurm.template import Job
+
+
+def avoided(job: Job, environment: Mapping[str, str], cwd: Path, client: SlurmClient) -> Exclusion:
+    """Nodes to be added; ``why`` also tells why none could be. Never raises: a job is submitted all the same."""
+    run_dir = job.settings.get("run_dir", "resilio-runs/0").replace("/$SLURM_ARRAY_TASK_ID", "")
+    directory = users_directory(environment, cwd / job.options.get("chdir", ".") / Path(run_dir).expanduser())
+    if directory is None or "$" in str(directory):
+        return Exclusion()
+    policy = fault_policy()
+    try:
+        faults = FaultLedger(directory).read().faults
+        if not any(one.score >= policy.exclude_at for one in scores(faults, time.time(), policy)):
+            return Exclusion()
+        cluster = environment.get("SLURM_CLUSTER_NAME", "") or commands.config_value("ClusterName")
+        scored = scores(faults, time.time(), policy, cluster)
+        return of_options(job.options, scored, client, policy)
+    except (HealthError, SlurmError, UsageError) as error:
+        return Exclusion(why=f"no node is avoided: {error}")
+
+
+def of_options(
+    options: Mapping[str, str], scored: Sequence[NodeScore], client: SlurmClient, policy: FaultPolicy
+) -> Exclusion:
+    """For sbatch's ``options``. Raises SlurmError, UsageError."""
+    if "reservation" in options:
+        return Exclusion(why="no node is avoided: a job in a reservation takes the nodes of it")
+    partitions = _partitions(options.get("partition", ""), client.partitions())
+    pool = that_have(client.nodes(), partitions, options.get("constraint", ""), gpus_wanted(options))
+    if pool is None:
+        return Exclusion(why=f"no node is avoided: which nodes are meant by constraint={options['constraint']}")
+    needed = max(int(word) for word in options.get("nodes", "1").split("-") if word.isdecimal())
+    by_hand = {*expand(options.get("exclude", "")), *expand(options.get("nodelist", ""))}
+    return choose(scored, pool, needed, policy, by_hand, partitions)
+
+
+def _partitions(named: str, known: Sequence[Partition]) -> Collection[str]:
+    return named.split(",") if named else [one.name for one in known if one.default]
+
+
+def gpus_wanted(options: Mapping[str, str]) -> Gres | None:
+    """Of each node: from ``gpus_per_node=h100:8``, or ``gres=gpu:8``. Pure."""
+    if options.get("gpus_per_node"):
+        return next(iter(parse_gres(f"gpu:{options['gpus_per_node']}")), None)
+    asked = parse_gres(options.get("gres", ""))
+    return next((Gres(one.name, one.type, one.count or 1) for one in asked if one.name == "gpu"), None)

@@ -1,0 +1,107 @@
+"""Which nodes a user's next job is to avoid, so that it can still start. Pure.
+
+Slurm takes a list of excluded nodes with which a job can never start (it then waits with BadConstraints), so the list
+is bounded by what would be left of the nodes that are known to do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from resilio_hpc.slurm.gres import Gres
+from resilio_hpc.slurm.model import Node
+from resilio_hpc.slurm.node_faults.policy import FaultPolicy
+from resilio_hpc.slurm.node_faults.score import NodeScore
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """``nodes``: to be avoided, the worst first; ``spared``: as bad, but too few would be left. ``why`` in words."""
+
+    nodes: tuple[str, ...] = ()
+    spared: tuple[str, ...] = ()
+    why: str = ""
+
+
+# Not for this job now, though Slurm does not call the node DOWN (sinfo manual, NODE STATE CODES).
+_NOT_NOW = frozenset({"MAINT", "MAINTENANCE", "RESERVED", "NOT_RESPONDING", "INVALID_REG"})
+
+
+def choose(
+    scored: Iterable[NodeScore],
+    pool: Sequence[Node],
+    needed: int,
+    policy: FaultPolicy,
+    by_hand: Collection[str] = (),
+    partitions: Collection[str] = (),
+) -> Exclusion:
+    """``pool``: nodes that would do for the job; ``needed``: how many it wants; ``by_hand``: the user's own list.
+
+    ``partitions``: where the job may run; it gets all its nodes from one, so each must keep enough.
+    """
+    would_do = {node.name: node for node in pool if node.name not in by_hand}
+    bad = [one for one in scored if one.score >= policy.exclude_at and one.node in would_do]
+    if not bad:
+        return Exclusion()
+    allowed = max(policy.exclude_at_least, math.floor(policy.exclude_share * len(would_do)))
+    usable = {name for name, node in would_do.items() if node.state.in_service and not node.state.flags & _NOT_NOW}
+    groups = [{name for name in usable if _in(would_do[name], [one])} for one in partitions] or [set(usable)]
+    chosen: list[NodeScore] = []
+    for one in bad:  # what is out of service now is missed by nobody
+        enough = all(len(group) > needed for group in groups if one.node in group)
+        if len(chosen) < allowed and enough:
+            chosen.append(one)
+            for group in groups:
+                group.discard(one.node)
+    taken = [one.node for one in chosen]
+    spared = tuple(one.node for one in bad if one.node not in taken)
+    words = [f"{one.node}: {one.summary}" for one in chosen]
+    if spared:
+        words.append(
+            f"{', '.join(spared)} not avoided: of {len(would_do)} nodes that would do, {len(usable)} in service, "
+            f"{needed} are needed and at most {allowed} avoided"
+        )
+    return Exclusion(tuple(taken), spared, "; ".join(words))
+
+
+def alike(nodes: Iterable[Node], examples: Collection[str], partitions: Collection[str]) -> tuple[Node, ...]:
+    """Those of the partitions that are of the same make as the nodes that a job was given: they would do, too.
+
+    What a job asks for may be any expression of features; what it was given, fits.
+    """
+    known = list(nodes)
+    makes = {_make(node) for node in known if node.name in examples}
+    return tuple(node for node in known if _make(node) in makes and _in(node, partitions))
+
+
+def that_have(
+    nodes: Iterable[Node], partitions: Collection[str], features: str = "", gpus: Gres | None = None
+) -> tuple[Node, ...] | None:
+    """Those of the partitions with all ``features`` (``a100&ib``) and so many GPUs; None for any other expression."""
+    if features and not re.fullmatch(r"[\w.:/=-]+([&,][\w.:/=-]+)*", features):
+        return None
+    wanted = {word for word in re.split(r"[&,]", features) if word}
+    return tuple(
+        node
+        for node in nodes
+        if _in(node, partitions) and wanted <= {*node.features, *node.active_features} and _has(node, gpus)
+    )
+
+
+def _in(node: Node, partitions: Collection[str]) -> bool:
+    return bool(set(node.partitions) & set(partitions))
+
+
+def _has(node: Node, wanted: Gres | None) -> bool:
+    if wanted is None or not wanted.count:
+        return True
+    fitting = [one for one in node.gres if one.name == wanted.name and wanted.type in ("", one.type)]
+    return sum(one.count or 0 for one in fitting) >= wanted.count
+
+
+def _make(node: Node) -> tuple[object, ...]:
+    gres = tuple(sorted((one.name, one.type, one.count or 0) for one in node.gres))
+    return (node.cpus, node.memory_mb, gres, tuple(sorted(node.features)))

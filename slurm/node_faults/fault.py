@@ -1,0 +1,65 @@
+"""One fault of a node as it is remembered: a line of JSON. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from resilio_hpc.core.json_fields import printable
+
+FORGOTTEN = "forgotten"  # kind of a line that ends what was remembered of a node until then
+_EVIDENCE_LETTERS = 300
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")]
+Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:/-]{0,128}\Z")]
+Text = Annotated[str, msgspec.Meta(max_length=1000)]
+Unix = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+
+
+class NodeFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``kind``: a row of policy.toml, or FORGOTTEN; ``time``: Unix seconds, of the fault itself.
+
+    ``run``: the id of the run that saw it, "" when no run did; ``check``: the id of a health check; ``cluster``: as
+    Slurm calls it, since one ledger may serve several clusters whose nodes have the same names ("": any).
+    """
+
+    time: Unix
+    node: Name
+    kind: Word
+    device: Text = ""
+    check: Word = ""
+    run: Word = ""
+    job: Word = ""
+    cluster: Word = ""
+    evidence: Text = ""
+    v: int = 1
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The same for the same fault, whoever wrote it down, and how often."""
+        return (self.cluster, self.node, self.kind, self.check, self.run, self.device, f"{self.time:.1f}")
+
+
+def evidence(text: str) -> str:
+    """What was seen, on one line and short."""
+    return printable(" ".join(text.split()), _EVIDENCE_LETTERS)
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(NodeFault)
+
+
+def encode(fault: NodeFault) -> bytes:
+    """The line, with its newline. Raises ValueError for what ``decode`` would not take."""
+    line = _encoder.encode(fault)
+    if decode(line) != fault:
+        raise ValueError(f"not a fault that can be remembered: {printable(repr(fault))}")
+    return line + b"\n"
+
+
+def decode(line: bytes) -> NodeFault | None:
+    """None for what is no such line: torn, of somebody else, out of bounds."""
+    try:
+        return _decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        return None
