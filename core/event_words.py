@@ -200,6 +200,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "waited_for_predecessor": lambda f: (
         f"waited {seconds(f.number('seconds'))} until nothing of {f.text('part', '?')} can train any more"
     ),
+    "chain_stopped": lambda f: f"{f.text('by', 'its user')} has stopped the chain: job {f.text('job', '?')} ends",
     "successor_cancelled": lambda f: f"job {f.text('job', '?')} cancelled: nothing is left for it to do",
     "notify_failed": lambda f: f"{f.text('target', '?')} could not be told: {f.text('error')}",
     # agents

@@ -1,14 +1,15 @@
 """A job of ours that waits is given another shape in place: nodes, time limit, excluded nodes, features.
 
 Compare, then write, then look again. A job may start between the look and the write, and scontrol would then shrink or
-shorten the *running* job. So ExcNodeList, as it is or as it should be, is in every order: slurmctld (22.05, 26.05) refuses
-the whole order for a job that does not wait, before it carries out any of it.
+shorten the *running* job. So ExcNodeList, as it is or as it should be, is in every order: slurmctld (22.05, 26.05)
+refuses the whole order for a job that does not wait, before it carries out any of it.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from resilio_hpc.slurm.order_writer import OrderWriter
 from resilio_hpc.slurm.orders import check_nodes
 from resilio_hpc.slurm.text_output import duration_s
 
+_SUCCESSORS_SCRIPT = re.compile(r"(/.*)/batch-\d+\.sh(?: |$)")  # slurm/chain.py
 NOTHING = ("", "(null)", "N/A")
 
 
@@ -87,16 +89,24 @@ def reshape(
 
 
 def foreign(fields: Mapping[str, str], run_path: Path, user_id: int) -> str:
-    """Why a job may not be touched: another user's, or not one that this run's chain has submitted; "" if it may. Pure."""
+    """Why a job may not be touched: another user's, or not submitted by this run's chain; "" if it may."""
     if not fields:
         return "Slurm does not answer, or does not know the job"
     owner = fields.get("UserId", "")
     if not owner.endswith(f"({user_id})"):
         return f"job {fields.get('JobId', '?')} is another user's: {owner}"
-    script = fields.get("Command", "")
-    if not script.startswith(f"{run_path}/batch-"):
+    script = _SUCCESSORS_SCRIPT.match(fields.get("Command", ""))
+    if script is None or not _same(script[1], run_path):
         return f"job {fields.get('JobId', '?')} was not submitted by the chain of {run_path}"
     return ""
+
+
+def _same(directory: str, run_path: Path) -> bool:
+    """Whether both are one directory, however they are written."""
+    try:
+        return directory == str(run_path) or run_path.samefile(directory)
+    except OSError:
+        return False
 
 
 def changes(fields: Mapping[str, str], shape: Shape) -> dict[str, str]:

@@ -142,6 +142,8 @@ class Supervisor:
 
     def _keep_chain(self, keeper: AgentKeeper) -> None:
         """Submitting a job reads and writes the run directory, which may hang."""
+        if self.files.order is not None and self.files.verdict is None and self.chain.heed(self.files.order):
+            keeper.stop_in_order(time.monotonic())
         if keeper.forward_signals() & WARNINGS:
             bounded(lambda: self.chain.submit_late(time.time()), None)
         if self.chain.late:
@@ -151,10 +153,14 @@ class Supervisor:
         """SIGTERM does not tell its cause, Slurm does: a time limit carries on, the user's cancel does not."""
         if verdict.get("verdict") != "terminated" or self.site.mode == "local" or not self.site.leads:
             return verdict
-        name = {"CANCELLED": "cancelled", "TIMEOUT": "time_limit"}.get(commands.job_state(self.site.job))
-        if name is None:
+        if self.chain.stop_ordered:
+            name, reason = "cancelled", "resilio chain stop"
+        else:
+            name = {"CANCELLED": "cancelled", "TIMEOUT": "time_limit"}.get(commands.job_state(self.site.job), "")
+            reason = f"Slurm ended the job: {name.replace('_', ' ')}"
+        if not name:
             return verdict
-        named = {**verdict, "verdict": name, "reason": f"Slurm ended the job: {name.replace('_', ' ')}"}
+        named = {**verdict, "verdict": name, "reason": reason}
         bounded(lambda: run_directory.write_verdict(self.run.path, self.site.key, named), None)
         return named
 
