@@ -20,7 +20,7 @@ def run_directory_of(word: str) -> Path:
     if not word.isdecimal() or path.is_dir():
         if not (path / "run.json").exists():
             raise UsageError(f"{word} is no run directory (it has no run.json): name the one that resilio-launch names")
-        return path
+        return path.absolute()
     job = check_job(word)
     fields = commands.job_fields(job)
     found = [run_of(fields.get("Command", ""))]

@@ -127,7 +127,7 @@ def lines(status: ChainStatus) -> list[str]:
     told = [f"chain of {status.run_dir}: {_PHASES.get(status.phase, status.phase)} ({limit})"]
     if status.order.stopped:
         told.append(f"stopped by {printable(status.order.by) or 'its user'} at {_time(status.order.time)}")
-    rows: list[tuple[str, ...]] = [("link", "job", "state", "began", "ended", "nodes", "step", "")]
+    rows: list[tuple[str, ...]] = [("link", "job", "state", "began", "ended", "nodes", "steps", "")]
     rows += [_row(part) for part in status.parts]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     told += ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resilio_hpc.core.errors import SlurmError, UsageError, os_error_text
-from resilio_hpc.launch import chain_order
+from resilio_hpc.launch import chain_order, joining
 from resilio_hpc.launch.chain_order import ChainOrder
 from resilio_hpc.launch.chain_status import ChainStatus
 from resilio_hpc.slurm import chain, commands
@@ -73,6 +73,9 @@ def _cancel(run_path: Path, job: str, status: ChainStatus, said: list[str], resu
         commands.cancel_waiting(job)
         said.append(f"job {job}, which waited, is cancelled")
     except SlurmError as error:
+        if not isinstance(error, commands.Unanswered) and commands.job_state(job) == "CANCELLED":
+            said.append(f"job {job}, which waited, is cancelled")  # the job that runs was faster
+            return result
         said.append(f"job {job} could not be cancelled ({error}): it ends when it starts")
         return "recorded"
     return result
@@ -128,7 +131,7 @@ def extend(
     try:
         for job in status.waiting:  # left over from the stop: it would take the run from the new one, and end
             commands.cancel_waiting(job)
-        link = chain.submit_revived(run_path, chain.read_links(run_path), model, environment)
+        link = chain.submit_revived(_as_jobs_see_it(run_path), chain.read_links(run_path), model, environment)
     except SlurmError:
         _record(run_path, status.order)
         raise
@@ -166,6 +169,13 @@ def _model(run_path: Path) -> str:
     raise UsageError(
         f"{run_path} keeps no batch script of its chain: submit the job yourself, with --run-dir {run_path}"
     )
+
+
+def _as_jobs_see_it(run_path: Path) -> Path:
+    """The run directory as its jobs wrote it, where that is seen here too."""
+    record = joining.read_record(run_path)
+    theirs = Path(record.options.run_dir) if record else run_path
+    return theirs if theirs.is_dir() and theirs.samefile(run_path) else run_path
 
 
 def _record(run_path: Path, order: ChainOrder) -> None:

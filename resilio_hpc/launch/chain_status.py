@@ -198,9 +198,8 @@ def _not_begun(evidence: ChainEvidence, link: Link) -> PartStatus:
         return PartStatus(link.number, link.job, "", "", why=why)
     state = str(job.state)
     if state != "PENDING":
-        return PartStatus(
-            link.number, link.job, "", state, why="ended before it began" if job.state.ended else "starts"
-        )
+        why = f"{job.state.base.lower()} before it began" if job.state.ended else "starts"
+        return PartStatus(link.number, link.job, "", state, why=why)
     before = _before(job, evidence.jobs or {})
     expected = before.end_time if before is not None else job.start_time
     return PartStatus(link.number, link.job, "", state, start_expected=expected, why=_waits_for(job, before))
