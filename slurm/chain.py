@@ -97,9 +97,24 @@ def describe_successor(run_path: Path, job: str, nodes: int) -> list[str]:
     script = run_path / f"batch-{job}.sh"
     commands.batch_script(job, script)
     text = script.read_text(errors="replace")
-    arguments = successor_arguments(job_description(job, text), job, nodes, script, text, sys.argv)
+    fields = job_description(job, text)
+    fields["TimeLimit"] = _noted_time_limit(run_path, job) or fields.get("TimeLimit", "")
+    arguments = successor_arguments(fields, job, nodes, script, text, sys.argv)
     write_atomic(_kept(run_path, job), json.dumps({"v": 1, "arguments": arguments}).encode(), mode=0o600)
     return arguments
+
+
+def note_time_limit(run_path: Path, job: str, limit: str) -> None:
+    """A job's own time limit, before it is shortened for once: the job after it has it again. Raises OSError."""
+    if not _noted_time_limit(run_path, job):
+        write_atomic(run_path / "links" / f"{job}.limit", limit.encode())
+
+
+def _noted_time_limit(run_path: Path, job: str) -> str:
+    try:
+        return (run_path / "links" / f"{job}.limit").read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def kept_arguments(run_path: Path, job: str) -> list[str] | None:

@@ -18,7 +18,7 @@ from resilio_hpc.core.durable import create_exclusive, write_atomic
 from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError
 from resilio_hpc.core.json_fields import read_object
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import chain_order, last_one_out, link_lease, preemption, run_directory, turns
+from resilio_hpc.launch import chain_order, last_one_out, link_lease, maintenance, preemption, run_directory, turns
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.chain_order import ChainOrder
 from resilio_hpc.launch.judge import CONTINUES, Decision, judge
@@ -292,6 +292,8 @@ class Chain:
             self._preempted = self._may_be_requeued and preemption.under_way(self._site.job)
         if not self._goes_on:
             self._cancel_successor(name)
+        elif self.successor is not None:
+            maintenance.fit_next_job(self._run_path, self.successor, self._ledger.append, time.time())
 
     def _cancel_successor(self, why: object) -> None:
         """``why``: the verdict."""

@@ -22,6 +22,8 @@ from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.bounded import bounded
 from resilio_hpc.launch.chaining import Chain
+from resilio_hpc.launch.job_watch import JobWatch
+from resilio_hpc.launch.maintenance import EndBeforeMaintenance
 from resilio_hpc.launch.notify import tell_verdict
 from resilio_hpc.launch.notify_targets import masked
 from resilio_hpc.launch.options import LaunchOptions
@@ -80,7 +82,8 @@ class Supervisor:
             run_directory.expect_verdict(self.run.path, self.site.key)
             joining.write_record(self.run.path, joining.record_of(self.options, self.site, self.chain.active))
             self._greet()
-        keeper = AgentKeeper(self.site, self.run, recipe, self.files)
+        watch = JobWatch(self.site.job, EndBeforeMaintenance(os.environ.get("SLURM_JOB_RESERVATION", "")))
+        keeper = AgentKeeper(self.site, self.run, recipe, self.files, watch=watch if self.chain.active else None)
         keeper.catch_signals(self.options.signals_to_handle)
         try:
             verdict = self._supervise(keeper)

@@ -10,7 +10,7 @@ import pytest
 
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import chain_order, chaining, link_lease, preemption, run_directory, turns
+from resilio_hpc.launch import chain_order, chaining, link_lease, maintenance, preemption, run_directory, turns
 from resilio_hpc.launch.chain_order import ChainOrder
 from resilio_hpc.launch.chaining import Chain
 from resilio_hpc.launch.judge import Evidence
@@ -33,6 +33,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     monkeypatch.setattr(commands, "job_fields", job_fields)
     monkeypatch.setattr(commands, "config", dict)
+    monkeypatch.setattr(maintenance, "fit_next_job", lambda *_: None)
     return fields
 
 

@@ -125,3 +125,36 @@ def test_a_waiting_successor_is_reshaped_and_what_runs_is_not(begin: Begin, chai
     assert before.splitlines()[0].startswith("1|10:00|n4|")
     assert reshaped(following, 2) == "refused"  # it runs by now: the order itself does not touch it
     assert chain_cluster.run("ctl", argv).stdout == before
+
+
+def test_a_successor_is_made_to_fit_before_a_maintenance_or_waits_for_its_end(begin: Begin) -> None:
+    run = begin("--time=60")
+    following = run.said(run.first)["successor"]
+
+    def limit(job: str) -> str:
+        return run.cluster.run("ctl", ["squeue", "-h", "-j", job, "-o", "%l"]).stdout.strip()
+
+    def reserve(begin: str) -> None:
+        what = ["reservationname=fix", f"starttime={begin}", "duration=60", "flags=maint,ignore_jobs", "nodes=ALL"]
+        run.cluster.run("ctl", ["scontrol", "create", "reservation", *what, "user=root"])
+
+    def lift() -> None:
+        run.cluster.run("ctl", ["scontrol", "delete", "reservationname=fix"])
+
+    reserve("now+30minutes")
+    try:
+        run.end(run.first, "time_limit")
+        third = run.said(following)["successor"]
+        minutes, _, seconds = limit(following).partition(":")
+        assert (20 <= int(minutes) < 30, seconds) == (True, "00")
+        assert limit(third) == "1:00:00"  # for once, not for ever
+        lift()
+        reserve("now+5minutes")  # too little is left
+        run.end(following, "time_limit")
+        wait_for(lambda: f"the next job, {third}, waits until maintenance fix is over" in run.output(), run.output)
+        wait_for(lambda: run.cluster.job_state(following) != "RUNNING", run.queue)
+        assert limit(third) == "1:00:00"
+        assert not (run.path / f"probe.{third}").exists()
+    finally:
+        lift()
+    assert run.said(third)["over"] is None

@@ -10,7 +10,7 @@ from resilio_hpc.demo.drill_table import drill_named
 from resilio_hpc.demo.stage import binds, events_of
 from resilio_hpc.slurm.devcluster import DevCluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
 def test_an_agent_that_is_started_again_finds_its_snapshots_and_the_job_leaves_nothing() -> None:
