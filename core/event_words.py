@@ -205,6 +205,11 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "waited_for_predecessor": lambda f: (
         f"waited {seconds(f.number('seconds'))} until nothing of {f.text('part', '?')} can train any more"
     ),
+    "chain_stopped": lambda f: f"{f.text('by', 'its user')} has stopped the chain: job {f.text('job', '?')} ends",
+    "maintenance": lambda f: (
+        f"reservation {f.text('reservation', '?')} is in the way of job {f.text('job', '?')}: "
+        + ("it waits" if f.number("time_limit_s") is None else f"it may run for {seconds(f.number('time_limit_s'))}")
+    ),
     "successor_cancelled": lambda f: f"job {f.text('job', '?')} cancelled: nothing is left for it to do",
     "notify_failed": lambda f: f"{f.text('target', '?')} could not be told: {f.text('error')}",
     # agents

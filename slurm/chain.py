@@ -14,8 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.core.json_fields import Fields, read_object
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.successor_options import EMPTY, arguments_unknown, successor_arguments
+
+REVIVED = "RESILIO_REVIVED"  # in the environment of a job that a person lets go on where the chain had ended
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ def link_number(environment: Mapping[str, str]) -> int:
 
 def successor_environment(environment: Mapping[str, str], run_path: Path, number: int, job: str) -> dict[str, str]:
     """The next job's environment: the user's own without this job's Slurm variables, and where to go on. Pure."""
-    kept = {key: value for key, value in environment.items() if not key.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
+    ours = ("SLURM_", "SBATCH_", "SRUN_", REVIVED)
+    kept = {key: value for key, value in environment.items() if not key.startswith(ours)}
     for name in ("SLURM_CONF", "SBATCH_RESERVATION", "SLURM_CLUSTERS"):
         if name in environment:
             kept[name] = environment[name]
@@ -78,13 +83,68 @@ def submit_successor(run_path: Path, job: str, nodes: int) -> Link:
     script = run_path / f"batch-{job}.sh"
     successor = commands.pending_with_script(script) if script.exists() else None  # a submission lost its answer
     if successor is None:
-        commands.batch_script(job, script)
-        text = script.read_text(errors="replace")
-        fields = job_description(job, text)
-        arguments = successor_arguments(fields, job, nodes, script, text, sys.argv)
+        arguments = describe_successor(run_path, job, nodes)
         successor = commands.submit(arguments, successor_environment(os.environ, run_path, number, job))
     link = Link(number + 1, successor)
     write_links(run_path, [*(known for known in links if known.number < number), Link(number, job), link])
+    return link
+
+
+def describe_successor(run_path: Path, job: str, nodes: int) -> list[str]:
+    """sbatch's arguments for the job after ``job``; they and the batch script are kept in the run directory.
+
+    Raises SlurmError, OSError."""
+    script = run_path / f"batch-{job}.sh"
+    commands.batch_script(job, script)
+    text = script.read_text(errors="replace")
+    fields = job_description(job, text)
+    fields["TimeLimit"] = _noted_time_limit(run_path, job) or fields.get("TimeLimit", "")
+    arguments = successor_arguments(fields, job, nodes, script, text, sys.argv)
+    write_atomic(_kept(run_path, job), json.dumps({"v": 1, "arguments": arguments}).encode(), mode=0o600)
+    return arguments
+
+
+def note_time_limit(run_path: Path, job: str, limit: str) -> None:
+    """A job's own time limit, before it is shortened for once: the job after it has it again. Raises OSError."""
+    if not _noted_time_limit(run_path, job):
+        write_atomic(run_path / "links" / f"{job}.limit", limit.encode())
+
+
+def _noted_time_limit(run_path: Path, job: str) -> str:
+    try:
+        return (run_path / "links" / f"{job}.limit").read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def kept_arguments(run_path: Path, job: str) -> list[str] | None:
+    """What ``describe_successor`` has kept; None where that or the script is missing."""
+    arguments = Fields(read_object(_kept(run_path, job)) or {}).texts("arguments")
+    return list(arguments) if arguments and (run_path / f"batch-{job}.sh").exists() else None
+
+
+def _kept(run_path: Path, job: str) -> Path:
+    return run_path / f"batch-{job}.json"
+
+
+def submit_revived(run_path: Path, links: Sequence[Link], model: str, environment: Mapping[str, str]) -> Link:
+    """Submit one more job to a chain that has ended, as ``model`` had described the job after it; it waits for the last
+    one's end, where that is still to come. One that was submitted before, and not noted, is kept.
+
+    It is held until it is noted: a job that starts finds its run by being among the chain's.
+    Raises SlurmError as ``submit_successor`` does."""
+    last = links[-1]
+    arguments = kept_arguments(run_path, model)
+    if arguments is None:
+        raise SlurmError(f"the batch script of job {model} is not kept in {run_path}")
+    job = commands.pending_with_script(run_path / f"batch-{model}.sh")
+    if job is None:
+        ours = [f"--dependency=afterany:{last.job}", "--hold"]
+        variables = successor_environment(environment, run_path, last.number, last.job) | {REVIVED: "1"}
+        job = commands.submit([*ours, *(each for each in arguments if not each.startswith("--dependency="))], variables)
+    link = Link(last.number + 1, job)
+    write_links(run_path, [*(known for known in links if known.job != job), link])
+    commands.release(job)
     return link
 
 

@@ -189,6 +189,14 @@ def requeue(job: str) -> None:
         raise refused(error) from error
 
 
+def release(job: str) -> None:
+    """Let a job start that was submitted held. Raises SlurmError."""
+    try:
+        run(["scontrol", "release", address(job)], TIMEOUT_S)
+    except CommandError as error:
+        raise refused(error) from error
+
+
 def set_comment(job: str, text: str) -> None:
     """Write a job's Comment, which its user may. Raises SlurmError."""
     try:
@@ -201,6 +209,14 @@ def cancel(job: str, signal: str | None = None) -> None:
     """Cancel a job, or send a signal to all its steps. Raises SlurmError."""
     try:
         run(["scancel", *(["--signal", signal] if signal else []), address(job)], TIMEOUT_S)
+    except CommandError as error:
+        raise refused(error) from error
+
+
+def cancel_waiting(job: str) -> None:
+    """Cancel a job if it still waits; one that has started is left alone. Raises SlurmError."""
+    try:
+        run(["scancel", "--state=PENDING", address(job)], TIMEOUT_S)
     except CommandError as error:
         raise refused(error) from error
 

@@ -110,6 +110,9 @@ def _add_up_options(up: argparse.ArgumentParser) -> None:
         "--shared-mount", default="bind", choices=SHARED_MOUNTS, help="fuse: /shared can hang; caching: as NFS"
     )
     up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="slurm.conf line (repeatable)")
+    up.add_argument(
+        "--private-tmp", action="store_true", help="/tmp and /dev/shm of each job's own (job_container/tmpfs)"
+    )
     up.add_argument("--hooks", type=Path, metavar="DIR", help="with our prolog and epilog, written to DIR")
     up.add_argument("--timeout", type=float, default=60.0, metavar="S", help="give up when not idle by then")
     up.add_argument("--rootless", action="store_true", help="no root, no namespaces: several slurmd on this host")
@@ -127,6 +130,7 @@ def _up(arguments: argparse.Namespace) -> int:
     cluster: SlurmCommands
     if arguments.rootless:
         beyond = arguments.accounting or arguments.bind or arguments.hooks or arguments.shared_mount != "bind"
+        beyond = beyond or arguments.private_tmp
         if arguments.slurm != image.HOST_SERIES or beyond:
             raise UsageError(
                 "--rootless runs this host's own Slurm: without --slurm, --accounting, --bind, --hooks, --shared-mount"
@@ -143,6 +147,7 @@ def _up(arguments: argparse.Namespace) -> int:
             accounting=arguments.accounting,
             binds=arguments.bind,
             shared_mount=arguments.shared_mount,
+            private_tmp=arguments.private_tmp,
             **size,
         )
     print(

@@ -28,6 +28,7 @@ COMMANDS = (
     Command("status", "resilio_hpc.cli.status", "how a run is doing: rounds, steps, failures, checkpoints"),
     Command("view", "resilio_hpc.cli.view", "live view of a run"),
     Command("ledger", "resilio_hpc.cli.ledger", "the events of a run, in order"),
+    Command("chain", "resilio_hpc.cli.chain", "the jobs of a chain: how they stand, stop them, allow more"),
     Command("ckpt", "resilio_hpc.cli.ckpt", "list, show and verify checkpoints"),
     Command("health", "resilio_hpc.cli.health", "check this node; why it was found wanting; the node daemon"),
     Command("install-hooks", "resilio_hpc.cli.install_hooks", "Slurm's prolog, epilog and health check for a site"),

@@ -29,6 +29,7 @@ WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # sbatch --signal=B:…:
 STATUS_INTERVAL_S = 1.0
 GROUP_RESTART_S = 1.0  # Slurm takes so long to end the rest of a group whose srun was killed
 OWN_STARTS = 3  # how often a node of a group is given an srun of its own
+STOP_AGAIN_S = 30.0  # where Slurm did not pass a stop on, or an agent was not there to hear it
 LOOK_PATIENCE_S = 0.5  # for a look at the run directory, before an agent that broke down is started again
 
 
@@ -80,6 +81,7 @@ class AgentKeeper:
         self._said: set[str] = set()
         self._received: list[int] = []
         self._interrupts = 0
+        self._next_stop = 0.0
         if site.mode == "batch" or (site.mode == "step" and site.leads):
             self._watch.start()
 
@@ -240,6 +242,12 @@ class AgentKeeper:
         """From now on signals are for the agents."""
         for number in {*WARNINGS, *(signal.Signals[name] for name in handled)}:
             signal.signal(number, lambda received, _frame: self._received.append(received))
+
+    def stop_in_order(self, now: float) -> None:
+        """As if SIGTERM had come: all ranks save and end. Said again from time to time, since it may not arrive."""
+        if now >= self._next_stop:
+            self._next_stop = now + STOP_AGAIN_S
+            self._received.append(signal.SIGTERM)
 
     def forward_signals(self) -> frozenset[int]:
         """Pass on what came, and return it. Raises KeyboardInterrupt at the second SIGINT."""

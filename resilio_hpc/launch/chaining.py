@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from resilio_hpc.core.durable import create_exclusive, write_atomic
 from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError
 from resilio_hpc.core.json_fields import read_object
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import last_one_out, link_lease, preemption, run_directory, turns
+from resilio_hpc.launch import chain_order, last_one_out, link_lease, maintenance, preemption, run_directory, turns
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.avoidance import avoid_faulty_nodes
+from resilio_hpc.launch.chain_order import ChainOrder
 from resilio_hpc.launch.judge import CONTINUES, Decision, judge
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.placements import Site
@@ -40,10 +42,17 @@ class Chain:
     """One job's view of its chain. ``active``: a successor exists or will."""
 
     def __init__(self, options: LaunchOptions, site: Site, run_path: Path, ledger: Ledger) -> None:
+        self._options = options
+        self._site = site
+        self._run_path = run_path
+        self._ledger = ledger
         self.number = chain.link_number(os.environ) if site.mode != "local" else 1
-        wanted = options.chain and site.mode != "local" and self.number < options.chain_max
+        self._order = chain_order.read(run_path)
+        self._chained = options.chain and site.mode != "local"
+        wanted = self._chained and self.number < self._limit
         self.active = wanted and options.mode != "observe"
         self._only_observed = wanted and not self.active
+        self.stop_ordered = False  # by a person, while this job ran
         self.successor: str | None = None
         self.begins = 0  # the epoch that our part of the run took
         self.late = ""  # why no successor could be submitted yet: a limit, or no answer
@@ -54,10 +63,6 @@ class Chain:
         self._next_try = 0.0
         self._goes_on = False  # at the end: there is something left to do
         self._preempted = False  # at the end: Slurm will requeue the job by itself
-        self._options = options
-        self._site = site
-        self._run_path = run_path
-        self._ledger = ledger
         if options.chain and site.mode == "local" and site.leads:
             print("[resilio] note: --chain has no effect outside of Slurm", file=sys.stderr)
 
@@ -84,6 +89,7 @@ class Chain:
                 return self._stop(decision)
             if self._take_turn(number):
                 try:
+                    self._lift_stop()
                     self.begin()  # before all that takes long: then the chain goes on whatever becomes of this job
                     self._begin_part()
                     if last:
@@ -95,8 +101,12 @@ class Chain:
                 return None
 
     def _judge(self, last: turns.Turn) -> Decision:
-        evidence = gather(self._run_path, last, self._site, os.environ.get("RESILIO_PREDECESSOR", ""))
+        revived = chain.REVIVED in os.environ  # by a person, who knows how the part before ended
+        predecessor = "" if revived else os.environ.get("RESILIO_PREDECESSOR", "")
+        evidence = gather(self._run_path, last, self._site, predecessor)
         decision = judge(evidence)
+        if decision.goes_on and (evidence.chained or evidence.requeued) and self._read_order().stopped:
+            decision = Decision(False, f"{chain_stopped(self._order)}: nothing to do here", "cancelled")
         self._ledger.append(
             "predecessor", job=last.job, part=last.part, verdict=evidence.verdict or None, state=evidence.state,
             by=evidence.by, handover=evidence.handover.reason if evidence.handover else None, link=self.number,
@@ -119,6 +129,7 @@ class Chain:
 
     def _begin_part(self) -> None:
         """Whoever led an earlier part steps down when it sees this epoch; our agents know what is later than it."""
+        chain_order.expect(self._run_path)
         self.begins = link_lease.take_epoch(self._run_path, self._site.key)
 
     def _wait_for(self, last: turns.Turn, ended: bool) -> None:
@@ -170,6 +181,7 @@ class Chain:
         if self._only_observed and self._site.leads:
             self._ledger.append("successor", job="", link=self.number + 1, acted=False)
         if not (self.active and self._site.leads):
+            self._keep_for_later()
             return
         try:
             self._submit()
@@ -193,16 +205,30 @@ class Chain:
         self.late = why
 
     def _submit(self) -> None:
+        if self._read_order().stopped:
+            self.late = ""
+            return
         link = chain.submit_successor(self._run_path, self._site.job, len(self._site.nodes))
         self.successor, self.late = link.job, ""
         self._ledger.append("successor", job=link.job, link=link.number)
-        self.avoid_faulty_nodes()
+        if self._read_order().stopped:  # while it was submitted: whoever ordered it may not have seen the job
+            self._cancel_successor("cancelled")
+        else:
+            self.avoid_faulty_nodes()
 
     def avoid_faulty_nodes(self) -> None:
         """Keep which nodes of this run were found faulty, and let the next job avoid them."""
         site = self._site
         if site.leads and site.mode != "local":
             avoid_faulty_nodes(self._run_path, site.job, site.nodes, self.successor, self._ledger.append)
+
+    def _keep_for_later(self) -> None:
+        """The last job of a chain keeps what one more would need, should its user allow more."""
+        if self._chained and self._site.leads and not self._only_observed:
+            try:
+                chain.describe_successor(self._run_path, self._site.job, len(self._site.nodes))
+            except (SlurmError, OSError) as error:
+                self._ledger.append("successor_refused", limit=f"not kept for later: {error}")
 
     def tick(self, now: float, end_time: float | None) -> None:
         """Try again what was refused at the start: near the end (Unix seconds), or until Slurm answers."""
@@ -228,6 +254,35 @@ class Chain:
             self._unanswered = isinstance(error, commands.Unanswered)
             self._refused(str(error))
 
+    # -- what its user orders meanwhile (chain_order) -----------------------------------------------------------
+
+    @property
+    def _limit(self) -> int:
+        return self._order.limit_of(self._options.chain_max)
+
+    def _read_order(self) -> ChainOrder:
+        self._order = chain_order.read(self._run_path)
+        return self._order
+
+    def _lift_stop(self) -> None:
+        """Whoever starts a job by hand, after the chain was stopped, wants the run to go on."""
+        if self._read_order().stopped:
+            chain_order.write(self._run_path, replace(self._order, stopped=False, time=time.time()))
+
+    def heed(self, order: ChainOrder) -> bool:
+        """What stands now, as last seen in the run directory. Returns whether this job must stop."""
+        if not (self._chained and self._site.leads) or (order == self._order and order.stopped == self.stop_ordered):
+            return self.stop_ordered
+        self._order = order
+        if order.stopped and not self.stop_ordered:
+            self.stop_ordered, self.active = True, False
+            self._ledger.append("chain_stopped", by=order.by, job=self._site.job)
+            say(f"{chain_stopped(order)}: this job saves and ends")
+        elif not (self.stop_ordered or self.active or self._only_observed) and self.number < self._limit:
+            self.active, self._unanswered = True, True  # submitted at the next tick
+            self.late = "it may be one more now"
+        return self.stop_ordered
+
     # -- the end -----------------------------------------------------------------------------------------------
 
     def close(self, verdict: dict[str, Any]) -> None:
@@ -238,17 +293,24 @@ class Chain:
 
     def _close(self, verdict: dict[str, Any]) -> None:
         name = verdict.get("verdict")
-        left = name == "terminated" or name in CONTINUES
+        left = (name == "terminated" or name in CONTINUES) and not self._read_order().stopped
         in_slurm = self._site.mode != "local"
         self._goes_on = left and not (in_slurm and commands.job_state(self._site.job) in USER_ENDED)
         if self._goes_on:
             self.submit_late(time.time())
             self._preempted = self._may_be_requeued and preemption.under_way(self._site.job)
-        if self._goes_on or self.successor is None:
+        if not self._goes_on:
+            self._cancel_successor(name)
+        elif self.successor is not None:
+            maintenance.fit_next_job(self._run_path, self.successor, self._ledger.append, time.time())
+
+    def _cancel_successor(self, why: object) -> None:
+        """``why``: the verdict."""
+        if self.successor is None:
             return
         try:
             commands.cancel(self.successor)
-            self._ledger.append("successor_cancelled", job=self.successor, verdict=name)
+            self._ledger.append("successor_cancelled", job=self.successor, verdict=why)
             self.successor = None
         except SlurmError as error:
             print(f"[resilio] job {self.successor} could not be cancelled, it will end by itself: {error}",
@@ -256,8 +318,8 @@ class Chain:
 
     @property
     def _requeues_itself(self) -> bool:
-        turn = self._turn.number if self._turn else self._options.chain_max
-        return bool(self.late) and self._goes_on and self._site.leads and turn < self._options.chain_max
+        turn = self._turn.number if self._turn else self._limit
+        return bool(self.late) and self._goes_on and self._site.leads and turn < self._limit
 
     @property
     def _may_be_requeued(self) -> bool:
@@ -309,3 +371,8 @@ class Chain:
             return 0
         code = verdict.get("exit_code", 1)
         return code if isinstance(code, int) else 1
+
+
+def chain_stopped(order: ChainOrder) -> str:
+    """Who has stopped the chain. Pure."""
+    return f"the chain was stopped by {order.by or 'its user'} (resilio chain stop)"

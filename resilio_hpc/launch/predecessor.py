@@ -50,9 +50,10 @@ def part_state(part: str) -> tuple[str, str]:
     last = ends[-1] if ends else commands.PartEnd(commands.UNKNOWN)
     if "CANCELLED" in (state, last.state):
         return "CANCELLED", last.by
-    if index < len(ends):
-        return ends[index].state, ends[index].by
-    return ("REQUEUED" if fields else commands.UNKNOWN), ""
+    found = ends[index] if index < len(ends) else commands.PartEnd("REQUEUED" if fields else commands.UNKNOWN)
+    if found.state == "REQUEUED" and not own and state not in (*ALIVE, commands.UNKNOWN):
+        return state, ""  # a later run of the job ended before it took a turn
+    return found.state, found.by
 
 
 def newest_commit(run_path: Path) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.json_fields import read_object
-from resilio_hpc.launch import bootstrap, notify_targets, run_directory, time_limit
+from resilio_hpc.launch import bootstrap, chain_order, notify_targets, run_directory, time_limit
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.drain import Drain
 from resilio_hpc.launch.process_tree import die_with_parent, outlive_warnings
@@ -214,7 +214,11 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
 
 def _look(_request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
     """What a supervisor wants to know all the time."""
-    return {"ended": run_directory.read_verdict(run_path, job), "status": read_object(run_path / "status.json")}
+    return {
+        "ended": run_directory.read_verdict(run_path, job),
+        "status": read_object(run_path / "status.json"),
+        "order": chain_order.read_raw(run_path),
+    }
 
 
 def _move_end(request: dict[str, Any], run_path: Path, _job: str) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.bounded import bounded
 from resilio_hpc.launch.chaining import Chain
+from resilio_hpc.launch.job_watch import JobWatch
+from resilio_hpc.launch.maintenance import EndBeforeMaintenance
 from resilio_hpc.launch.notify import tell_verdict
 from resilio_hpc.launch.notify_targets import masked
 from resilio_hpc.launch.options import LaunchOptions
@@ -80,7 +82,8 @@ class Supervisor:
             run_directory.expect_verdict(self.run.path, self.site.key)
             joining.write_record(self.run.path, joining.record_of(self.options, self.site, self.chain.active))
             self._greet()
-        keeper = AgentKeeper(self.site, self.run, recipe, self.files)
+        watch = JobWatch(self.site.job, EndBeforeMaintenance(os.environ.get("SLURM_JOB_RESERVATION", "")))
+        keeper = AgentKeeper(self.site, self.run, recipe, self.files, watch=watch if self.chain.active else None)
         keeper.catch_signals(self.options.signals_to_handle)
         try:
             verdict = self._supervise(keeper)
@@ -142,6 +145,8 @@ class Supervisor:
 
     def _keep_chain(self, keeper: AgentKeeper) -> None:
         """Submitting a job reads and writes the run directory, which may hang."""
+        if self.files.order is not None and self.files.verdict is None and self.chain.heed(self.files.order):
+            keeper.stop_in_order(time.monotonic())
         if keeper.forward_signals() & WARNINGS:
             bounded(lambda: self.chain.submit_late(time.time()), None)
         if self.chain.late:
@@ -151,10 +156,14 @@ class Supervisor:
         """SIGTERM does not tell its cause, Slurm does: a time limit carries on, the user's cancel does not."""
         if verdict.get("verdict") != "terminated" or self.site.mode == "local" or not self.site.leads:
             return verdict
-        name = {"CANCELLED": "cancelled", "TIMEOUT": "time_limit"}.get(commands.job_state(self.site.job))
-        if name is None:
+        if self.chain.stop_ordered:
+            name, reason = "cancelled", "resilio chain stop"
+        else:
+            name = {"CANCELLED": "cancelled", "TIMEOUT": "time_limit"}.get(commands.job_state(self.site.job), "")
+            reason = f"Slurm ended the job: {name.replace('_', ' ')}"
+        if not name:
             return verdict
-        named = {**verdict, "verdict": name, "reason": f"Slurm ended the job: {name.replace('_', ' ')}"}
+        named = {**verdict, "verdict": name, "reason": reason}
         bounded(lambda: run_directory.write_verdict(self.run.path, self.site.key, named), None)
         return named
 

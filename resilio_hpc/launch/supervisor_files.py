@@ -12,8 +12,9 @@ import time
 from typing import Any
 
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import leftovers, run_directory
+from resilio_hpc.launch import chain_order, leftovers, run_directory
 from resilio_hpc.launch.announce import say
+from resilio_hpc.launch.chain_order import ChainOrder
 from resilio_hpc.launch.run_directory import Run
 from resilio_hpc.launch.storage import Storage
 
@@ -33,6 +34,7 @@ class SupervisorFiles:
         self.ledger = Ledger(self._directory / "spool" / "ledger", writer)
         self.verdict: dict[str, Any] | None = None  # the part's, once it was seen
         self.status: dict[str, Any] = {}  # the controller's, as last seen
+        self.order: ChainOrder | None = None  # what its user has ordered of the chain
         self._storage = Storage(run.path, self._directory / "spool", part)
         self._asked_at = float("-inf")
         self._asking = False
@@ -51,6 +53,7 @@ class SupervisorFiles:
             self._asking = False
             if reply is not None:
                 self.verdict, self.status, self._seen_at = reply["ended"], reply["status"] or {}, now
+                self.order = chain_order.parse(reply["order"])
 
         self._asked_at, self._asking = now, True
         self._storage.request("look", answer)

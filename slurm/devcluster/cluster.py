@@ -44,13 +44,15 @@ class DevCluster(SlurmCommands):
         binds: Sequence[str | os.PathLike[str]] = (),
         slurmd_timeout_s: int = 10,
         shared_mount: str = "bind",
+        private_tmp: bool = False,
         conf: Sequence[str] = (),
         timeout_s: float = 60.0,
     ) -> DevCluster:
         """Start a cluster and return when all its nodes are idle.
 
         ``conf`` are ``KEY=VALUE`` lines laid over slurm.conf; ``binds`` are host paths shown at the same path on every
-        machine; ``shared_mount`` is how nodes see /shared (shared_directory.py). Raises UsageError (impossible request,
+        machine; ``shared_mount`` is how nodes see /shared (shared_directory.py); ``private_tmp`` gives each
+        job a /tmp and a /dev/shm of its own (job_container/tmpfs). Raises UsageError (impossible request,
         name taken, packages missing) or SlurmError (did not start, or not idle within ``timeout_s``; then nothing of it
         is left running).
         """
@@ -66,6 +68,7 @@ class DevCluster(SlurmCommands):
                 binds=tuple(os.path.realpath(path) for path in binds),
                 slurmd_timeout_s=slurmd_timeout_s,
                 shared_mount=shared_mount,
+                private_tmp=private_tmp,
                 conf=tuple(conf),
             )
         )

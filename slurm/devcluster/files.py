@@ -62,6 +62,7 @@ def write_files(spec: ClusterSpec, where: Layout, slurm_conf_text: str) -> None:
         ("slurm.conf", slurm_conf_text, 0o644),
         ("gres.conf", slurm_conf.render_gres_conf(spec), 0o644),
         ("cgroup.conf", slurm_conf.render_cgroup_conf(spec), 0o644),
+        ("job_container.conf", slurm_conf.render_job_container_conf(spec), 0o644),
         ("slurmdbd.conf", slurm_conf.render_slurmdbd_conf(), 0o600),
         ("hosts", slurm_conf.render_hosts(spec), 0o644),
     ):

@@ -40,6 +40,16 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
+def stay_on_one_cpu(number: int) -> None:
+    """Keep this process, and those that it will start, on one CPU: the ``number``-th that it may use, round and round.
+
+    Linux 6.18 numbers namespaces per CPU, and binds a mount namespace (/proc/PID/ns/mnt), as job_container/tmpfs does,
+    only inside one with a lower number: else EINVAL, seen where the two were made on different CPUs.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {usable[number % len(usable)]})
+
+
 def unshare(flags: int) -> None:
     """Give this process namespaces of its own; NEW_PID takes effect for its next child."""
     _check(_libc.unshare(flags), f"unshare {flags:#x}")

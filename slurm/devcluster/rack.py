@@ -126,6 +126,8 @@ class Rack:
         if init == 0:
             os.close(wired_writer)
             os.close(pid_writer)
+            if self.spec.private_tmp:
+                namespaces.stay_on_one_cpu(self.spec.machines.index(name))
             own = namespaces.NEW_MOUNT | namespaces.NEW_UTS | namespaces.NEW_IPC | namespaces.NEW_NETWORK
             namespaces.unshare(own)
             os.write(ready_writer, b"r")

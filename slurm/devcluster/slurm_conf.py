@@ -39,6 +39,8 @@ _SETTINGS = {
     "GresTypes": "gpu",
 }
 _BEFORE_23 = {"TaskPlugin": "task/none", "JobAcctGatherType": "jobacct_gather/none"}
+# /tmp and /dev/shm of each job's own, gone with it (job_container.conf manual); it makes its mounts in the extern step
+_PRIVATE_TMP = {"JobContainerType": "job_container/tmpfs", "PrologFlags": "Contain"}
 _ACCOUNTING = {"AccountingStorageType": "accounting_storage/slurmdbd", "AccountingStorageHost": CONTROLLER}
 
 
@@ -49,6 +51,8 @@ def render_slurm_conf(spec: ClusterSpec) -> str:
         settings.update(_BEFORE_23)
     if spec.accounting:
         settings.update(_ACCOUNTING)
+    if spec.private_tmp:
+        settings.update(_PRIVATE_TMP)
     names = f"n[1-{spec.nodes}]" if spec.nodes > 1 else "n1"
     return _text(settings, [f"NodeName={names} {_hardware(spec)}"], spec)
 
@@ -120,6 +124,14 @@ def render_gres_conf(spec: ClusterSpec) -> str:
 def render_cgroup_conf(spec: ClusterSpec) -> str:
     """cgroup.conf: no cgroups. 22.05 cannot be told so; it is content with an empty mount (node.py)."""
     return "CgroupPlugin=cgroup/v1\n" if spec.series == "22.05" else "CgroupPlugin=disabled\n"
+
+
+def render_job_container_conf(spec: ClusterSpec) -> str:
+    """job_container.conf: where jobs' own /tmp lie. Their /dev/shm is private in 22.05, too, which has no ``Dirs``."""
+    if not spec.private_tmp:
+        return ""
+    dirs = "" if spec.series == "22.05" else "Dirs=/tmp,/dev/shm\n"
+    return f"AutoBasePath=true\nBasePath=/run/job-tmp\n{dirs}"
 
 
 def render_slurmdbd_conf() -> str:

@@ -40,6 +40,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     accounting: bool = False
     rootless: bool = False
     shared_mount: str = "bind"
+    private_tmp: bool = False
     slurmd_timeout_s: int = 10
     conf: tuple[str, ...] = ()
     binds: tuple[str, ...] = ()
@@ -120,6 +121,8 @@ def validate(spec: ClusterSpec) -> ClusterSpec:
         raise UsageError(f"--shared-mount {spec.shared_mount}: choose from {', '.join(SHARED_MOUNTS)}")
     if spec.rootless and spec.shared_mount != "bind":
         raise UsageError("a --rootless cluster has no mounts of its own: --shared-mount needs root")
+    if spec.rootless and spec.private_tmp:
+        raise UsageError("a --rootless cluster has no mounts of its own: --private-tmp needs root")
     if spec.rootless and (spec.series != "22.05" or spec.accounting or spec.binds):
         raise UsageError("a --rootless cluster runs this host's own Slurm, without accounting and without --bind")
     for line in spec.conf:

@@ -10,7 +10,8 @@ import pytest
 
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import chaining, link_lease, preemption, run_directory, turns
+from resilio_hpc.launch import chain_order, chaining, link_lease, maintenance, preemption, run_directory, turns
+from resilio_hpc.launch.chain_order import ChainOrder
 from resilio_hpc.launch.chaining import Chain
 from resilio_hpc.launch.judge import Evidence
 from resilio_hpc.launch.options import LaunchOptions
@@ -32,6 +33,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     monkeypatch.setattr(commands, "job_fields", job_fields)
     monkeypatch.setattr(commands, "config", dict)
+    monkeypatch.setattr(maintenance, "fit_next_job", lambda *_: None)
     return fields
 
 
@@ -263,3 +265,65 @@ def test_a_submission_that_hangs_is_not_begun_twice_and_the_end_waits_for_it(
     first.join(20.0)
     end.join(20.0)
     assert chain.successor == "8"
+
+
+# -- what a person orders ------------------------------------------------------------------------------------------
+
+STOP = ChainOrder(stopped=True, by="me", time=1.0)
+
+
+def test_a_stop_that_comes_while_the_successor_is_submitted_is_not_lost(
+    begin: Begin, state: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[str] = []
+    monkeypatch.setattr(commands, "cancel", cancelled.append)
+
+    def submit(path: Path, *_: object) -> slurm_chain.Link:
+        chain_order.write(path, STOP)
+        return slurm_chain.Link(2, "8")
+
+    chain = begin(submit=submit)
+    assert (cancelled, chain.successor) == (["8"], None)
+    assert chain.heed(STOP)
+    chain.close({"verdict": "terminated"})
+    assert chain.next_job is None
+
+
+def test_after_a_stop_nothing_is_submitted_or_requeued_whatever_the_verdict(
+    begin: Begin, state: dict[str, str], stays: list[str], tmp_path: Path
+) -> None:
+    answers: list[Exception] = [commands.Unanswered("away")]
+
+    def submit(*_: object) -> slurm_chain.Link:
+        raise answers.pop()
+
+    chain = begin(submit=submit)
+    chain_order.write(tmp_path / "run", STOP)
+    chain.tick(1e9, None)
+    chain.close({"verdict": "time_limit"})
+    assert chain.next_job is None
+    chain.leave()
+    assert (stays, answers) == ([], [])
+
+
+def test_the_last_job_of_a_chain_submits_one_more_when_more_are_allowed(
+    begin: Begin, state: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(slurm_chain, "describe_successor", lambda path, job, nodes: kept.append(job))
+    chain_order.write(run_directory.open_run(tmp_path / "run").path, ChainOrder(limit=1))
+    chain = begin()
+    assert (chain.active, chain.successor, kept) == (False, None, ["7"])
+    assert not chain.heed(ChainOrder(limit=1))
+    chain.tick(1000.0, None)
+    assert chain.successor is None
+    assert not chain.heed(ChainOrder(limit=2))
+    chain.tick(1000.0, None)
+    assert (chain.active, chain.successor) == (True, "8")
+
+
+def test_a_damaged_order_orders_nothing(tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    for text in ("", "{}", "[]", '{"stopped": "yes", "limit": -1, "time": "x"}', '{"limit": true}'):
+        (tmp_path / "links" / "order.json").write_text(text)
+        assert chain_order.read(tmp_path) == ChainOrder()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import run_directory
+from resilio_hpc.launch import chain_order, run_directory
 from resilio_hpc.launch.chaining import Chain
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.placements import site_of
@@ -34,9 +34,10 @@ def main(run_path: Path) -> None:
     if over is not None:
         return
     end = run_path / f"end.{site.key}"
-    while not end.exists():
+    while not end.exists() and not chain.heed(chain_order.read(run_path)):
+        chain.tick(time.time(), None)
         time.sleep(0.05)
-    verdict = {"verdict": end.read_text().strip(), "exit_code": 75}
+    verdict = {"verdict": "cancelled" if chain.stop_ordered else end.read_text().strip(), "exit_code": 75}
     run_directory.write_verdict(run_path, site.key, verdict)
     chain.close(verdict)
     chain.leave()

@@ -1,0 +1,71 @@
+"""What a person has ordered of a run's chain: stop, or another limit on the number of its jobs (``resilio chain``).
+
+One small file of the run directory, replaced atomically. The running job's supervisor sees it within a second; a job
+that starts sees it before it does anything else. So an order holds although slurmctld is away, and one that comes while
+a next job is being submitted is not lost: whoever orders writes first and then looks for jobs, whoever submits looks
+again afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core.durable import create_exclusive, write_atomic
+from resilio_hpc.core.json_fields import Fields, read_object
+
+NO_LIMIT = sys.maxsize
+
+
+@dataclass(frozen=True)
+class ChainOrder:
+    """``stopped``: the chain ends. ``limit``: jobs at most, None: as ``--chain-max`` says. ``by``: the user who ordered
+    it, ``time``: when, in Unix seconds."""
+
+    stopped: bool = False
+    limit: int | None = None
+    by: str = ""
+    time: float = 0.0
+
+    def limit_of(self, chain_max: int) -> int:
+        """How many jobs the chain may have."""
+        return chain_max if self.limit is None else self.limit
+
+
+def parse(data: object) -> ChainOrder:
+    """From the file's JSON; nothing is ordered where it is damaged. Pure."""
+    fields = Fields.of(data)
+    limit = fields.whole("limit")
+    return ChainOrder(
+        fields.data.get("stopped") is True,
+        limit if limit is not None and limit > 0 else None,
+        fields.text("by"),
+        fields.number("time") or 0.0,
+    )
+
+
+def read(run_path: Path) -> ChainOrder:
+    """What stands; nothing where there is no file."""
+    return parse(read_raw(run_path))
+
+
+def read_raw(run_path: Path) -> dict[str, Any]:
+    """The file's JSON as it is, for ``parse``."""
+    return read_object(_file(run_path)) or {}
+
+
+def write(run_path: Path, order: ChainOrder) -> None:
+    """Replace what stands, durably. Raises OSError."""
+    write_atomic(_file(run_path), json.dumps({"v": 1, **asdict(order)}).encode())
+
+
+def expect(run_path: Path) -> None:
+    """Create the file, empty: an NFS client may hide a new name for a minute from whoever has looked for it in vain."""
+    create_exclusive(_file(run_path), b"{}", 0o644)
+
+
+def _file(run_path: Path) -> Path:
+    return run_path / "links" / "order.json"

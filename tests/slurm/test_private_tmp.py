@@ -1,0 +1,27 @@
+"""With job_container/tmpfs each job has a /tmp and a /dev/shm of its own; arenas lie there and go with it."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_fixture import skip_without_slurm, unique_name
+
+from resilio_hpc.demo.drill import DrillRun
+from resilio_hpc.demo.drill_table import drill_named
+from resilio_hpc.demo.stage import binds, events_of
+from resilio_hpc.slurm.devcluster import DevCluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def test_an_agent_that_is_started_again_finds_its_snapshots_and_the_job_leaves_nothing() -> None:
+    skip_without_slurm()
+    with DevCluster.start(unique_name("private"), nodes=3, private_tmp=True, binds=binds()) as cluster:
+        result = DrillRun(cluster, drill_named("agent SIGKILL"), "private").run()
+        assert result.passed, f"{result.why}\n{(cluster.shared / 'private.txt').read_text()[-6000:]}"
+        (run,) = [path.parent for path in cluster.shared.glob("**/run.json")]
+        restored = [event.fields["restored"] for event in events_of(run) if event.kind == "first_step"]
+        assert int(str(restored[-1])) > 0
+        cluster.run("ctl", ["bash", "-c", "while squeue -h | grep -q .; do sleep 0.1; done"], timeout_s=60.0)
+        for node in cluster.nodes:
+            left = cluster.run(node, ["find", "/dev/shm", "/tmp", "/run/job-tmp", "-name", "*resilio*"]).stdout.split()
+            assert left == [], "the node's own directories, and those that its jobs had"
