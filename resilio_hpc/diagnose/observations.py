@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -48,6 +48,10 @@ Round = tuple[Observation, ...]
 Pair = tuple[str, ...]  # two nodes, or one by itself
 
 
-def of_node(history: Sequence[Round], node: str) -> list[Observation]:
-    """What the rounds showed of a node, oldest first."""
-    return [seen for done in history for seen in done if seen.node == node]
+def by_node(nodes: Iterable[str], history: Sequence[Round]) -> dict[str, list[Observation]]:
+    """What the rounds showed of each node, oldest first."""
+    found: dict[str, list[Observation]] = {node: [] for node in nodes}
+    for done in history:
+        for seen in done:
+            found[seen.node].append(seen)
+    return found

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from resilio_hpc.diagnose.observations import Outcome, Pair, Round, of_node
+from resilio_hpc.diagnose.observations import Outcome, Pair, Round, by_node
 from resilio_hpc.diagnose.standing import standing
 
 
@@ -57,7 +57,7 @@ def _rest_of_the_ring(nodes: Sequence[str], rounds_done: int) -> tuple[Pair, ...
 
 def _once_more_alone(history: Sequence[Round], doubtful: Sequence[str]) -> tuple[Pair, ...]:
     """Without any good node those that failed by themselves can still be looked at again."""
-    seen = {node: of_node(history, node) for node in doubtful}
+    seen = by_node({one.node for done in history for one in done}, history)
     return tuple((node,) for node in doubtful if [one.outcome for one in seen[node]] == [Outcome.ALONE])
 
 
@@ -66,7 +66,7 @@ def _with_testers(
 ) -> tuple[Pair, ...]:
     """Each node in doubt with a tester of its own, a near one that it has not met; those left over have to wait."""
     place = {node: index for index, node in enumerate(nodes)}
-    met = {node: [one.partner for one in of_node(history, node)] for node in nodes}
+    met = {node: [one.partner for one in seen] for node, seen in by_node(nodes, history).items()}
     free = sorted(testers, key=place.__getitem__)
     pairs: list[Pair] = []
     for node in sorted(doubtful, key=lambda name: (len(met[name]), place[name]))[: len(testers)]:

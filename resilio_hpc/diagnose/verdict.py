@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from resilio_hpc.diagnose import slowness
-from resilio_hpc.diagnose.observations import Fault, Observation, Outcome, Round, Times, of_node
+from resilio_hpc.diagnose.observations import Fault, Observation, Outcome, Round, Times, by_node
 from resilio_hpc.diagnose.pairing import next_round
 from resilio_hpc.diagnose.policy import PairPolicy
 from resilio_hpc.diagnose.result import CheckResult, NodeResult, State
@@ -39,8 +39,10 @@ def pairs_of_next_round(
     return next_round(nodes, history, slow, policy.rounds)
 
 
-def judge(nodes: Sequence[str], history: Sequence[Round], policy: PairPolicy, seconds: float) -> CheckResult:
-    """The result. ``history`` may end early, where time ran out."""
+def judge(
+    nodes: Sequence[str], history: Sequence[Round], policy: PairPolicy, seconds: float, late: bool = False
+) -> CheckResult:
+    """The result. ``late``: time ran out before all was known."""
     now = standing(history)
     suspects = slowness.find(history, policy)
     named, why = _named(nodes, now)
@@ -49,10 +51,13 @@ def judge(nodes: Sequence[str], history: Sequence[Round], policy: PairPolicy, se
         why = why or f"{len(slow)} of {len(nodes)} nodes are slow: other hardware, or something that they share"
         slow = {}
     usual = _usual(history)
-    results = tuple(_node(node, of_node(history, node), now, named, slow, usual) for node in nodes)
+    seen = by_node(nodes, history)
+    results = tuple(_node(node, seen[node], now, named, slow, usual) for node in nodes)
     unsure = [one.node for one in results if one.state == "unsure"]
     if not why and unsure and not named and not slow:
         why = _why_unsure(len(nodes), unsure)
+    if late:
+        why = f"time was up after {policy.budget_s:g} s{'; ' if why else ''}{why}"
     outcome = "found" if named or slow else "cannot_tell" if why else "fine"
     return CheckResult(outcome=outcome, why=why, nodes=results, rounds=len(history), seconds=round(seconds, 3))
 
