@@ -1,4 +1,4 @@
-"""``resilio check-nodes``: pair the nodes of a job (or of this machine, to try it out) and name those that are bad or slow."""
+"""``resilio check-nodes``: pair the nodes of a job, or ones that this machine plays, and name the bad and slow."""
 
 from __future__ import annotations
 

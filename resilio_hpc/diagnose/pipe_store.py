@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 
-class PipeStore(dist.Store):
+class PipeStore(dist.Store):  # type: ignore[misc, name-defined]
     """``put`` hands a value on, ``fetch`` waits for the other half's; a store of one order."""
 
     def __init__(self, put: Callable[[str, bytes], None], fetch: Callable[[str], bytes]) -> None:
@@ -22,7 +22,7 @@ class PipeStore(dist.Store):
         self._values: dict[str, bytes] = {}
         self._lock = threading.RLock()  # NCCL's own threads may ask, too
 
-    def set(self, key: str, value: bytes | str) -> None:  # type: ignore[override]
+    def set(self, key: str, value: bytes | str) -> None:
         """Leave a value."""
         data = value if isinstance(value, bytes) else str(value).encode()
         with self._lock:
@@ -36,7 +36,7 @@ class PipeStore(dist.Store):
                 self._values[key] = self._fetch(key)
             return self._values[key]
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Until all are there."""
         for key in keys:
             self.get(key)

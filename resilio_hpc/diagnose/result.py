@@ -8,6 +8,7 @@ import msgspec
 
 from resilio_hpc.diagnose.observations import Fault
 
+CheckOutcome = Literal["fine", "found", "cannot_tell"]
 State = Literal["healthy", "bad", "slow", "unsure"]
 
 
@@ -36,7 +37,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """A whole check. ``outcome``: ``fine``, nobody is named; ``found``, some are; ``cannot_tell``, and ``why`` says
     what stood in the way. Nodes are in the order in which they were given."""
 
-    outcome: Literal["fine", "found", "cannot_tell"]
+    outcome: CheckOutcome
     why: str
     nodes: tuple[NodeResult, ...]
     rounds: int

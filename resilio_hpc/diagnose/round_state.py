@@ -44,7 +44,7 @@ class _Part:
     fault: Fault | None = None
     alone: bool = False
     detail: str = ""
-    times: Times = Times()
+    times: Times = field(default_factory=Times)
     passed: bool = False
     values: dict[str, bytes] = field(default_factory=dict)  # that it left
     wants: set[str] = field(default_factory=set)
@@ -145,7 +145,8 @@ class RoundState:
             return []
         part.over = True
         if not other.alone:
-            part.fault, part.detail = "failed", "it did not come back from the collective"
+            part.fault = "hung" if other.fault == "hung" else "failed"
+            part.detail = "it did not come back from the collective"
         return [(part.node, Drop(self.number))]
 
     def observations(self) -> Round:

@@ -2,8 +2,8 @@
 
 A node's time is its fastest block: what else runs there hits some blocks, a throttled device or a bad link all of them.
 It is slow where that is far above the median of all nodes, by a ratio that grows with the noise: by how much the blocks
-of a typical node (its slowest left out), and the healthy nodes, differ among themselves. A second round with a partner that is not slow has to
-confirm it, by the first round's median and by that partner.
+of a typical node (its slowest left out), and the healthy nodes, differ among themselves. A second round with a partner
+that is not slow has to confirm it, by the first round's median and by that partner.
 """
 
 from __future__ import annotations

@@ -44,6 +44,11 @@ class Checkers:
             self._process.stdin.close()
 
     @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
     def ended(self) -> bool:
         """Whether it runs no more."""
         return self._process.poll() is not None

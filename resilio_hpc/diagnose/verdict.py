@@ -13,7 +13,7 @@ from resilio_hpc.diagnose import slowness
 from resilio_hpc.diagnose.observations import Fault, Observation, Outcome, Round, Times, by_node
 from resilio_hpc.diagnose.pairing import next_round
 from resilio_hpc.diagnose.policy import PairPolicy
-from resilio_hpc.diagnose.result import CheckResult, NodeResult, State
+from resilio_hpc.diagnose.result import CheckOutcome, CheckResult, NodeResult, State
 from resilio_hpc.diagnose.slowness import Slow
 from resilio_hpc.diagnose.standing import Standing, standing
 
@@ -58,7 +58,7 @@ def judge(
         why = _why_unsure(len(nodes), unsure)
     if late:
         why = f"time was up after {policy.budget_s:g} s{'; ' if why else ''}{why}"
-    outcome = "found" if named or slow else "cannot_tell" if why else "fine"
+    outcome: CheckOutcome = "found" if named or slow else "cannot_tell" if why else "fine"
     return CheckResult(outcome=outcome, why=why, nodes=results, rounds=len(history), seconds=round(seconds, 3))
 
 
@@ -97,10 +97,11 @@ def _node(
     compute_s, collective_s = _best(times.compute), _best(collective)
     state: State = "healthy" if node in now.good else "unsure"
     fault: Fault | None = None
+    faults = [one.fault for one in failures if one.fault is not None]
     evidence = _all_said(failures) + (", then it passed" if failures and state == "healthy" else "")
     if node in named:
         state = "bad"
-        fault = max((one.fault for one in failures if one.fault), key=lambda name: _WEIGHT.get(name, 0))
+        fault = max(faults, key=_weight)
     elif node in slow:
         state = "slow"
         evidence = f"{slow[node].what} takes {slow[node].ratio:.1f} times the median of all nodes, in two rounds"
@@ -113,6 +114,10 @@ def _node(
         collective_s=collective_s, collective_ratio=_ratio(collective_s, usual[1]),
         partners=tuple(one.partner for one in seen if one.partner),
     )  # fmt: skip
+
+
+def _weight(fault: Fault) -> int:
+    return _WEIGHT.get(fault, 0)
 
 
 def _all_said(failures: Sequence[Observation]) -> str:

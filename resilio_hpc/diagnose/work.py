@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from resilio_hpc.diagnose.pipe_store import PipeStore
 from resilio_hpc.diagnose.policy import PairPolicy
 
 _PATTERN = 101  # values of a message are below it, and their sums exact
@@ -85,12 +86,15 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def join(store: dist.Store, rank: int, policy: PairPolicy) -> Any:
+def join(store: PipeStore, rank: int, policy: PairPolicy) -> Any:
     """The pair's process group: NCCL between GPUs, gloo between CPUs. Returns when both are in it."""
     limit = timedelta(seconds=policy.collective_s)
     if devices()[0].type == "cuda":
         torch.cuda.set_device(0)
-        group: Any = dist.ProcessGroupNCCL(store, rank, 2, limit)
+        nccl: Any = dist.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = limit
+        group = nccl(store, rank, 2, options)
     else:
         group = dist.ProcessGroupGloo(store, rank, 2, limit)
     _kept.append(group)

@@ -106,7 +106,7 @@ def test_the_evidence_says_how_slow() -> None:
 
 
 def test_times_that_are_too_short_to_matter_name_nobody() -> None:
-    play = FakeNodes([f"n{n}" for n in range(4)], clock=lambda node, _: (5e-4 if node == "n1" else 1e-4,) * 5)
+    play = FakeNodes([f"n{n}" for n in range(4)], clock=lambda node, _: (2.5e-4 if node == "n1" else 1e-4,) * 5)
     assert play.check().outcome == "fine"
 
 
