@@ -1,10 +1,10 @@
 """False alarms of the pair check, and what it finds: real probes of nodes that this machine plays, again and again.
 
-    python benchmarks/pair_check.py --rounds 1000 --busy 2
+    python benchmarks/pair_check.py --rounds 1000 --loaded
     python benchmarks/pair_check.py --rounds 0 --planted 10
 
-First healthy checks, until there were so many rounds: how often was a node named, how often suspected. ``--busy``
-processes that use all the CPU they get run beside them. Then planted faults, one node at a time: killed in the middle
+First healthy checks, until there were so many rounds: how often was a node named, how often suspected.
+``--loaded``: beside twice as many busy processes as there are cores, one that writes and one that churns memory. Then planted faults, one node at a time: killed in the middle
 (dead), killed work (crashed), stopped and continued by signals (slow). A check takes another round only where a node is
 suspected.
 """
@@ -17,8 +17,8 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -27,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+import machine_load
 from resilio_hpc.diagnose.coordinator import Coordinator
 from resilio_hpc.diagnose.policy import PairPolicy, pair_policy
 from resilio_hpc.diagnose.request import CheckRequest
@@ -34,11 +35,10 @@ from resilio_hpc.diagnose.result import CheckResult
 from resilio_hpc.diagnose.starters import LocalStarter
 
 STOPPED_S, WORKING_S = 0.1, 0.03  # a slow node: it does the work of 1.3 s in 5.6
-SPIN = "import os\np = os.getppid()\nwhile os.getppid() == p:\n    sum(range(100000))\n"
 
 
 def policy_of(arguments: argparse.Namespace) -> PairPolicy:
-    """Small sizes, since a machine plays all nodes; limits that a busy machine does not reach; the shipped thresholds."""
+    """Small sizes, since a machine plays all nodes; limits that a busy one does not reach; the shipped thresholds."""
     return msgspec.structs.replace(
         pair_policy(), cpu_matrix=arguments.matrix, cpu_message_bytes=arguments.message, block_s=arguments.block_s,
         start_s=600.0, budget_s=86400.0, silence_s=60.0,
@@ -60,15 +60,13 @@ def coordinator(arguments: argparse.Namespace) -> Iterator[tuple[Coordinator, Lo
 
 
 @contextlib.contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """Others that want the CPU, too."""
-    spinning = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(processes)]
-    try:
+def load_of(arguments: argparse.Namespace) -> Iterator[None]:
+    """Others that want the machine, too."""
+    if not arguments.loaded:
         yield
-    finally:
-        for each in spinning:
-            each.kill()
-            each.wait()
+        return
+    with tempfile.TemporaryDirectory() as directory, machine_load.loaded(Path(directory)):
+        yield
 
 
 def healthy(arguments: argparse.Namespace) -> dict[str, object]:
@@ -76,7 +74,7 @@ def healthy(arguments: argparse.Namespace) -> dict[str, object]:
     outcomes: Counter[str] = Counter()
     rounds = checks = named = suspected = 0
     began = time.monotonic()
-    with busy(arguments.busy), coordinator(arguments) as (each, _):
+    with load_of(arguments), coordinator(arguments) as (each, _):
         while rounds < arguments.rounds:
             result = each.examine()
             checks += 1
@@ -90,7 +88,7 @@ def healthy(arguments: argparse.Namespace) -> dict[str, object]:
                 load = os.getloadavg()[0]
                 print(f"{rounds} rounds, {named} named, {suspected} suspected, load {load:.1f}", file=sys.stderr)
     return {
-        "healthy": True, "nodes": arguments.nodes, "busy": arguments.busy, "rounds": rounds, "checks": checks,
+        "healthy": True, "nodes": arguments.nodes, "loaded": arguments.loaded, "rounds": rounds, "checks": checks,
         "nodes_named": named, "checks_with_suspects": suspected, "outcomes": dict(outcomes),
         "seconds": round(time.monotonic() - began), "cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 1),
     }  # fmt: skip
@@ -121,7 +119,7 @@ class Throttle(threading.Thread):
 
 def planted(fault: str, arguments: argparse.Namespace, draw: random.Random) -> tuple[str, CheckResult]:
     """One check with one faulty node: which, and what was found."""
-    with busy(arguments.busy), coordinator(arguments) as (each, starter):
+    with load_of(arguments), coordinator(arguments) as (each, starter):
         victim = draw.randrange(arguments.nodes)
         pid = starter.checkers[victim].pid
         throttle = Throttle(pid)
@@ -166,7 +164,7 @@ def faults(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
                 print(victim, msgspec.json.encode(result).decode(), file=sys.stderr, flush=True)
         yield {
             "planted": fault, "checks": arguments.planted, "named": right, "healthy_nodes_named": wrong,
-            "nodes": arguments.nodes, "busy": arguments.busy, "seconds_each": round(sum(seconds) / len(seconds), 1),
+            "nodes": arguments.nodes, "loaded": arguments.loaded, "seconds_each": round(sum(seconds) / len(seconds), 1),
         }  # fmt: skip
 
 
@@ -177,7 +175,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000, help="healthy rounds")
     parser.add_argument("--planted", type=int, default=0, help="checks for each kind of fault")
     parser.add_argument("--faults", default="slow,dead,crashed")
-    parser.add_argument("--busy", type=int, default=0, help="other processes that use the CPU")
+    parser.add_argument("--loaded", action="store_true", help="load the machine on purpose (machine_load.py)")
     parser.add_argument("--matrix", type=int, default=256)
     parser.add_argument("--message", type=int, default=262144, help="bytes")
     parser.add_argument("--block-s", type=float, default=0.05)
