@@ -4,9 +4,9 @@
     python benchmarks/pair_check.py --rounds 0 --planted 10
 
 First healthy checks, until there were so many rounds: how often was a node named, how often suspected.
-``--loaded``: beside twice as many busy processes as there are cores, one that writes and one that churns memory. Then planted faults, one node at a time: killed in the middle
-(dead), killed work (crashed), stopped and continued by signals (slow). A check takes another round only where a node is
-suspected.
+``--loaded``: beside busy processes, twice as many as cores, one that writes and one that churns memory. Then planted
+faults, one node at a time: killed in the middle (dead), killed work (crashed), stopped and continued by signals (slow).
+A check takes another round only where a node is suspected.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Throttle(threading.Thread):
             for number, wait_s in ((signal.SIGSTOP, STOPPED_S), (signal.SIGCONT, WORKING_S)):
                 with contextlib.suppress(OSError):
                     for prober in children(self._checker):
-                        os.kill(prober, number)
+                        for worker in children(prober):
+                            os.kill(worker, number)
                 time.sleep(wait_s)
 
 
@@ -125,7 +126,9 @@ def planted(fault: str, arguments: argparse.Namespace, draw: random.Random) -> t
         throttle = Throttle(pid)
 
         def strike() -> None:
-            for process in [*children(pid), *([pid] if fault == "dead" else [])]:
+            probers = children(pid)
+            workers = [worker for prober in probers for worker in children(prober)]
+            for process in [pid, *probers, *workers] if fault == "dead" else workers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
 

@@ -51,12 +51,17 @@ class Want(msgspec.Struct, frozen=True, tag="want", forbid_unknown_fields=True):
 
 
 class Measured(msgspec.Struct, frozen=True, tag="measured", forbid_unknown_fields=True):
-    """The order was carried out, and all results were right. Seconds per operation, block by block."""
+    """The order was carried out, and all results were right. Seconds per operation, block by block.
+
+    ``delays``: of the collective's, how long the node waited for a CPU; ``waited``: the share of its time while it
+    computed."""
 
     round: Number
     device: Text
     compute: Blocks
     collective: Blocks
+    delays: Blocks = ()
+    waited: Seconds = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=True):
@@ -68,6 +73,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=Tr
     detail: Text
     compute: Blocks = ()
     device: Text = ""
+    waited: Seconds = 0.0
 
 
 class Order(msgspec.Struct, frozen=True, tag="order", forbid_unknown_fields=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import msgspec
 from resilio_hpc.core.json_fields import parse_object, printable
 from resilio_hpc.diagnose import interpreter
 from resilio_hpc.diagnose.messages import (
+    Blocks,
     Entered,
     Failed,
     FromNode,
@@ -27,6 +27,7 @@ from resilio_hpc.diagnose.messages import (
     Phase,
     ProbeFault,
     Put,
+    Seconds,
     Want,
 )
 from resilio_hpc.diagnose.policy import PairPolicy
@@ -66,8 +67,7 @@ class ProbeProcess:
         self._phase: Phase = "starting"
         self._buffer = b""
         self._said = bytearray()
-        self._compute: tuple[float, ...] = ()
-        self._device = ""
+        self._known = Failed(0, "starting", "failed", "")  # what its order has shown so far
         self._undead = False  # one hangs in the kernel
         self.why_not = ""  # there is none, and none comes
         self.ready = False
@@ -93,9 +93,9 @@ class ProbeProcess:
             return
         assert self._process.stdout and self._process.stderr
         for pipe in (self._process.stdout, self._process.stderr):
-            fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_NONBLOCK)
+            os.set_blocking(pipe.fileno(), False)
         self._buffer, self._said = b"", bytearray()
-        self._enter("starting")
+        self._enter("starting", self._limits.starting)
 
     def try_again(self) -> None:
         """Whatever kept one from starting may be over."""
@@ -104,9 +104,10 @@ class ProbeProcess:
 
     def begin(self, order: Order) -> None:
         """Carry out an order. The prober is ready."""
-        self._order, self._compute, self._device = order, (), ""
+        self._order, self._known = order, Failed(order.round, "computing", "failed", "")
         self.ready = False
-        self._enter("computing")
+        self._said.clear()
+        self._enter("computing", self._limits.computing)
         self._tell(order=order.round, rank=order.rank, paired=bool(order.partner))
 
     def give(self, given: Given) -> None:
@@ -115,10 +116,10 @@ class ProbeProcess:
             self._tell(key=given.key, value=base64.b64encode(given.value).decode())
 
     def drop(self, round_number: int) -> None:
-        """Leave an order; a process group that has lost its half is left with its process."""
+        """Leave an order."""
         if self._order is not None and self._order.round == round_number:
             self._order = None
-            self.start()
+            self._end_child()
 
     def read(self) -> list[FromNode]:
         """What it has come to, or what became of it."""
@@ -138,25 +139,27 @@ class ProbeProcess:
         return found
 
     def _understood(self, heard: dict[str, Any]) -> list[FromNode]:
-        if "ready" in heard:
+        if "ready" in heard or "ended" in heard:
+            found = self._crashed(heard["ended"]) if "ended" in heard and self._order is not None else []
             self.ready, self.deadline = True, float("inf")
+            return found
         order = self._order
         if order is None:
             return []
         try:
-            if (phase := heard.get("phase")) in _PHASES:
-                self._enter(phase)
-                self._remember(heard)
-                return [Entered(order.round, phase)]
             if "put" in heard:
                 return [Put(order.round, str(heard["put"]), base64.b64decode(heard["value"]))]
             if "want" in heard:
                 return [Want(order.round, str(heard["want"]))]
+            if (phase := heard.get("phase")) in _PHASES:
+                self._enter(phase, getattr(self._limits, phase))
+                self._remember(heard)
+                return [Entered(order.round, phase)]
             self._remember(heard)
             if "measured" in heard:
-                self._order, self.ready, self.deadline = None, True, float("inf")
-                collective = msgspec.convert(heard["collective"], tuple[float, ...])
-                return [Measured(order.round, self._device, self._compute, collective)]
+                self._order = None
+                self._enter(self._phase, _DEATH_S)
+                return [_measured(order, heard)]
             if "failed" in heard:
                 return self._fail(msgspec.convert(heard["failed"], ProbeFault), str(heard["detail"]))
         except (KeyError, ValueError, msgspec.ValidationError) as error:
@@ -164,45 +167,60 @@ class ProbeProcess:
         return []
 
     def _remember(self, heard: dict[str, Any]) -> None:
-        self._compute = msgspec.convert(heard.get("compute", self._compute), tuple[float, ...])
-        self._device = str(heard.get("device", self._device))[:200]
+        if "compute" in heard:
+            self._known = msgspec.structs.replace(
+                self._known,
+                compute=msgspec.convert(heard["compute"], Blocks),
+                device=str(heard["device"])[:200],
+                waited=msgspec.convert(heard["waited"], Seconds),
+            )
 
     def _overdue(self) -> list[FromNode]:
         if time.monotonic() < self.deadline:
             return []
-        if self._order is None:
+        if self._order is not None:
+            return self._fail("hung", f"{self._phase} for more than {getattr(self._limits, self._phase):g} s")
+        if self._phase == "starting":
             self.why_not = f"it was not ready within {self._limits.starting:g} s"
             self.kill()
-            return []
-        return self._fail("hung", f"{self._phase} for more than {getattr(self._limits, self._phase):g} s")
+        else:
+            self.start()  # the child of an order that is over does not end, and its parent waits for it
+        return []
+
+    def _crashed(self, code: int) -> list[FromNode]:
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        last = bytes(self._said).decode(errors="replace").strip().splitlines()[-1:] or [""]
+        return self._fail("crashed", f"{how}{': ' if last[0] else ''}{printable(last[0], 300)}")
 
     def _ended(self) -> list[FromNode]:
-        assert self._process is not None
+        """The prober itself, with all its children."""
         self._listen_to_errors()
         was_ready = self.ready
         code = self.kill()
-        how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-        last = bytes(self._said).decode(errors="replace").strip().splitlines()[-1:] or [""]
-        detail = f"{how}{': ' if last[0] else ''}{printable(last[0], 300)}"
         if self._order is not None:
-            return self._fail("crashed", detail)
-        self.why_not = detail
+            found = self._crashed(code or 0)
+            self.start()
+            return found
+        last = bytes(self._said).decode(errors="replace").strip().splitlines()[-1:] or [""]
+        self.why_not = printable(f"exit code {code}: {last[0]}", 500)
         if was_ready:
             self.start()
         return []
 
     def _fail(self, fault: ProbeFault, detail: str) -> list[FromNode]:
-        assert self._order is not None
-        failed = Failed(
-            self._order.round, self._phase, fault, printable(detail, 500), tuple(self._compute), self._device
-        )
+        failed = msgspec.structs.replace(self._known, phase=self._phase, fault=fault, detail=printable(detail, 500))
         self._order = None
-        self.start()
+        self._end_child()
         return [failed]
 
-    def _enter(self, phase: Phase) -> None:
+    def _end_child(self) -> None:
+        self._enter(self._phase, _DEATH_S)
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1)
+
+    def _enter(self, phase: Phase, limit_s: float) -> None:
         self._phase = phase
-        self.deadline = time.monotonic() + getattr(self._limits, phase)
+        self.deadline = time.monotonic() + limit_s
 
     def _tell(self, **fields: Any) -> None:
         assert self._process is not None and self._process.stdin
@@ -241,3 +259,8 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     """NCCL's watchdog threads would end the process, or ask the store for things, on their own."""
     own = {"TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "PYTHONUNBUFFERED": "1"}
     return {**environment, **own}
+
+
+def _measured(order: Order, heard: dict[str, Any]) -> Measured:
+    known = {name: heard[name] for name in Measured.__struct_fields__ if name in heard}
+    return msgspec.convert({"type": "measured", **known, "round": order.round}, Measured)

@@ -1,7 +1,9 @@
-"""The process that does the work on a node, for a checker that may kill it at any time.
+"""The process that does the work on a node, for a checker that may end it at any time.
 
-It imports torch once and then takes orders from standard input, a line of JSON each, and answers on standard output:
-``ready``, ``phase``, ``put``, ``want``, ``measured``, ``failed``.
+It imports torch once and forks a child for each order, so that whatever an order leaves behind goes with its child, and
+the next one begins at once. Orders and what the process group waits for come on standard input, a line of JSON each;
+answers go to standard output: ``ready``; of the child ``phase``, ``put``, ``want``, ``measured``, ``failed``; and
+``ended`` with its exit code. SIGUSR1 kills the child.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ class Link:
     def __init__(self) -> None:
         self._out = os.dup(1)
         os.dup2(2, 1)
+        self._read = b""
 
     def tell(self, **fields: Any) -> None:
         """One line to the checker."""
@@ -32,9 +35,12 @@ class Link:
 
     def hear(self) -> dict[str, Any]:
         """The next line. Ends the process where the checker has gone."""
-        line = sys.stdin.readline()
-        if not line:
-            os._exit(0)
+        while b"\n" not in self._read:
+            data = os.read(0, 1 << 16)
+            if not data:
+                os._exit(0)
+            self._read += data
+        line, _, self._read = self._read.partition(b"\n")
         heard: dict[str, Any] = json.loads(line)
         return heard
 
@@ -54,42 +60,57 @@ class Link:
 def main() -> NoReturn:
     """``prober PARENT THREADS POLICY``: work until standard input ends."""
     parent, threads = int(sys.argv[1]), int(sys.argv[2])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
+    _die_with(parent)
     link = Link()
     import msgspec
+    import torch
 
+    from resilio_hpc.diagnose import work  # noqa: F401 - so that children have it
     from resilio_hpc.diagnose.policy import PairPolicy
 
     policy = msgspec.json.decode(sys.argv[3], type=PairPolicy)
-    import torch
-
-    if threads:
-        torch.set_num_threads(threads)
-    from resilio_hpc.diagnose import work
-
-    link.tell(ready=work.name_of(work.devices()[0]))
+    child = 0
+    signal.signal(signal.SIGUSR1, lambda number, frame: os.kill(child, signal.SIGKILL) if child else None)
+    link.tell(ready=True)
     while True:
-        _carry_out(link, link.hear(), policy)
+        order = link.hear()
+        if "order" not in order:
+            continue  # for a child that has ended
+        prober = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            _die_with(prober)
+            if threads:
+                torch.set_num_threads(threads)
+            _carry_out(link, order, policy)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        _, status = os.waitpid(child, 0)
+        child = 0
+        link.tell(ended=os.waitstatus_to_exitcode(status))
 
 
-def _carry_out(link: Link, order: dict[str, Any], policy: Any) -> None:
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _carry_out(link: Link, order: dict[str, Any], policy: Any) -> NoReturn:
     from resilio_hpc.diagnose import work
     from resilio_hpc.diagnose.pipe_store import PipeStore
 
-    if "order" not in order:
-        return
     rank, paired = int(order["rank"]), bool(order["paired"])
-    done: dict[str, Any] = {"device": "", "compute": (), "collective": ()}
+    done: dict[str, Any] = {"device": "", "compute": (), "collective": (), "delays": (), "waited": 0.0}
     try:
         link.tell(phase="computing")
-        done["device"], done["compute"] = work.compute(policy)
+        done["device"], done["compute"], done["waited"] = work.compute(policy)
         if paired:
             link.tell(phase="joining", **done)
             group = work.join(PipeStore(link.put, link.fetch), rank, policy)
             link.tell(phase="communicating")
-            done["collective"] = work.communicate(group, rank, policy)
+            done["collective"], done["delays"] = work.communicate(group, rank, policy)
     except work.WrongResult as error:
         link.tell(failed="wrong_result", detail=str(error)[:500], **done)
     except Exception as error:  # noqa: BLE001 - whatever the device, driver or network brings up is the finding
@@ -98,6 +119,7 @@ def _carry_out(link: Link, order: dict[str, Any], policy: Any) -> None:
         link.tell(failed="hung" if hung else "failed", detail=detail[:500], **done)
     else:
         link.tell(measured=True, **done)
+    os._exit(0)  # torch's process groups may deadlock in their destructors
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ class NodeResult(msgspec.Struct, frozen=True, kw_only=True):
     round, with their ratios to the median of all nodes; None where it was not measured.
 
     ``unsure``: something was wrong, and nothing shows whose fault it was; or it could not be tested with a partner.
-    ``what`` of a slow node: "compute" or "collective".
+    ``what`` of a slow node: "compute" or "collective". ``waited``: the share of its time for which the node could not
+    compute since others used its CPUs; that is not counted as slowness.
     """
 
     node: str
@@ -30,6 +31,7 @@ class NodeResult(msgspec.Struct, frozen=True, kw_only=True):
     compute_ratio: float | None = None
     collective_s: float | None = None
     collective_ratio: float | None = None
+    waited: float = 0.0
     partners: tuple[str, ...] = ()
 
 

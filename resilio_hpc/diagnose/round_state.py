@@ -7,7 +7,7 @@ once where it waits for the partner, after a moment where it may have something 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from resilio_hpc.diagnose.messages import (
@@ -28,6 +28,7 @@ from resilio_hpc.diagnose.observations import Fault, Observation, Outcome, Pair,
 LAST_WORDS_S = 3.0  # for the other half of a collective that failed
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 _OWN_WORK = ("starting", "computing")
+MOST_WAITING = 0.3
 MOST_VALUES = 64  # that a process group leaves: it has no use for more
 
 Letters = list[tuple[str, ToNode]]
@@ -45,6 +46,7 @@ class _Part:
     alone: bool = False
     detail: str = ""
     times: Times = field(default_factory=Times)
+    delays: tuple[float, ...] = ()  # of its collective
     passed: bool = False
     values: dict[str, bytes] = field(default_factory=dict)  # that it left
     wants: set[str] = field(default_factory=set)
@@ -93,9 +95,10 @@ class RoundState:
                 return self._want(part, key)
             case Measured():
                 part.over = part.passed = True
-                part.times = Times(message.compute, message.collective, message.device)
+                part.times = Times(message.compute, message.collective, message.device, message.waited)
+                part.delays = message.delays
             case Failed():
-                part.times = Times(message.compute, (), message.device)
+                part.times = Times(message.compute, (), message.device, message.waited)
                 part.phase = message.phase
                 return self._failed(part, message.fault, message.detail, message.phase in _OWN_WORK, now)
         return []
@@ -165,4 +168,15 @@ class RoundState:
         fault = part.fault if outcome in (Outcome.ALONE, Outcome.TOGETHER) else None
         if outcome is Outcome.TOGETHER and fault is None:
             fault = "failed"
-        return Observation(part.node, part.partner, outcome, part.times, fault, part.detail if fault else "")
+        times = part.times
+        if outcome is Outcome.PASSED and other is not None:
+            times = replace(times, collective=_without(times.collective, part.delays, other.delays))
+        return Observation(part.node, part.partner, outcome, times, fault, part.detail if fault else "")
+
+
+def _without(blocks: tuple[float, ...], *delays: tuple[float, ...]) -> tuple[float, ...]:
+    """What the collective took, less what either node waited for a CPU: the other one waits, too, then. Blocks in which
+    that is much say nothing about the link."""
+    lists = [delay if len(delay) == len(blocks) else (0.0,) * len(blocks) for delay in delays]
+    lost = [sum(parts) for parts in zip(*lists, strict=True)]
+    return tuple(block - less for block, less in zip(blocks, lost, strict=True) if less <= block * MOST_WAITING)

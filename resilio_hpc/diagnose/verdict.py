@@ -17,6 +17,7 @@ from resilio_hpc.diagnose.result import CheckOutcome, CheckResult, NodeResult, S
 from resilio_hpc.diagnose.slowness import Slow
 from resilio_hpc.diagnose.standing import Standing, standing
 
+BUSY = 0.5  # waiting for a CPU for more than this share of the time is worth a word
 _WEIGHT: dict[Fault, int] = {"wrong_result": 6, "crashed": 5, "hung": 4, "silent": 3, "not_ready": 2, "absent": 1}
 _SAID: dict[Fault, str] = {
     "absent": "its probe did not start",
@@ -108,11 +109,13 @@ def _node(
     elif state == "unsure" and not failures:
         waited = any(one.outcome is Outcome.WAITED for one in seen)
         evidence = "its partner failed, and no other was left" if waited else "not tested with a partner"
+    elif state == "healthy" and times.waited > BUSY:
+        evidence = evidence or f"others used its CPUs: it waited {times.waited:.0%} of the time"
     return NodeResult(
         node=node, state=state, fault=fault, what=slow[node].what if state == "slow" else "", evidence=evidence,
         device=times.device, compute_s=compute_s, compute_ratio=_ratio(compute_s, usual[0]),
         collective_s=collective_s, collective_ratio=_ratio(collective_s, usual[1]),
-        partners=tuple(one.partner for one in seen if one.partner),
+        waited=times.waited, partners=tuple(one.partner for one in seen if one.partner),
     )  # fmt: skip
 
 

@@ -6,9 +6,10 @@ that differs is wrong.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from resilio_hpc.diagnose.pipe_store import PipeStore
 from resilio_hpc.diagnose.policy import PairPolicy
 
 _PATTERN = 101  # values of a message are below it, and their sums exact
-_kept: list[Any] = []  # gloo's groups may deadlock in their destructor (torch 2.13): the process's end frees them
 
 
 class WrongResult(Exception):
@@ -39,25 +39,70 @@ def name_of(device: torch.device) -> str:
     return f"cpu x{torch.get_num_threads()}"
 
 
-def compute(policy: PairPolicy) -> tuple[str, tuple[float, ...]]:
-    """The slowest device and its seconds per product, block by block. Raises WrongResult."""
-    timed = [(name_of(device), _compute_on(device, policy)) for device in devices()]
+class Stopwatch:
+    """Wall time, and how long our threads could have run and had no CPU: others' work on the node is no slowness of it.
+
+    The kernel counts that (/proc/self/task/*/schedstat, its second number); where it does not, it is 0. A process that
+    is stopped, or throttled by its cgroup or its hardware, does not wait in this sense.
+    """
+
+    def __init__(self) -> None:
+        self._ran, self._waited = _scheduled()
+        self._began = time.perf_counter()
+
+    @property
+    def wall_s(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self._began
+
+    def split(self) -> tuple[float, float]:
+        """(seconds that are ours, seconds of waiting for a CPU); ours is never less than what was computed."""
+        wall = self.wall_s
+        ran, waited = _scheduled()
+        waiting = max(0.0, waited - self._waited)
+        return max(wall - waiting, min(wall, ran - self._ran), wall / 1000), min(waiting, wall)
+
+
+def _scheduled() -> tuple[float, float]:
+    """(seconds on a CPU of the main thread, seconds that all threads waited for one)."""
+    ran = waited = 0.0
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            numbers = (task / "schedstat").read_text().split()
+            waited += int(numbers[1]) / 1e9
+            if task.name == str(os.getpid()):
+                ran = int(numbers[0]) / 1e9
+        except (OSError, ValueError, IndexError):
+            continue
+    return ran, waited
+
+
+def compute(policy: PairPolicy) -> tuple[str, tuple[float, ...], float]:
+    """The slowest device, its seconds per product, block by block, and the share of that time spent waiting for a CPU.
+
+    Raises WrongResult."""
+    timed = [(name_of(device), *_compute_on(device, policy)) for device in devices()]
     return max(timed, key=lambda one: min(one[1]))
 
 
-def _compute_on(device: torch.device, policy: PairPolicy) -> tuple[float, ...]:
+def _compute_on(device: torch.device, policy: PairPolicy) -> tuple[tuple[float, ...], float]:
     size = policy.gpu_matrix if device.type == "cuda" else policy.cpu_matrix
     torch.backends.cuda.matmul.allow_tf32 = True
     draw = torch.Generator().manual_seed(size)
     a, b = (torch.randint(-2, 3, (size, size), generator=draw).to(device, torch.float32) for _ in range(2))
     expected = a @ b  # also what a first call costs more
     _verify_product(a, b, expected, device)
-
-    def product() -> None:
-        if not torch.equal(a @ b, expected):
-            raise WrongResult(f"a matrix product on {name_of(device)} differs from the same product before")
-
-    return _timed(product, device, policy)
+    blocks, waited = [], []
+    for _ in range(policy.blocks):
+        watch, count = Stopwatch(), 0
+        while watch.wall_s < policy.block_s:
+            if not torch.equal(a @ b, expected):
+                raise WrongResult(f"a matrix product on {name_of(device)} differs from the same product before")
+            count += 1
+        ours, waiting = watch.split()
+        blocks.append(ours / count)
+        waited.append(waiting / (ours + waiting))
+    return tuple(blocks), round(sum(waited) / len(waited), 3)
 
 
 def _verify_product(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, device: torch.device) -> None:
@@ -65,25 +110,6 @@ def _verify_product(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, dev
     vector = torch.arange(1, a.shape[0] + 1, dtype=torch.float64, device=device) % 7 + 1
     if not torch.equal(product.double() @ vector, a.double() @ (b.double() @ vector)):
         raise WrongResult(f"a matrix product on {name_of(device)} is wrong")
-
-
-def _timed(operation: Callable[[], None], device: torch.device, policy: PairPolicy) -> tuple[float, ...]:
-    """Seconds per operation of each block; a block lasts ``block_s`` at least."""
-    blocks = []
-    for _ in range(policy.blocks):
-        began, count, now = time.perf_counter(), 0, 0.0
-        while now < policy.block_s:
-            operation()
-            _finish(device)
-            count += 1
-            now = time.perf_counter() - began
-        blocks.append(now / count)
-    return tuple(blocks)
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def join(store: PipeStore, rank: int, policy: PairPolicy) -> Any:
@@ -94,15 +120,14 @@ def join(store: PipeStore, rank: int, policy: PairPolicy) -> Any:
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = limit
-        group = nccl(store, rank, 2, options)
-    else:
-        group = dist.ProcessGroupGloo(store, rank, 2, limit)
-    _kept.append(group)
-    return group
+        return nccl(store, rank, 2, options)
+    return dist.ProcessGroupGloo(store, rank, 2, limit)
 
 
-def communicate(group: Any, rank: int, policy: PairPolicy) -> tuple[float, ...]:
-    """Seconds per all-reduce, block by block. Raises WrongResult; RuntimeError where the group fails."""
+def communicate(group: Any, rank: int, policy: PairPolicy) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds per all-reduce, block by block, and how many of them this node waited for a CPU.
+
+    Raises WrongResult; RuntimeError where the group fails."""
     device = devices()[0]
     size = (policy.gpu_message_bytes if device.type == "cuda" else policy.cpu_message_bytes) // 4
     pattern = torch.arange(size, device=device, dtype=torch.float32) % _PATTERN
@@ -111,15 +136,16 @@ def communicate(group: Any, rank: int, policy: PairPolicy) -> tuple[float, ...]:
     def all_reduce() -> None:
         data = message.clone()
         group.allreduce([data]).wait()
-        _finish(device)
-        if not torch.equal(data, expected):
+        if not torch.equal(data, expected):  # waits for the device, too
             raise WrongResult("an all-reduce gave a wrong sum")
 
     all_reduce()  # connects, and lets the two begin together
-    blocks = []
+    blocks, delays = [], []
     for _ in range(policy.blocks):
-        began = time.perf_counter()
+        watch = Stopwatch()
         for _ in range(policy.messages_per_block):
             all_reduce()
-        blocks.append((time.perf_counter() - began) / policy.messages_per_block)
-    return tuple(blocks)
+        wall = watch.wall_s
+        blocks.append(wall / policy.messages_per_block)
+        delays.append(watch.split()[1] / policy.messages_per_block)
+    return tuple(blocks), tuple(delays)
