@@ -84,9 +84,13 @@ def healthy(arguments: argparse.Namespace) -> dict[str, object]:
             if result.bad or result.slow:
                 named += len(result.bad + result.slow)
                 print(msgspec.json.encode(result).decode(), file=sys.stderr, flush=True)
-            if checks % 100 == 0:
+            if checks % 50 == 0:
                 load = os.getloadavg()[0]
-                print(f"{rounds} rounds, {named} named, {suspected} suspected, load {load:.1f}", file=sys.stderr)
+                print(
+                    f"{rounds} rounds, {named} named, {suspected} suspected, load {load:.1f}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     return {
         "healthy": True, "nodes": arguments.nodes, "loaded": arguments.loaded, "rounds": rounds, "checks": checks,
         "nodes_named": named, "checks_with_suspects": suspected, "outcomes": dict(outcomes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable
 
@@ -32,6 +33,7 @@ def check(
 
 def main() -> None:
     """A request on standard input; progress on standard error, the result on standard output, each in JSON lines."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # sends the checkers home
     request = msgspec.json.decode(sys.stdin.readline(), type=CheckRequest)
 
     def progress(text: str) -> None:

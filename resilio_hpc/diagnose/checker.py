@@ -36,7 +36,7 @@ from resilio_hpc.diagnose.messages import (
 from resilio_hpc.diagnose.probe_process import ProbeProcess
 
 ALIVE_S = 1.0
-_LOST = 4  # times the silence that the coordinator allows us: it may be busy with thousands of us
+_LOST = 2  # times the silence that the coordinator allows us: it may be busy with thousands of us
 
 
 class Checker:

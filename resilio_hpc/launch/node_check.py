@@ -50,7 +50,7 @@ def is_due(options: LaunchOptions, site: Site, link: int) -> bool:
 
 
 def leave_out(result: CheckResult, nodes: Sequence[str], most: int) -> LeftOut:
-    """Who is left out: all that are bad, and of the slow ones, the slowest first, those that ``most`` training nodes can
+    """Who is left out: all that are bad, and the slowest of those that are slow, as many as ``most`` training nodes can
     spare. Pure."""
     bad = set(result.bad)
     spared = max(0, len(nodes) - len(bad) - most)

@@ -119,8 +119,8 @@ FAILURES = (
     ),
     Flag(
         ("--check-nodes",),
-        "pair the nodes and leave out bad and slow ones before ranks start: start, in each job; restart, in jobs that go "
-        "on where another one stopped (default: never)",
+        "pair the nodes and leave out bad and slow ones before ranks start: start, in each job; restart, in jobs that "
+        "go on where another one stopped (default: never)",
         default="never",
         choices=("never", "start", "restart"),
     ),
