@@ -172,6 +172,18 @@ def _launch(f: Fields) -> str:
     return f"job {f.text('job', '?')} starts {where}, link {f.whole('link')}: {names(f.texts('nodes'))}"
 
 
+def _nodes_checked(f: Fields) -> str:
+    if f.text("no_result"):
+        return f"pair check without a result: {f.text('no_result')}"
+    parts = [
+        f"{word} {names(f.texts(field))}"
+        for word, field in (("bad:", "bad"), ("slow:", "slow"), ("left out:", "left_out"))
+        if f.texts(field)
+    ]
+    found = ", ".join(parts) or f.text("why") or "nothing found"
+    return f"pair check in {plural(f.whole('rounds'), 'round')}, {seconds(f.number('seconds'))}: {found}"
+
+
 _TABLE: dict[str, Callable[[Fields], str]] = {
     # the supervisor
     "launch": _launch,
@@ -184,6 +196,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "end_time": lambda f: f"Slurm has moved the end of job {f.text('job', '?')}",
     "joins": lambda f: f"{names(f.texts('nodes'))} of job {f.text('job', '?')} join the run's part {f.text('part')}",
     "joiner_ends": lambda f: f"joining job ends with exit code {f.whole('exit_code')}",
+    "nodes_checked": _nodes_checked,
     "node_left_job": lambda f: f"node {f.text('node', '?')} has left the job",
     "signal": _signal,
     "predecessor": lambda f: f"job {f.text('job', '?')} before this one: {_predecessor(f)}",

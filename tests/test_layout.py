@@ -19,11 +19,12 @@ FLOORS: dict[str, set[str]] = {
     "slurm": GROUND,
     "ckpt": MIDDLE,
     "prolog_epilog": MIDDLE,
-    "launch": UPPER,
-    "train": UPPER,
-    "report": UPPER,
+    "diagnose": UPPER,
+    "launch": UPPER | {"diagnose"},
+    "train": UPPER | {"diagnose"},
+    "report": UPPER | {"diagnose"},
     "demo": UPPER | {"train", "report"},
-    "cli": UPPER | {"launch", "train", "report", "demo"},
+    "cli": UPPER | {"diagnose", "launch", "train", "report", "demo"},
 }
 TOP_LEVEL_ROOMS = ("core", "native", "slurm", "ckpt", "prolog_epilog")
 # torch.distributed.checkpoint hands values over as pickles, within a process; this module makes and reads them.

@@ -31,6 +31,9 @@ COMMANDS = (
     Command("chain", "resilio_hpc.cli.chain", "the jobs of a chain: how they stand, stop them, allow more"),
     Command("ckpt", "resilio_hpc.cli.ckpt", "list, show and verify checkpoints"),
     Command("health", "resilio_hpc.cli.health", "check this node; why it was found wanting; the node daemon"),
+    Command(
+        "check-nodes", "resilio_hpc.cli.check_nodes", "pair the nodes of a job, and name those that are bad or slow"
+    ),
     Command("install-hooks", "resilio_hpc.cli.install_hooks", "Slurm's prolog, epilog and health check for a site"),
     Command("drain", "resilio_hpc.cli.drain", "drain nodes for a reason of ours, never over somebody else's drain"),
     Command("undrain", "resilio_hpc.cli.undrain", "end our own drains, and nobody else's"),

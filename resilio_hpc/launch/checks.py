@@ -11,6 +11,7 @@ from resilio_hpc.launch import mpi_check
 from resilio_hpc.launch.devices import NodeDevices, local_world_size
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.program_check import check_command, check_module, check_script
+from resilio_hpc.slurm.allocation import detect
 
 _RANK_BYTES = 32 * 1024 * 1024  # private memory of a rank forked with torch loaded, before it computes anything
 
@@ -34,6 +35,13 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
             "--chain: this job is a task of an array, and its next job would be a whole array again: "
             "leave out --chain, or submit one job per task (for i in …; do sbatch --export=ALL,TASK=$i …; done)"
         )
+    if options.check_nodes != "never" and in_slurm(options, environment):
+        allocation = detect(environment)
+        if allocation is not None and allocation.in_step:
+            raise UsageError(
+                "--check-nodes: this is a task of srun, which cannot leave out nodes: give resilio-launch in the batch "
+                "script itself, or run resilio check-nodes there first"
+            )
     if options.mpi:
         mpi_check.check(options.mpi, in_slurm(options, environment))
     return check_ranks(options, devices) if runs_here(options, environment) else ()

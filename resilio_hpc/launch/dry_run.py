@@ -17,6 +17,10 @@ MODES = {
     "checkpoint": "checkpoint: saves, restores and chains; a failure ends the run",
     "recover": "recover: everything, restarts after failures too",
 }
+CHECKS = {
+    "start": "before the first round of each job",
+    "restart": "before the first round of a job that goes on where another one stopped",
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Plan:
     local_checkpoints: str | None
     partner_copies: bool
     mode: str
+    check_nodes: str
     notified: tuple[str, ...]  # without their secrets
 
 
@@ -83,6 +88,7 @@ def plan(
         local_checkpoints=options.local_checkpoints or None,
         partner_copies=options.partner_copies and options.mode != "observe",
         mode=options.mode,
+        check_nodes=options.check_nodes,
         notified=notified,
     )
 
@@ -108,6 +114,7 @@ def as_text(plan: Plan) -> str:
         ("ranks per node", f"{ranks}, {start}"),
         ("world size", world),
         ("mode", MODES[plan.mode]),
+        *((("pair check", CHECKS[plan.check_nodes]),) if plan.check_nodes != "never" else ()),
         ("restarts", restarts if plan.mode == "recover" else "none"),
         ("chain", chain),
         ("checkpoints", _checkpoints(plan)),

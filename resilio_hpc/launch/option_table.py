@@ -118,6 +118,13 @@ FAILURES = (
         choices=("observe", "checkpoint", "recover"),
     ),
     Flag(
+        ("--check-nodes",),
+        "pair the nodes and leave out bad and slow ones before ranks start: start, in each job; restart, in jobs that "
+        "go on where another one stopped (default: never)",
+        default="never",
+        choices=("never", "start", "restart"),
+    ),
+    Flag(
         ("--max-restarts",),
         "restarts without progress before giving up: one that follows a newly durable step starts the count anew "
         "(default: 3; torchrun counts every restart, default 0)",

@@ -9,6 +9,7 @@ from typing import Literal
 ProgramKind = Literal["script", "module", "command"]
 CpuBind = Literal["none", "ranks"]
 Mode = Literal["observe", "checkpoint", "recover"]
+CheckNodes = Literal["never", "start", "restart"]
 
 DEFAULT_MAX_RESTARTS = 3
 DEFAULT_CHAIN_MAX = 20
@@ -55,6 +56,7 @@ class LaunchOptions:
     join_timeout_s: float = DEFAULT_JOIN_TIMEOUT_S
     signals_to_handle: tuple[str, ...] = DEFAULT_SIGNALS
     mode: Mode = "recover"  # how far decisions are acted upon: docs/adoption.md
+    check_nodes: CheckNodes = "never"  # the pair check before a job's first round
     notify: tuple[str, ...] = ()  # may hold secrets: never sent to agents by a command line, never written down
 
     # time limits and checkpoints

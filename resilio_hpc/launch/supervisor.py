@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.launch import announce, closing, joining, run_directory
+import msgspec
+
+from resilio_hpc.launch import announce, closing, joining, node_check, run_directory
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.agent_keeping import WARNINGS, AgentKeeper
 from resilio_hpc.launch.agent_settings import AgentSettings
@@ -73,6 +75,7 @@ class Supervisor:
             return 0
         end_time = commands.job_end_time(self.site.job) if self.site.mode != "local" else None
         self.chain.begin()
+        signals = self._check_nodes()
         recipe = self._recipe(end_time)
         self.ledger.append(
             "launch", mode=self.site.mode, job=self.site.job, nodes=self.site.nodes, link=self.chain.number,
@@ -85,6 +88,8 @@ class Supervisor:
         watch = JobWatch(self.site.job, EndBeforeMaintenance(os.environ.get("SLURM_JOB_RESERVATION", "")))
         keeper = AgentKeeper(self.site, self.run, recipe, self.files, watch=watch if self.chain.active else None)
         keeper.catch_signals(self.options.signals_to_handle)
+        for number in signals:
+            os.kill(os.getpid(), number)
         try:
             verdict = self._supervise(keeper)
             hopeless = keeper.hopeless
@@ -92,6 +97,29 @@ class Supervisor:
             keeper.kill()
         keeper.clean_up()
         return self._close(verdict, hopeless)
+
+    def _check_nodes(self) -> list[int]:
+        """The pair check, where it is asked for: what it names gets no agent. Returns signals that came meanwhile.
+
+        The chain keeps the job's own nodes: its next job is to have as many."""
+        if not node_check.is_due(self.options, self.site, self.chain.number):
+            return []
+        say(f"pair check of {len(self.site.nodes)} nodes (--check-nodes), up to {node_check.BUDGET_S:.0f} s")
+        check = node_check.NodeCheck(node_check.request_of(self.site, self.allocation))
+        result = check.run(self.options.signals_to_handle)
+        left = node_check.LeftOut(self.site.nodes, (), ())
+        if isinstance(result, str):
+            self.ledger.append("nodes_checked", no_result=result)
+        else:
+            left = node_check.leave_out(result, self.site.nodes, self.options.max_nodes)
+            self.ledger.append(
+                "nodes_checked", outcome=result.outcome, why=result.why, bad=result.bad, slow=result.slow,
+                left_out=left.left_out, rounds=result.rounds, seconds=result.seconds,
+                nodes=msgspec.to_builtins([one for one in result.nodes if one.state != "healthy"]),
+            )  # fmt: skip
+        node_check.tell(result, left)
+        self.site = replace(self.site, nodes=left.nodes)
+        return check.received
 
     def _recipe(self, end_time: float | None) -> p.Recipe:
         settings = AgentSettings(

@@ -1,0 +1,139 @@
+"""The checker: one process per node, which keeps a prober and does nothing itself but talk with the coordinator.
+
+It ends when the check is over, when the coordinator is silent for too long, or when the check's whole budget is spent,
+whatever comes first. Its prober dies with it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import msgspec
+import zmq
+
+from resilio_hpc.core import wire
+from resilio_hpc.core.errors import WireError
+from resilio_hpc.diagnose.messages import (
+    FROM_NODE,
+    TO_NODE,
+    Alive,
+    Beat,
+    Bye,
+    Drop,
+    Failed,
+    FromNode,
+    Given,
+    NodeSettings,
+    Order,
+    ToNode,
+)
+from resilio_hpc.diagnose.probe_process import ProbeProcess
+
+ALIVE_S = 1.0
+_LOST = 2  # times the silence that the coordinator allows us: it may be busy with thousands of us
+
+
+class Checker:
+    """``prober``: another command than ours, for tests."""
+
+    def __init__(self, settings: NodeSettings, node: str, prober: Sequence[str] = ()) -> None:
+        self.policy = settings.policy
+        self._prober = ProbeProcess(self.policy, settings.threads, prober)
+        context: zmq.Context[Any] = zmq.Context.instance()
+        keys = wire.Keys.derive(settings.secret.encode())
+        name = f"{node}/{secrets.token_hex(4)}".encode()
+        self._socket = wire.call(context, keys, settings.endpoint, name)
+        self._over = False
+        self._unable: Order | None = None
+        self._heard_at = time.monotonic()
+
+    def run(self) -> None:
+        """Until the check is over."""
+        end = time.monotonic() + self.policy.budget_s + self.policy.silence_s
+        said_at = float("-inf")
+        self._prober.start()
+        try:
+            while not self._over and time.monotonic() < min(end, self._heard_at + _LOST * self.policy.silence_s):
+                said = (self._prober.ready, self._prober.why_not)
+                if time.monotonic() >= said_at + ALIVE_S:
+                    said_at = time.monotonic()
+                    self._say(Alive(self._prober.ready, self._prober.why_not[:500]))
+                self._turn()
+                if said != (self._prober.ready, self._prober.why_not):
+                    said_at = float("-inf")
+        finally:
+            self._prober.kill()
+            self._socket.close()
+
+    def _turn(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        pipe = self._prober.fileno()
+        if pipe is not None:
+            poller.register(pipe, zmq.POLLIN)
+        wait_s = max(0.0, min(ALIVE_S / 2, self._prober.deadline - time.monotonic()))
+        ready = dict(poller.poll(int(wait_s * 1000) + 1))
+        if pipe is not None and (pipe in ready or time.monotonic() >= self._prober.deadline):
+            for message in self._prober.read():
+                self._say(message)
+        for frames in wire.receive_all(self._socket):
+            try:
+                self._heard(TO_NODE.decode(frames[-1]))
+            except WireError:
+                continue  # only the coordinator has the key; a newer one may know more words
+        self._tell_unable()
+
+    def _heard(self, message: ToNode) -> None:
+        self._heard_at = time.monotonic()
+        match message:
+            case Order() if self._prober.ready:
+                self._prober.begin(message)
+            case Order():
+                self._unable = message
+                self._prober.try_again()
+            case Given():
+                self._prober.give(message)
+            case Drop():
+                self._unable = None
+                self._prober.drop(message.round)
+            case Bye():
+                self._over = True
+            case Beat():
+                pass
+
+    def _tell_unable(self) -> None:
+        """An order that came while there is no prober: as soon as there is one, or none to be had."""
+        order = self._unable
+        if order is None:
+            return
+        if self._prober.ready:
+            self._unable = None
+            self._prober.begin(order)
+        elif self._prober.why_not:
+            self._unable = None
+            self._say(Failed(order.round, "starting", "not_ready", self._prober.why_not[:500]))
+
+    def _say(self, message: FromNode) -> None:
+        wire.send(self._socket, [FROM_NODE.encode(message)])
+
+
+def node_name(settings: NodeSettings) -> str:
+    """Which node this is."""
+    return settings.node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+
+
+def main(prober: Sequence[str] = ()) -> NoReturn:
+    """Settings on standard input."""
+    settings = msgspec.json.decode(sys.stdin.readline(), type=NodeSettings)
+    Checker(settings, node_name(settings), prober).run()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

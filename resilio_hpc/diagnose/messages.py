@@ -1,0 +1,123 @@
+"""What the coordinator of a pair check and the checkers on the nodes say to each other (``core.wire``)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from resilio_hpc.core.wire import Codec
+from resilio_hpc.diagnose.policy import PairPolicy
+
+Text = Annotated[str, Meta(max_length=600)]
+Name = Annotated[str, Meta(min_length=1, max_length=255)]
+Number = Annotated[int, Meta(ge=0, le=1_000_000)]
+Seconds = Annotated[float, Meta(ge=0, le=86400)]
+Blocks = Annotated[tuple[Seconds, ...], Meta(max_length=100)]
+Key = Annotated[str, Meta(max_length=512)]
+Value = Annotated[bytes, Meta(max_length=65536)]
+Phase = Literal["starting", "computing", "joining", "communicating"]
+ProbeFault = Literal["not_ready", "crashed", "hung", "wrong_result", "failed"]
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive", forbid_unknown_fields=True):
+    """A checker is there; said again and again. ``ready``: its prober waits for an order; ``unable``: why it cannot."""
+
+    ready: bool
+    unable: Text = ""
+
+
+class Entered(msgspec.Struct, frozen=True, tag="entered", forbid_unknown_fields=True):
+    """The prober has come to this phase of its order."""
+
+    round: Number
+    phase: Phase
+
+
+class Put(msgspec.Struct, frozen=True, tag="put", forbid_unknown_fields=True):
+    """The process group leaves an address for its other half."""
+
+    round: Number
+    key: Key
+    value: Value
+
+
+class Want(msgspec.Struct, frozen=True, tag="want", forbid_unknown_fields=True):
+    """The process group asks for what its other half leaves: answered by ``Given`` as soon as it is there."""
+
+    round: Number
+    key: Key
+
+
+class Measured(msgspec.Struct, frozen=True, tag="measured", forbid_unknown_fields=True):
+    """The order was carried out, and all results were right. Seconds per operation, block by block.
+
+    ``delays``: of the collective's, how long the node waited for a CPU; ``waited``: the share of its time while it
+    computed."""
+
+    round: Number
+    device: Text
+    compute: Blocks
+    collective: Blocks
+    delays: Blocks = ()
+    waited: Seconds = 0.0
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=True):
+    """The order could not be carried out. ``phase``: as far as the prober had come."""
+
+    round: Number
+    phase: Phase
+    fault: ProbeFault
+    detail: Text
+    compute: Blocks = ()
+    device: Text = ""
+    waited: Seconds = 0.0
+
+
+class Order(msgspec.Struct, frozen=True, tag="order", forbid_unknown_fields=True):
+    """Compute, and then talk with the partner ("": there is none). Of two, ``rank`` is 0 or 1."""
+
+    round: Number
+    partner: Annotated[str, Meta(max_length=255)]
+    rank: Annotated[int, Meta(ge=0, le=1)]
+
+
+class Given(msgspec.Struct, frozen=True, tag="given", forbid_unknown_fields=True):
+    """What was wanted."""
+
+    round: Number
+    key: Key
+    value: Value
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop", forbid_unknown_fields=True):
+    """The partner has failed: leave the order."""
+
+    round: Number
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat", forbid_unknown_fields=True):
+    """The coordinator is there."""
+
+
+class Bye(msgspec.Struct, frozen=True, tag="bye", forbid_unknown_fields=True):
+    """The check is over."""
+
+
+FromNode = Alive | Entered | Put | Want | Measured | Failed
+ToNode = Order | Given | Drop | Beat | Bye
+FROM_NODE: Codec[FromNode] = Codec(FromNode)
+TO_NODE: Codec[ToNode] = Codec(ToNode)
+
+
+class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a checker is told on its standard input, in one line of JSON: the secret is neither in an argument nor in an
+    environment. ``node`` "": Slurm tells which one this is. ``threads`` 0: as many as the node has CPUs for us."""
+
+    secret: str
+    endpoint: str
+    node: str = ""
+    threads: int = 0
+    policy: PairPolicy

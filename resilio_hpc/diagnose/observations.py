@@ -1,0 +1,59 @@
+"""What the rounds of a pair check have shown, node by node. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+Fault = Literal["absent", "not_ready", "silent", "crashed", "hung", "wrong_result", "failed"]
+
+
+class Outcome(Enum):
+    """How a round ended for one node.
+
+    ``ALONE``: it failed by itself, before its partner came into it. ``TOGETHER``: the collective of the pair failed,
+    which either may have caused. ``WAITED``: it did its part; the partner failed alone.
+    """
+
+    PASSED = "passed"
+    ALONE = "failed alone"
+    TOGETHER = "failed together"
+    WAITED = "waited"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds per operation in each block: of one matrix product on the slowest device, of one all-reduce; without what
+    the node (in a collective: either node) waited for a CPU. ``waited``: the share of its time while it computed."""
+
+    compute: tuple[float, ...] = ()
+    collective: tuple[float, ...] = ()
+    device: str = ""
+    waited: float = 0.0
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One node in one round. ``partner`` "": it had none, and only computed."""
+
+    node: str
+    partner: str
+    outcome: Outcome
+    times: Times = Times()
+    fault: Fault | None = None
+    detail: str = ""
+
+
+Round = tuple[Observation, ...]
+Pair = tuple[str, ...]  # two nodes, or one by itself
+
+
+def by_node(nodes: Iterable[str], history: Sequence[Round]) -> dict[str, list[Observation]]:
+    """What the rounds showed of each node, oldest first."""
+    found: dict[str, list[Observation]] = {node: [] for node in nodes}
+    for done in history:
+        for seen in done:
+            found[seen.node].append(seen)
+    return found

@@ -1,0 +1,151 @@
+"""What a prober does on its node: matrix products and all-reduces, timed in blocks, every result verified.
+
+All numbers are small and whole, so that sums are exact in float32 and TF32, in whatever order they are made: a result
+that differs is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from resilio_hpc.diagnose.pipe_store import PipeStore
+from resilio_hpc.diagnose.policy import PairPolicy
+
+_PATTERN = 101  # values of a message are below it, and their sums exact
+
+
+class WrongResult(Exception):
+    """The numbers are not what they have to be."""
+
+
+def devices() -> list[torch.device]:
+    """The GPUs that this process may use; the CPU where there is none."""
+    if torch.cuda.is_available():
+        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return [torch.device("cpu")]
+
+
+def name_of(device: torch.device) -> str:
+    """For people: ``cpu x4``, ``cuda:0 NVIDIA H100``."""
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return f"cpu x{torch.get_num_threads()}"
+
+
+class Stopwatch:
+    """Wall time, and how long our threads could have run and had no CPU: others' work on the node is no slowness of it.
+
+    The kernel counts that (/proc/self/task/*/schedstat, its second number); where it does not, it is 0. A process that
+    is stopped, or throttled by its cgroup or its hardware, does not wait in this sense.
+    """
+
+    def __init__(self) -> None:
+        self._ran, self._waited = _scheduled()
+        self._began = time.perf_counter()
+
+    @property
+    def wall_s(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self._began
+
+    def split(self) -> tuple[float, float]:
+        """(seconds that are ours, seconds of waiting for a CPU); ours is never less than what was computed."""
+        wall = self.wall_s
+        ran, waited = _scheduled()
+        waiting = max(0.0, waited - self._waited)
+        return max(wall - waiting, min(wall, ran - self._ran), wall / 1000), min(waiting, wall)
+
+
+def _scheduled() -> tuple[float, float]:
+    """(seconds on a CPU of the main thread, seconds that all threads waited for one)."""
+    ran = waited = 0.0
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            numbers = (task / "schedstat").read_text().split()
+            waited += int(numbers[1]) / 1e9
+            if task.name == str(os.getpid()):
+                ran = int(numbers[0]) / 1e9
+        except (OSError, ValueError, IndexError):
+            continue
+    return ran, waited
+
+
+def compute(policy: PairPolicy) -> tuple[str, tuple[float, ...], float]:
+    """The slowest device, its seconds per product, block by block, and the share of that time spent waiting for a CPU.
+
+    Raises WrongResult."""
+    timed = [(name_of(device), *_compute_on(device, policy)) for device in devices()]
+    return max(timed, key=lambda one: min(one[1]))
+
+
+def _compute_on(device: torch.device, policy: PairPolicy) -> tuple[tuple[float, ...], float]:
+    size = policy.gpu_matrix if device.type == "cuda" else policy.cpu_matrix
+    torch.backends.cuda.matmul.allow_tf32 = True
+    draw = torch.Generator().manual_seed(size)
+    a, b = (torch.randint(-2, 3, (size, size), generator=draw).to(device, torch.float32) for _ in range(2))
+    expected = a @ b  # also what a first call costs more
+    _verify_product(a, b, expected, device)
+    blocks, waited = [], []
+    for _ in range(policy.blocks):
+        watch, count = Stopwatch(), 0
+        while watch.wall_s < policy.block_s:
+            if not torch.equal(a @ b, expected):
+                raise WrongResult(f"a matrix product on {name_of(device)} differs from the same product before")
+            count += 1
+        ours, waiting = watch.split()
+        blocks.append(ours / count)
+        waited.append(waiting / (ours + waiting))
+    return tuple(blocks), round(sum(waited) / len(waited), 3)
+
+
+def _verify_product(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, device: torch.device) -> None:
+    """Freivalds' check with a vector that has no zero: any single wrong number shows, and several nearly always."""
+    vector = torch.arange(1, a.shape[0] + 1, dtype=torch.float64, device=device) % 7 + 1
+    if not torch.equal(product.double() @ vector, a.double() @ (b.double() @ vector)):
+        raise WrongResult(f"a matrix product on {name_of(device)} is wrong")
+
+
+def join(store: PipeStore, rank: int, policy: PairPolicy) -> Any:
+    """The pair's process group: NCCL between GPUs, gloo between CPUs. Returns when both are in it."""
+    limit = timedelta(seconds=policy.collective_s)
+    if devices()[0].type == "cuda":
+        torch.cuda.set_device(0)
+        nccl: Any = dist.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = limit
+        return nccl(store, rank, 2, options)
+    return dist.ProcessGroupGloo(store, rank, 2, limit)
+
+
+def communicate(group: Any, rank: int, policy: PairPolicy) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds per all-reduce, block by block, and how many of them this node waited for a CPU.
+
+    Raises WrongResult; RuntimeError where the group fails."""
+    device = devices()[0]
+    size = (policy.gpu_message_bytes if device.type == "cuda" else policy.cpu_message_bytes) // 4
+    pattern = torch.arange(size, device=device, dtype=torch.float32) % _PATTERN
+    message, expected = pattern * (rank + 1), pattern * 3
+
+    def all_reduce() -> None:
+        data = message.clone()
+        group.allreduce([data]).wait()
+        if not torch.equal(data, expected):  # waits for the device, too
+            raise WrongResult("an all-reduce gave a wrong sum")
+
+    all_reduce()  # connects, and lets the two begin together
+    blocks, delays = [], []
+    for _ in range(policy.blocks):
+        watch = Stopwatch()
+        for _ in range(policy.messages_per_block):
+            all_reduce()
+        wall = watch.wall_s
+        blocks.append(wall / policy.messages_per_block)
+        delays.append(watch.split()[1] / policy.messages_per_block)
+    return tuple(blocks), tuple(delays)
