@@ -172,6 +172,20 @@ def _launch(f: Fields) -> str:
     return f"job {f.text('job', '?')} starts {where}, link {f.whole('link')}: {names(f.texts('nodes'))}"
 
 
+def _resize(f: Fields) -> str:
+    action, jobs = f.text("action", "?"), names(f.texts("jobs"))
+    what = {
+        "grow": f"grow to {plural(f.whole('nodes'), 'node')} by jobs {jobs}",
+        "shrink": f"shrink to {plural(f.whole('nodes'), 'node')}, jobs {jobs} leave",
+        "end": f"end jobs {jobs}",
+        "withdraw": f"withdraw jobs {jobs}",
+        "reshape": f"next job {jobs} gets another size: {f.data.get('sizes')}",
+        "stay": f"stay at {plural(f.whole('nodes'), 'node')}",
+    }.get(action, action)
+    failed = f"; {f.text('error')}" if f.text("error") else ""
+    return f"resize: {what} ({f.text('reason')}){failed}"
+
+
 _TABLE: dict[str, Callable[[Fields], str]] = {
     # the supervisor
     "launch": _launch,
@@ -201,6 +215,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         f"waited {seconds(f.number('seconds'))} until nothing of {f.text('part', '?')} can train any more"
     ),
     "successor_cancelled": lambda f: f"job {f.text('job', '?')} cancelled: nothing is left for it to do",
+    "resize": _resize,
     "notify_failed": lambda f: f"{f.text('target', '?')} could not be told: {f.text('error')}",
     # agents
     "agent": lambda f: f"agent starts on {f.text('node', '?')} with {plural(f.whole('slots'), 'slot')}",
