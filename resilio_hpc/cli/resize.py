@@ -26,7 +26,7 @@ _EXAMPLES = """examples:
   resilio resize runs/large --watch 30 time=1:00:00 setup=environment.sh     (for the joiners: as resilio submit)
 
 exit codes:
-  0 done, or nothing to do (with --watch: the run is over); 1 Slurm refused or gave no answer; 2 a mistake in the command
+  0 done, or nothing to do (with --watch: the run is over); 1 Slurm refused or gave no answer; 2 a mistake in the line
 """
 
 

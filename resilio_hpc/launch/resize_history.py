@@ -35,11 +35,11 @@ class ResizeHistory:
     round: int = -1
     trains: bool = False  # every rank of the newest round has done a step
 
-    def lost_in_a_row(self, in_queue: Iterable[str]) -> int:
-        """The newest joiner jobs that ended without having joined, nor having been withdrawn."""
+    def lost_in_a_row(self, in_queue: Iterable[str], since: float) -> int:
+        """The newest joiner jobs, submitted after ``since``, that ended without having joined or been withdrawn."""
         present, lost = set(in_queue), 0
-        for job in reversed(list(self.submitted)):
-            if job in self.joined or job in present:
+        for job, at in reversed(list(self.submitted.items())):
+            if job in self.joined or job in present or at < since:
                 break
             lost += job not in self.withdrawn
         return lost

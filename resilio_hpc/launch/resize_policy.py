@@ -32,6 +32,7 @@ class ResizePolicy:
     max_joiner_jobs: int
     max_user_nodes: int
     max_lost_joiners: int
+    lost_joiners_s: float
     reshape_successor: bool
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from resilio_hpc.launch import joining, run_directory
 from resilio_hpc.launch.controller_view import ControllerView
 from resilio_hpc.launch.joining import LaunchRecord
 from resilio_hpc.launch.judge import CONTINUES
+from resilio_hpc.launch.rank_layout import model_parallel
 from resilio_hpc.launch.resize_facts import JoinerJob, JoinerState, Phase, ResizeFacts, Successor
 from resilio_hpc.launch.resize_history import ResizeHistory, read_history
 from resilio_hpc.launch.resize_policy import ResizePolicy
@@ -103,10 +105,11 @@ class ResizeView:
             user_nodes=nodes_of_user(jobs, os.geteuid()), gpu_utilisation=gpu_utilisation,
             throughput=self._throughput(len(members), status), restart_s=self.history.restart_s,
             last_resize_s=None if self.history.last_resize is None else max(0.0, now - self.history.last_resize),
-            lost_joiners=self.history.lost_in_a_row(names_of(joiners)),
+            lost_joiners=self.history.lost_in_a_row(names_of(joiners), now - self._policy.lost_joiners_s),
             successor=None if successor is None else Successor(
                 successor.address, successor.node_count or 1, successor.reason in ("Resources", "Priority")
             ),
+            model_parallel=math.prod(model_parallel(record.options.layouts, len(members) * ranks)),
             global_batch=self._limits.global_batch, micro_batch=self._limits.micro_batch,
         )  # fmt: skip
 

@@ -28,8 +28,8 @@ def main(out: Path) -> None:
     state = {"weights": torch.zeros(4, dtype=torch.float64), "used": torch.zeros(SAMPLES, dtype=torch.float64)}
     checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)
     restored = checkpoint.restore(state)
-    step = restored[0] if restored else 0
-    for step in run.steps(step, 1_000_000, lambda done: checkpoint.save(done, state), every=10):
+    start = step = restored[0] if restored else 0
+    for step in run.steps(start, 1_000_000, lambda done: checkpoint.save(done, state), every=10):
         gradient, used = torch.zeros(4, dtype=torch.float64), torch.zeros(SAMPLES, dtype=torch.float64)
         for micro in plan.micro_batches(step * BATCH, run.data_parallel_rank):
             for sample in order.samples(micro):

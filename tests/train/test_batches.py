@@ -24,8 +24,8 @@ def test_what_does_not_divide_names_the_nearest_that_do() -> None:
     with pytest.raises(UsageError) as error:
         train.accumulation_steps(96, 8, 5)
     assert str(error.value) == (
-        "a global batch of 96 cannot be made of micro batches of 8 on 5 data-parallel ranks, which take 40 samples at a "
-        "time: the nearest number of ranks is 4 or 6, the nearest batch is 80 or 120"
+        "a global batch of 96 cannot be made of micro batches of 8 on 5 data-parallel ranks, which take 40 samples at "
+        "a time: the nearest number of ranks is 4 or 6, the nearest batch is 80 or 120"
     )
     with pytest.raises(UsageError, match=r"40 samples at a time: the nearest batch is 80 or 120$"):
         train.accumulation_steps(100, 8, 5)
