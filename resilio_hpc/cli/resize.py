@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     policy = resize_policy(options.policy)
     client = which()
     limits = ResizeLimits(
-        options.min_nodes, options.max_nodes, options.global_batch, options.micro_batch, options.batch
+        options.min_nodes, options.max_nodes, options.global_batch, options.micro_batch, options.batch, options.gpus
     )  # fmt: skip
     view = ResizeView(options.run_dir, client, limits, policy)
     resizer = Resizer(view, client, policy, _values(options.values), options.dry_run)
@@ -139,6 +139,9 @@ def _parser() -> Parser:
         "--batch", choices=("keep", "scale"), default="keep",
         help="whether the script keeps its global batch with more ranks, or scales it (default: keep)",
     )  # fmt: skip
+    parser.add_argument(
+        "--gpus", action="store_true", help="look how busy GPUs are, with nvidia-smi in a step of the job"
+    )
     parser.add_argument("--policy", type=Path, metavar="FILE", help="numbers for resize_policy.toml's")
     parser.add_argument("--json", action="store_true", help="a line of JSON per decision")
     return parser

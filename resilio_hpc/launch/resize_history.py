@@ -20,7 +20,8 @@ class ResizeHistory:
 
     ``last_resize``: Unix seconds of the last growth or shrinkage, None for never. ``asked_to_leave``: when each joiner
     job was first asked to leave; ``told_to_end``: when it was ended. ``submitted``: joiner jobs, the oldest first, and
-    when; ``joined``: those of any joiner that reached the run. ``own_nodes``: of the newest launch.
+    when; ``joined``: those of any joiner that reached the run; ``withdrawn``: those that made room for others.
+    ``own_nodes``: of the newest launch.
     """
 
     steps: tuple[Measurement, ...] = ()
@@ -64,7 +65,12 @@ def read_history(events: Sequence[Event]) -> ResizeHistory:
         asked_to_leave=leave,
         told_to_end={job: at for at, f in acted if f.text("action") == "end" for job in f.texts("jobs")},
         submitted={job: at for at, f in acted if f.text("action") == "grow" for job in f.texts("jobs")},
-        withdrawn=frozenset(job for _, f in acted if f.text("action") == "withdraw" for job in f.texts("jobs")),
+        withdrawn=frozenset(
+            job
+            for _, f in acted
+            if (f.text("action"), f.text("code")) == ("withdraw", "others_wait")
+            for job in f.texts("jobs")
+        ),
         joined=frozenset(Fields(event.fields).text("job") for event in events if event.kind == "joins"),
         own_nodes=len(launches[-1].texts("nodes")) if launches else 0,
         round=newest,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilio_hpc.autoparallel import Inventory, Measurement, Throughput, fit, take_inventory
+from resilio_hpc.autoparallel import Inventory, Measurement, Pool, Throughput, fit, take_inventory
 from resilio_hpc.autoparallel.throughput import BatchRule
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import Fields, read_object
@@ -24,9 +24,12 @@ from resilio_hpc.launch.resize_history import ResizeHistory, read_history
 from resilio_hpc.launch.resize_policy import ResizePolicy
 from resilio_hpc.slurm import chain
 from resilio_hpc.slurm.client import SlurmClient
+from resilio_hpc.slurm.gpu_utilisation import fetch_gpu_utilisation
 from resilio_hpc.slurm.joiner_job import joiners_of
 from resilio_hpc.slurm.model import Job
+from resilio_hpc.slurm.user_limits import NodeLimit, fetch_limits, nodes_left
 
+LIMITS_S = 600.0  # limits of accounting change seldom
 PULSE_S = 3.0  # a living controller shows its pulse twice a second
 
 
@@ -39,6 +42,7 @@ class ResizeLimits:
     global_batch: int = 0
     micro_batch: int = 1
     rule: BatchRule = "keep"
+    gpus: bool = False  # look how busy they are
 
 
 class ResizeView:
@@ -59,12 +63,14 @@ class ResizeView:
         self._ledger = LedgerReader(self.path / "ledger")
         self._events: list[Event] = []
         self._idle_since: dict[str, float] | None = None
+        self._accounted: tuple[NodeLimit, ...] = ()
+        self._limits_until = float("-inf")
 
     def watch(self) -> None:
         """From now on idle nodes have to have been seen idle for a while."""
         self._idle_since = {}
 
-    def facts(self, gpu_utilisation: float | None = None) -> ResizeFacts:
+    def facts(self) -> ResizeFacts:
         """Raises UsageError where the run cannot be resized, SlurmError where Slurm does not answer."""
         record = self.record = self._record()
         leads = self._leads()
@@ -80,11 +86,11 @@ class ResizeView:
         joiners = tuple(
             joiner_of(job, self.history, now) for job in joiners_of(self.run.run_id, os.geteuid(), jobs)
         )  # fmt: skip
-        return self._put_together(record, status, inventory, own, successor, phase, joiners, jobs, now, gpu_utilisation)
+        return self._put_together(record, status, inventory, own, successor, phase, joiners, jobs, now)
 
     def _put_together(
         self, record: LaunchRecord, status: Fields, inventory: Inventory, own: Job | None, successor: Job | None,
-        phase: Phase, joiners: tuple[JoinerJob, ...], jobs: Sequence[Job], now: float, gpu_utilisation: float | None,
+        phase: Phase, joiners: tuple[JoinerJob, ...], jobs: Sequence[Job], now: float,
     ) -> ResizeFacts:  # fmt: skip
         members = status.each("members")
         held = frozenset(status.inner("agents").data) - frozenset(status.texts("lost"))
@@ -102,7 +108,8 @@ class ResizeView:
             ends_in_s=own.end_time - now if own is not None and own.end_time else None,
             idle_for_s=self._idle_for(inventory), joiners=joiners,
             own_jobs=frozenset([record.job, *names_of(joiners), *([successor.address] if successor else [])]),
-            user_nodes=nodes_of_user(jobs, os.geteuid()), gpu_utilisation=gpu_utilisation,
+            user_nodes=nodes_of_user(jobs, os.geteuid()), quota_nodes=self._quota(own, jobs, pool),
+            gpu_utilisation=fetch_gpu_utilisation(record.job) if self._limits.gpus and phase == "training" else None,
             throughput=self._throughput(len(members), status), restart_s=self.history.restart_s,
             last_resize_s=None if self.history.last_resize is None else max(0.0, now - self.history.last_resize),
             lost_joiners=self.history.lost_in_a_row(names_of(joiners), now - self._policy.lost_joiners_s),
@@ -168,6 +175,15 @@ class ResizeView:
             (job for job in jobs if str(job.id) in following and job.state.base == "PENDING"
              and job.user_id == os.geteuid()), None,
         )  # fmt: skip
+
+    def _quota(self, own: Job | None, jobs: Sequence[Job], pool: Pool | None) -> int | None:
+        """What accounting allows; its limits are asked for once in a while."""
+        if own is None:
+            return None
+        if time.monotonic() > self._limits_until:
+            self._limits_until = time.monotonic() + LIMITS_S
+            self._accounted = fetch_limits(own.user, own.account, own.qos)
+        return nodes_left(self._accounted, jobs, pool.gpus_per_node if pool else 0)
 
     def _idle_for(self, inventory: Inventory) -> Mapping[str, float] | None:
         if self._idle_since is None:

@@ -7,7 +7,9 @@ ledger. It may end at any moment, and another one goes on from there.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +20,12 @@ from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.resize_facts import Decision, ResizeFacts
 from resilio_hpc.launch.resize_policy import ResizePolicy
 from resilio_hpc.launch.resize_view import ResizeView
-from resilio_hpc.launch.resizing import decide
+from resilio_hpc.launch.resizing import decide, fitting_pools
 from resilio_hpc.slurm import commands, joiner_job
 from resilio_hpc.slurm.client import SlurmClient
 from resilio_hpc.slurm.pending_shape import reshape_pending
 
+AGAIN_S = 60.0
 WRITER = "resizer"  # in no job's part of the ledger: what it writes between two jobs belongs to neither
 
 
@@ -40,18 +43,25 @@ class Resizer:
         self._ledger: Ledger | None = None
         self._lock: int | None = None
         self._told: tuple[str, str] | None = None  # action and code of what the ledger has last
+        self._failed: dict[tuple[str, str], tuple[float, str]] = {}  # when, and why
         if not dry_run:
             self._lock = _lock(view.path / "resizer.lock")
             self._ledger = Ledger(view.path / "ledger", WRITER)
 
-    def step(self, gpu_utilisation: float | None = None) -> tuple[Decision, str]:
+    def step(self) -> tuple[Decision, str]:
         """Look, decide, act. Returns the decision and what went wrong with it, "" for nothing."""
-        facts = self._view.facts(gpu_utilisation)
+        facts = self._view.facts()
         decision = decide(facts, self._policy)
         if self._dry_run or decision.action == "stay":
             self._tell(decision, facts, acted=False)
             return decision, ""
+        again = self._too_soon(decision)
+        if again is not None:
+            self._tell(again, facts, acted=False)
+            return again, ""
         done, error = self._act(decision, facts)
+        if error:
+            self._failed[decision.action, decision.code] = (time.monotonic(), error)
         self._tell(done, facts, acted=bool(done.jobs), error=error)
         return done, error
 
@@ -61,6 +71,14 @@ class Resizer:
             self._ledger.close()
         if self._lock is not None:
             os.close(self._lock)
+
+    def _too_soon(self, decision: Decision) -> Decision | None:
+        """What Slurm refused is not asked for at every look: growth after the cool-down, the rest after a minute."""
+        at, error = self._failed.get((decision.action, decision.code), (-math.inf, ""))
+        pause_s = self._policy.cool_down_s if decision.action == "grow" else min(self._policy.cool_down_s, AGAIN_S)
+        if time.monotonic() - at >= pause_s:
+            return None
+        return Decision("stay", "refused", f"{decision.action} failed, tried again later: {error}", decision.nodes)
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
@@ -97,7 +115,8 @@ class Resizer:
             (path / "joiners").mkdir(exist_ok=True)
         except OSError as error:
             raise UsageError(os_error_text(error, str(path / "joiners"))) from None
-        own = joiner_job.joiner_values(fields, self._view.run.run_id, path, sorted(facts.held), facts.ends_in_s)
+        apart = sorted(facts.held | other_kinds(facts))
+        own = joiner_job.joiner_values(fields, self._view.run.run_id, path, apart, facts.ends_in_s)
         fixed = {key: own[key] for key in ("comment", "run_dir")}  # by which it is known
         return {**own, **self._values, **fixed}
 
@@ -116,6 +135,14 @@ class Resizer:
             "resize", action=decision.action, code=decision.code, reason=decision.reason, nodes_now=facts.nodes,
             nodes=decision.nodes, jobs=list(decision.jobs), sizes=list(decision.sizes), acted=acted, **more,
         )  # fmt: skip
+
+
+def other_kinds(facts: ResizeFacts) -> frozenset[str]:
+    """Nodes of the run's partitions that have other GPUs than the run: no joiner is to land there. Pure."""
+    ours = {name for pool in fitting_pools(facts) for name in pool.nodes}
+    partitions = facts.partition.split(",")
+    all_names = {name for pool in facts.inventory.pools if pool.partition in partitions for name in pool.nodes}
+    return frozenset(all_names - ours)
 
 
 def _lock(path: Path) -> int | None:

@@ -203,10 +203,10 @@ def _grow(facts: ResizeFacts, policy: ResizePolicy) -> Decision:
 
 def _room(facts: ResizeFacts, policy: ResizePolicy) -> tuple[int, tuple[str, str]]:
     """How many more nodes may be taken, and what sets that bound: its code and its words."""
-    idle = [node for pool in _pools(facts) for node in pool.idle if node not in facts.held]
+    idle = [node for pool in fitting_pools(facts) for node in pool.idle if node not in facts.held]
     settled = [n for n in idle if facts.idle_for_s is None or facts.idle_for_s.get(n, 0.0) >= policy.settle_s]
     spare_jobs = max(0, policy.max_joiner_jobs - len(facts.joiners))
-    most_per_job = min((pool.max_nodes for pool in _pools(facts) if pool.max_nodes is not None), default=1 << 30)
+    most_per_job = min((pool.max_nodes for pool in fitting_pools(facts) if pool.max_nodes is not None), default=1 << 30)
     count = len(set(settled))
     code = "nothing_idle" if len(set(idle)) < facts.unit else "not_settled"
     words = f"{plural(len(set(idle)), 'node')} of the kind are idle, {count} of them for {policy.settle_s:g} s"
@@ -226,7 +226,8 @@ def _room(facts: ResizeFacts, policy: ResizePolicy) -> tuple[int, tuple[str, str
     return max(0, least[0]) // facts.unit * facts.unit, (least[1], least[2])
 
 
-def _pools(facts: ResizeFacts) -> Iterator[Pool]:
+def fitting_pools(facts: ResizeFacts) -> Iterator[Pool]:
+    """The pools whose nodes are like those of the run."""
     for pool in facts.inventory.pools:
         same_type = facts.gpu_type is None or pool.gpu_type == facts.gpu_type
         same_count = facts.gpus_per_node is None or pool.gpus_per_node == facts.gpus_per_node

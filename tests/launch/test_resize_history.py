@@ -74,14 +74,15 @@ def test_what_planned_restarts_cost_goes_before_recoveries() -> None:
     assert read_history([]) == ResizeHistory()
 
 
-def resized(at: float, action: str, *jobs: str, acted: bool = True) -> Event:
-    return event(at, "resize", action=action, jobs=list(jobs), acted=acted)
+def resized(at: float, action: str, *jobs: str, acted: bool = True, code: str = "") -> Event:
+    return event(at, "resize", action=action, jobs=list(jobs), acted=acted, code=code)
 
 
 def test_what_was_asked_of_joiners() -> None:
     events = [
         resized(1, "grow", "20", "21"), event(2, "joins", job="20"), resized(3, "shrink", "20"),
-        resized(4, "shrink", "20"), resized(5, "end", "20"), resized(6, "withdraw", "21"),
+        resized(4, "shrink", "20"), resized(5, "end", "20"), resized(6, "withdraw", "21", code="others_wait"),
+        resized(6, "withdraw", "22", code="too_late"),
         resized(7, "grow", "30", acted=False), event(8, "resize", action="stay", jobs=[], acted=False),
     ]  # fmt: skip
     history = read_history(events)

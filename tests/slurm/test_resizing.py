@@ -22,7 +22,7 @@ from resilio_hpc.slurm.devcluster import DevCluster, image
 pytestmark = pytest.mark.slurm
 
 SCRIPT = str(Path(__file__).with_name("resized_training.py"))
-POLICY = "settle_s = 1.0\ncool_down_s = 4.0\nrestart_s = 1.0\nhorizon_s = 36000.0\nmin_efficiency = 0.0\n"
+POLICY = "settle_s = 1.0\ncool_down_s = 2.0\nrestart_s = 1.0\nhorizon_s = 36000.0\nmin_efficiency = 0.0\n"
 
 
 @pytest.fixture(scope="module", params=["22.05", "26.05"])
