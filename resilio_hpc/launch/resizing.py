@@ -142,6 +142,9 @@ def _wait(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
     missing = sum(joiner.nodes for joiner in _of(facts, "running") if not set(joiner.names) <= facts.held)
     if missing:
         return _stay(facts, "under_way", f"{plural(missing, 'node')} of joiners start their agents")
+    waiting = len(facts.held) - facts.nodes - facts.spares
+    if waiting >= facts.unit and facts.nodes + facts.unit <= facts.most:
+        return _stay(facts, "under_way", f"{plural(waiting, 'node')} of the run train after the next commit")
     if facts.last_resize_s is not None and facts.last_resize_s < policy.cool_down_s:
         left = policy.cool_down_s - facts.last_resize_s
         return _stay(facts, "cool_down", f"resized {seconds(facts.last_resize_s)} ago: not again for {seconds(left)}")
@@ -276,7 +279,7 @@ def _grow_to(best: Candidate, facts: ResizeFacts, policy: ResizePolicy) -> Decis
     speed, now = facts.throughput, facts.throughput.step_s(facts.nodes)
     basis = "assuming" if speed.assumed else "measured"
     reason = (
-        f"{plural(more, 'node')} are idle: {best.speed / speed.speed(facts.nodes) - 1:.0%} more speed "
+        f"{plural(more, 'idle node')}: {best.speed / speed.speed(facts.nodes) - 1:.0%} more speed "
         f"({basis} {speed.communication_s / now:.0%} communication), for a restart of "
         f"{seconds(_restart_s(facts, policy))}"
     )

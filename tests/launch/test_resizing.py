@@ -64,7 +64,7 @@ def test_idle_nodes_are_taken_in_by_small_jobs_with_the_reason_in_numbers() -> N
     decision = made(facts(restart_s=12.0))
     assert in_short(decision) == ("grow", "idle_nodes")
     assert (decision.nodes, decision.sizes) == (8, (1, 1, 1, 1))
-    assert decision.reason == "4 nodes are idle: 100% more speed (measured 0% communication), for a restart of 12.0 s"
+    assert decision.reason == "4 idle nodes: 100% more speed (measured 0% communication), for a restart of 12.0 s"
     assert decision.expected == {"step_s": 1.0, "step_s_now": 2.0}
 
 
@@ -201,6 +201,11 @@ def test_a_joiner_that_finds_no_commit_to_leave_after_is_ended() -> None:
 
 def test_nothing_is_decided_while_agents_of_a_joiner_start() -> None:
     assert in_short(made(grown(joiners=(joiner("23", "n9"),)))) == ("stay", "under_way")
+
+
+def test_nothing_is_decided_while_nodes_wait_for_a_commit_to_take_part() -> None:
+    assert in_short(made(facts(held=frozenset(NODES[:5])))) == ("stay", "under_way")
+    assert made(facts(held=frozenset(NODES[:5]), spares=1)).action == "grow"
 
 
 # -- undoing ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from cluster_fixture import skip_without_slurm, unique_name
 from submitted import PATIENCE_S, Submitted
 
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.demo.stage import binds
+from resilio_hpc.demo.stage import binds, events_of
+from resilio_hpc.slurm.chain import read_links
 from resilio_hpc.slurm.devcluster import DevCluster, image
 
 pytestmark = pytest.mark.slurm
@@ -48,7 +49,8 @@ class Resized:
         self.out = self.job.directory / "result.json"
         (self.job.directory / "policy.toml").write_text(POLICY)
         values = ["gpus_per_node=2", "ranks_per_node=1", "time=30", "nodes=2", "min_nodes=1", "max_nodes=3"]
-        self.job.submit("elastic", values, [SCRIPT, f"{self.job.inside}/result.json"])
+        self.job.submit("elastic", values, ["--chain", SCRIPT, f"{self.job.inside}/result.json"])
+        self.path = self.job.directory / "resilio-runs" / str(self.job.job)
         self.run_dir = f"{self.job.inside}/resilio-runs/{self.job.job}"
         self.resizer: subprocess.Popen[bytes] | None = None
 
@@ -72,24 +74,38 @@ class Resized:
         deadline = time.monotonic() + PATIENCE_S
         while not reached():
             assert time.monotonic() < deadline, self.said()
-            ended = [path for path in self.job.run_directories() if (path / "verdict.json").exists()]
-            assert not ended, f"the run ended first\n{self.said()}"
+            assert not (self.path / "verdict.json").exists(), f"the run ended first\n{self.said()}"
             time.sleep(0.1)
 
     def of_kind(self, kind: str) -> list[Event]:
-        return [event for event in self.job.events() if event.kind == kind]
+        return [event for event in events_of(self.path) if event.kind == kind]
 
     def sizes(self) -> list[int]:
         """Nodes of each round whose ranks have all done a step."""
         started = {event.fields["round"] for event in self.of_kind("first_step")}
         return [len(e.fields["members"]) for e in self.of_kind("round") if e.fields["round"] in started]
 
+    def next_job_asks_for(self) -> int:
+        """Nodes of the next job of the chain."""
+        successor = read_links(self.path)[-1].job
+        return int(self.cluster.run("ctl", ["squeue", "-h", "-j", successor, "-o", "%D"]).stdout)
+
     def resizes(self, action: str) -> list[dict[str, object]]:
         return [e.fields for e in self.of_kind("resize") if e.fields["action"] == action and e.fields["acted"]]
 
 
-def test_a_run_grows_by_an_idle_node_gives_it_to_somebody_who_waits_and_loses_no_sample(cluster: DevCluster) -> None:
-    run = Resized(cluster)
+@pytest.fixture
+def run(cluster: DevCluster) -> Iterator[Resized]:
+    resized = Resized(cluster)
+    yield resized
+    if resized.resizer is not None:
+        resized.resizer.kill()
+        resized.resizer.wait(30.0)
+
+
+def test_a_run_grows_by_an_idle_node_gives_it_to_somebody_who_waits_and_loses_no_sample(
+    cluster: DevCluster, run: Resized
+) -> None:
     run.until(lambda: len(run.of_kind("committed")) > 1)
 
     dry = json.loads(cluster.run("ctl", run.resize("--dry-run", "--json"), 60.0, cwd=run.job.inside).stdout)
@@ -97,9 +113,9 @@ def test_a_run_grows_by_an_idle_node_gives_it_to_somebody_who_waits_and_loses_no
     assert run.of_kind("resize") == []
 
     run.watch()
-    run.until(lambda: run.sizes()[-1:] == [3])
+    run.until(lambda: run.sizes()[-1:] == [3] and run.next_job_asks_for() == 3)  # of the chain
     other = cluster.submit("#!/bin/sh\nsleep 3\n", ["--nodes=1", "--exclusive", "--time=1"], user="user")
-    run.until(lambda: run.sizes()[-1:] == [2])
+    run.until(lambda: run.sizes()[-1:] == [2] and run.next_job_asks_for() == 2)
     cluster.wait_for_job(other, ["RUNNING", "COMPLETED"], PATIENCE_S)
 
     assert run.resizer is not None
@@ -116,4 +132,5 @@ def test_a_run_grows_by_an_idle_node_gives_it_to_somebody_who_waits_and_loses_no
     assert (first["code"], given["code"]) == ("idle_nodes", "others_wait")
     assert f"job {other} of user waits for 1 node" in str(given["reason"])
     assert first["jobs"] == given["jobs"]
-    assert [event.kind for event in run.job.events() if event.kind in ("rank_failed", "node_lost")] == []
+    assert [fields["sizes"] for fields in run.resizes("reshape")] == [[3], [2]]
+    assert run.of_kind("rank_failed") == run.of_kind("node_lost") == []
