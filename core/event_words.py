@@ -184,6 +184,20 @@ def _nodes_checked(f: Fields) -> str:
     return f"pair check in {plural(f.whole('rounds'), 'round')}, {seconds(f.number('seconds'))}: {found}"
 
 
+def _resize(f: Fields) -> str:
+    action, jobs = f.text("action", "?"), names(f.texts("jobs"))
+    what = {
+        "grow": f"grow to {plural(f.whole('nodes'), 'node')} by jobs {jobs}",
+        "shrink": f"shrink to {plural(f.whole('nodes'), 'node')}, jobs {jobs} leave",
+        "end": f"end jobs {jobs}",
+        "withdraw": f"withdraw jobs {jobs}",
+        "reshape": f"next job {jobs} gets another size: {f.data.get('sizes')}",
+        "stay": f"stay at {plural(f.whole('nodes'), 'node')}",
+    }.get(action, action)
+    failed = f"; {f.text('error')}" if f.text("error") else ""
+    return f"resize: {what} ({f.text('reason')}){failed}"
+
+
 _TABLE: dict[str, Callable[[Fields], str]] = {
     # the supervisor
     "launch": _launch,
@@ -224,6 +238,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         + ("it waits" if f.number("time_limit_s") is None else f"it may run for {seconds(f.number('time_limit_s'))}")
     ),
     "successor_cancelled": lambda f: f"job {f.text('job', '?')} cancelled: nothing is left for it to do",
+    "resize": _resize,
     "notify_failed": lambda f: f"{f.text('target', '?')} could not be told: {f.text('error')}",
     # agents
     "agent": lambda f: f"agent starts on {f.text('node', '?')} with {plural(f.whole('slots'), 'slot')}",

@@ -11,12 +11,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 GROUND = {"core"}
 MIDDLE = GROUND | {"slurm", "native"}
-UPPER = MIDDLE | {"ckpt", "prolog_epilog"}
+UPPER = MIDDLE | {"autoparallel", "ckpt", "prolog_epilog"}
 # What each room may import. Rooms of one floor do not import each other; the commands (cli) may use all.
 FLOORS: dict[str, set[str]] = {
     "core": set(),
     "native": GROUND,
     "slurm": GROUND,
+    "autoparallel": MIDDLE,
     "ckpt": MIDDLE,
     "prolog_epilog": MIDDLE,
     "diagnose": UPPER,
@@ -26,7 +27,7 @@ FLOORS: dict[str, set[str]] = {
     "demo": UPPER | {"train", "report"},
     "cli": UPPER | {"diagnose", "launch", "train", "report", "demo"},
 }
-TOP_LEVEL_ROOMS = ("core", "native", "slurm", "ckpt", "prolog_epilog")
+TOP_LEVEL_ROOMS = ("autoparallel", "core", "native", "slurm", "ckpt", "prolog_epilog")
 # torch.distributed.checkpoint hands values over as pickles, within a process; this module makes and reads them.
 UNSAFE_FORMATS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 FOREIGN_FORMATS = {  # what others write and read is made and read here, each by its own means

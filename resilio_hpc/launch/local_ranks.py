@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch import spawner_messages as sm
 from resilio_hpc.launch.console import Console, RankLogs
@@ -118,7 +119,12 @@ class LocalRanks:
                 local.member.node_rank, len(start.state.members), rank.local_rank, local.member.local_world_size,
                 rank.rank, world,
             )  # fmt: skip
-            self._spawner.spawn(self._command(placement, start, out, err))
+            try:
+                command = self._command(placement, start, out, err)
+            except UsageError as error:  # this world cannot be: every node says so, and each try counts
+                self._agent.core.spawn_failed(rank.local_rank, str(error), time.time())
+                return
+            self._spawner.spawn(command)
         self._console.watch(logs, world, directory)
 
     def _log_paths(self, directory: Path, rank: int) -> tuple[Path, Path]:
@@ -142,7 +148,7 @@ class LocalRanks:
         if self._options.cpu_bind == "ranks":
             cpus = cpu_share(sorted(os.sched_getaffinity(0)), local, placement.local_world_size)
         return sm.RankCommand(
-            local, rank_argv(self._options, local), self._options.kind, variables,
+            local, rank_argv(self._options, local, placement), self._options.kind, variables,
             agent.settings.cwd or str(Path.cwd()), str(out), str(err), cpus, agent.open_files,
         )  # fmt: skip
 

@@ -78,6 +78,21 @@ WORLD = (
     ),
     Flag(("--spares",), "nodes kept warm to replace a lost one (default: 0)", whole_number, 0, "K"),
     Flag(("--node-unit",), "train with a multiple of N nodes only (default: 1)", whole_number, 1, "N"),
+    Flag(
+        ("--layout",),
+        "tensor and pipeline parallel of the script, for RESILIO_TP, RESILIO_PP and RESILIO_DP of its ranks: "
+        "tp=8,pp=2; for a certain number of ranks 16:tp=8; may be given several times",
+        metavar="[RANKS:]tp=N,pp=N",
+        default=(),
+        repeatable=True,
+    ),
+    Flag(
+        ("--fill-arguments",),
+        "replace {tp}, {pp}, {dp}, {world_size}, {nodes} and {ranks_per_node} in the script's arguments, anew in each "
+        "round; {{tp}} stays {tp}",
+        None,
+        False,
+    ),
     Flag(("--standalone",), "use this machine only, even inside an allocation", None, False, pet=True),
     Flag(("--role",), "ROLE_NAME of the ranks", default="default", metavar="NAME", pet=True),
     Flag(("--virtual-local-rank",), "LOCAL_RANK=0 for every rank, which sees only its own GPU", None, False, pet=True),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch import options as o
+from resilio_hpc.launch import rank_layout
 from resilio_hpc.launch.streams import parse_std
 
 LOCAL_NODES_VARIABLE = "RESILIO_LOCAL_NODES"
@@ -53,6 +54,8 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         role=raw.role,
         virtual_local_rank=raw.virtual_local_rank,
         cpu_bind=raw.cpu_bind,
+        layouts=tuple(raw.layout),
+        fill_arguments=raw.fill_arguments,
         torchelastic_run_id="" if raw.rdzv_id == "none" else raw.rdzv_id,
         max_restarts=raw.max_restarts,
         heartbeat_timeout_s=raw.heartbeat_timeout,
@@ -86,6 +89,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         dry_run=raw.dry_run,
         json=raw.json,
     )
+    rank_layout.check(options)
     return options, notes
 
 

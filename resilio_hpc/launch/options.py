@@ -46,6 +46,8 @@ class LaunchOptions:
     role: str = "default"
     virtual_local_rank: bool = False
     cpu_bind: CpuBind = "none"
+    layouts: tuple[str, ...] = ()  # tensor and pipeline parallel: see launch/rank_layout.py
+    fill_arguments: bool = False  # {tp} and the like in script_args become numbers, anew in each round
     torchelastic_run_id: str = ""  # --rdzv-id; "" lets the run's own id stand
 
     # failures

@@ -13,6 +13,7 @@ from pathlib import Path
 from resilio_hpc.ckpt.coordinator import READ_AHEAD_VARIABLE
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.rank_layout import fill, layout_of, values_of
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,13 @@ def rank_variables(
 ) -> dict[str, str]:
     """The variables to set on top of ``base``, the environment that the agent was started with.
 
-    Raises UsageError when ``--virtual-local-rank`` has no GPU for this rank.
+    Raises UsageError when ``--virtual-local-rank`` has no GPU for this rank, or ``--layout`` does not fit the world.
     """
     return (
         _torchrun_variables(base, options, placement, setting)
         | {"TORCHELASTIC_ERROR_FILE": str(error_file)}
         | _device_variables(base, options, placement)
+        | layout_of(options.layouts, placement.world_size).variables()
         | {
             "RESILIO_RUN_ID": setting.run_id,
             "RESILIO_RUN_DIR": str(setting.run_dir),
@@ -113,7 +115,13 @@ def _device_variables(base: Mapping[str, str], options: LaunchOptions, placement
     return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu}
 
 
-def rank_argv(options: LaunchOptions, local_rank: int) -> tuple[str, ...]:
-    """Program and arguments; ``${local_rank}`` in an argument becomes the local rank, as with torchrun."""
-    arguments = (argument.replace("${local_rank}", str(local_rank)) for argument in options.script_args)
+def rank_argv(options: LaunchOptions, local_rank: int, placement: Placement | None = None) -> tuple[str, ...]:
+    """Program and arguments; ``${local_rank}`` in an argument becomes the local rank, as with torchrun.
+
+    With ``--fill-arguments`` the round's numbers are filled in too, where ``placement`` tells them. Raises UsageError.
+    """
+    arguments = tuple(argument.replace("${local_rank}", str(local_rank)) for argument in options.script_args)
+    if options.fill_arguments and placement is not None:
+        layout = layout_of(options.layouts, placement.world_size)
+        arguments = fill(arguments, values_of(layout, placement.node_count, placement.local_world_size))
     return (options.script, *arguments)

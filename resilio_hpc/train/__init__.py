@@ -1,6 +1,10 @@
 """What a training script may import; all of it optional, none of it needs our launcher."""
 
+from resilio_hpc.train.batches import BatchPlan, accumulation_steps, keep_batch, scale_batch
 from resilio_hpc.train.exact_resume import warm_up_ddp
 from resilio_hpc.train.run import Run, attach
+from resilio_hpc.train.samples import SampleOrder
 
-__all__ = ["Run", "attach", "warm_up_ddp"]
+__all__ = [
+    "BatchPlan", "Run", "SampleOrder", "accumulation_steps", "attach", "keep_batch", "scale_batch", "warm_up_ddp",
+]  # fmt: skip

@@ -41,9 +41,18 @@ class Run:
     run_dir: Path | None  # shared by all nodes; None without our launcher
     checkpoint_dir: Path
     launched: bool  # by resilio-launch
+    tensor_parallel: int = 1  # these three: of this round, as --layout of resilio-launch says
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
     _link: agent_link.AgentLink | None = field(default=None, repr=False)
     _stop: AgreedStop | None = field(default=None, repr=False)
     _stopping: bool = field(default=False, repr=False)
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which copy of the model this rank is part of, where tensor-parallel ranks are neighbours and pipeline stages
+        lie farthest apart (Megatron-LM's order, and that of a device mesh (pipeline, data, tensor))."""
+        return self.rank // self.tensor_parallel % self.data_parallel
 
     def steps(self, start: int, total: int, save: Save | None = None, every: int = 0) -> Iterator[int]:
         """Yield the step indices ``start`` … ``total - 1``; between two of them, do what resilience needs.
@@ -118,10 +127,20 @@ def _leave_sigterm_to_the_agent() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def _layout(environment: Mapping[str, str], world_size: int) -> tuple[int, int, int]:
+    """Tensor, pipeline and data parallel; all ranks data parallel where the environment is not of this world."""
+    degrees = [environment.get(f"RESILIO_{name}", "") for name in ("TP", "PP", "DP")]
+    if not all(text.isdecimal() for text in degrees):
+        return 1, 1, world_size
+    tensor, pipeline, data = map(int, degrees)
+    return (tensor, pipeline, data) if tensor * pipeline * data == world_size else (1, 1, world_size)
+
+
 def _attach(environment: Mapping[str, str]) -> Run:
     link = agent_link.current(environment)
     place = Place.read(environment)
     run_dir = environment.get("RESILIO_RUN_DIR")
+    tensor, pipeline, data = _layout(environment, place.world_size)
     run = Run(
         rank=place.rank,
         world_size=place.world_size,
@@ -131,6 +150,9 @@ def _attach(environment: Mapping[str, str]) -> Run:
         run_dir=Path(run_dir) if run_dir else None,
         checkpoint_dir=Path(environment.get("RESILIO_CHECKPOINT_DIR", "checkpoints")),
         launched=link is not None,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        data_parallel=data,
     )
     if link is not None:
         stop = AgreedStop(link.send)

@@ -87,6 +87,9 @@ def test_what_our_own_parts_read() -> None:
         "RESILIO_RESTORE": "memory:30",
         "RESILIO_READ_AHEAD": "/run/read-ahead",
         "RESILIO_LOCAL_RANK": "1",
+        "RESILIO_TP": "1",
+        "RESILIO_PP": "1",
+        "RESILIO_DP": "2",
     }
 
 

@@ -1,0 +1,147 @@
+"""``resilio resize RUN_DIR``: more nodes for a run while they are idle, fewer when others wait for them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from resilio_hpc.cli.drain_options import Parser
+from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.launch.resize_facts import Decision
+from resilio_hpc.launch.resize_policy import resize_policy
+from resilio_hpc.launch.resize_view import ResizeLimits, ResizeView
+from resilio_hpc.launch.resizer import Resizer
+from resilio_hpc.slurm.template import normalised
+from resilio_hpc.slurm.which_client import which
+
+_EXAMPLES = """examples:
+  resilio resize runs/large --dry-run                what would be done now, and why
+  resilio resize runs/large                          do it, once
+  resilio resize runs/large --watch 30 --max-nodes 16
+  resilio resize runs/large --watch 30 time=1:00:00 setup=environment.sh     (for the joiners: as resilio submit)
+
+exit codes:
+  0 done, or nothing to do (with --watch: the run is over); 1 Slurm refused or gave no answer; 2 a mistake in the line
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit codes: see the examples."""
+    options = _parser().parse_args(argv)
+    if options.watch is not None and options.watch < 1:
+        raise UsageError(f"--watch {options.watch:g}: at least 1 s")
+    for name in ("min_nodes", "max_nodes", "global_batch"):
+        if getattr(options, name) < 0:
+            raise UsageError(f"--{name.replace('_', '-')}: {getattr(options, name)} is not possible")
+    if options.micro_batch < 1:
+        raise UsageError(f"--micro-batch: {options.micro_batch} is not possible, it must be 1 or more")
+    if options.max_nodes and options.min_nodes > options.max_nodes:
+        raise UsageError(f"--min-nodes {options.min_nodes} is more than --max-nodes {options.max_nodes}")
+    policy = resize_policy(options.policy)
+    client = which()
+    limits = ResizeLimits(
+        options.min_nodes, options.max_nodes, options.global_batch, options.micro_batch, options.batch, options.gpus
+    )  # fmt: skip
+    view = ResizeView(options.run_dir, client, limits, policy)
+    resizer = Resizer(view, client, policy, _values(options.values), options.dry_run)
+    try:
+        return _once(resizer, options) if options.watch is None else _watch(resizer, view, options)
+    finally:
+        resizer.close()
+
+
+def _once(resizer: Resizer, options: argparse.Namespace) -> int:
+    decision, error = resizer.step()
+    _say(decision, error, options)
+    return 1 if error else 0
+
+
+def _watch(resizer: Resizer, view: ResizeView, options: argparse.Namespace) -> int:
+    """Until the run is over. What goes wrong is told once, and tried again at the next look."""
+    view.watch()
+    said = ("", "", "")
+    while True:
+        try:
+            decision, error = resizer.step()
+        except SlurmError as failure:
+            if said[2] != str(failure):
+                print(f"resilio: {failure}; looking again", file=sys.stderr, flush=True)
+            said = ("", "", str(failure))
+        else:
+            now = (decision.action, decision.code, error)
+            if decision.action != "stay" or now != said:
+                _say(decision, error, options)
+            said = now
+            if decision.code == "over":
+                return 0
+        time.sleep(options.watch)
+
+
+def _say(decision: Decision, error: str, options: argparse.Namespace) -> None:
+    if options.json:
+        print(json.dumps({"v": 1, "time": round(time.time(), 3), **asdict(decision), "error": error}), flush=True)
+        return
+    would = "would " if options.dry_run and decision.action != "stay" else ""
+    size = decision.sizes[0] if decision.sizes else "?"
+    what = {
+        "stay": "stay", "grow": f"grow to {decision.nodes} nodes", "shrink": f"shrink to {decision.nodes} nodes",
+        "end": "end joiners", "withdraw": "withdraw joiners", "reshape": f"reshape the next job to {size} nodes",
+    }[decision.action]  # fmt: skip
+    jobs = f" (job{'s' * (len(decision.jobs) != 1)} {', '.join(decision.jobs)})" if decision.jobs else ""
+    print(f"{would}{what}{jobs}: {decision.reason}", flush=True)
+    if error:
+        print(f"resilio: {error}", file=sys.stderr, flush=True)
+
+
+def _values(words: Sequence[str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"{word!r} is not of the form KEY=VALUE (see: resilio submit --explain joiner)")
+        if normalised(key) in ("nodes", "run_dir", "comment"):
+            raise UsageError(f"{normalised(key)} is chosen by resilio resize itself")
+        values[normalised(key)] = value
+    return values
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="resilio resize",
+        description="Looks at a run, at idle nodes, at jobs that wait and at limits, and decides whether the run "
+        "should have more nodes (joiner jobs are submitted), fewer (joiners are asked to leave after the next commit), "
+        "or stay as it is. Each decision is in the ledger: resilio ledger RUN_DIR --event resize.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory that resilio-launch names")
+    parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help="of the joiners' job script")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="look again and again, until the run is over")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done; nothing is written anywhere")
+    parser.add_argument(
+        "--min-nodes", type=int, default=0, metavar="N", help="at least (default: as --nnodes of the run)"
+    )
+    parser.add_argument(
+        "--max-nodes", type=int, default=0, metavar="N", help="at most (default: as --nnodes of the run)"
+    )
+    parser.add_argument(
+        "--global-batch", type=int, default=0, metavar="N", help="samples per step: sizes must divide it"
+    )
+    parser.add_argument(
+        "--micro-batch", type=int, default=1, metavar="N", help="samples of a rank at a time (default: 1)"
+    )
+    parser.add_argument(
+        "--batch", choices=("keep", "scale"), default="keep",
+        help="whether the script keeps its global batch with more ranks, or scales it (default: keep)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gpus", action="store_true", help="look how busy GPUs are, with nvidia-smi in a step of the job"
+    )
+    parser.add_argument("--policy", type=Path, metavar="FILE", help="numbers for resize_policy.toml's")
+    parser.add_argument("--json", action="store_true", help="a line of JSON per decision")
+    return parser

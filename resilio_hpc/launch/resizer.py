@@ -1,0 +1,162 @@
+"""Carries out decisions to resize a run, one at a time, and writes each into the run's ledger.
+
+It holds nothing that matters: joiners are found in the queue by their Comment, what was asked of them stands in the
+ledger. It may end at any moment, and another one goes on from there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError, os_error_text
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch.resize_facts import Decision, ResizeFacts
+from resilio_hpc.launch.resize_policy import ResizePolicy
+from resilio_hpc.launch.resize_view import ResizeView
+from resilio_hpc.launch.resizing import decide, fitting_pools
+from resilio_hpc.slurm import commands, joiner_job
+from resilio_hpc.slurm.client import SlurmClient
+from resilio_hpc.slurm.pending_shape import reshape_pending
+
+AGAIN_S = 60.0
+WRITER = "resizer"  # in no job's part of the ledger: what it writes between two jobs belongs to neither
+
+
+class Resizer:
+    """``values``: of the template ``joiner``, in place of those that follow from the run's own job."""
+
+    def __init__(
+        self, view: ResizeView, client: SlurmClient, policy: ResizePolicy, values: Mapping[str, str], dry_run: bool
+    ) -> None:
+        self._view = view
+        self._client = client
+        self._policy = policy
+        self._values = values
+        self._dry_run = dry_run
+        self._ledger: Ledger | None = None
+        self._lock: int | None = None
+        self._told: tuple[str, str] | None = None  # action and code of what the ledger has last
+        self._failed: dict[tuple[str, str], tuple[float, str]] = {}  # when, and why
+        if not dry_run:
+            self._lock = _lock(view.path / "resizer.lock")
+            self._ledger = Ledger(view.path / "ledger", WRITER)
+
+    def step(self) -> tuple[Decision, str]:
+        """Look, decide, act. Returns the decision and what went wrong with it, "" for nothing."""
+        facts = self._view.facts()
+        decision = decide(facts, self._policy)
+        if self._dry_run or decision.action == "stay":
+            self._tell(decision, facts, acted=False)
+            return decision, ""
+        again = self._too_soon(decision)
+        if again is not None:
+            self._tell(again, facts, acted=False)
+            return again, ""
+        done, error = self._act(decision, facts)
+        if error:
+            self._failed[decision.action, decision.code] = (time.monotonic(), error)
+        self._tell(done, facts, acted=bool(done.jobs), error=error)
+        return done, error
+
+    def close(self) -> None:
+        """Let another resizer of this run begin."""
+        if self._ledger is not None:
+            self._ledger.close()
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _too_soon(self, decision: Decision) -> Decision | None:
+        """What Slurm refused is not asked for at every look: growth after the cool-down, the rest after a minute."""
+        at, error = self._failed.get((decision.action, decision.code), (-math.inf, ""))
+        pause_s = self._policy.cool_down_s if decision.action == "grow" else min(self._policy.cool_down_s, AGAIN_S)
+        if time.monotonic() - at >= pause_s:
+            return None
+        return Decision("stay", "refused", f"{decision.action} failed, tried again later: {error}", decision.nodes)
+
+    # -- acting ----------------------------------------------------------------------------------------------------
+
+    def _act(self, decision: Decision, facts: ResizeFacts) -> tuple[Decision, str]:
+        """Carry it out; the decision as far as it was carried out, and why not farther."""
+        orders: dict[str, Callable[[str], None]] = {
+            "shrink": joiner_job.leave,
+            "end": joiner_job.end,
+            "withdraw": joiner_job.end,
+            "reshape": lambda job: reshape_pending(self._client, job, decision.sizes[0]),
+        }
+        jobs: list[str] = []
+        try:
+            if decision.action == "grow":
+                values = self._joiner_values(facts)
+                for size in decision.sizes:
+                    jobs.append(joiner_job.submit_joiner(values, size))
+            else:
+                for job in decision.jobs:
+                    orders[decision.action](job)
+                    jobs.append(job)
+        except ResilioError as error:
+            return replace(decision, jobs=tuple(jobs), sizes=decision.sizes[: len(jobs)]), str(error)
+        return replace(decision, jobs=tuple(jobs)), ""
+
+    def _joiner_values(self, facts: ResizeFacts) -> dict[str, str]:
+        record = self._view.record
+        assert record is not None
+        fields = commands.job_fields(record.job)
+        if not fields:
+            raise SlurmError(f"scontrol show job {record.job}: no answer, so nobody knows what a joiner should ask for")
+        path = self._view.path
+        try:
+            (path / "joiners").mkdir(exist_ok=True)
+        except OSError as error:
+            raise UsageError(os_error_text(error, str(path / "joiners"))) from None
+        apart = sorted(facts.held | other_kinds(facts))
+        own = joiner_job.joiner_values(fields, self._view.run.run_id, path, apart, facts.ends_in_s)
+        fixed = {key: own[key] for key in ("comment", "run_dir")}  # by which it is known
+        return {**own, **self._values, **fixed}
+
+    # -- the ledger ------------------------------------------------------------------------------------------------
+
+    def _tell(self, decision: Decision, facts: ResizeFacts, acted: bool, error: str = "") -> None:
+        """Every decision with its reasons; the same reason to stay is told once."""
+        told = (decision.action, decision.code)
+        if self._ledger is None or (decision.action == "stay" and told == self._told):
+            return
+        self._told = told
+        more: dict[str, Any] = {"error": error} if error else {}
+        if decision.expected:
+            more["expected"] = dict(decision.expected)
+        self._ledger.append(
+            "resize", action=decision.action, code=decision.code, reason=decision.reason, nodes_now=facts.nodes,
+            nodes=decision.nodes, jobs=list(decision.jobs), sizes=list(decision.sizes), acted=acted, **more,
+        )  # fmt: skip
+
+
+def other_kinds(facts: ResizeFacts) -> frozenset[str]:
+    """Nodes of the run's partitions that have other GPUs than the run: no joiner is to land there. Pure."""
+    ours = {name for pool in fitting_pools(facts) for name in pool.nodes}
+    partitions = facts.partition.split(",")
+    all_names = {name for pool in facts.inventory.pools if pool.partition in partitions for name in pool.nodes}
+    return frozenset(all_names - ours)
+
+
+def _lock(path: Path) -> int | None:
+    """Have the run to ourselves. Raises UsageError where another resizer has it; None where nobody can tell."""
+    try:
+        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(os_error_text(error, str(path))) from None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise UsageError(f"another resilio resize looks after this run ({path} is locked)") from None
+    except OSError:  # a file system without locks
+        os.close(held)
+        return None
+    return held

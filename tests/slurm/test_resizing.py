@@ -1,0 +1,136 @@
+"""A run on a real Slurm takes idle nodes in and gives them back to others, while it trains, and loses no sample."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import resized_training
+from cluster_fixture import skip_without_slurm, unique_name
+from submitted import PATIENCE_S, Submitted
+
+from resilio_hpc.core.ledger import Event
+from resilio_hpc.demo.stage import binds, events_of
+from resilio_hpc.slurm.chain import read_links
+from resilio_hpc.slurm.devcluster import DevCluster, image
+
+pytestmark = pytest.mark.slurm
+
+SCRIPT = str(Path(__file__).with_name("resized_training.py"))
+POLICY = "settle_s = 1.0\ncool_down_s = 2.0\nrestart_s = 1.0\nhorizon_s = 36000.0\nmin_efficiency = 0.0\n"
+
+
+@pytest.fixture(scope="module", params=["22.05", "26.05"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
+    """Three nodes with this series of Slurm."""
+    skip_without_slurm()
+    series = request.param
+    if not image.is_built(series) and series not in os.environ.get("RESILIO_TEST_SLURM", "").split(","):
+        pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM={series} builds it")
+    name = unique_name(f"resize{series.replace('.', '')}")
+    with DevCluster.start(
+        name, nodes=3, gpus=2, slurm=series, slurmd_timeout_s=5, binds=binds(), timeout_s=120.0
+    ) as running:
+        yield running
+
+
+class Resized:
+    """An elastic run of two nodes that may have three, and a resizer beside it on the login node."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self.cluster = cluster
+        self.job = Submitted(cluster, "resized")
+        self.out = self.job.directory / "result.json"
+        (self.job.directory / "policy.toml").write_text(POLICY)
+        values = ["gpus_per_node=2", "ranks_per_node=1", "time=30", "nodes=2", "min_nodes=1", "max_nodes=3"]
+        self.job.submit("elastic", values, ["--chain", SCRIPT, f"{self.job.inside}/result.json"])
+        self.path = self.job.directory / "resilio-runs" / str(self.job.job)
+        self.run_dir = f"{self.job.inside}/resilio-runs/{self.job.job}"
+        self.resizer: subprocess.Popen[bytes] | None = None
+
+    def resize(self, *words: str) -> list[str]:
+        """The command, as it runs on the login node."""
+        argv = [sys.executable, "-m", "resilio_hpc.cli.main", "resize", self.run_dir, *words]
+        return [*argv, "--policy", f"{self.job.inside}/policy.toml"]
+
+    def watch(self) -> None:
+        argv = self.cluster.command("ctl", self.resize("--watch", "1"), cwd=self.job.inside)
+        with (self.job.directory / "resize.txt").open("wb") as output:
+            self.resizer = subprocess.Popen(
+                argv, stdout=output, stderr=output, env=self.cluster.environment(), start_new_session=True
+            )
+
+    def said(self) -> str:
+        path = self.job.directory / "resize.txt"
+        return (path.read_text() if path.exists() else "") + self.job.output()
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not reached():
+            assert time.monotonic() < deadline, self.said()
+            assert not (self.path / "verdict.json").exists(), f"the run ended first\n{self.said()}"
+            time.sleep(0.1)
+
+    def of_kind(self, kind: str) -> list[Event]:
+        return [event for event in events_of(self.path) if event.kind == kind]
+
+    def sizes(self) -> list[int]:
+        """Nodes of each round whose ranks have all done a step."""
+        started = {event.fields["round"] for event in self.of_kind("first_step")}
+        return [len(e.fields["members"]) for e in self.of_kind("round") if e.fields["round"] in started]
+
+    def next_job_asks_for(self) -> int:
+        """Nodes of the next job of the chain."""
+        successor = read_links(self.path)[-1].job
+        return int(self.cluster.run("ctl", ["squeue", "-h", "-j", successor, "-o", "%D"]).stdout)
+
+    def resizes(self, action: str) -> list[dict[str, object]]:
+        return [e.fields for e in self.of_kind("resize") if e.fields["action"] == action and e.fields["acted"]]
+
+
+@pytest.fixture
+def run(cluster: DevCluster) -> Iterator[Resized]:
+    resized = Resized(cluster)
+    yield resized
+    if resized.resizer is not None:
+        resized.resizer.kill()
+        resized.resizer.wait(30.0)
+
+
+def test_a_run_grows_by_an_idle_node_gives_it_to_somebody_who_waits_and_loses_no_sample(
+    cluster: DevCluster, run: Resized
+) -> None:
+    run.until(lambda: len(run.of_kind("committed")) > 1)
+
+    dry = json.loads(cluster.run("ctl", run.resize("--dry-run", "--json"), 60.0, cwd=run.job.inside).stdout)
+    assert (dry["action"], dry["sizes"]) == ("grow", [1]), dry
+    assert run.of_kind("resize") == []
+
+    run.watch()
+    run.until(lambda: run.sizes()[-1:] == [3] and run.next_job_asks_for() == 3)  # of the chain
+    other = cluster.submit("#!/bin/sh\nsleep 3\n", ["--nodes=1", "--exclusive", "--time=1"], user="user")
+    run.until(lambda: run.sizes()[-1:] == [2] and run.next_job_asks_for() == 2)
+    cluster.wait_for_job(other, ["RUNNING", "COMPLETED"], PATIENCE_S)
+
+    assert run.resizer is not None
+    run.out.with_suffix(".end").touch()
+    run.job.wait()
+    assert run.resizer.wait(PATIENCE_S) == 0, run.said()  # the run is over, and so is the watch
+    result = json.loads(run.out.read_text())
+    wanted = resized_training.expected(result["steps"])
+    assert (result["used"], result["weights"]) == (wanted["used"], wanted["weights"])
+    assert sum(result["used"]) == result["steps"] * resized_training.BATCH
+    assert max(result["used"]) - min(result["used"]) <= 1
+
+    (first, *_), (given, *_) = run.resizes("grow"), run.resizes("shrink")
+    assert (first["code"], given["code"]) == ("idle_nodes", "others_wait")
+    assert f"job {other} of user waits for 1 node" in str(given["reason"])
+    assert first["jobs"] == given["jobs"]
+    assert [fields["sizes"] for fields in run.resizes("reshape")] == [[3], [2]]
+    assert run.of_kind("rank_failed") == run.of_kind("node_lost") == []

@@ -1,0 +1,48 @@
+"""Nodes that accounting allows, and how busy GPUs are: what sacctmgr and nvidia-smi print, read without trust."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from resilio_hpc.slurm.gpu_utilisation import parse_utilisation
+from resilio_hpc.slurm.model import Job
+from resilio_hpc.slurm.states import job_state
+from resilio_hpc.slurm.user_limits import NodeLimit, nodes_left, parse_associations, parse_qos
+
+MINE = Job(1, job_state(["RUNNING"]), user="bob", account="physics", qos="normal", node_count=3)
+
+
+def test_associations_of_the_account_and_of_the_user_in_it() -> None:
+    text = "physics||node=8\nphysics|bob|cpu=100,gres/gpu=32,node=4\nphysics|eve|node=1\nother|bob|node=1\ntorn|\n"
+    assert parse_associations(text, "bob", "physics") == (
+        NodeLimit(8, None, account="physics"), NodeLimit(4, 32, "bob", "physics"),
+    )  # fmt: skip
+    assert parse_associations("physics|bob|\n", "bob", "physics") == ()
+
+
+def test_limits_of_a_qos() -> None:
+    text = "low|node=1|node=1|\nnormal|node=100|gres/gpu=16|billing=5,node=20\n"
+    assert parse_qos(text, "bob", "physics", "normal") == (
+        NodeLimit(100, None, qos="normal"), NodeLimit(None, 16, "bob", qos="normal"),
+        NodeLimit(20, None, account="physics", qos="normal"),
+    )  # fmt: skip
+    assert parse_qos(text, "bob", "physics", "gone") == parse_qos("", "", "", "") == ()
+
+
+def test_what_is_left_is_the_least_of_all_limits() -> None:
+    others = [replace(MINE, user="eve", node_count=4), replace(MINE, state=job_state(["PENDING"]), node_count=50)]
+    limits = [NodeLimit(9, None, account="physics"), NodeLimit(None, 32, "bob")]
+    assert nodes_left(limits, [MINE, *others], 8) == 1
+    assert nodes_left(limits[:1], [MINE, *others], 8) == 2
+    assert nodes_left([NodeLimit(1)], [MINE], 8) == 0
+    assert nodes_left(limits[1:], [MINE], 0) is nodes_left([], [MINE], 8) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("97\n 3 \n", 0.5), ("0\n0\n", 0.0), ("[N/A]\n", None), ("", None), ("no devices", None), ("500\n", None)],
+)
+def test_how_busy_gpus_are(text: str, share: float | None) -> None:
+    assert parse_utilisation(text) == share
