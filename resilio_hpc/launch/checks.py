@@ -34,6 +34,8 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
             "--chain: this job is a task of an array, and its next job would be a whole array again: "
             "leave out --chain, or submit one job per task (for i in …; do sbatch --export=ALL,TASK=$i …; done)"
         )
+    if options.evict_devices == "off" and (options.min_devices, options.device_unit) != (1, 1):
+        raise UsageError("--min-devices and --device-unit are rules of --evict-devices: add --evict-devices on")
     if options.mpi:
         mpi_check.check(options.mpi, in_slurm(options, environment))
     return check_ranks(options, devices) if runs_here(options, environment) else ()
