@@ -250,6 +250,11 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     ),
     "resumed": lambda f: f"controller of epoch {f.whole('epoch')} gives leases again",
     "lease_ended": lambda f: f"{f.text('node', '?')} has heard no controller for too long: its ranks are stopped",
+    "device_evicted": lambda f: (
+        f"{f.text('node', '?')}: GPU {f.text('device', '?')} {'is' if f.data.get('acted', True) else 'would be'} out "
+        f"of use ({f.text('check')}: {f.text('evidence')}); {f.whole('slots')} of {plural(f.whole('of'), 'rank')} left"
+    ),
+    "devices_unclear": lambda f: f"the GPUs of {f.text('node', '?')} could not all be looked at: {f.text('reason')}",
     "spawner_ready": lambda f: f"{f.text('node', '?')} is ready to fork ranks after {seconds(f.number('seconds'))}",
     "spawner_died": lambda f: f"the process that forks ranks on {f.text('node', '?')} died: {exit_words(f)}",
     "replicator_died": lambda f: f"the replicator on {f.text('node', '?')} died; a new one is started",

@@ -20,7 +20,7 @@ _MOST_LINKS = 36
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU. Counters since the driver was loaded (volatile) or for ever (aggregate); sizes in bytes.
 
-    ``index`` is NVML's, by PCI address; Slurm counts by device files, /dev/nvidia<minor>.
+    ``index`` is NVML's, by PCI address; Slurm counts by device files, /dev/nvidia<minor>. ``instances``: MIG's UUIDs.
     """
 
     index: int
@@ -47,6 +47,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[int, ...] | None = None
     mig: int | None = None
     mig_pending: int | None = None
+    instances: tuple[str, ...] = ()
     persistence: int | None = None
 
     @property
@@ -83,7 +84,8 @@ def fetch(node: Node) -> Gpus:
         node.mark("nvmlDeviceGetCount")
         count = nvml.nvmlDeviceGetCount()
         found = [_gpu(nvml, index, node.mark) for index in range(count)]
-        return msgspec.convert({"expected": expected, "gpus": found}, Gpus)
+        allowed = [one for one in found if one is not None]
+        return msgspec.convert({"expected": expected, "gpus": allowed}, Gpus)
     except nvml.NVMLError as error:
         return Gpus(expected, (), str(error))
     except (msgspec.ValidationError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -100,11 +102,14 @@ def count_on_bus(files: NodeFiles) -> int:
     return count
 
 
-def _gpu(nvml: Any, index: int, mark: Callable[[str], None]) -> dict[str, Any]:
-    """Raises the library's errors, but those of a GPU that is lost."""
+def _gpu(nvml: Any, index: int, mark: Callable[[str], None]) -> dict[str, Any] | None:
+    """None for one that this process may not see (another job's). Raises the library's errors, but those of a GPU that
+    is lost."""
     try:
         mark(f"nvmlDeviceGetHandleByIndex of GPU {index}")
         return {"index": index, **_asked(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index, mark)}
+    except nvml.NVMLError_NoPermission:
+        return None
     except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired) as error:
         return {"index": index, "uuid": _last_name(nvml, index), "lost": str(error)}
 
@@ -124,6 +129,7 @@ def _asked(nvml: Any, gpu: Any, index: int, mark: Callable[[str], None]) -> dict
         nvml.NVMLError_InvalidArgument,
         nvml.NVMLError_ArgumentVersionMismatch,
         nvml.NVMLError_NoData,
+        nvml.NVMLError_NotFound,
     )
 
     def ask(name: str, *arguments: Any) -> Any:
@@ -163,8 +169,17 @@ def _asked(nvml: Any, gpu: Any, index: int, mark: Callable[[str], None]) -> dict
         "processes": None if running is None else [process.pid for process in running],
         "mig": None if mig is None else mig[0],
         "mig_pending": None if mig is None else mig[1],
+        "instances": _instances(nvml, ask) if mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE else [],
         "persistence": ask("nvmlDeviceGetPersistenceMode"),
     }
+
+
+def _instances(nvml: Any, ask: Callable[..., Any]) -> list[str]:
+    """UUIDs of the MIG devices of a GPU."""
+    handles = [
+        ask("nvmlDeviceGetMigDeviceHandleByIndex", at) for at in range(ask("nvmlDeviceGetMaxMigDeviceCount") or 0)
+    ]
+    return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles if handle is not None]
 
 
 def _links(nvml: Any, ask: Callable[..., Any]) -> dict[str, Any]:

@@ -50,10 +50,10 @@ class KernelLog:
 
 def fetch(node: Node) -> KernelLog:
     """Raises Unreadable, as where only root may read."""
-    return KernelLog(tuple(_lines(node)), _gpus(node.files))
+    return KernelLog(tuple(_lines(node)), driver_gpus(node.files))
 
 
-def _gpus(files: NodeFiles) -> dict[str, tuple[str, int]]:
+def driver_gpus(files: NodeFiles) -> dict[str, tuple[str, int]]:
     found = {}
     for name in files.names("/proc/driver/nvidia/gpus"):
         text = files.optional(f"/proc/driver/nvidia/gpus/{name}/information") or ""

@@ -27,7 +27,7 @@ from resilio_hpc.launch.agent_files import AgentFiles
 from resilio_hpc.launch.agent_settings import AGENT_FAILED, AGENT_LIVES, AgentSettings
 from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
 from resilio_hpc.launch.controller_host import ControllerHost
-from resilio_hpc.launch.devices import local_world_size, read_devices
+from resilio_hpc.launch.device_eviction import DeviceEviction
 from resilio_hpc.launch.identity import identify
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
@@ -91,10 +91,12 @@ class Agent(AgentFiles):
         self._name = f"{settings.node}/{incarnation}".encode()
         self._calls = 0  # a connection's name is never used twice: a listener may not know yet that the last one died
         self.snapshots = LocalSnapshots(self)
-        slots = local_world_size(settings.options.nproc_per_node, read_devices(os.environ))
+        self.devices = DeviceEviction(self)
+        slots = self.devices.slots
         hello = m.Hello(
             settings.node, incarnation, 0, f"{bind}:{self.host.port}", settings.address, slots,
             topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""), last=self.memory.kept("state", m.RoundState),
+            evicted=len(self.devices.evicted),
         )  # fmt: skip
         self.core: AgentCore = AgentCore(
             hello, settings.job, self._ballot(), self, settings.options.heartbeat_timeout_s, settings.join,
@@ -141,6 +143,7 @@ class Agent(AgentFiles):
             self.snapshots.saver.tick()
             self.held_directories.tick()
             self.read_ahead.tick()
+            self.devices.tick()
             self._own_job.tick(self.core)
             self._give_up_alone()
         return self._close()
@@ -151,7 +154,7 @@ class Agent(AgentFiles):
             if watched is not None:
                 poller.register(watched, zmq.POLLIN)
         helpers = {child: child.fileno() for child in (self.snapshots.saver, self.copies.link)}
-        descriptors = {self._signals.fileno(), self.storage.fileno(), *self.ranks.filenos()}
+        descriptors = {self._signals.fileno(), self.storage.fileno(), *self.ranks.filenos(), *self.devices.filenos()}
         for descriptor in descriptors | {known for known in helpers.values() if known is not None}:
             poller.register(descriptor, zmq.POLLIN)
         full = self.storage.full_fileno
@@ -218,6 +221,7 @@ class Agent(AgentFiles):
         self.ranks.close()
         self.snapshots.close()
         self.copies.close()
+        self.devices.close()
         self.read_ahead.close()
         self._hang_up()
         self.notifier.close()
@@ -307,6 +311,7 @@ class Agent(AgentFiles):
         """End all ranks and their descendants; nothing shall compete with their restart."""
         self.snapshots.saver.pause()
         self.copies.give_up()
+        self.devices.ranks_stop(signal_first)
         self.ranks.stop(signal.SIGTERM if signal_first else signal.SIGKILL, grace_s, keep_stores_from)
 
     def terminate_ranks(self) -> None:
@@ -318,7 +323,12 @@ class Agent(AgentFiles):
         self.ranks.open_store(round_number)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
-        """Start the local ranks of a round, when the snapshots that they need are here."""
+        """Start the local ranks of a round, when their devices were looked at and what they restore is here."""
+        if not self.devices.holds(local, start):
+            self.start_ranks(local, start)
+
+    def start_ranks(self, local: LocalRound, start: m.Start) -> None:
+        """Start them, when the snapshots that they need are here."""
         self.read_ahead.begin(local, start)
         if not self.copies.fetch(local, start):
             self.ranks.spawn(local, start)

@@ -114,6 +114,13 @@ class AgentCore(NodeRanks):
             )
         )  # fmt: skip
 
+    def offer(self, slots: int, evicted: int) -> None:
+        """This node has devices for so many ranks, and so many out of use: rounds to come are chosen by that."""
+        self.slots = slots
+        self._hello = msgspec.structs.replace(self._hello, local_world_size=slots, evicted=evicted)
+        if self._welcomed and self._succession.in_contact and self.ending is None:
+            self._say_hello(self._ports.monotonic())
+
     def _say_hello(self, now: float) -> None:
         hello = msgspec.structs.replace(
             self._hello, epoch=self.epoch, committed=tuple(sorted(self.committed)), last=self.state,

@@ -38,6 +38,7 @@ class Hello(Struct, frozen=True):
     prepared: Counted = -1  # the highest round number that this agent ever heard of
     silent_s: Seconds = 0.0
     joiner: bool = False  # of another job than the run
+    evicted: Slots = 0  # devices of the node that are out of use; local_world_size counts none of them
 
     def __post_init__(self) -> None:
         """A state from which nobody can count on is refused where it is decoded."""

@@ -42,6 +42,8 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
                 "--check-nodes: this is a task of srun, which cannot leave out nodes: give resilio-launch in the batch "
                 "script itself, or run resilio check-nodes there first"
             )
+    if options.evict_devices == "off" and (options.min_devices, options.device_unit) != (1, 1):
+        raise UsageError("--min-devices and --device-unit are rules of --evict-devices: add --evict-devices on")
     if options.mpi:
         mpi_check.check(options.mpi, in_slurm(options, environment))
     return check_ranks(options, devices) if runs_here(options, environment) else ()

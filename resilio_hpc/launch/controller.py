@@ -201,6 +201,7 @@ class Controller:
         self.send(hello.node, m.Welcome(self.epoch, self.node, self.term.endpoint))
         if known is not None and known.hello.incarnation == hello.incarnation:  # it only lost the connection
             known.heard = self.now()
+            known.hello = hello  # it may have fewer devices now
             agent = known
         else:
             agent = KnownAgent(hello, self.now(), self.now())

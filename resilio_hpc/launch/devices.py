@@ -10,6 +10,10 @@ from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
 
+NVIDIA = "CUDA_VISIBLE_DEVICES"
+AMD = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+MOST_DEVICES = 64
+
 
 @dataclass(frozen=True)
 class NodeDevices:
@@ -21,12 +25,30 @@ class NodeDevices:
     memory_bytes: int
 
 
+@dataclass(frozen=True)
+class VisibleDevices:
+    """The GPUs of this process: ``entries`` as ``variable`` names them, or would. The n-th is that of local rank n."""
+
+    variable: str
+    entries: tuple[str, ...]
+    restricted: bool  # the variable is set
+
+
+def visible_devices(environment: Mapping[str, str], root: Path = Path("/")) -> VisibleDevices:
+    """Which GPUs ranks see. Where no device file is known (none is there, or it is another maker's), the variable
+    alone tells."""
+    nvidia, amd = _counts(root)
+    names = _variables(nvidia)
+    variable = next((name for name in names if name in environment), names[0] if nvidia or not amd else AMD[0])
+    selected, present = environment.get(variable), nvidia or amd
+    if selected is None:
+        return VisibleDevices(variable, tuple(map(str, range(present))), False)
+    return VisibleDevices(variable, _entries_of(selected, present or MOST_DEVICES), True)
+
+
 def read_devices(environment: Mapping[str, str], root: Path = Path("/")) -> NodeDevices:
     """Look at this node. ``root`` is / but in tests."""
-    nvidia = sum(1 for path in _entries(root / "dev") if re.fullmatch(r"nvidia\d+", path.name))
-    amd = sum(
-        1 for node in _entries(root / "sys/class/kfd/kfd/topology/nodes") if _text(node / "gpu_id") not in ("", "0")
-    )
+    nvidia, amd = _counts(root)
     present = nvidia or amd
     intel = sum(
         1
@@ -35,10 +57,7 @@ def read_devices(environment: Mapping[str, str], root: Path = Path("/")) -> Node
         and _text(card / "device/vendor") == "0x8086"
         and _text(card / "device/class").startswith("0x0380")  # display controllers that drive no screen
     )
-    names = (
-        ("CUDA_VISIBLE_DEVICES",) if nvidia else ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    )
-    selected = next((environment[name] for name in names if name in environment), None)
+    selected = next((environment[name] for name in _variables(nvidia) if name in environment), None)
     return NodeDevices(
         gpus=visible_count(selected, present),
         xpus=intel,
@@ -47,17 +66,33 @@ def read_devices(environment: Mapping[str, str], root: Path = Path("/")) -> Node
     )
 
 
+def _counts(root: Path) -> tuple[int, int]:
+    """NVIDIA's and AMD's GPUs."""
+    nvidia = sum(1 for path in _entries(root / "dev") if re.fullmatch(r"nvidia\d+", path.name))
+    nodes = _entries(root / "sys/class/kfd/kfd/topology/nodes")
+    return nvidia, sum(1 for node in nodes if _text(node / "gpu_id") not in ("", "0"))
+
+
+def _variables(nvidia: int) -> tuple[str, ...]:
+    """Those that say which GPUs a process may see; the first one that is set counts."""
+    return (NVIDIA,) if nvidia else AMD
+
+
 def visible_count(selected: str | None, present: int) -> int:
     """GPUs that a ``CUDA_VISIBLE_DEVICES`` value leaves of ``present`` ones; the list ends at the first wrong entry."""
     if selected is None or present == 0:
         return present
-    count = 0
+    return len(_entries_of(selected, present))
+
+
+def _entries_of(selected: str, present: int) -> tuple[str, ...]:
+    entries: list[str] = []
     for entry in (part.strip() for part in selected.split(",")):
         whole_gpu = entry.isdecimal() and int(entry) < present
         if not whole_gpu and not entry.startswith(("GPU-", "MIG-")):
             break
-        count += 1
-    return count
+        entries.append(entry)
+    return tuple(entries)
 
 
 def local_world_size(nproc_per_node: str, devices: NodeDevices) -> int:

@@ -143,7 +143,10 @@ class LocalRanks:
             f"{restore.source}:{restore.step}" if restore else "", agent.read_ahead.begun,
         )  # fmt: skip
         local = placement.local_rank
-        variables = rank_variables(self._base, self._options, placement, setting, self._errors[local])
+        devices = agent.devices.variables
+        variables = devices | rank_variables(
+            self._base | devices, self._options, placement, setting, self._errors[local]
+        )
         cpus = None
         if self._options.cpu_bind == "ranks":
             cpus = cpu_share(sorted(os.sched_getaffinity(0)), local, placement.local_world_size)
@@ -206,6 +209,8 @@ class LocalRanks:
                 self._agent.record("error_file_ignored", reason=note)
             if said is not None:
                 error = (said.message, said.traceback)
+        if event.exit_code != 0 and self._agent.core.local is not None:
+            self._agent.devices.rank_failed(event.local_rank, error, self._error_logs.get(event.local_rank))
         self._agent.core.rank_exited(event.local_rank, event.exit_code, event.signal, event.time, error)
 
     def _end_in_words(self, event: sm.Exited) -> str:

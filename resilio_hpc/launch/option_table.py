@@ -156,6 +156,27 @@ FAILURES = (
         "S",
     ),
     Flag(
+        ("--evict-devices",),
+        "look at a node's GPUs before ranks are (re)started; on: bad ones are hidden from ranks, and the node goes on "
+        "with fewer, or a spare takes its place; observe: only say so (default: off)",
+        default="off",
+        choices=("off", "observe", "on"),
+    ),
+    Flag(
+        ("--min-devices",),
+        "with --evict-devices: a node with fewer GPUs left takes no part (default: 1)",
+        whole_number,
+        1,
+        "N",
+    ),
+    Flag(
+        ("--device-unit",),
+        "with --evict-devices: a node runs a multiple of N ranks, as groups of N GPUs need (default: 1)",
+        whole_number,
+        1,
+        "N",
+    ),
+    Flag(
         ("--start-timeout",),
         "seconds for all ranks of a round to come up, else it is retried (default: 300)",
         number,

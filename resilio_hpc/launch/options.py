@@ -8,6 +8,7 @@ from typing import Literal
 
 ProgramKind = Literal["script", "module", "command"]
 CpuBind = Literal["none", "ranks"]
+EvictDevices = Literal["off", "observe", "on"]
 Mode = Literal["observe", "checkpoint", "recover"]
 CheckNodes = Literal["never", "start", "restart"]
 
@@ -43,6 +44,9 @@ class LaunchOptions:
     node_unit: int = 1
     standalone: bool = False  # this machine only, even inside an allocation
     local_nodes: int = 0  # > 0: no Slurm, this machine plays that many nodes (drills and tests)
+    evict_devices: EvictDevices = "off"  # launch/device_eviction.py; the two below are its rules
+    min_devices: int = 1
+    device_unit: int = 1
     role: str = "default"
     virtual_local_rank: bool = False
     cpu_bind: CpuBind = "none"

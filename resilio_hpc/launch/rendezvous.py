@@ -14,7 +14,8 @@ from resilio_hpc.launch.messages import Member
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node that could take part. ``order``: its position in the allocation; ``topology``: Slurm's, or empty.
+    """A node that could take part. ``order``: its position in the allocation; ``topology``: Slurm's, or empty;
+    ``evicted``: devices that are out of use there.
 
     Slurm's SLURM_TOPOLOGY_ADDR names the switches from the top to the node itself: ``s0.s4.n17``.
     """
@@ -24,6 +25,7 @@ class Candidate:
     address: str
     local_world_size: int
     topology: str = ""
+    evicted: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,13 @@ class Shape:
         """The largest node count allowed with ``nodes`` at hand; 0 when there are too few."""
         count = min(nodes, self.maximum) // self.unit * self.unit
         return count if count >= self.minimum else 0
+
+
+def whole_first(candidates: Collection[Candidate], shape: Shape) -> list[Candidate]:
+    """Without nodes that have devices out of use (RES-10), as far as others that would wait can take their places."""
+    reduced = sorted((c for c in candidates if c.evicted), key=lambda c: -c.evicted)
+    waits = reduced[: len(candidates) - shape.trim(len(candidates))]
+    return [candidate for candidate in candidates if candidate not in waits]
 
 
 def by_switch(candidates: Collection[Candidate]) -> list[Candidate]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.controller_state import MAX_LOSSES
 from resilio_hpc.launch.recovery import Budgets, Failure, Plan, Rung, World, decide
-from resilio_hpc.launch.rendezvous import Candidate, choose
+from resilio_hpc.launch.rendezvous import Candidate, choose, whole_first
 
 if TYPE_CHECKING:
     from resilio_hpc.launch.controller import Controller
@@ -72,15 +72,16 @@ class Rounds:
             self._say_waiting(len(usable))
         if shape.trim(len(usable)) < max(1, shape.trim(len(usable) + coming)):
             return  # as ``choose`` would say, at length
-        candidates = [self._candidate(node) for node in usable]
+        candidates = whole_first([self._candidate(node) for node in usable], shape)
         members = choose(candidates, [member.node for member in controller.members], shape, coming)
         if members:
             self._prepare(tuple(members))
 
     def usable(self) -> list[str]:
-        """Nodes that could take part in a round."""
+        """Nodes that could take part in a round: they stay, and have devices for a rank."""
         agents, lost = self._controller.agents, self._controller.lost
-        return [node for node, agent in agents.items() if node not in lost and agent.leaves_at is None]
+        there = [node for node, agent in agents.items() if node not in lost and agent.leaves_at is None]
+        return [node for node in there if agents[node].hello.local_world_size]
 
     def _say_waiting(self, usable: int) -> None:
         """Nobody should wonder why nothing happens: after a while, say which nodes have not come."""
@@ -138,7 +139,7 @@ class Rounds:
     def _candidate(self, node: str) -> Candidate:
         hello = self._controller.agents[node].hello
         order = self._order.get(node, len(self._order))
-        return Candidate(node, order, hello.address, hello.local_world_size, hello.topology)
+        return Candidate(node, order, hello.address, hello.local_world_size, hello.topology, hello.evicted)
 
     # -- preparing ---------------------------------------------------------------------------------------------
 

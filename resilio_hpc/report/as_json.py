@@ -31,6 +31,7 @@ def overview_json(o: Overview) -> str:
         "checkpoint": asdict(o.checkpoint) if o.checkpoint is not None else None,
         "status": status,
         "faults": [asdict(fault) for fault in o.faults],
+        "out_of_use": [asdict(device) for device in o.out_of_use],
         "goodput": asdict(o.goodput) | {"share": o.goodput.share},
     }
     return json.dumps(data, indent=1, default=str)

@@ -11,6 +11,7 @@ from typing import Any
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import Fields, parse_object, printable, read_object, read_regular
 from resilio_hpc.core.ledger import Event, LedgerReader
+from resilio_hpc.report.devices import OutOfUse, out_of_use
 from resilio_hpc.report.faults import Fault, faults
 from resilio_hpc.report.goodput import Goodput, goodput
 from resilio_hpc.report.status import Status, parse_status
@@ -58,6 +59,7 @@ class Overview:
     goodput: Goodput
     events: tuple[Event, ...]
     since: float = 0.0
+    out_of_use: tuple[OutOfUse, ...] = ()
 
 
 class RunReader:
@@ -175,6 +177,7 @@ def build(
         goodput=goodput(events, status.time if status else None),
         events=tuple(events),
         since=since,
+        out_of_use=out_of_use(events, launched or 0.0),
     )
 
 

@@ -25,6 +25,7 @@ QUIET = frozenset({
 })  # fmt: skip
 FRESH_S = 5.0  # a younger checkpoint's age would only flicker
 FIXED_LINES = 19  # everything but the rows of the two tables
+MOST_DEVICES = 4
 PHASES = {
     "gathering": "waiting for nodes",
     "preparing": "stopping the old ranks, opening the store",
@@ -89,6 +90,10 @@ def _rows(o: Overview) -> Iterator[tuple[str, Text]]:
     if s is not None and s.restarts:
         since = f", {s.without_progress} since the last checkpoint" if s.without_progress else ""
         yield "restarts", Text(f"{s.restarts}{since}")
+    if o.out_of_use:
+        shown = "; ".join(map(str, o.out_of_use[:MOST_DEVICES]))
+        more = len(o.out_of_use) - MOST_DEVICES
+        yield "out of use", Text(f"{shown}{f' and {more} more' if more > 0 else ''}", "yellow")
     yield "goodput", Text(goodput_words(o))
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.launch.rendezvous import Candidate, Shape, by_switch, choose
+from resilio_hpc.launch.rendezvous import Candidate, Shape, by_switch, choose, whole_first
 
 
 def nodes(*names: str, slots: int = 2) -> list[Candidate]:
@@ -83,3 +83,21 @@ def test_whatever_is_at_hand_members_are_distinct_and_as_many_as_allowed(
     assert set(chosen) <= {c.node for c in candidates}
     if len(chosen) == len(previous):
         assert all(chosen[rank] == node for rank, node in enumerate(previous) if node in {c.node for c in candidates})
+
+
+def test_nodes_with_devices_out_of_use_wait_where_others_can_take_their_places() -> None:
+    bad = [Candidate(name, order, name, 8 - evicted, "", evicted) for name, order, evicted in
+           (("a", 0, 1), ("b", 1, 0), ("c", 2, 3), ("d", 3, 0))]  # fmt: skip
+    assert [c.node for c in whole_first(bad, Shape(3, 3))] == ["a", "b", "d"]  # the worst one first
+    assert [c.node for c in whole_first(bad, Shape(2, 2))] == ["b", "d"]
+    assert [c.node for c in whole_first(bad, Shape(4, 4))] == ["a", "b", "c", "d"]
+    assert [c.node for c in whole_first(bad, Shape(2, 4, 2))] == ["a", "b", "c", "d"]
+
+
+@given(st.lists(st.integers(0, 2), max_size=12), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3))
+def test_to_prefer_whole_nodes_makes_no_round_smaller(evicted: list[int], size: int, least: int, unit: int) -> None:
+    shape = Shape(min(least, size), size, unit)
+    candidates = [Candidate(f"n{at}", at, "", 8 - gone, "", gone) for at, gone in enumerate(evicted)]
+    left = whole_first(candidates, shape)
+    assert shape.trim(len(left)) == shape.trim(len(candidates))
+    assert all(c in left for c in candidates if not c.evicted)

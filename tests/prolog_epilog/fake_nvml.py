@@ -38,6 +38,10 @@ class NVMLError_NoData(NVMLError):
     pass
 
 
+class NVMLError_NotFound(NVMLError):
+    pass
+
+
 class NVMLError_GpuIsLost(NVMLError):
     pass
 
@@ -63,6 +67,7 @@ CONSTANTS = {
     "NVML_TEMPERATURE_GPU": 0,
     "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN": 1,
     "nvmlMemory_v2": 33554472,
+    "NVML_DEVICE_MIG_ENABLE": 1,
 }
 ERRORS = [
     NVMLError_NotSupported,
@@ -71,6 +76,7 @@ ERRORS = [
     NVMLError_InvalidArgument,
     NVMLError_ArgumentVersionMismatch,
     NVMLError_NoData,
+    NVMLError_NotFound,
     NVMLError_GpuIsLost,
     NVMLError_ResetRequired,
     NVMLError_DriverNotLoaded,
@@ -99,6 +105,10 @@ def healthy_gpu(index: int) -> dict[str, Any]:
         "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=4 * 2**20, total=80 * GIB),
         "nvmlDeviceGetComputeRunningProcesses": [],
         "nvmlDeviceGetMigMode": [0, 0],
+        "nvmlDeviceGetMaxMigDeviceCount": 2,
+        "nvmlDeviceGetMigDeviceHandleByIndex": lambda at: (
+            {"nvmlDeviceGetUUID": f"MIG-{index}{at}-cccc"} if at == 0 else _raise(NVMLError_NotFound())
+        ),
         "nvmlDeviceGetPersistenceMode": 1,
     }
 

@@ -1,0 +1,88 @@
+"""Per-device eviction from end to end: a GPU goes bad between two rounds, and training goes on without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core.ledger import read_ledger
+from resilio_hpc.launch.run_directory import read_verdict
+
+GOOD, BAD = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import torch
+from resilio_hpc import train
+from resilio_hpc.ckpt import REPLICATED, Checkpointer
+from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
+from resilio_hpc.prolog_epilog.check import Fault, Result, Verdict
+from resilio_hpc.prolog_epilog.node import boot_id, uptime_s
+
+run = train.attach()
+state = {"w": torch.zeros(4)}
+checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)
+start, _ = checkpoint.restore(state) or (0, None)
+sees, hidden = os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("RESILIO_EVICTED_DEVICES", "")
+print("world", run.world_size, "begins at", start, "sees", sees, "not", hidden, flush=True)
+
+def break_down():
+    how, bad = sys.argv[2], os.environ["BAD_GPU"]
+    if how == "verdict":
+        fault = Fault("GPU 1: 3 uncorrected ECC errors", bad, 1)
+        result = Result(check="gpu-ecc", status="fail", on_fail="evict", severity="fatal", faults=(fault,))
+        verdict = Verdict(node="n1", boot=boot_id(), uptime_s=uptime_s(), unix_s=time.time(), results=(result,), gpus=2)
+        VerdictCache(Path(os.environ["RESILIO_HEALTH_DIRECTORY"])).write(verdict)
+        sys.exit(7)
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered" if how == "ecc" else "no such data set")
+
+committed = os.path.join(os.environ["RESILIO_RUN_DIR"], "checkpoints", "latest")
+for step in run.steps(start, int(sys.argv[1]), save=lambda done: checkpoint.save(done, state), every=5):
+    if run.rank == 1 and sees.endswith(os.environ["BAD_GPU"]) and step >= start + 10:
+        while not os.path.lexists(committed):
+            time.sleep(0.01)
+        break_down()
+    time.sleep(0.02)
+"""
+LAUNCH = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--nproc-per-node", "2")
+
+
+def launch(folder: Path, *arguments: str, nodes: int = 0) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(SCRIPT)
+    foreign = ("SLURM", "PET_", "TORCH", "RESILIO", "CUDA")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "CUDA_VISIBLE_DEVICES": f"{GOOD},{BAD}", "BAD_GPU": BAD,
+           "RESILIO_HEALTH_DIRECTORY": str(folder / "health" / "here")} | (
+               {"RESILIO_LOCAL_NODES": str(nodes)} if nodes else {})  # fmt: skip
+    return subprocess.run(
+        [*LAUNCH, *arguments], cwd=folder, env=kept | own, capture_output=True, text=True, timeout=240
+    )
+
+
+def entries(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [event.fields for event in read_ledger(folder / "run" / "ledger") if event.kind == kind]
+
+
+def status(folder: Path) -> str:
+    command = [sys.executable, "-m", "resilio_hpc.cli.main", "status", str(folder / "run")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_a_gpu_that_a_verdict_names_is_hidden_and_the_node_goes_on_with_the_other(tmp_path: Path) -> None:
+    done = launch(tmp_path, "--evict-devices", "on", "train.py", "40", "verdict")
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    assert f"world 2 begins at 0 sees {GOOD},{BAD} not \n" in done.stdout
+    assert f"sees {GOOD} not {BAD}\n" in done.stdout
+    assert [entry["world_size"] for entry in entries(tmp_path, "round")][-1] == 1
+    (evicted,) = entries(tmp_path, "device_evicted")
+    assert (evicted["device"], evicted["index"], evicted["check"], evicted["source"]) == (BAD, 1, "gpu-ecc", "verdict")
+    assert (evicted["slots"], evicted["of"], evicted["acted"]) == (1, 2, True)
+    line = f"GPU 1 ({BAD}) is out of use (gpu-ecc: GPU 1: 3 uncorrected ECC errors); 1 of 2 ranks go on with the others"
+    assert line in done.stdout + done.stderr
+    verdict = read_verdict(tmp_path / "run")
+    assert verdict is not None and verdict["verdict"] == "completed"
+    assert f"GPU 1 ({BAD}), gpu-ecc" in status(tmp_path)
