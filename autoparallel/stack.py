@@ -1,0 +1,51 @@
+"""What the training software does that the layout does not say: kernels, precision, overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from resilio_hpc.autoparallel.layout import Column
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Defaults: Megatron-Core as it is today, bf16.
+
+    ``precision``: bits of the operands of matrix products. ``flash``: fused attention. ``fused``: elementwise kernels are
+    fused (hand-written or compiled). ``causal``: the attention kernel skips masked tiles. ``overlap_dp``, ``overlap_tp``:
+    communication behind compute. ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
+    ``grad_bytes``: bytes per element of reduced gradients. ``gather_whole``: ZeRO-3 gathers tensor by tensor, with no
+    layer ahead.
+    """
+
+    precision: int = 16
+    flash: bool = True
+    fused: bool = True
+    causal: bool = True
+    overlap_dp: bool = True
+    overlap_tp: bool = False
+    scatter_p2p: bool = True
+    grad_bytes: int = 4
+    gather_whole: bool = False
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Stacks as columns."""
+
+    precision: Column
+    flash: Column
+    fused: Column
+    causal: Column
+    overlap_dp: Column
+    overlap_tp: Column
+    scatter_p2p: Column
+    grad_bytes: Column
+    gather_whole: Column
+
+    @classmethod
+    def of(cls, stacks: Sequence[Stack]) -> Stacks:
+        return cls(**{f.name: np.array([getattr(s, f.name) for s in stacks], dtype=float) for f in fields(cls)})
