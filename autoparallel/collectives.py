@@ -73,10 +73,10 @@ def all_reduce(size: Column, group: Group, machines: Machines, efficiency: Effic
     return 2 * gather(size, group, machines, efficiency)
 
 
-def all_to_all(size: Column, group: Group, machines: Machines, efficiency: Efficiency) -> Column:
-    """Seconds of an all-to-all in which each rank sends ``size`` bytes in all."""
+def all_to_all(size: Column, outer: Column, group: Group, machines: Machines, efficiency: Efficiency) -> Column:
+    """Seconds of an all-to-all in which each rank sends ``size`` bytes in all, ``outer`` bytes were all of it remote."""
     inner = size * (group.local - 1) / group.size / (machines.link * efficiency.link)
-    outside = size * (group.size - group.local) / group.size
+    outside = outer * (group.size - group.local) / group.size
     share = machines.nic / machines.node_gpus * efficiency.nic
     return np.where(group.size > 1, np.maximum(inner, outside / share) + _latency(group, efficiency), 0.0)
 

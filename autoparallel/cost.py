@@ -71,10 +71,20 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     # Two all-reduces per pass; with sequence parallelism a gather and a scatter take the place of each.
     tensor = (2 + again) * 2 * all_reduce(activations, group.tp, machines, efficiency)
     routed = activations * models.topk / np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
-    expert = (2 + again) * 2 * models.moe_share * all_to_all(routed, group.ep, machines, efficiency)
+    expert = (2 + again) * 2 * models.moe_share * all_to_all(
+        routed, routed * _once(problem, group), group.ep, machines, efficiency
+    )
     keys = 2 * tokens * layouts.cp * 2 * models.kv_heads * models.head_dim / layouts.tp
     context = (1.5 + again / 2) * 2 * gather(keys, group.cp, machines, efficiency)
     return tensor * exposed, expert, context
+
+
+def _once(problem: Problem, group: Groups) -> Column:
+    """Part of the routed traffic between nodes that is left when a token goes once to each node."""
+    topk = np.maximum(problem.models.topk, 1)
+    nodes = np.maximum(group.ep.size / group.ep.local, 1)
+    distinct = nodes * (1 - (1 - 1 / nodes) ** topk)
+    return np.where(problem.stacks.dispatch_once > 0, distinct / topk, 1.0)
 
 
 def _sharding(problem: Problem, group: Groups, efficiency: Efficiency) -> Column:

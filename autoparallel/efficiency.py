@@ -24,17 +24,20 @@ class Efficiency:
     gemm_blackwell: float
     fp8: float
     fp4: float
+    rows: float
     wave: float
     depth: float
     misaligned: float
     flash_ampere: float
     flash_hopper: float
+    cudnn_hopper: float
     flash_blackwell: float
     memory: float
     elementwise: float
     eager: float
     unfused_softmax: float
     host_us: float
+    host_softmax: float
     host_comm_us: float
     host_step_us: float
     host_micro_us: float

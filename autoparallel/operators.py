@@ -13,6 +13,7 @@ from resilio_hpc.autoparallel.stack import Stacks
 from resilio_hpc.autoparallel.transformer import Transformers
 
 TILE = 128.0
+WIDE_TILE = 256.0
 ALIGNED = 64.0
 KERNEL_S = 3e-6  # ramp and tail of one kernel, CUDA launch-to-launch on the device
 
@@ -49,11 +50,12 @@ def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates
     part = _by_arch(
         machines, efficiency.gemm_volta, efficiency.gemm_ampere, efficiency.gemm_hopper, efficiency.gemm_blackwell
     )
-    # A lower power limit lowers the clock by about its square root.
+    # Matrix products are limited by power: clocks go with about its square root.
     plain = machines.bf16 * part * np.sqrt(machines.power)
     eight = np.where(machines.fp8 > 0, machines.fp8 * part * np.sqrt(machines.power) * efficiency.fp8, plain)
-    four = np.where(machines.fp4 > 0, machines.fp4 * part * efficiency.fp4, eight)
+    four = np.where(machines.fp4 > 0, machines.fp4 * part * np.sqrt(machines.power) * efficiency.fp4, eight)
     products = np.where(stacks.precision <= 4, four, np.where(stacks.precision <= 8, eight, plain))
+    products = np.where(stacks.row_scales > 0, np.maximum(products * efficiency.rows, plain), products)
     products = np.where(stacks.precision >= 32, plain / 2, products)
     flash = _by_arch(
         machines,
@@ -62,6 +64,8 @@ def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates
         efficiency.flash_hopper,
         efficiency.flash_blackwell,
     )
+    newer = _by_arch(machines, 0.0, 0.0, efficiency.cudnn_hopper, 0.0)
+    flash = np.where(stacks.flash >= 2, np.maximum(flash, newer), flash)
     return _Rates(
         products=products,
         attention=machines.bf16 * flash * np.sqrt(machines.power),
@@ -76,7 +80,7 @@ def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates
 
 def _product(m: Column, n: Column, k: Column, count: Column | float, rates: _Rates) -> Column:
     """Seconds of ``count`` products of (m, k) by (k, n) in one kernel."""
-    waves = count * np.ceil(m / TILE) * np.ceil(n / TILE) / rates.sms
+    waves = count * np.ceil(m / TILE) * np.ceil(n / WIDE_TILE) / rates.sms
     reach = waves / (waves + rates.wave) * k / (k + rates.depth)
     aligned = (np.mod(n, ALIGNED) == 0) & (np.mod(k, ALIGNED) == 0)
     reach = reach * np.where(aligned, 1.0, rates.misaligned)
@@ -153,6 +157,13 @@ def _layer_products(
     return sum(f * w for (f, _), w in parts), sum(b * w for (_, b), w in parts)  # type: ignore[return-value]
 
 
+def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Column:
+    """Bytes to add one micro-batch's gradients of one layer to those of the others."""
+    held = (models.layer_parameters + models.layer_expert_parameters / layouts.ep) / layouts.tp
+    several = layouts.micro_batches > 1
+    return np.where(several, held * (2 * stacks.grad_bytes + 2), 0.0) / np.where(layouts.zero >= 3, layouts.dp, 1)
+
+
 def work(
     models: Transformers, layouts: Layouts, machines: Machines, stacks: Stacks, efficiency: Efficiency
 ) -> Work:
@@ -164,11 +175,15 @@ def work(
     full = (layouts.recompute == Recompute.FULL) * 1.0
     selective = (layouts.recompute == Recompute.SELECTIVE) * 1.0
     layer = (1 + full) * (forward + passes + core) + selective * core + backward + core_back + 1.5 * passes
+    layer = layer + _accumulation(models, layouts, stacks) / rates.memory
     tokens = layouts.micro_batch * models.seq / layouts.cp
     vocab = models.vocab / layouts.tp
     logits, logits_back = _linear(tokens, vocab, models.hidden, 1, rates)
     loss = 2 * tokens * (vocab * 10 + models.hidden * 8) / rates.memory
     host = efficiency.host_us * np.where(stacks.fused > 0, 1.0, 1.3) * (1 + full / 3)
+    batches = layouts.micro_batch * models.heads / layouts.tp
+    refused = (stacks.flash == 0) & (np.mod(batches, 4) != 0)
+    host = host * np.where(refused, efficiency.host_softmax, 1.0)
     collectives = np.where(layouts.tp > 1, (4 + 2 * full) * efficiency.host_comm_us, 0.0)
     return Work(layer, logits + logits_back + loss, (host + collectives) * 1e-6)
 

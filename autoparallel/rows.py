@@ -173,13 +173,14 @@ def _stack(cells: Cells, framework: str) -> Stack:
     stack = Stack(**rule)  # type: ignore[arg-type]
     kernel = cells.text("attn_kernel").lower()
     if kernel:
-        flash = not ("softmax" in kernel or "local" in kernel)
-        stack = replace(stack, flash=flash, causal=flash)
+        plain = "softmax" in kernel or "local" in kernel
+        stack = replace(stack, flash=0 if plain else max(stack.flash, 1), causal=not plain)
     precision = cells.text("precision").lower()
     bits = 4 if "fp4" in precision else 8 if "fp8" in precision else 32 if "fp32" in precision else 16
     return replace(
         stack,
         precision=bits,
+        row_scales="rowwise" in precision,
         overlap_tp=stack.overlap_tp or "asynctp" in framework,
         grad_bytes=4 if "deepspeed" in framework and precision.startswith("bf16") else stack.grad_bytes,
     )

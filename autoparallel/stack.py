@@ -14,15 +14,17 @@ from resilio_hpc.autoparallel.layout import Column
 class Stack:
     """Defaults: Megatron-Core as it is today, bf16.
 
-    ``precision``: bits of the operands of matrix products. ``flash``: fused attention. ``fused``: elementwise kernels are
+    ``precision``: bits of the operands of matrix products; ``row_scales``: fp8 with a scale per row. ``flash``: fused
+    attention, 1 FlashAttention as written for Ampere (1 and 2), 2 cuDNN's and Transformer Engine's. ``fused``: elementwise kernels are
     fused (hand-written or compiled). ``causal``: the attention kernel skips masked tiles. ``overlap_dp``, ``overlap_tp``:
     communication behind compute. ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
     ``grad_bytes``: bytes per element of reduced gradients. ``gather_whole``: ZeRO-3 gathers tensor by tensor, with no
-    layer ahead.
+    layer ahead. ``dispatch_once``: a token goes once to a node, whatever the number of its experts there (DeepEP).
     """
 
     precision: int = 16
-    flash: bool = True
+    row_scales: bool = False
+    flash: int = 2
     fused: bool = True
     causal: bool = True
     overlap_dp: bool = True
@@ -30,6 +32,7 @@ class Stack:
     scatter_p2p: bool = True
     grad_bytes: int = 4
     gather_whole: bool = False
+    dispatch_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Stacks:
     """Stacks as columns."""
 
     precision: Column
+    row_scales: Column
     flash: Column
     fused: Column
     causal: Column
@@ -45,6 +49,7 @@ class Stacks:
     scatter_p2p: Column
     grad_bytes: Column
     gather_whole: Column
+    dispatch_once: Column
 
     @classmethod
     def of(cls, stacks: Sequence[Stack]) -> Stacks:
