@@ -24,8 +24,9 @@ def fit(residuals: Callable[[Vector], Vector], start: Vector, bounds: Bounds, ro
 
     def all_residuals(x: Vector) -> Vector:
         raw = residuals(np.exp(x))
-        robust = np.sign(raw) * np.where(np.abs(raw) > ROBUST, np.sqrt(2 * ROBUST * np.abs(raw) - ROBUST**2), np.abs(raw))
-        return np.concatenate([robust, (x - belief) / bounds.spread])
+        size = np.abs(raw)
+        robust = np.where(size > ROBUST, np.sqrt(ROBUST * np.maximum(2 * size - ROBUST, ROBUST)), size)
+        return np.concatenate([np.sign(raw) * robust, (x - belief) / bounds.spread])
 
     x = np.clip(np.log(start), low, high)
     now = all_residuals(x)

@@ -119,15 +119,16 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
     """Bytes of the forward pass of one layer outside products and attention."""
     tokens = layouts.micro_batch * models.seq / layouts.cp
     whole = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
-    norms = 2 * 6 * models.hidden / whole  # two norms, two residual sums with bias and dropout
-    inner = 2 * models.qkv_width / layouts.tp  # positions, transposes
+    # RMSNorm and rotary positions, which come with gated MLPs, have no kernel of their own in eager PyTorch.
+    slow = np.where((stacks.fused == 0) & (models.gated > 0), efficiency.eager, 1.0)
+    norms = (4 * slow + 6 + 2 * (stacks.flash == 0)) * models.hidden / whole  # norms, residual sums, dropout before 2023
+    inner = 2 * slow * models.qkv_width / layouts.tp  # positions, transposes
     moe = models.moe_share
     widths = (1 - moe) * models.ffn + moe * (models.topk * models.expert_ffn + models.shared_ffn)
     activation = (1 + models.matrices) * widths / layouts.tp
     routed = moe * models.topk * efficiency.dispatch * models.hidden / layouts.tp
     casts = np.where(stacks.precision <= 8, 1.25, 1.0)
-    passes = efficiency.elementwise * np.where(stacks.fused > 0, 1.0, efficiency.eager)
-    return 2 * tokens * (norms + inner + activation + routed) * passes * casts
+    return 2 * tokens * ((norms + inner + activation) * efficiency.elementwise + routed) * casts
 
 
 def _layer_products(

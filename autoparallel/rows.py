@@ -99,6 +99,7 @@ def _model(cells: Cells) -> Transformer:
         head_dim=head_dim,
         ffn=_number_in(r"dense ffn (\d+)", mlp) or ffn,
         gated="swiglu" in mlp or "geglu" in mlp,
+        tied="swiglu" not in mlp,
         vocab=cells.whole("vocab", DEFAULT_VOCAB),
         seq=cells.whole("seq"),
         experts=experts,
@@ -182,8 +183,15 @@ def _stack(cells: Cells, framework: str) -> Stack:
         precision=bits,
         row_scales="rowwise" in precision,
         overlap_tp=stack.overlap_tp or "asynctp" in framework,
-        grad_bytes=4 if "deepspeed" in framework and precision.startswith("bf16") else stack.grad_bytes,
+        both_grads="deepspeed" in framework and precision.startswith("bf16"),
+        grad_bytes=_gradient_bytes(stack, framework, precision),
     )
+
+
+def _gradient_bytes(stack: Stack, framework: str, precision: str) -> int:
+    if "deepspeed" in framework and precision.startswith("bf16"):
+        return 4
+    return 2 if precision.startswith("fp16") else stack.grad_bytes
 
 
 def _machine(cells: Cells) -> Machine:

@@ -20,6 +20,8 @@ class Stack:
     communication behind compute. ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
     ``grad_bytes``: bytes per element of reduced gradients. ``gather_whole``: ZeRO-3 gathers tensor by tensor, with no
     layer ahead. ``dispatch_once``: a token goes once to a node, whatever the number of its experts there (DeepEP).
+    ``fp32_weights``: what is kept of the weights is fp32, and half precision only while in use (FSDP mixed precision).
+    ``both_grads``: half-precision gradients are kept beside fp32 ones. ``loss_bytes``: bytes per logit at the peak.
     """
 
     precision: int = 16
@@ -33,6 +35,9 @@ class Stack:
     grad_bytes: int = 4
     gather_whole: bool = False
     dispatch_once: bool = False
+    fp32_weights: bool = False
+    both_grads: bool = False
+    loss_bytes: int = 6
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,9 @@ class Stacks:
     grad_bytes: Column
     gather_whole: Column
     dispatch_once: Column
+    fp32_weights: Column
+    both_grads: Column
+    loss_bytes: Column
 
     @classmethod
     def of(cls, stacks: Sequence[Stack]) -> Stacks:
