@@ -17,7 +17,7 @@ WORKSPACE = 0.09e9  # cuBLAS and Transformer Engine workspaces, allocated throug
 BUCKETS = 2.5  # bytes per parameter of the largest unit that ZeRO-3 holds gathered, times units ahead
 CONTEXT = 1.2e9  # CUDA context and loaded kernels; seen by nvidia-smi only
 CHANNELS = 2.5e9  # NCCL's buffers over all process groups; seen by nvidia-smi only
-FRAGMENTS = 0.06  # of what is allocated: cached by PyTorch and in no use, at the peak
+FRAGMENTS = 0.12  # of what is allocated: cached by PyTorch and in no use, at the peak
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Memory:
     head: Column
     first: Column
     last: Column
+    buckets: Column
 
     @property
     def peak(self) -> Column:
@@ -37,7 +38,7 @@ class Memory:
     @property
     def device(self) -> Column:
         """What nvidia-smi shows, and what has to fit into the GPU."""
-        return self.peak * (1 + FRAGMENTS) + CONTEXT + CHANNELS
+        return self.peak * (1 + FRAGMENTS) + CONTEXT + CHANNELS + self.buckets
 
 
 def _state_bytes(problem: Problem) -> tuple[Column, Column]:
@@ -112,7 +113,9 @@ def memory(problem: Problem) -> Memory:
     states = layers * (whole + spread) + experts * (whole + np.minimum(expert_spread, 16))
     ends = np.where((layouts.pp == 1) & (models.tied == 0), 2, 1) * embedding * (whole + spread)
     unit = (models.layer_parameters + models.layer_expert_parameters / layouts.ep) / layouts.tp
-    gathered = np.where(layouts.zero >= 3, 2 * BUCKETS * unit + 2 * 2 * embedding, 0.0)
+    # With a pipeline, FSDP keeps a stage's parameters gathered over all its micro-batches.
+    units = np.where(layouts.pp > 1, 2 * layers, 2 * BUCKETS * unit)
+    gathered = np.where(layouts.zero >= 3, units + 2 * 2 * embedding, 0.0)
     tokens = layouts.micro_batch * models.seq / layouts.cp
     head = stacks.loss_bytes * tokens * models.vocab / layouts.tp
     held = states + ends + gathered + WORKSPACE
@@ -123,4 +126,5 @@ def memory(problem: Problem) -> Memory:
         head=head,
         first=held + first + np.where(layouts.pp == 1, head, 0.0),
         last=held + last + head,
+        buckets=stacks.buckets * np.ones_like(held),
     )

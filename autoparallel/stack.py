@@ -22,6 +22,7 @@ class Stack:
     layer ahead. ``dispatch_once``: a token goes once to a node, whatever the number of its experts there (DeepEP).
     ``fp32_weights``: what is kept of the weights is fp32, and half precision only while in use (FSDP mixed precision).
     ``both_grads``: half-precision gradients are kept beside fp32 ones. ``loss_bytes``: bytes per logit at the peak.
+    ``buckets``: bytes of flat buffers for communication.
     """
 
     precision: int = 16
@@ -38,6 +39,7 @@ class Stack:
     fp32_weights: bool = False
     both_grads: bool = False
     loss_bytes: int = 6
+    buckets: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Stacks:
     fp32_weights: Column
     both_grads: Column
     loss_bytes: Column
+    buckets: Column
 
     @classmethod
     def of(cls, stacks: Sequence[Stack]) -> Stacks:
