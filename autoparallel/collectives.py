@@ -54,7 +54,8 @@ def _share(group: Group, machines: Machines, efficiency: Efficiency) -> Column:
 
 
 def _latency(group: Group, efficiency: Efficiency) -> Column:
-    inner = efficiency.link_alpha_us * np.log2(np.maximum(group.local, 1))
+    # Two GPUs pay most of the latency of eight: NCCL all-reduce curves of A100 nodes.
+    inner = np.where(group.local > 1, efficiency.link_alpha_us * (1.5 + np.log2(np.maximum(group.local, 1))), 0.0)
     outer = efficiency.nic_alpha_us * np.log2(np.maximum(group.size / group.local, 1))
     return (inner + outer) * 1e-6
 

@@ -67,7 +67,7 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     tokens = layouts.micro_batch * models.seq / layouts.cp
     again = (layouts.recompute == Recompute.FULL) * 1.0
     activations = tokens * models.hidden * 2
-    exposed = 1 - efficiency.tp_overlap * np.where(problem.stacks.overlap_tp > 0, 3.0, 1.0).clip(max=1 / 0.95)
+    exposed = 1 - efficiency.tp_overlap * problem.stacks.overlap_tp / 2
     # Two all-reduces per pass; with sequence parallelism a gather and a scatter take the place of each.
     tensor = (2 + again) * 2 * all_reduce(activations, group.tp, machines, efficiency)
     routed = activations * models.topk / np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
@@ -105,7 +105,7 @@ def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) 
     device = np.where(
         problem.stacks.gather_whole > 0, device + sharding, norm(device, sharding, efficiency.fsdp_norm)
     )
-    total = norm(device, work.host, 6.0)
+    total = norm(device, work.host, efficiency.host_norm)
     return _Layer(work.layer, tensor, expert, context, device - work.layer - tensor - expert - context, total)
 
 

@@ -37,6 +37,7 @@ class Efficiency:
     eager: float
     unfused_softmax: float
     host_us: float
+    host_norm: float
     host_softmax: float
     host_comm_us: float
     host_step_us: float

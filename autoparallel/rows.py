@@ -68,7 +68,7 @@ def case(row: Mapping[str, str]) -> Case:
     model = _model(cells)
     framework = cells.text("framework").lower()
     layout, stated = _layout(cells, model, framework)
-    if layout.pp * layout.vpp > model.layers:
+    if layout.pp * layout.vpp > model.layers + 2:  # embedding and head may count as layers
         raise UsageError(f"pp * vpp = {layout.pp * layout.vpp} stages, but the model has {model.layers} layers")
     if layout.tp > model.heads:
         raise UsageError(f"tp = {layout.tp} does not divide {model.heads} heads")
@@ -182,7 +182,7 @@ def _stack(cells: Cells, framework: str) -> Stack:
         stack,
         precision=bits,
         row_scales="rowwise" in precision,
-        overlap_tp=stack.overlap_tp or "asynctp" in framework,
+        overlap_tp=2 if "asynctp" in framework else stack.overlap_tp,
         both_grads="deepspeed" in framework and precision.startswith("bf16"),
         grad_bytes=_gradient_bytes(stack, framework, precision),
     )

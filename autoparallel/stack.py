@@ -16,8 +16,9 @@ class Stack:
 
     ``precision``: bits of the operands of matrix products; ``row_scales``: fp8 with a scale per row. ``flash``: fused
     attention, 1 FlashAttention as written for Ampere (1 and 2), 2 cuDNN's and Transformer Engine's. ``fused``: elementwise kernels are
-    fused (hand-written or compiled). ``causal``: the attention kernel skips masked tiles. ``overlap_dp``, ``overlap_tp``:
-    communication behind compute. ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
+    fused (hand-written or compiled). ``causal``: the attention kernel skips masked tiles. ``overlap_dp``:
+    gradients are reduced behind the last backward pass. ``overlap_tp``: tensor-parallel communication beside products, 0 none,
+    1 in the backward pass, 2 in both. ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
     ``grad_bytes``: bytes per element of reduced gradients. ``gather_whole``: ZeRO-3 gathers tensor by tensor, with no
     layer ahead. ``dispatch_once``: a token goes once to a node, whatever the number of its experts there (DeepEP).
     ``fp32_weights``: what is kept of the weights is fp32, and half precision only while in use (FSDP mixed precision).
@@ -31,7 +32,7 @@ class Stack:
     fused: bool = True
     causal: bool = True
     overlap_dp: bool = True
-    overlap_tp: bool = False
+    overlap_tp: int = 1
     scatter_p2p: bool = True
     grad_bytes: int = 4
     gather_whole: bool = False
