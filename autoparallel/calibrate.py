@@ -25,7 +25,7 @@ NOISE_CALIBRATED = 0.04
 def fit(residuals: Callable[[Vector], Vector], start: Vector, limits: Bounds, rounds: int = 12) -> Vector:
     """The values that make ``residuals`` (in standard deviations) and the departure from the beliefs smallest.
 
-    Levenberg–Marquardt in the logarithms of the values, clipped to the bounds. ``residuals`` takes values, not logarithms.
+    Levenberg–Marquardt in the logarithms of the values, clipped to the bounds. ``residuals`` takes values themselves.
     """
     low, high = np.log(limits.low), np.log(limits.high)
     belief = np.log(limits.prior)

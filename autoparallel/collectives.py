@@ -1,4 +1,4 @@
-"""Time of collectives: latency and bandwidth (α–β), hierarchical over NVLink domains and the network, for many groups."""
+"""Time of collectives: latency and bandwidth (α–β) over NVLink domains and the network between them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def all_reduce(size: Column, group: Group, machines: Machines, efficiency: Effic
 
 
 def all_to_all(size: Column, outer: Column, group: Group, machines: Machines, efficiency: Efficiency) -> Column:
-    """Seconds of an all-to-all in which each rank sends ``size`` bytes in all, ``outer`` bytes were all of it remote."""
+    """Seconds of an all-to-all: each rank sends ``size`` bytes in all, or ``outer`` if all were for other domains."""
     inner = size * (group.local - 1) / group.size / (machines.link * efficiency.link)
     outside = outer * (group.size - group.local) / group.size
     share = machines.nic / machines.node_gpus * efficiency.nic

@@ -1,4 +1,4 @@
-"""Time of one training iteration, for many layouts at once: roofline of the operators, collectives, pipeline schedule."""
+"""Time of one training iteration, for many layouts at once: operators, collectives, pipeline schedule."""
 
 from __future__ import annotations
 
@@ -71,8 +71,11 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     # Two all-reduces per pass; with sequence parallelism a gather and a scatter take the place of each.
     tensor = (2 + again) * 2 * all_reduce(activations, group.tp, machines, efficiency)
     routed = activations * models.topk / np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
-    expert = (2 + again) * 2 * models.moe_share * all_to_all(
-        routed, routed * _once(problem, group), group.ep, machines, efficiency
+    expert = (
+        (2 + again)
+        * 2
+        * models.moe_share
+        * all_to_all(routed, routed * _once(problem, group), group.ep, machines, efficiency)
     )
     keys = 2 * tokens * layouts.cp * 2 * models.kv_heads * models.head_dim / layouts.tp
     context = (1.5 + again / 2) * 2 * gather(keys, group.cp, machines, efficiency)
@@ -102,9 +105,7 @@ def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) 
     tensor, expert, context = _communication(problem, group, efficiency)
     sharding = _sharding(problem, group, efficiency)
     device = work.layer + tensor + expert + context
-    device = np.where(
-        problem.stacks.gather_whole > 0, device + sharding, norm(device, sharding, efficiency.fsdp_norm)
-    )
+    device = np.where(problem.stacks.gather_whole > 0, device + sharding, norm(device, sharding, efficiency.fsdp_norm))
     total = norm(device, work.host, efficiency.host_norm)
     return _Layer(work.layer, tensor, expert, context, device - work.layer - tensor - expert - context, total)
 
@@ -161,6 +162,17 @@ def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
         bubble=pipeline - count * slowest,
         data_parallel=exposed + count * layers * layer.sharding,
         optimizer=optimizer,
-        host=count * (layers * (layer.total - layer.compute - layer.tensor_parallel - layer.expert_parallel
-                                - layer.context_parallel - layer.sharding)) + fixed,
+        host=count
+        * (
+            layers
+            * (
+                layer.total
+                - layer.compute
+                - layer.tensor_parallel
+                - layer.expert_parallel
+                - layer.context_parallel
+                - layer.sharding
+            )
+        )
+        + fixed,
     )

@@ -1,4 +1,4 @@
-"""Parallel layouts: how one training iteration is spread over GPUs; many of them as columns for the vectorised model."""
+"""Parallel layouts: how one training iteration is spread over GPUs; many of them as columns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ class Layout:
 
     def __str__(self) -> str:
         parts = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}", f"mb{self.micro_batch}"]
-        parts += [f"{name}{value}" for name, value in (("cp", self.cp), ("ep", self.ep), ("vpp", self.vpp)) if value > 1]
+        parts += [
+            f"{name}{value}" for name, value in (("cp", self.cp), ("ep", self.ep), ("vpp", self.vpp)) if value > 1
+        ]
         parts += ["sp"] * self.sequence_parallel + [f"zero{self.zero}"] * (self.zero > 0) + ["zb"] * self.zero_bubble
         return "-".join([*parts, f"recompute-{self.recompute.name.lower()}"])
 
@@ -82,7 +84,7 @@ class Layouts:
         return cls(**{f.name: np.array([getattr(x, f.name) for x in layouts], dtype=float) for f in fields(cls)})
 
     def __len__(self) -> int:
-        return max(getattr(self, field.name).size for field in fields(self))
+        return max(int(getattr(self, field.name).size) for field in fields(self))
 
     def row(self, index: int) -> Layout:
         values = {f.name: int(np.broadcast_to(getattr(self, f.name), (len(self),))[index]) for f in fields(self)}

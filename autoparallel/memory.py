@@ -55,7 +55,7 @@ def _state_bytes(problem: Problem) -> tuple[Column, Column]:
 
 
 def _stage_parameters(problem: Problem) -> tuple[Column, Column, Column]:
-    """Parameters per GPU of a stage's layers, of its experts (which are sharded over fewer replicas), of one embedding."""
+    """Parameters per GPU of a stage's layers, of its experts (sharded over fewer replicas), of one embedding."""
     models, layouts = problem.models, problem.layouts
     layers = np.ceil(models.layers / (layouts.pp * layouts.vpp)) * layouts.vpp
     experts = models.layer_expert_parameters / layouts.ep

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from resilio_hpc.autoparallel.efficiency import Efficiency
-from resilio_hpc.autoparallel.hardware import Arch, Machines
+from resilio_hpc.autoparallel.hardware import Machines
 from resilio_hpc.autoparallel.layout import Column, Layouts, Recompute
 from resilio_hpc.autoparallel.stack import Stacks
 from resilio_hpc.autoparallel.transformer import Transformers
@@ -20,8 +20,10 @@ KERNEL_S = 3e-6  # ramp and tail of one kernel, CUDA launch-to-launch on the dev
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds per micro-batch on one GPU, forward and backward and recomputation: of a layer, of both ends of the model;
-    ``host``: the host's seconds per layer, in which the GPU can not be faster."""
+    """Seconds per micro-batch on one GPU, forward, backward, recomputation: of a layer, of both ends of the model.
+
+    ``host``: the host's seconds per layer.
+    """
 
     layer: Column
     head: Column
@@ -43,7 +45,8 @@ class _Rates:
 
 
 def _by_arch(machines: Machines, volta: float, ampere: float, hopper: float, blackwell: float) -> Column:
-    return np.array([volta, ampere, hopper, blackwell])[machines.arch.astype(int)]
+    values: Column = np.array([volta, ampere, hopper, blackwell])
+    return np.asarray(values[machines.arch.astype(int)])
 
 
 def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates:
@@ -121,14 +124,17 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
     whole = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
     # RMSNorm and rotary positions, which come with gated MLPs, have no kernel of their own in eager PyTorch.
     slow = np.where((stacks.fused == 0) & (models.gated > 0), efficiency.eager, 1.0)
-    norms = (4 * slow + 6 + 2 * (stacks.flash == 0)) * models.hidden / whole  # norms, residual sums, dropout before 2023
+    norms = (
+        (4 * slow + 6 + 2 * (stacks.flash == 0)) * models.hidden / whole
+    )  # norms, residual sums, dropout before 2023
     inner = 2 * slow * models.qkv_width / layouts.tp  # positions, transposes
     moe = models.moe_share
     widths = (1 - moe) * models.ffn + moe * (models.topk * models.expert_ffn + models.shared_ffn)
     activation = (1 + models.matrices) * widths / layouts.tp
     routed = moe * models.topk * efficiency.dispatch * models.hidden / layouts.tp
     casts = np.where(stacks.precision <= 8, 1.25, 1.0)
-    return 2 * tokens * ((norms + inner + activation) * efficiency.elementwise + routed) * casts
+    total: Column = (norms + inner + activation) * efficiency.elementwise + routed
+    return 2 * tokens * total * casts
 
 
 def _layer_products(
@@ -165,9 +171,7 @@ def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Col
     return np.where(several, held * (2 * stacks.grad_bytes + 2), 0.0) / np.where(layouts.zero >= 3, layouts.dp, 1)
 
 
-def work(
-    models: Transformers, layouts: Layouts, machines: Machines, stacks: Stacks, efficiency: Efficiency
-) -> Work:
+def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Stacks, efficiency: Efficiency) -> Work:
     """Seconds of one layer and of embedding, head and loss for one micro-batch on one GPU."""
     rates = _rates(machines, stacks, efficiency)
     forward, backward = _layer_products(models, layouts, rates, efficiency)
@@ -192,6 +196,8 @@ def work(
 def optimizer_time(held: Column, layouts: Layouts, machines: Machines, efficiency: Efficiency) -> Column:
     """Seconds of Adam over the parameters of a GPU: 30 bytes per parameter, and the norm of its gradients."""
     share = np.where(layouts.zero >= 1, layouts.dp * layouts.cp, 1)
-    return held * (30 / share + 4 / np.where(layouts.zero >= 2, share, 1)) / (
-        machines.memory_bandwidth * efficiency.memory
+    return (
+        held
+        * (30 / share + 4 / np.where(layouts.zero >= 2, share, 1))
+        / (machines.memory_bandwidth * efficiency.memory)
     )

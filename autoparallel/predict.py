@@ -100,7 +100,9 @@ def half_width(asked: Problem, cost: Cost, calibrated: bool) -> NDArray[np.float
     """Of the band around each time: wider where kernels are launched slower than they run, and for experts."""
     table = band()
     launching = cost.host > 0.3 * cost.iteration
-    width = np.where(asked.models.experts > 0, table["experts"], np.where(launching, table["launching"], table["plain"]))
+    width = np.where(
+        asked.models.experts > 0, table["experts"], np.where(launching, table["launching"], table["plain"])
+    )
     return np.where(calibrated, width * table["calibrated"], width)
 
 

@@ -72,9 +72,7 @@ def case(row: Mapping[str, str]) -> Case:
         raise UsageError(f"pp * vpp = {layout.pp * layout.vpp} stages, but the model has {model.layers} layers")
     if layout.tp > model.heads:
         raise UsageError(f"tp = {layout.tp} does not divide {model.heads} heads")
-    return Case(
-        model, layout, _machine(cells), _stack(cells, framework), framework, tuple(cells.assumed), not stated
-    )
+    return Case(model, layout, _machine(cells), _stack(cells, framework), framework, tuple(cells.assumed), not stated)
 
 
 def _number_in(pattern: str, text: str) -> int:

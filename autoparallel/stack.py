@@ -14,16 +14,17 @@ from resilio_hpc.autoparallel.layout import Column
 class Stack:
     """Defaults: Megatron-Core as it is today, bf16.
 
-    ``precision``: bits of the operands of matrix products; ``row_scales``: fp8 with a scale per row. ``flash``: fused
-    attention, 1 FlashAttention as written for Ampere (1 and 2), 2 cuDNN's and Transformer Engine's. ``fused``: elementwise kernels are
-    fused (hand-written or compiled). ``causal``: the attention kernel skips masked tiles. ``overlap_dp``:
-    gradients are reduced behind the last backward pass. ``overlap_tp``: tensor-parallel communication beside products, 0 none,
-    1 in the backward pass, 2 in both. ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
-    ``grad_bytes``: bytes per element of reduced gradients. ``gather_whole``: ZeRO-3 gathers tensor by tensor, with no
-    layer ahead. ``dispatch_once``: a token goes once to a node, whatever the number of its experts there (DeepEP).
-    ``fp32_weights``: what is kept of the weights is fp32, and half precision only while in use (FSDP mixed precision).
-    ``both_grads``: half-precision gradients are kept beside fp32 ones. ``loss_bytes``: bytes per logit at the peak.
-    ``buckets``: bytes of flat buffers for communication.
+    ``precision``: bits of the operands of matrix products; ``row_scales``: fp8 with a scale per row.
+    ``flash``: fused attention, 1 as written for Ampere (FlashAttention 1 and 2), 2 cuDNN's and Transformer Engine's.
+    ``fused``: elementwise kernels are fused. ``causal``: the attention kernel skips masked tiles.
+    ``overlap_dp``: gradients are reduced behind the last backward pass.
+    ``overlap_tp``: tensor-parallel communication beside products, 0 never, 1 in the backward pass, 2 in both.
+    ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
+    ``grad_bytes``: bytes per element of reduced gradients; ``both_grads``: half-precision ones are kept beside them.
+    ``gather_whole``: ZeRO-3 gathers tensor by tensor, with no layer ahead.
+    ``dispatch_once``: a token goes once to a node, whatever the number of its experts there (DeepEP).
+    ``fp32_weights``: weights are kept in fp32, and in half precision only while in use (FSDP mixed precision).
+    ``loss_bytes``: bytes per logit at the peak. ``buckets``: bytes of flat buffers for communication.
     """
 
     precision: int = 16

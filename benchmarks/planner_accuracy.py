@@ -1,9 +1,9 @@
 """How well the planner predicts published measurements, beside two peers: cold, calibrated, and choosing among layouts.
 
-usage: planner_accuracy.py DATA [--seeds 20] [--rows 8] [--fit efficiency.toml] [--only cold,calibrated,choice,memory]
+usage: planner_accuracy.py DATA [--seeds 20] [--rows 8] [--fit efficiency.toml] [--no-calibration]
 
-DATA holds score.py, FILE.csv with one measured layout per row, and pred_*.csv of the peers. Cold: a file is predicted with
-parameters fitted to all other sources. Calibrated: from there, fitted to a few rows of the file, which are not scored.
+DATA holds score.py, FILE.csv with one measured layout per row, and pred_*.csv of the peers. Cold: a file is predicted
+with parameters fitted to all other sources. Calibrated: from there, fitted to a few of its rows, which are not scored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from resilio_hpc.autoparallel.predict import predict_rows, read
 from resilio_hpc.autoparallel.rows import Case
 
 Rows = list[dict[str, str]]
-PEERS = {"calculon": ("pred_calculon.csv", "calculon_s"), "llm-analysis": ("pred_llm_analysis.csv", "llm_analysis_s_fe0.5")}
+PEERS = {
+    "calculon": ("pred_calculon.csv", "calculon_s"),
+    "llm-analysis": ("pred_llm_analysis.csv", "llm_analysis_s_fe0.5"),
+}
 
 
 @dataclass(frozen=True)

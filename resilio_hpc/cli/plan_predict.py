@@ -8,7 +8,7 @@ import io
 import json
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from resilio_hpc.autoparallel.efficiency import Efficiency, read, shipped
@@ -49,8 +49,12 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rows", required=True, type=Path, metavar="IN.csv", help="one layout per row")
-    parser.add_argument("--out", type=Path, metavar="OUT.csv", help="the same rows with the predictions (default: stdout)")
-    parser.add_argument("--calibration", type=Path, metavar="FILE.toml", help="parameters of this cluster: NAME = VALUE")
+    parser.add_argument(
+        "--out", type=Path, metavar="OUT.csv", help="the same rows with the predictions (default: stdout)"
+    )
+    parser.add_argument(
+        "--calibration", type=Path, metavar="FILE.toml", help="parameters of this cluster: NAME = VALUE"
+    )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args(argv)
     columns, rows = table(_text(options.rows))
@@ -75,16 +79,18 @@ def _text(path: Path) -> str:
         raise UsageError(f"{path} is no UTF-8 text: byte {error.start}") from None
 
 
-def table(text: str) -> tuple[list[str], list[Mapping[str, str]]]:
+def table(text: str) -> tuple[list[str], list[dict[str, str]]]:
     """Columns and rows of a CSV; UsageError for what is no table of layouts."""
     reader = csv.DictReader(io.StringIO(text, newline=""), restkey="", restval="")
     try:
         columns = list(reader.fieldnames or ())
-        rows = [{name: row[name] for name in columns} for row in reader]
+        rows = [{name: str(row[name]) for name in columns} for row in reader]
     except csv.Error as error:
         raise UsageError(f"no CSV: {error} in line {reader.line_num}") from None
     if "layers" not in columns or "hidden" not in columns:
-        raise UsageError("no table of layouts: its first line must name the columns layers, hidden, seq, gpu, num_gpus, …")
+        raise UsageError(
+            "no table of layouts: its first line must name the columns layers, hidden, seq, gpu, num_gpus, …"
+        )
     if len(set(columns)) < len(columns):
         raise UsageError("a column is named twice in the first line")
     return [name for name in columns if name not in COLUMNS], rows
