@@ -1,4 +1,4 @@
-"""Which shapes a run could have on this cluster, and how fast it would be in each."""
+"""HPPS, the planner: which shapes and layouts a run could have on this cluster, and what each costs and holds."""
 
 from resilio_hpc.autoparallel.candidate import Candidate
 from resilio_hpc.autoparallel.inventory import Inventory, Pool, Waiting, take_inventory

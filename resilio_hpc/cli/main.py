@@ -41,6 +41,7 @@ COMMANDS = (
     Command(
         "nodes", "resilio_hpc.cli.nodes", "nodes that failed, remembered across jobs: scores, what to avoid, weights"
     ),
+    Command("plan", "resilio_hpc.cli.plan", "parallel layouts: what they take in time and memory"),
     Command("demo", "resilio_hpc.cli.demo", "watch a training job survive on a Slurm cluster of its own"),
     Command("devcluster", "resilio_hpc.cli.devcluster", "a small real Slurm cluster on this machine, to try things on"),
 )

@@ -1,0 +1,178 @@
+"""Time of one training iteration, for many layouts at once: operators, collectives, pipeline schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from resilio_hpc.autoparallel import operators
+from resilio_hpc.autoparallel.collectives import Groups, all_reduce, all_to_all, gather, groups, transfer
+from resilio_hpc.autoparallel.efficiency import Efficiency
+from resilio_hpc.autoparallel.hardware import Machines
+from resilio_hpc.autoparallel.layout import Column, Layouts, Recompute
+from resilio_hpc.autoparallel.operators import Work
+from resilio_hpc.autoparallel.schedule import pipeline_time
+from resilio_hpc.autoparallel.stack import Stacks
+from resilio_hpc.autoparallel.transformer import Transformers
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is costed: models, layouts, machines and software as columns of one length, or of length 1."""
+
+    models: Transformers
+    layouts: Layouts
+    machines: Machines
+    stacks: Stacks
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds per iteration and where they go, as columns. ``bubble`` is idle time of the slowest stage's GPUs."""
+
+    iteration: Column
+    compute: Column
+    tensor_parallel: Column
+    expert_parallel: Column
+    context_parallel: Column
+    pipeline_transfers: Column
+    bubble: Column
+    data_parallel: Column
+    optimizer: Column
+    host: Column
+
+
+def norm(first: Column, second: Column, power: float) -> Column:
+    """Two things that overlap: between the longer of them (large power) and their sum (power 1)."""
+    largest = np.maximum(np.maximum(first, second), 1e-12)
+    return largest * ((first / largest) ** power + (second / largest) ** power) ** (1 / power)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Seconds of one layer and one micro-batch on one GPU, forward and backward together."""
+
+    compute: Column
+    tensor_parallel: Column
+    expert_parallel: Column
+    context_parallel: Column
+    sharding: Column
+    total: Column
+
+
+def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> tuple[Column, Column, Column]:
+    """Tensor-, expert- and context-parallel seconds of one layer, forward and backward, recomputation included."""
+    models, layouts, machines = problem.models, problem.layouts, problem.machines
+    tokens = layouts.micro_batch * models.seq / layouts.cp
+    again = (layouts.recompute == Recompute.FULL) * 1.0
+    activations = tokens * models.hidden * 2
+    exposed = 1 - efficiency.tp_overlap * problem.stacks.overlap_tp / 2
+    # Two all-reduces per pass; with sequence parallelism a gather and a scatter take the place of each.
+    tensor = (2 + again) * 2 * all_reduce(activations, group.tp, machines, efficiency)
+    routed = activations * models.topk / np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
+    expert = (
+        (2 + again)
+        * 2
+        * models.moe_share
+        * all_to_all(routed, routed * _once(problem, group), group.ep, machines, efficiency)
+    )
+    keys = 2 * tokens * layouts.cp * 2 * models.kv_heads * models.head_dim / layouts.tp
+    context = (1.5 + again / 2) * 2 * gather(keys, group.cp, machines, efficiency)
+    return tensor * exposed, expert, context
+
+
+def _once(problem: Problem, group: Groups) -> Column:
+    """Part of the routed traffic between nodes that is left when a token goes once to each node."""
+    topk = np.maximum(problem.models.topk, 1)
+    nodes = np.maximum(group.ep.size / group.ep.local, 1)
+    distinct = nodes * (1 - (1 - 1 / nodes) ** topk)
+    return np.where(problem.stacks.dispatch_once > 0, distinct / topk, 1.0)
+
+
+def _sharding(problem: Problem, group: Groups, efficiency: Efficiency) -> Column:
+    """Seconds per layer and micro-batch to gather parameters twice and scatter gradients once (ZeRO-3)."""
+    models, layouts = problem.models, problem.layouts
+    experts = models.layer_expert_parameters / layouts.ep
+    size = (models.layer_parameters + experts) / layouts.tp * 2
+    once = gather(size, group.dp, problem.machines, efficiency)
+    across = group.dp.size > group.dp.local
+    slow = np.where((problem.stacks.gather_whole > 0) & across, efficiency.zero3_rails, 1.0)
+    return np.where(layouts.zero >= 3, 3 * once / slow, 0.0)
+
+
+def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) -> _Layer:
+    tensor, expert, context = _communication(problem, group, efficiency)
+    sharding = _sharding(problem, group, efficiency)
+    device = work.layer + tensor + expert + context
+    device = np.where(problem.stacks.gather_whole > 0, device + sharding, norm(device, sharding, efficiency.fsdp_norm))
+    total = norm(device, work.host, efficiency.host_norm)
+    return _Layer(work.layer, tensor, expert, context, device - work.layer - tensor - expert - context, total)
+
+
+def _gradients(problem: Problem, group: Groups, efficiency: Efficiency) -> Column:
+    """Seconds of the data-parallel reduction of one stage's gradients (and gathering of parameters, ZeRO-1)."""
+    models, layouts, stacks = problem.models, problem.layouts, problem.stacks
+    held = held_parameters(problem)
+    reduce = gather(held * stacks.grad_bytes, group.dp, problem.machines, efficiency)
+    back = np.where(layouts.zero >= 1, 2.0, stacks.grad_bytes)
+    time = reduce + gather(held * back, group.dp, problem.machines, efficiency)
+    return np.where((layouts.zero >= 3) | (models.hidden == 0), 0.0, time)
+
+
+def held_parameters(problem: Problem) -> Column:
+    """Parameters of the fullest pipeline stage on one GPU before sharding over dp."""
+    models, layouts = problem.models, problem.layouts
+    layers = np.ceil(models.layers / (layouts.pp * layouts.vpp)) * layouts.vpp
+    experts = models.layer_expert_parameters / layouts.ep
+    ends = np.where(layouts.pp > 1, 1, np.where(models.tied > 0, 1, 2)) * models.embedding_parameters
+    return (layers * (models.layer_parameters + experts) + ends) / layouts.tp
+
+
+def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
+    """Seconds of one iteration of every row."""
+    models, layouts, machines, stacks = problem.models, problem.layouts, problem.machines, problem.stacks
+    group = groups(layouts, machines)
+    work = operators.work(models, layouts, machines, stacks, efficiency)
+    layer = _layer(problem, work, group, efficiency)
+    layers = np.ceil(models.layers / (layouts.pp * layouts.vpp)) * layouts.vpp
+    pieces = np.where(stacks.scatter_p2p > 0, layouts.tp, 1)
+    size = layouts.micro_batch * models.seq / layouts.cp * models.hidden * 2 / pieces
+    step = np.where(layouts.pp > 1, 2 * layouts.vpp * transfer(size, group.stage_is_local, machines, efficiency), 0.0)
+    micro = efficiency.host_micro_us * 1e-6
+    slowest = layers * layer.total + step + norm(work.head, np.array([micro]), 4.0)
+    total = models.layers * layer.total + layouts.pp * step + norm(work.head, np.array([micro]), 4.0)
+    count = layouts.micro_batches
+    pipeline = pipeline_time(slowest, np.maximum(total, slowest), count, layouts.vpp, layouts.zero_bubble)
+    reduction = _gradients(problem, group, efficiency)
+    hidden = np.where(stacks.overlap_dp > 0, efficiency.dp_overlap * layers * layer.total * 0.6, 0.0)
+    exposed = np.maximum(reduction - hidden, 0.1 * reduction)
+    optimizer = operators.optimizer_time(held_parameters(problem), layouts, machines, efficiency)
+    fixed = efficiency.host_step_us * 1e-6
+    nodes = np.maximum(layouts.num_gpus / machines.node_gpus, 1)
+    waiting = 1 + efficiency.straggler * np.log2(nodes)
+    time = (pipeline + exposed) * waiting + optimizer + fixed
+    return Cost(
+        iteration=time,
+        compute=count * (layers * layer.compute + work.head),
+        tensor_parallel=count * layers * layer.tensor_parallel,
+        expert_parallel=count * layers * layer.expert_parallel,
+        context_parallel=count * layers * layer.context_parallel,
+        pipeline_transfers=count * step,
+        bubble=pipeline - count * slowest,
+        data_parallel=exposed + count * layers * layer.sharding,
+        optimizer=optimizer,
+        host=count
+        * (
+            layers
+            * (
+                layer.total
+                - layer.compute
+                - layer.tensor_parallel
+                - layer.expert_parallel
+                - layer.context_parallel
+                - layer.sharding
+            )
+        )
+        + fixed,
+    )

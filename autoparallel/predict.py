@@ -1,0 +1,163 @@
+"""Time and memory of given layouts: rows of a table in, the same rows with predictions out."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resilio_hpc.autoparallel.cost import Cost, Problem, iteration
+from resilio_hpc.autoparallel.efficiency import Efficiency
+from resilio_hpc.autoparallel.hardware import Machines
+from resilio_hpc.autoparallel.layout import Layouts, Recompute
+from resilio_hpc.autoparallel.memory import Memory, memory
+from resilio_hpc.autoparallel.rows import Case, case
+from resilio_hpc.autoparallel.stack import Stacks
+from resilio_hpc.autoparallel.transformer import Transformers
+from resilio_hpc.core.errors import UsageError
+
+COLUMNS = (
+    "pred_iter_time_s",
+    "pred_iter_low_s",
+    "pred_iter_high_s",
+    "pred_memory_gb",
+    "pred_fits",
+    "pred_tflops_per_gpu",
+    "pred_note",
+)
+GIB = 2**30
+LEAST_FIRST = (Recompute.NONE, Recompute.SELECTIVE, Recompute.ALTERNATE, Recompute.FULL)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Rows, understood or not: ``cases[i]`` belongs to row ``index[i]``; ``notes`` says of the others why."""
+
+    cases: list[Case]
+    index: list[int]
+    notes: dict[int, str]
+
+
+def problem(cases: Sequence[Case]) -> Problem:
+    """Cases as columns."""
+    return Problem(
+        Transformers.of([c.model for c in cases]),
+        Layouts.of([c.layout for c in cases]),
+        Machines.of([c.machine for c in cases]),
+        Stacks.of([c.stack for c in cases]),
+    )
+
+
+def read(rows: Sequence[Mapping[str, str]]) -> Read:
+    """Rows, understood; where nothing is said of recomputation, as little of it as fits into the GPU."""
+    done = Read([], [], {})
+    for number, row in enumerate(rows):
+        try:
+            done.cases.append(case(row))
+            done.index.append(number)
+        except UsageError as error:
+            done.notes[number] = str(error)
+    return replace(done, cases=_with_recompute(done.cases))
+
+
+def _with_recompute(cases: list[Case]) -> list[Case]:
+    """Fills open recomputation with the least that fits."""
+    filled = list(cases)
+    waiting = [number for number, found in enumerate(cases) if found.open_recompute]
+    for kind in LEAST_FIRST:
+        if not waiting:
+            break
+        for number in waiting:
+            filled[number] = _recomputing(cases[number], kind)
+        fits = _fits(problem([filled[number] for number in waiting]))
+        waiting = [number for number, enough in zip(waiting, fits, strict=True) if not enough]
+    return filled
+
+
+def _recomputing(found: Case, kind: Recompute) -> Case:
+    layout = replace(found.layout, recompute=kind)
+    return replace(found, layout=layout, assumed=(*found.assumed, f"recompute={kind.name.lower()}"))
+
+
+def _fits(asked: Problem) -> NDArray[np.bool_]:
+    return np.asarray(memory(asked).device <= asked.machines.memory)
+
+
+@cache
+def band() -> Mapping[str, float]:
+    """Half-widths of the band in the logarithm of the time, and the share of measurements that it is to cover."""
+    text = files("resilio_hpc.autoparallel").joinpath("band.toml").read_text()
+    return {key: float(value) for key, value in tomllib.loads(text).items() if key != "source"}
+
+
+def half_width(asked: Problem, cost: Cost, calibrated: bool) -> NDArray[np.float64]:
+    """Of the band around each time: wider where kernels are launched slower than they run, and for experts."""
+    table = band()
+    launching = cost.host > 0.3 * cost.iteration
+    width = np.where(
+        asked.models.experts > 0, table["experts"], np.where(launching, table["launching"], table["plain"])
+    )
+    return np.where(calibrated, width * table["calibrated"], width)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of every case, in order."""
+
+    problem: Problem
+    cost: Cost
+    memory: Memory
+    half_width: NDArray[np.float64]
+
+
+def predict(cases: Sequence[Case], efficiency: Efficiency, calibrated: bool = False) -> Prediction:
+    """Time and memory of these cases."""
+    asked = problem(cases)
+    cost = iteration(asked, efficiency)
+    return Prediction(asked, cost, memory(asked), half_width(asked, cost, calibrated))
+
+
+def _memory_gb(found: Prediction, number: int, kind: str) -> float:
+    """Memory of the kind that the row measures: GiB or GB, of the process or of the device, of which rank."""
+    kind = kind.lower()
+    if "smi" in kind:
+        return float(found.memory.device[number]) / GIB
+    size = found.memory.last if "rank that logs" in kind else found.memory.peak
+    return float(size[number]) / (GIB if "gib" in kind else 1e9)
+
+
+def cells(found: Prediction, number: int, row: Mapping[str, str], noted: Sequence[str]) -> dict[str, str]:
+    """The new cells of one row."""
+    time = float(found.cost.iteration[number])
+    if not math.isfinite(time) or time <= 0:
+        return {**dict.fromkeys(COLUMNS, ""), "pred_note": "no finite time: are the numbers of this row possible?"}
+    layouts, models = found.problem.layouts, found.problem.models
+    tokens = layouts.global_batch[number] * models.seq[number]
+    flops = models.flops_per_token[number] * tokens / time / layouts.num_gpus[number]
+    spread = math.exp(float(found.half_width[number]))
+    fits = found.memory.device[number] <= found.problem.machines.memory[number]
+    values = (time, time / spread, time * spread, _memory_gb(found, number, row.get("memory_kind") or ""))
+    texts = [f"{value:.6g}" for value in values]
+    note = f"assumed {', '.join(noted)}" if noted else ""
+    return dict(zip(COLUMNS, [*texts, str(int(fits)), f"{flops / 1e12:.4g}", note], strict=True))
+
+
+def predict_rows(
+    rows: Sequence[Mapping[str, str]], efficiency: Efficiency, calibrated: bool = False
+) -> list[dict[str, str]]:
+    """Every row with the columns of ``COLUMNS``; a row that cannot be predicted says why in ``pred_note``."""
+    understood = read(rows)
+    found = predict(understood.cases, efficiency, calibrated) if understood.cases else None
+    done = [{**row, **dict.fromkeys(COLUMNS, "")} for row in rows]
+    for number, why in understood.notes.items():
+        done[number]["pred_note"] = why
+    for place, number in enumerate(understood.index):
+        assert found is not None
+        done[number].update(cells(found, place, rows[number], understood.cases[place].assumed))
+    return done

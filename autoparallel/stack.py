@@ -1,0 +1,69 @@
+"""What the training software does that the layout does not say: kernels, precision, overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from resilio_hpc.autoparallel.layout import Column
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Defaults: Megatron-Core as it is today, bf16.
+
+    ``precision``: bits of the operands of matrix products; ``row_scales``: fp8 with a scale per row.
+    ``flash``: fused attention, 1 as written for Ampere (FlashAttention 1 and 2), 2 cuDNN's and Transformer Engine's.
+    ``fused``: elementwise kernels are fused. ``causal``: the attention kernel skips masked tiles.
+    ``overlap_dp``: gradients are reduced behind the last backward pass.
+    ``overlap_tp``: tensor-parallel communication beside products, 0 never, 1 in the backward pass, 2 in both.
+    ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
+    ``grad_bytes``: bytes per element of reduced gradients; ``both_grads``: half-precision ones are kept beside them.
+    ``gather_whole``: ZeRO-3 gathers tensor by tensor, with no layer ahead.
+    ``dispatch_once``: a token goes once to a node, whatever the number of its experts there (DeepEP).
+    ``fp32_weights``: weights are kept in fp32, and in half precision only while in use (FSDP mixed precision).
+    ``loss_bytes``: bytes per logit at the peak. ``buckets``: bytes of flat buffers for communication.
+    """
+
+    precision: int = 16
+    row_scales: bool = False
+    flash: int = 2
+    fused: bool = True
+    causal: bool = True
+    overlap_dp: bool = True
+    overlap_tp: int = 1
+    scatter_p2p: bool = True
+    grad_bytes: int = 4
+    gather_whole: bool = False
+    dispatch_once: bool = False
+    fp32_weights: bool = False
+    both_grads: bool = False
+    loss_bytes: int = 6
+    buckets: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Stacks as columns."""
+
+    precision: Column
+    row_scales: Column
+    flash: Column
+    fused: Column
+    causal: Column
+    overlap_dp: Column
+    overlap_tp: Column
+    scatter_p2p: Column
+    grad_bytes: Column
+    gather_whole: Column
+    dispatch_once: Column
+    fp32_weights: Column
+    both_grads: Column
+    loss_bytes: Column
+    buckets: Column
+
+    @classmethod
+    def of(cls, stacks: Sequence[Stack]) -> Stacks:
+        return cls(**{f.name: np.array([getattr(s, f.name) for s in stacks], dtype=float) for f in fields(cls)})

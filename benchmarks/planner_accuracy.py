@@ -1,0 +1,181 @@
+"""How well the planner predicts published measurements, beside two peers: cold, calibrated, and choosing among layouts.
+
+usage: planner_accuracy.py DATA [--seeds 20] [--rows 8] [--fit efficiency.toml] [--no-calibration]
+
+DATA holds score.py, FILE.csv with one measured layout per row, and pred_*.csv of the peers. Cold: a file is predicted
+with parameters fitted to all other sources. Calibrated: from there, fitted to a few of its rows, which are not scored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import re
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resilio_hpc.autoparallel.calibrate import calibrated, fit_files
+from resilio_hpc.autoparallel.efficiency import NAMES, Efficiency, shipped
+from resilio_hpc.autoparallel.predict import predict_rows, read
+from resilio_hpc.autoparallel.rows import Case
+
+Rows = list[dict[str, str]]
+PEERS = {
+    "calculon": ("pred_calculon.csv", "calculon_s"),
+    "llm-analysis": ("pred_llm_analysis.csv", "llm_analysis_s_fe0.5"),
+}
+
+
+@dataclass(frozen=True)
+class File:
+    """One table: its rows, and the measured rows that can be predicted (indices into rows)."""
+
+    name: str
+    rows: Rows
+    sources: frozenset[str]
+    cases: list[Case]
+    index: list[int]
+    times: NDArray[np.float64]
+    timed: bool
+    """False where the source itself says that its times are no measure of anything."""
+
+
+def load(data: Path, score: ModuleType) -> list[File]:
+    files = []
+    for path in sorted(data.glob("*.csv")):
+        with path.open(newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        if not rows or not {"iter_time_s", "tp", "status"} <= rows[0].keys():
+            continue
+        understood = read(rows)
+        pairs = [
+            (case, number)
+            for case, number in zip(understood.cases, understood.index, strict=True)
+            if rows[number]["status"] == "ok"
+            and score.number(rows[number]["iter_time_s"])
+            and "INCONSISTENT" not in rows[number]["notes"]
+        ]
+        times = np.array([float(rows[number]["iter_time_s"]) for _, number in pairs])
+        untimed = sum("not time" in row["notes"] for row in rows) > len(rows) / 2
+        sources = frozenset(re.split(r"[,:(]", row["source"])[0].strip() for row in rows)
+        files.append(File(path.name, rows, sources, [c for c, _ in pairs], [i for _, i in pairs], times, not untimed))
+    return files
+
+
+def others(files: list[File], left_out: File) -> list[File]:
+    """Files that share no source with this one, and whose times mean something."""
+    return [file for file in files if file.timed and file.cases and not file.sources & left_out.sources]
+
+
+def written(rows: Rows, folder: Path, name: str) -> str:
+    path = folder / name
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def line(label: str, scored: dict[str, float], keys: tuple[str, ...]) -> None:
+    cells = [f"{key} {scored[key]:8.2f}" if key in scored else f"{key}        -" for key in keys]
+    print(f"  {label:<42}" + "  ".join(cells), flush=True)
+
+
+def peer_rows(file: File, data: Path, peer: str) -> Rows:
+    """The file's rows with the times that a peer predicts for them."""
+    name, column = PEERS[peer]
+    with (data / name).open(newline="") as stream:
+        known = {row["row_id"]: row[column] for row in csv.DictReader(stream)}
+    return [{**row, "pred_iter_time_s": known.get(row["id"], "")} for row in file.rows]
+
+
+COLD = ("complete_rows", "complete_mean%", "strict_mean%", "mean%", "p90%", "bias%", "scaled_mean%")
+CHOICE = ("groups", "regret_mean%", "within5%", "spearman")
+MEMORY = ("memory_mean%", "balanced_accuracy%")
+
+
+def cold(files: list[File], data: Path, out: Path, score: ModuleType, keys: tuple[str, ...]) -> dict[str, Efficiency]:
+    """Prints every file beside the peers; returns the parameters that each file was predicted with."""
+    used, means, inside = {}, [], []
+    for file in files:
+        known = fit_files([(other.cases, other.times) for other in others(files, file)])
+        used[file.name] = known
+        rows = predict_rows(file.rows, known)
+        scored = score.score(written(rows, out, file.name))
+        line(file.name, scored, keys)
+        for peer in PEERS:
+            line(f"    {peer}", score.score(written(peer_rows(file, data, peer), out, f"{peer}-{file.name}")), keys)
+        if file.timed and scored.get("complete_rows"):
+            means.append(scored["complete_mean%"])
+            bands = [
+                float(rows[n]["pred_iter_low_s"]) <= float(rows[n]["iter_time_s"]) <= float(rows[n]["pred_iter_high_s"])
+                for n in file.index
+            ]
+            inside.append(statistics.fmean(bands))
+    print(f"  mean over the {len(means)} timed files: {statistics.fmean(means):.2f} %")
+    print(f"  band covers: {statistics.fmean(inside) * 100:.1f} % ({', '.join(f'{x * 100:.0f}' for x in inside)})")
+    return used
+
+
+def calibration(files: list[File], used: dict[str, Efficiency], seeds: int, rows: int) -> None:
+    """Prints, per file, the median over seeds of mean and 90th percentile of the error after calibration."""
+    for file in files:
+        means, tails = [], []
+        if len(file.cases) < 2 * rows:
+            continue
+        for seed in range(seeds):
+            order = np.random.default_rng(seed).permutation(len(file.cases))
+            seen, rest = order[:rows], order[rows:]
+            known = calibrated(used[file.name], [file.cases[i] for i in seen], file.times[seen])
+            error = np.abs(known(file.cases)[rest] / file.times[rest] - 1) * 100
+            means.append(float(error.mean()))
+            tails.append(float(np.sort(error)[min(len(error) - 1, int(0.9 * len(error)))]))
+        print(f"  {file.name:<42}mean {statistics.median(means):6.2f}  p90 {statistics.median(tails):6.2f}", flush=True)
+
+
+def toml_with(text: str, found: Efficiency) -> str:
+    """efficiency.toml with the fitted values."""
+    for name in NAMES:
+        text = re.sub(rf"(\[{name}\]\nvalue = )\S+", rf"\g<1>{getattr(found, name):.4g}", text)
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--fit", type=Path, help="fit to all files and write the values into this efficiency.toml")
+    parser.add_argument("--out", type=Path, default=Path("planner-accuracy-out"))
+    parser.add_argument("--no-calibration", action="store_true")
+    asked = parser.parse_args()
+    spec = importlib.util.spec_from_file_location("score", asked.data / "score.py")
+    assert spec is not None and spec.loader is not None
+    score = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(score)
+    asked.out.mkdir(exist_ok=True)
+    files = load(asked.data, score)
+    if asked.fit:
+        found = fit_files([(file.cases, file.times) for file in files if file.timed and file.cases])
+        asked.fit.write_text(toml_with(asked.fit.read_text(), found))
+        return 0
+    print("cold (no row of the source was fitted), with the choice among layouts and memory")
+    used = cold(files, asked.data, asked.out, score, COLD + CHOICE + MEMORY)
+    if not asked.no_calibration:
+        print(f"calibrated with {asked.rows} rows, median of {asked.seeds} seeds")
+        calibration(files, used, asked.seeds, asked.rows)
+    print("shipped parameters (fitted to these files)")
+    for file in files:
+        line(file.name, score.score(written(predict_rows(file.rows, shipped()), asked.out, file.name)), COLD + CHOICE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

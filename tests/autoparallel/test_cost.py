@@ -1,0 +1,140 @@
+"""The cost and memory models obey physics: more of a resource never hurts, more work never helps."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from resilio_hpc.autoparallel.cost import Cost, Problem, iteration
+from resilio_hpc.autoparallel.efficiency import NAMES, bounds, read, shipped
+from resilio_hpc.autoparallel.hardware import Machine, Machines, machine, machines
+from resilio_hpc.autoparallel.layout import Layout, Layouts, Recompute
+from resilio_hpc.autoparallel.memory import memory
+from resilio_hpc.autoparallel.stack import Stack, Stacks
+from resilio_hpc.autoparallel.transformer import Transformer, Transformers
+from resilio_hpc.core.errors import UsageError
+
+GPT3 = Transformer("GPT-3 175B", 96, 12288, 96, 49152, 51200, 2048, tied=True)
+BASE = Layout(tp=8, pp=8, dp=8, micro_batch=2, global_batch=1024)
+
+
+def asked(layout: Layout = BASE, model: Transformer = GPT3, gpu: Machine | None = None, **stack: object) -> Problem:
+    return Problem(
+        Transformers.of([model]),
+        Layouts.of([layout]),
+        Machines.of([gpu or machine("A100")]),
+        Stacks.of([Stack(**stack)]),  # type: ignore[arg-type]
+    )
+
+
+def seconds(*args: object, **kwargs: object) -> float:
+    return float(iteration(asked(*args, **kwargs), shipped()).iteration[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("part", ["bf16", "memory_gbytes_s", "link_gbytes_s", "nic_gbytes_s"])
+def test_a_faster_machine_is_never_slower(part: str) -> None:
+    gpu = machine("A100")
+    assert seconds(gpu=replace(gpu, **{part: 2 * getattr(gpu, part)})) <= seconds()
+
+
+@pytest.mark.parametrize("change", [{"layers": 192}, {"hidden": 24576, "ffn": 98304}, {"vocab": 102400}, {"seq": 4096}])
+def test_a_larger_model_is_never_faster(change: dict[str, int]) -> None:
+    assert seconds(model=replace(GPT3, **change)) > seconds()
+
+
+def test_a_batch_twice_as_large_takes_less_than_twice_as_long() -> None:
+    once, twice = seconds(), seconds(replace(BASE, global_batch=2048))
+    assert once < twice < 2 * once
+
+
+def test_recomputation_costs_time_and_saves_memory() -> None:
+    kinds = [replace(BASE, recompute=kind) for kind in (Recompute.NONE, Recompute.ALTERNATE, Recompute.FULL)]
+    times = [seconds(kind) for kind in kinds]
+    held = [float(memory(asked(kind)).peak[0]) for kind in kinds]
+    assert times == sorted(times) and times[0] < times[-1]
+    assert held == sorted(held, reverse=True) and held[0] > held[-1]
+
+
+def test_full_recomputation_adds_about_a_third() -> None:
+    assert 1.2 < seconds(replace(BASE, recompute=Recompute.FULL)) / seconds() < 1.4
+
+
+def test_time_is_never_below_the_peak_of_the_machine() -> None:
+    model, layout = Transformers.of([GPT3]), BASE
+    flops = float(model.flops_per_token[0]) * layout.global_batch * GPT3.seq
+    assert seconds(layout) > flops / layout.num_gpus / (machine("A100").bf16 * 1e12)
+
+
+def test_tensor_parallelism_over_nodes_is_slow() -> None:
+    assert seconds(replace(BASE, tp=32, pp=2)) > 1.2 * seconds()
+
+
+def test_interleaving_shrinks_the_bubble_and_holds_more() -> None:
+    plain, woven = asked(BASE), asked(replace(BASE, vpp=4))
+    assert iteration(woven, shipped()).bubble[0] < iteration(plain, shipped()).bubble[0] / 3
+    assert memory(woven).first[0] > memory(plain).first[0]
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_sharding_saves_memory(zero: int) -> None:
+    layout = replace(BASE, pp=1, dp=64, micro_batch=1)
+    less = memory(asked(replace(layout, zero=zero))).states[0]
+    assert less < memory(asked(replace(layout, zero=zero - 1))).states[0]
+
+
+def test_states_of_one_gpu_are_18_bytes_per_parameter() -> None:
+    small = Transformer("small", 12, 512, 8, 2048, 51200, 1024, tied=True)
+    held = memory(asked(Layout(micro_batch=1, global_batch=1), small)).states[0]
+    assert held == pytest.approx(18 * float(Transformers.of([small]).parameters[0]))
+
+
+def test_activations_are_34_bytes_per_token_and_hidden() -> None:
+    """Formula of arXiv:2205.05198 with fused attention; 32 without the masks of dropout."""
+    small = Transformer("small", 1, 512, 8, 2048, 51200, 1024)
+    held = memory(asked(Layout(micro_batch=1, global_batch=1), small)).activations[0]
+    assert held / (1024 * 512) == pytest.approx(32)
+
+
+def test_columns_agree_with_single_rows() -> None:
+    layouts = [BASE, replace(BASE, tp=4, pp=16), replace(BASE, tp=1, pp=8, dp=64), replace(BASE, vpp=2, zero=1)]
+    columns = replace(asked(), layouts=Layouts.of(layouts))
+    together = iteration(columns, shipped())
+    assert np.allclose(together.iteration, [seconds(layout) for layout in layouts])
+
+
+def test_the_parts_of_an_iteration_make_up_its_time() -> None:
+    cost = iteration(asked(), shipped())
+    parts = sum(float(getattr(cost, f.name)[0]) for f in fields(Cost) if f.name != "iteration")
+    assert parts == pytest.approx(float(cost.iteration[0]), rel=0.08)  # what is left is waiting for stragglers
+
+
+def test_every_parameter_lies_within_its_physical_bounds() -> None:
+    limits, values = bounds(), shipped().vector()
+    assert [
+        name for name, low, v, high in zip(NAMES, limits.low, values, limits.high, strict=True) if not low <= v <= high
+    ] == []
+    assert np.all((limits.low <= limits.prior) & (limits.prior <= limits.high) & (limits.spread > 0))
+
+
+@pytest.mark.parametrize("text", ["gemm_ampere = 1.7", "unknown = 1.0", 'nic = "fast"', "link = -1"])
+def test_a_calibration_outside_physics_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="calibration"):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [("A100-SXM-80GB", "A100"), ("a100-sxm4-40gb", "A100-40GB"), ("NVIDIA H200", "H200"), ("h100", "H100"),
+     ("H100-96GB-HBM2e", "H100-96GB"), ("H100 PCIe", "H100-PCIE"), ("GB200", "GB200"), ("V100", "V100")],
+)  # fmt: skip
+def test_gpus_are_known_by_the_names_that_people_use(name: str, gpu: str) -> None:
+    assert machine(name).gpu == gpu
+
+
+def test_an_unknown_gpu_is_named_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"unknown GPU 'TPUv5'.*A100"):
+        machine("TPUv5")
+
+
+def test_every_gpu_says_where_its_numbers_are_from() -> None:
+    assert [name for name, row in machines().items() if not row.source] == []
