@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 GROUND = {"core"}
 MIDDLE = GROUND | {"slurm", "native"}
-UPPER = MIDDLE | {"ckpt", "prolog_epilog"}
+UPPER = MIDDLE | {"ckpt", "prolog_epilog", "autoparallel"}
 # What each room may import. Rooms of one floor do not import each other; the commands (cli) may use all.
 FLOORS: dict[str, set[str]] = {
     "core": set(),
@@ -19,13 +19,14 @@ FLOORS: dict[str, set[str]] = {
     "slurm": GROUND,
     "ckpt": MIDDLE,
     "prolog_epilog": MIDDLE,
+    "autoparallel": MIDDLE,
     "launch": UPPER,
     "train": UPPER,
     "report": UPPER,
     "demo": UPPER | {"train", "report"},
     "cli": UPPER | {"launch", "train", "report", "demo"},
 }
-TOP_LEVEL_ROOMS = ("core", "native", "slurm", "ckpt", "prolog_epilog")
+TOP_LEVEL_ROOMS = ("core", "native", "slurm", "ckpt", "prolog_epilog", "autoparallel")
 # torch.distributed.checkpoint hands values over as pickles, within a process; this module makes and reads them.
 UNSAFE_FORMATS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 FOREIGN_FORMATS = {  # what others write and read is made and read here, each by its own means

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("core", "native", "slurm", "ckpt", "prolog_epilog")
+ROOMS = ("core", "native", "slurm", "ckpt", "prolog_epilog", "autoparallel")
 FILES = ("sbatch_templates", "setup.py", "setup.cfg", "pyproject.toml", "LICENSE")
 SOURCES = ("resilio_hpc", *ROOMS, *FILES)
 DATA = {".toml", ".csv", ".conf", ".in", ".sh", ".typed"}

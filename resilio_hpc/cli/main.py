@@ -33,6 +33,7 @@ COMMANDS = (
     Command("install-hooks", "resilio_hpc.cli.install_hooks", "Slurm's prolog, epilog and health check for a site"),
     Command("drain", "resilio_hpc.cli.drain", "drain nodes for a reason of ours, never over somebody else's drain"),
     Command("undrain", "resilio_hpc.cli.undrain", "end our own drains, and nobody else's"),
+    Command("plan", "resilio_hpc.cli.plan", "models: parameters, FLOPs, pipeline stages"),
     Command("demo", "resilio_hpc.cli.demo", "watch a training job survive on a Slurm cluster of its own"),
     Command("devcluster", "resilio_hpc.cli.devcluster", "a small real Slurm cluster on this machine, to try things on"),
 )

@@ -1,0 +1,1 @@
+"""HPPS, the planner: shapes, parallel layouts, what they cost and hold, and which of them to run."""

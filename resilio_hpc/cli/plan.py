@@ -1,0 +1,30 @@
+"""``resilio plan``: its commands; a command's module is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Sequence
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.json_fields import printable
+
+COMMANDS = {
+    "model": ("resilio_hpc.cli.plan_model", "a model's parameters, FLOPs, and where it is cut into pipeline stages"),
+}
+"""By name: its module, which has ``main(argv) -> int``, and a line on it."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code: the command's; 2 after a mistake of the user."""
+    name, *rest = argv or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print("usage: resilio plan COMMAND …\n")
+        print("\n".join(f"  {command:<8}  {text}" for command, (_, text) in COMMANDS.items()))
+        print("\nresilio plan COMMAND --help tells more.")
+        return 0 if argv else 2
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
+        raise UsageError(f"unknown command plan {printable(repr(name), 60)}: {hint}")
+    return int(importlib.import_module(COMMANDS[name][0]).main(rest))
