@@ -11,6 +11,7 @@ from resilio_hpc.core.json_fields import printable
 
 COMMANDS = {
     "predict": ("resilio_hpc.cli.plan_predict", "time and memory of the layouts of a table"),
+    "model": ("resilio_hpc.cli.plan_model", "a model's parameters, FLOPs, and where it is cut into pipeline stages"),
 }
 """By name: its module, which has ``main(argv) -> int``, and a line on it."""
 
