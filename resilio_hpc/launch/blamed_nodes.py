@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from resilio_hpc.core.event_words import words
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event
@@ -37,6 +39,7 @@ def blamed_nodes(events: Iterable[Event], policy: FaultPolicy, run: str = "", cl
             going.add(f.text("node"))
         elif event.kind == "node_returned":
             going.discard(f.text("node"))
+            found = [_was_silent_only(fault, f.text("node"), job) for fault in found]
         kind = _kind(event.kind, f, policy)
         if not kind or not in_slurm or (kind == "node-lost" and (ends or f.text("node") in going)):
             continue
@@ -49,6 +52,13 @@ def blamed_nodes(events: Iterable[Event], policy: FaultPolicy, run: str = "", cl
         if _can_be_kept(fault):
             found.append(fault)
     return found
+
+
+def _was_silent_only(fault: NodeFault, node: str, job: str) -> NodeFault:
+    """A node that lost power does not come back into its job: this one was cut off, or stood still."""
+    if (fault.node, fault.job, fault.kind) != (node, job, "node-lost"):
+        return fault
+    return msgspec.structs.replace(fault, kind="node-silent")
 
 
 def _kind(event: str, f: Fields, policy: FaultPolicy) -> str:

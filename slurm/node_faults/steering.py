@@ -82,7 +82,7 @@ class Steering:
                     told(steered)
                     if steered.unanswered:
                         return
-        if self._mode == ACT:
+        if self._mode == ACT and known != self._weights.read():
             self._weights.write(known)
 
     # -- drains ------------------------------------------------------------------------------------------------

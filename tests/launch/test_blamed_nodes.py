@@ -34,6 +34,14 @@ def test_a_node_that_fell_silent_is_to_blame_from_its_last_word_on() -> None:
     assert fault.evidence == "node n2 lost: silent for 5.00 s"
 
 
+def test_a_node_that_came_back_in_the_same_job_was_only_silent() -> None:
+    back = ("node_returned", {"node": "n2", "losses": 1})
+    assert blamed(launch(), LOST, back) == [("n2", "node-silent")]
+    assert blamed(launch(), LOST, back, LOST) == [("n2", "node-silent"), ("n2", "node-lost")]
+    assert blamed(launch(), LOST, launch("8"), back) == [("n2", "node-lost")]
+    assert blamed(launch(), LOST, ("node_returned", {"node": "n1", "losses": 1})) == [("n2", "node-lost")]
+
+
 @pytest.mark.parametrize(
     "before",
     [

@@ -25,7 +25,7 @@ from resilio_hpc.slurm.node_faults.ledger import FaultLedger
 
 pytestmark = pytest.mark.slurm
 PACKAGE = {"PYTHONPATH": str(Path(resilio_hpc.__file__).parents[1])}
-PATIENCE_S = 150.0
+PATIENCE_S = 300.0
 
 
 @pytest.fixture(scope="module", params=["22.05", pytest.param("26.05", marks=pytest.mark.slow)])
@@ -57,7 +57,7 @@ def nodes(cluster: DevCluster) -> dict[str, Node]:
 
 def command(cluster: DevCluster, *argv: str) -> Completed:
     program = [sys.executable, "-m", "resilio_hpc.cli.main", *argv]
-    return cluster.run("ctl", program, 60.0, env=PACKAGE, check=False)
+    return cluster.run("ctl", program, 180.0, env=PACKAGE, check=False)
 
 
 def apply(cluster: DevCluster, *argv: str) -> tuple[dict[str, str], int]:
@@ -144,7 +144,7 @@ def test_a_submitted_job_avoids_bad_nodes_beside_the_users_own_unless_all_are_ne
     def submit(*words: str) -> tuple[str, str]:
         argv = ["submit", "--template=multi-node", "--no-check", "gpus_per_node=0", *words, "--", "train.py"]
         program = [sys.executable, "-m", "resilio_hpc.cli.main", *argv]
-        done = cluster.run("ctl", program, 60.0, env=env, cwd="/shared", check=False)
+        done = cluster.run("ctl", program, 180.0, env=env, cwd="/shared", check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout, done.stderr
 
