@@ -161,6 +161,7 @@ def render(verdict: Verdict) -> str:
     evicted = [one for one in findings if one.action == "evict" and not verdict.withheld]  # the prolog compares each
     others = [one for one in findings if one not in evicted][:_MOST_FINDINGS]
     lines += [f"withheld {printable(verdict.withheld, 200)}"] if verdict.withheld else []
+    lines += [f"leave {int(verdict.leave_until_s)}"] if verdict.leave_until_s > 0 and not verdict.withheld else []
     lines += [f"evict {one.index} {one.device.replace(' ', '_') or '-'} {one.check}: {one.evidence}" for one in evicted]
     lines += [f"because {one.action} {one.check}: {one.evidence}" for one in others]
     return "\n".join([*lines, "end", ""])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from resilio_hpc.prolog_epilog import (
     clock,
+    dcgm,
     ethernet,
     file_systems,
     gpu,
@@ -23,6 +24,7 @@ from resilio_hpc.prolog_epilog.probe import Probe, Source
 
 SOURCES: Mapping[str, Source] = {
     "clock": Source(clock.fetch),
+    "dcgm": Source(dcgm.fetch),
     "ethernet": Source(ethernet.fetch),
     "file-systems": Source(file_systems.fetch, file_systems.targets),
     "gpus": Source(gpu_readings.fetch),
@@ -52,6 +54,8 @@ PROBES: Mapping[str, Probe] = {
     "disk-space": Probe.of(file_systems.space),
     "file-system-errors": Probe(kernel_log.file_system_errors),
     "gpu-count": Probe.of(gpu.count),
+    "gpu-dcgm": Probe.of(dcgm.failures),
+    "gpu-dcgm-warning": Probe.of(dcgm.warnings),
     "gpu-driver": Probe.of(gpu.driver),
     "gpu-ecc": Probe.of(gpu.ecc),
     "gpu-fabric-manager": Probe.of(processes.running),

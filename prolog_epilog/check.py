@@ -122,6 +122,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """On one node at one time; times are seconds since boot, which no change of the clock moves.
 
     ``withheld``: why it is not to be acted on, such as a storm of drains; prologs then only say what was found.
+    ``leave_until_s``: a prolog that fails makes Slurm drain the node; until then it has the storm breaker's leave.
     """
 
     node: str
@@ -131,6 +132,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     results: tuple[Result, ...]
     gpus: int = 0
     withheld: str = ""
+    leave_until_s: float = 0.0
     v: int = 1
 
     @property

@@ -29,6 +29,9 @@ class Drainer(Protocol):
     def drain(self, node: str, check_id: str, evidence: str) -> Answer:
         """Drain ``node`` under a reason of ours."""
 
+    def room(self, node: str) -> str:
+        """ "" where the storm breaker would let ``node`` be drained now; else why not."""
+
     def held(self, node: str) -> frozenset[str]:
         """The checks for which we hold ``node`` drained."""
 

@@ -9,12 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.check import Result, Verdict
 from resilio_hpc.prolog_epilog.drains import Drainer, Order, carry_out, orders
 from resilio_hpc.prolog_epilog.examination import withheld
 
 AGAIN_S = 60.0
+LEAVE_S = 180.0
+"""How long prologs may fail after the storm breaker was asked: a few of its turns."""
 LOOK_S = 600.0
 """How often to ask whether the node is drained by us, while it is not believed to be."""
 
@@ -32,6 +36,8 @@ class NodeDrains:
     _held: frozenset[str] = frozenset()
     _asked_s: float | None = None
     _trouble: str = ""
+    _leave_s: float = 0.0
+    _room_asked_s: float = -math.inf
 
     def looked(self, results: Iterable[Result]) -> None:
         """Count the passes in a row; what could not be read is none."""
@@ -46,6 +52,8 @@ class NodeDrains:
             carried = carry_out(wanted, self.drainer)
             self._ordered_s = verdict.uptime_s
             self._withheld = next((str(one) for one in carried if one.outcome == "withheld"), "")
+            down = all(one.outcome in ("drained", "already") for one in carried)
+            self._leave_s = verdict.uptime_s + LEAVE_S if down else 0.0
             self._held |= {one.order.check for one in carried if one.outcome == "drained"}
             for one in carried:
                 if one.order.check in new or one.outcome != "already":
@@ -53,7 +61,26 @@ class NodeDrains:
         self._ordered = wanted
         self._withheld = self._withheld if wanted else ""
         self._give_back(verdict, {order.check for order in wanted})
-        return withheld(verdict, self._withheld) if self._withheld else verdict
+        if not wanted:
+            self._ask_for_room(verdict)
+        if self._withheld:
+            return withheld(verdict, self._withheld)
+        return msgspec.structs.replace(verdict, leave_until_s=self._leave_s)
+
+    def _ask_for_room(self, verdict: Verdict) -> None:
+        """A prolog that fails for a device, or for this job only, has Slurm drain the node all the same."""
+        now = verdict.uptime_s
+        if verdict.withheld or verdict.action not in ("evict", "fail"):
+            self._leave_s, self._room_asked_s = 0.0, -math.inf
+        elif now - self._room_asked_s >= AGAIN_S:
+            self._room_asked_s = now
+            try:
+                why_not = self.drainer.room(verdict.node)
+            except SlurmError as error:
+                why_not = str(error)
+            self._leave_s = 0.0 if why_not else now + LEAVE_S
+            if why_not:
+                self.said(f"prologs pass, whatever they find: {why_not}")
 
     def _give_back(self, verdict: Verdict, failing: set[str]) -> None:
         now = verdict.uptime_s

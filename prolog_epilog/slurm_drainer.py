@@ -34,6 +34,10 @@ class SlurmDrainer:
             raise SlurmError(outcome.why)
         return Answer(_OUTCOMES[outcome.result], outcome.why)
 
+    def room(self, node: str) -> str:
+        """See Drainer."""
+        return self._writer.room(node)
+
     def held(self, node: str) -> frozenset[str]:
         """See Drainer."""
         found = next(iter(self._client.nodes([node])), None)

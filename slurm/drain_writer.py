@@ -92,6 +92,13 @@ class DrainWriter:
         act = _Act(self, node, "drain", finding.check, finding.evidence)
         return act.write(lambda now: decide_drain(now, finding))
 
+    def room(self, node: str) -> str:
+        """ "" where a drain of ``node`` would be carried out now; else why not. Raises SlurmError. Writes nothing."""
+        if self._mode != ACT:
+            return "only observing"
+        storm = no_room(self._client.nodes(), node, self._clock(), self._policy) if self._breaker else None
+        return str(storm) if storm is not None else ""
+
     def undrain(self, node: str, check: str | None = None, passes: int | None = None) -> Outcome:
         """End our drain, of one check or (None) of all, after ``passes`` (None: enough) passes in a row."""
         needed = self._policy.passes

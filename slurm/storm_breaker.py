@@ -1,8 +1,9 @@
 """When so many nodes have just been drained by us that it is no longer believable. Pure.
 
 What was drained is read from Slurm itself (our reasons and when they were set), so all who drain, on whichever node,
-see the same. Two who drain at the same time may both find room for one more: so each looks again after its write, and
-the later one takes its own back.
+see the same. Nodes that Slurm drained since their prolog failed count, too: ours may have been among those. Two who
+drain at the same time may both find room for one more: so each looks again after its write, and the later one takes its
+own back.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from resilio_hpc.slurm.drain_policy import DrainPolicy
 from resilio_hpc.slurm.drain_reason import PREFIX, read_reason
 from resilio_hpc.slurm.model import Node
 
+PROLOG_ERROR = "Prolog error"  # Slurm's reason: slurm_reasons.csv
+
 
 @dataclass(frozen=True)
 class Storm:
-    """``drained``: nodes of the partition that we drained within the window, of at most ``allowed``."""
+    """``drained``: nodes of the partition that we or failed prologs drained within the window; ``allowed`` at most."""
 
     partition: str
     drained: int
@@ -28,8 +31,8 @@ class Storm:
 
     def __str__(self) -> str:
         return (
-            f"{self.drained} of {self.total} nodes of partition {self.partition or '(none)'} drained by us within "
-            f"{self.window_s:g} s, {self.allowed} are allowed: look for a cause that they share"
+            f"{self.drained} of {self.total} nodes of partition {self.partition or '(none)'} drained by us or by "
+            f"prologs within {self.window_s:g} s, {self.allowed} are allowed: look for a cause that they share"
         )
 
 
@@ -59,7 +62,8 @@ def _partitions(nodes: Sequence[Node], target: str) -> list[tuple[str, list[Node
 
 
 def _is_recent(node: Node, now: float, policy: DrainPolicy) -> bool:
-    if not node.state.drain or not node.reason.startswith(PREFIX) or read_reason(node.reason) is None:
+    ours = node.reason.startswith(PREFIX) and read_reason(node.reason) is not None
+    if not node.state.drain or not (ours or node.reason.startswith(PROLOG_ERROR)):
         return False
     return node.reason_time is None or now - node.reason_time <= policy.window_s
 

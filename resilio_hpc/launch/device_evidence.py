@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.launch import process_tree
 from resilio_hpc.launch.devices import visible_devices
 from resilio_hpc.launch.eviction import Evidence, Identity, identities_of_slurm
 from resilio_hpc.prolog_epilog import catalogue, gpu_readings, kernel_log, xid
@@ -153,6 +154,7 @@ def main() -> None:
         sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
         sys.stdout.flush()
 
+    process_tree.die_with_parent(os.getppid())
     gather(float(sys.argv[1]), os.environ, say)
 
 

@@ -145,7 +145,7 @@ def words(node: str, new: Sequence[Evicted], left: int, slots: int, rules: Rules
     """One line for the user."""
     which = ", ".join(name(one) for one in new)
     verb = "are" if len(new) > 1 else "is"
-    why = "; ".join(dict.fromkeys(f"{one.check}: {one.text}" for one in new))
+    why = "; ".join(dict.fromkeys(f"{one.check}: {one.text.removeprefix(name(one) + ': ')}" for one in new))
     if left:
         then = f"{left} of {slots} ranks" if left < slots else f"all {slots} ranks"
         then += " go on with the others" if acts else " would go on with the others"

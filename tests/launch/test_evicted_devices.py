@@ -86,3 +86,25 @@ def test_a_gpu_that_a_verdict_names_is_hidden_and_the_node_goes_on_with_the_othe
     verdict = read_verdict(tmp_path / "run")
     assert verdict is not None and verdict["verdict"] == "completed"
     assert f"GPU 1 ({BAD}), gpu-ecc" in status(tmp_path)
+
+
+def test_errors_of_its_device_in_two_rounds_take_a_gpu_out_of_use_without_any_verdict(tmp_path: Path) -> None:
+    done = launch(tmp_path, "--evict-devices", "on", "--max-restarts", "9", "train.py", "40", "ecc")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (evicted,) = entries(tmp_path, "device_evicted")
+    assert (evicted["entry"], evicted["check"], evicted["source"]) == (BAD, "rank-failures", "ranks")
+    assert "in 2 rounds: uncorrectable memory error: " in evicted["evidence"]
+    assert len([entry for entry in entries(tmp_path, "rank_failed") if entry["rank"] == 1]) >= 2
+    assert f"sees {GOOD} not " in done.stdout
+
+
+def test_to_observe_says_what_would_be_done_and_hides_nothing(tmp_path: Path) -> None:
+    done = launch(
+        tmp_path, "--evict-devices", "observe", "--min-devices", "2", "--max-restarts", "1", "train.py", "40", "verdict"
+    )
+    assert done.returncode == 1
+    (evicted,) = entries(tmp_path, "device_evicted")
+    assert (evicted["device"], evicted["slots"], evicted["acted"]) == (BAD, 0, False)
+    assert "would be out of use" in done.stdout + done.stderr
+    assert {entry["world_size"] for entry in entries(tmp_path, "round")} == {2}
+    assert "out of use" not in status(tmp_path)

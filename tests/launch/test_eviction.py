@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from resilio_hpc.launch import eviction
 from resilio_hpc.launch.device_errors import hardware_error, table
+from resilio_hpc.launch.device_eviction import Kept
 from resilio_hpc.launch.eviction import Evicted, Evidence, Identity, Rules, Strikes
+from resilio_hpc.launch.node_memory import NodeMemory
 
 A, B = "GPU-aaaaaaaa-1111-0000-0000-000000000000", "GPU-bbbbbbbb-1111-0000-0000-000000000000"
 NVML = (Identity(0, 2, A, "0000:1b:00", ("MIG-a0", "MIG-a1")), Identity(1, 3, B, "0000:1c:00"))
@@ -133,4 +138,13 @@ def test_the_user_is_told_in_one_line() -> None:
     )
     assert eviction.words("n1", (one,), 4, 8, Rules(1, 4), True).endswith("4 of 8 ranks go on with the others "
                                                                           "(--device-unit 4)")  # fmt: skip
+    named = msgspec.structs.replace(one, text=f"GPU 3 ({B}): 3 errors")  # the evidence names the GPU once more
+    assert "(gpu-ecc: 3 errors)" in eviction.words("n1", (named,), 7, 8, Rules(), True)
     assert "would be out of use" in eviction.words("n1", (one,), 7, 8, Rules(), False)
+
+
+def test_an_agents_successor_knows_what_is_out_of_use_and_another_job_begins_anew(tmp_path: Path) -> None:
+    kept = Kept(12.5, gone("1"), Strikes({"0": [3]}, {"0": "uncorrectable memory error"}))
+    NodeMemory(tmp_path, "7", 0).keep("devices", kept)
+    assert NodeMemory(tmp_path, "7", 0).kept("devices", Kept) == kept
+    assert NodeMemory(tmp_path, "8", 0).kept("devices", Kept) is None

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fake_nvml import GIB, FakeNvml, NVMLError_DriverNotLoaded, NVMLError_GpuIsLost
-from node_trees import PORT, ROOT_MOUNT, SCRATCH, Tree, health_log, kernel_lines, process
+from node_trees import PORT, ROOT_MOUNT, SCRATCH, Tree, dcgm_health, health_log, kernel_lines, process
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ XID = "NVRM: Xid (PCI:0000:1b:00): {}"
 IO_ERRORS = [(99_990.0 + n, f"I/O error, dev sdb, sector {n} op 0x0:(READ) flags 0x0") for n in range(3)]
 ALL_FREE = {"free_percent": 101}
 
+GPU_1 = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"
+
 CASES: dict[str, Case] = {
     "clock-error": Case({"/.adjtimex": "0 1 2500000 9\n"}, {"/.adjtimex": "soon\n"}, "2.500 s"),
     "clock-sync": Case({"/.adjtimex": "5 64 16000000 9\n"}, {"/.adjtimex": "0 1\n"}, "unsynchronised"),
@@ -67,6 +69,15 @@ CASES: dict[str, Case] = {
     "disk-space": Case({}, {"/proc/self/mountinfo": "nonsense\n"}, "% (", "/nvme", limits=ALL_FREE),
     "file-system-errors": log("EXT4-fs error (device dm-3): ext4_lookup:1785: inode #2", "ext4_lookup", "dm-3"),
     "gpu-count": Case({}, {"/sys/bus/pci/devices/0000:10:00.0/vendor": "NVIDIA\n"}, "1 of 2", nvml=FakeNvml(count=1)),
+    "gpu-dcgm": Case(
+        {"/.dcgmi-health": dcgm_health({"Memory system": ("Failure", "Contained error on GPU 1.")})},
+        {"/.dcgmi-health": '{"body": {"Overall Health": {"value": "Fine"}}}'}, "Memory system: Contained", GPU_1,
+    ),
+    "gpu-dcgm-warning": Case(
+        {"/.dcgmi-health": dcgm_health({"PCIe system": ("Warning", "Detected 9 PCIe replays.")})},
+        {"/.dcgmi-health": "Error: unable to establish a connection to the specified host: localhost"},
+        "PCIe system: Detected 9", GPU_1,
+    ),
     "gpu-driver": Case(
         {}, {"/sys/bus/pci/devices/0000:10:00.0/class": "GPU\n"}, "Driver Not Loaded",
         nvml=FakeNvml(init=NVMLError_DriverNotLoaded("Driver Not Loaded")),

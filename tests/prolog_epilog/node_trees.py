@@ -6,8 +6,10 @@ NVIDIA's and the RDMA core's drivers show.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 Tree = Mapping[str, str | bytes | None]
 """Path → content; None takes the file out of the healthy tree."""
@@ -60,6 +62,34 @@ def port(number: int, **changed: str) -> dict[str, str]:
     }
 
 
+# Written after NVIDIA's source of dcgmi (Health.cpp, DcgmiOutput.cpp, Query.cpp), not captured from a node.
+DCGM_DISCOVERY = """2 GPUs found.
++--------+----------------------------------------------------------------------+
+| GPU ID | Device Information                                                   |
++--------+----------------------------------------------------------------------+
+| 0      | Name: NVIDIA H100 80GB HBM3                                          |
+|        | PCI Bus ID: 00000000:1B:00.0                                         |
+|        | Device UUID: GPU-00000000-aaaa-bbbb-cccc-dddddddddddd                |
++--------+----------------------------------------------------------------------+
+| 1      | Name: NVIDIA H100 80GB HBM3                                          |
+|        | PCI Bus ID: 00000000:1C:00.0                                         |
+|        | Device UUID: GPU-00000001-aaaa-bbbb-cccc-dddddddddddd                |
++--------+----------------------------------------------------------------------+
+0 NvSwitches found.
+"""
+
+
+def dcgm_health(second_gpu: dict[str, tuple[str, str]]) -> str:
+    """``dcgmi health --check --json``. ``second_gpu``: system → (result, text)."""
+    results = ["Healthy", "Warning", "Failure"]
+    worst = max((result for result, _ in second_gpu.values()), key=results.index, default="Healthy")
+    body: dict[str, Any] = {"Overall Health": {"value": worst}}
+    if second_gpu:
+        errors = {name: {"overflow": [text], "value": result} for name, (result, text) in second_gpu.items()}
+        body["GPU"] = {"children": {"1": {"children": {"Errors": {"children": errors}}, "value": worst}}}
+    return json.dumps({"body": body, "header": ["Health Monitor Report"]})
+
+
 HEALTHY: dict[str, str | bytes] = {
     "/proc/uptime": "100000.00 700000.00\n",
     "/proc/sys/kernel/random/boot_id": "11111111-2222-3333-4444-555555555555\n",
@@ -68,6 +98,8 @@ HEALTHY: dict[str, str | bytes] = {
     "/etc/fstab": "# disks\n/dev/nvme0n1p2 / ext4 defaults 0 1\n10.0.0.1:/scratch /scratch nfs4 defaults 0 0\n",
     "/dev/kmsg": kernel_lines((1.0, "Linux version 6.1"), (2.0, "Command line: quiet")),
     "/.adjtimex": "0 1 1500 200\n",
+    "/.dcgmi-health": dcgm_health({}),
+    "/.dcgmi-discovery": DCGM_DISCOVERY,
     "/.scontrol-show-config": "ClusterName = c\nHASH_VAL = Match\n",
     **process(1, "systemd"),
     **process(800, "slurmd"),

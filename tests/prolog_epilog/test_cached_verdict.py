@@ -25,7 +25,9 @@ BOOT = "11111111-2222-3333-4444-555555555555"
 def verdict(*faults: Fault, on_fail: OnFail = "drain", uptime_s: float = 1000.0, gpus: int = 0) -> Verdict:
     status = "fail" if faults else "pass"
     result = Result(check="gpu-ecc", status=status, on_fail=on_fail, severity="error", faults=faults)  # type: ignore[arg-type]
-    return Verdict(node="n1", boot=BOOT, uptime_s=uptime_s, unix_s=1e9, results=(result,), gpus=gpus)
+    return Verdict(
+        node="n1", boot=BOOT, uptime_s=uptime_s, unix_s=1e9, results=(result,), gpus=gpus, leave_until_s=uptime_s + 180
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -153,6 +155,24 @@ def test_the_prolog_does_what_the_verdict_says(
     told = prolog(cache, root, env)[1]
     assert said in told if said else told == ""
     assert prolog(cache, root, env, MODE="observe")[0] == 0
+
+
+@pytest.mark.parametrize("leave_until_s", [0.0, 1010.0, 900.0])
+@pytest.mark.parametrize("on_fail", ["evict", "fail", "drain"])
+def test_without_leave_of_the_storm_breaker_no_prolog_fails(
+    cache: VerdictCache, root: Path, on_fail: OnFail, leave_until_s: float
+) -> None:
+    cache.write(msgspec.structs.replace(verdict(BAD, on_fail=on_fail), leave_until_s=leave_until_s))
+    code, said = prolog(cache, root, {"SLURM_JOB_GPUS": "1"})
+    assert code == 0 and "passes, without leave of the storm breaker" in said and "1 uncorrected ECC error" in said
+    assert cache.take_request()  # whoever can give leave looks anew
+    (root / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 10 kB\n")
+    assert prolog(cache, root)[0] == 0
+
+
+def test_no_leave_comes_with_a_verdict_that_is_withheld(cache: VerdictCache) -> None:
+    assert "leave 1180" in render(verdict(BAD)).splitlines()
+    assert "leave" not in render(withheld(verdict(BAD), "a storm of drains"))
 
 
 def test_without_a_verdict_the_prolog_passes_and_asks_for_one_unless_the_site_says_otherwise(

@@ -86,11 +86,25 @@ def test_the_health_check_needs_no_path_and_jobs_start(guarded: DevCluster) -> N
     assert len(guarded.run("ctl", ["srun", "--nodes=2", "hostname"]).stdout.split()) == 2
 
 
-def test_a_full_disk_sends_the_job_elsewhere(healthy: DevCluster) -> None:
-    fill = "mount -t tmpfs -o size=1m tmpfs /var/tmp && dd if=/dev/zero of=/var/tmp/full bs=64k 2>/dev/null; true"
-    healthy.run("n1", ["sh", "-c", fill], cwd="/")
+FILL = "mount -t tmpfs -o size=1m tmpfs /var/tmp && dd if=/dev/zero of=/var/tmp/full bs=64k 2>/dev/null; true"
+
+
+def test_without_the_daemon_no_prolog_drains_a_node_past_the_storm_breaker(healthy: DevCluster) -> None:
+    healthy.run("n1", ["sh", "-c", FILL], cwd="/")
     fault = results(look_anew(healthy, "n1"))["disk-space"]["faults"][0]
     assert fault["device"] == "/var/tmp"
+    job = healthy.submit("#!/bin/sh\ntrue\n", [*BATCH, "--nodelist=n1"])
+    wait_until(lambda: healthy.job_state(job) == "COMPLETED")
+    assert "drain" not in healthy.node_states()["n1"]
+    log = node_file(healthy, "n1", "log")
+    assert "passes, without leave of the storm breaker" in log and "drain disk-space: /var/tmp has 0.0 %" in log
+
+
+def test_with_leave_a_full_disk_sends_the_job_elsewhere(healthy: DevCluster) -> None:
+    healthy.run("n1", ["sh", "-c", FILL], cwd="/")
+    look_anew(healthy, "n1")
+    up = int(float(healthy.run("n1", ["cat", "/proc/uptime"]).stdout.split()[0]))
+    healthy.run("n1", ["sed", "-i", f"s/^end$/leave {up + 180}\\nend/", f"{RUN}/verdict"])  # as the daemon writes it
     job = healthy.submit("#!/bin/sh\nsleep 1\n", [*BATCH, "--nodelist=n1"])
     wait_until(lambda: "drain" in healthy.node_states()["n1"])
     assert healthy.job_state(job) in ("PENDING", "CONFIGURING", "COMPLETING", "REQUEUED")
@@ -109,8 +123,8 @@ def test_a_file_system_that_hangs_is_named_and_holds_up_neither_checks_nor_prolo
     assert (latency["status"], fault["device"], fault["on_fail"]) == ("timeout", "/shared", "drain")
     assert fault["evidence"].startswith("/shared on /shared (") and "no answer in 5 s" in fault["evidence"]
     assert results(found)["clock-sync"]["status"] in ("pass", "fail")  # the others went on
-    healthy.submit("#!/bin/sh\ntrue\n", [*BATCH, "--nodelist=n1"])
-    wait_until(lambda: "drain" in healthy.node_states()["n1"])
+    job = healthy.submit("#!/bin/sh\ntrue\n", [*BATCH, "--nodelist=n1"])
+    wait_until(lambda: f"job {job}: passes, without leave" in node_file(healthy, "n1", "log"))
     healthy.release_shared("n1")
     assert results(look_anew(healthy, "n1"))["mount-latency"]["status"] == "pass"
 
@@ -224,8 +238,7 @@ def reason_of(cluster: DevCluster, node: str) -> str:
 
 
 def test_a_failing_check_drains_its_node_which_comes_back_when_it_passes(watched: DevCluster) -> None:
-    fill = "mount -t tmpfs -o size=1m tmpfs /var/tmp && dd if=/dev/zero of=/var/tmp/full bs=64k 2>/dev/null; true"
-    watched.run("n1", ["sh", "-c", fill], cwd="/")
+    watched.run("n1", ["sh", "-c", FILL], cwd="/")
     wait_until(lambda: reason_of(watched, "n1").startswith("resilio:disk-space: /var/tmp has 0.0 %"))
     watched.run("ctl", ["scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=new fan"])
     waits = watched.submit("#!/bin/sh\ntrue\n", BATCH)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from node_trees import HEALTHY, write
 
-from resilio_hpc.prolog_epilog import clock, file_systems, infiniband, memory, nvme, processes, slurm_node
+from resilio_hpc.prolog_epilog import clock, dcgm, file_systems, infiniband, memory, nvme, processes, slurm_node
 from resilio_hpc.prolog_epilog.check import Unreadable
 from resilio_hpc.prolog_epilog.mounts import culprit, mount_of, parse_mountinfo
 from resilio_hpc.prolog_epilog.node_files import NodeFiles, whole_number
@@ -20,6 +20,8 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "adjtimex": clock.parse,
     "config": slurm_node.parse_config,
     "cpu list": memory.parse_cpu_list,
+    "dcgm discovery": dcgm.parse_discovery,
+    "dcgm health": dcgm.parse_health,
     "fstab": file_systems.parse_fstab,
     "health log": lambda text: nvme.parse_log(text.encode(errors="replace")),
     "meminfo": memory.parse_meminfo,

@@ -18,7 +18,7 @@ from resilio_hpc.prolog_epilog.drains import Answer, Outcome
 from resilio_hpc.prolog_epilog.examination import Examination
 from resilio_hpc.prolog_epilog.fault_record import FaultRecord
 from resilio_hpc.prolog_epilog.node import Node
-from resilio_hpc.prolog_epilog.node_drains import LOOK_S, NodeDrains
+from resilio_hpc.prolog_epilog.node_drains import LEAVE_S, LOOK_S, NodeDrains
 from resilio_hpc.prolog_epilog.probe import Probe, Source
 from resilio_hpc.prolog_epilog.report_desk import ReportDesk
 from resilio_hpc.prolog_epilog.reports import Report
@@ -28,8 +28,8 @@ from resilio_hpc.prolog_epilog.watch import Watch
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
 
 
-def check(name: str, every_s: float, *contexts: str) -> Check:
-    row: dict[str, Any] = {"contexts": contexts or ("health",), "on_fail": "drain", "severity": "error"}
+def check(name: str, every_s: float, *contexts: str, on_fail: str = "drain") -> Check:
+    row: dict[str, Any] = {"contexts": contexts or ("health",), "on_fail": on_fail, "severity": "error"}
     return Check(id=name, source=name, budget_s=20, reason="r", summary="s", origin="o", every_s=every_s, **row)
 
 
@@ -42,6 +42,8 @@ class Drainer:
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     holds: set[str] = field(default_factory=set)
     looks: int = 0
+    why_no_room: str = ""
+    rooms: int = 0
 
     def _answer(self) -> Outcome:
         if isinstance(self.answer, SlurmError):
@@ -52,6 +54,11 @@ class Drainer:
         self.asked.append((node, check_id, evidence))
         self.holds |= {check_id} if self._answer() == "drained" else set()
         return Answer(self._answer())
+
+    def room(self, node: str) -> str:
+        self.rooms += 1
+        self._answer()
+        return self.why_no_room
 
     def held(self, node: str) -> frozenset[str]:
         self.looks += 1
@@ -76,7 +83,8 @@ class Daemon:
         self.cache = VerdictCache(folder / "run" / "health")
         self.said: list[str] = []
         self.broken: set[str] = set()
-        checks = [check("fast", 10), check("slow", 3600), check("idle", 60, "idle")]
+        checks = [check("fast", 10), check("slow", 3600), check("idle", 60, "idle"),
+                  check("device", 10, on_fail="evict")]  # fmt: skip
         table = Table({one.id: one for one in checks}, {})
         sources = {one.id: Source(self.fetch(one.id)) for one in checks}
         probes = {one.id: Probe.of(lambda reading, limits: reading) for one in checks}
@@ -113,7 +121,7 @@ def test_every_check_has_its_own_pace_and_who_asks_gets_a_fresh_verdict(daemon: 
     daemon.at(1010.0)
     verdict = daemon.watch.turn()
     assert verdict is not None and daemon.looks() == [2, 1, 1]
-    assert len(verdict.results) == 3  # older results are still part of it
+    assert len(verdict.results) == 4  # older results are still part of it
     (daemon.cache.directory / "wanted").touch()
     daemon.watch.turn()
     assert daemon.looks() == [3, 1, 2]  # what is looked at every hour is not what changes from job to job
@@ -199,6 +207,42 @@ def test_in_a_storm_of_drains_prologs_are_not_to_fail_either(tmp_path: Path) -> 
     verdict = daemon.watch.turn()
     assert verdict is not None and verdict.action == "warn"
     assert "action warn" in (daemon.cache.directory / "verdict").read_text()
+
+
+def leave_s(daemon: Daemon, now_s: float) -> float:
+    """How long prologs may fail yet, as the verdict says that they read."""
+    daemon.at(now_s)
+    daemon.watch.turn()
+    lines = dict(line.partition(" ")[::2] for line in (daemon.cache.directory / "verdict").read_text().splitlines())
+    return max(0.0, float(lines.get("leave", 0)) - now_s)
+
+
+def test_prologs_may_fail_only_where_the_node_is_drained(tmp_path: Path) -> None:
+    drainer = Drainer()
+    daemon = Daemon(tmp_path, drainer)
+    assert leave_s(daemon, 1000.0) == 0
+    daemon.broken = {"fast"}
+    assert leave_s(daemon, 1010.0) == LEAVE_S
+    drainer.answer = SlurmError("Unable to contact slurm controller")
+    assert leave_s(daemon, 1071.0) == 0
+    drainer.answer = "already"  # somebody else's drain does as well
+    assert leave_s(daemon, 1132.0) == LEAVE_S
+    daemon.broken = set()
+    assert leave_s(daemon, 1142.0) == 0
+
+
+def test_prologs_may_fail_for_a_device_while_the_breaker_has_room(tmp_path: Path) -> None:
+    drainer = Drainer()
+    daemon = Daemon(tmp_path, drainer)
+    daemon.broken = {"device"}
+    assert leave_s(daemon, 1000.0) == LEAVE_S and drainer.asked == []
+    assert leave_s(daemon, 1010.0) == LEAVE_S - 10 and drainer.rooms == 1  # slurmctld is not asked at each turn
+    drainer.why_no_room = "9 of 90 nodes drained"
+    assert leave_s(daemon, 1061.0) == 0
+    assert "prologs pass, whatever they find: 9 of 90 nodes drained" in daemon.said
+    drainer.answer = SlurmError("no answer")
+    assert leave_s(daemon, 1122.0) == 0
+    assert daemon.watch.drains is not None
 
 
 def test_where_another_runs_the_checks_nothing_is_done(daemon: Daemon) -> None:
