@@ -102,7 +102,8 @@ def _node(
     evidence = _all_said(failures) + (", then it passed" if failures and state == "healthy" else "")
     if node in named:
         state = "bad"
-        fault = max(faults, key=_weight)
+        worst: Fault = max(faults, key=_weight)
+        fault = worst
     elif node in slow:
         state = "slow"
         evidence = f"{slow[node].what} takes {slow[node].ratio:.1f} times the median of all nodes, in two rounds"

@@ -102,8 +102,8 @@ class NodeCheck:
         process = subprocess.Popen(
             self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
+        assert process.stdin and process.stdout and process.stderr
         try:
-            assert process.stdin
             with contextlib.suppress(OSError):
                 process.stdin.write(msgspec.json.encode(self._request) + b"\n")
                 process.stdin.close()
@@ -115,6 +115,9 @@ class NodeCheck:
                 process.wait(10.0)
             except subprocess.TimeoutExpired:
                 process.kill()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                with contextlib.suppress(OSError):
+                    pipe.close()
         if not whole:
             return "a signal ended it" if self.received else "it took too long"
         try:

@@ -17,7 +17,7 @@ from resilio_hpc.slurm.devcluster import DevCluster
 pytestmark = pytest.mark.slurm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PATIENCE_S = 400.0
+PATIENCE_S = 900.0
 SETTINGS = "cpu_matrix = 128\ncpu_message_bytes = 65536\nblock_s = 0.02\nstart_s = 240\n"
 
 
@@ -51,7 +51,8 @@ def test_the_node_whose_probe_hangs_or_is_throttled_is_named(cluster: DevCluster
 
 
 def test_the_command_and_the_launcher_leave_out_a_node_on_which_probes_are_killed(cluster: DevCluster) -> None:
-    killer = cluster.spawn("n2", ["sh", "-c", "while :; do pkill -KILL -f 'diagnose[.]prober'; sleep 0.1; done"])
+    loop = "while [ ! -e /shared/no-more-kills ]; do pkill -KILL -f 'diagnose[.]prober'; sleep 0.1; done"
+    killer = cluster.spawn("n2", ["sh", "-c", loop])
     resilio = f"{sys.executable} -m resilio_hpc.cli.main"
     (cluster.shared / "ranks.py").write_text(
         "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
@@ -61,10 +62,10 @@ def test_the_command_and_the_launcher_leave_out_a_node_on_which_probes_are_kille
         launch = f"{resilio} launch --check-nodes start --nnodes 2:3 --run-dir /shared/checked ranks.py"
         said = submitted(cluster, "pairs-killed", 3, f"{by_hand} > by-hand.json; echo $? > by-hand.code; {launch}")
     finally:
-        killer.kill()
-        killer.wait(10)
+        (cluster.shared / "no-more-kills").touch()
+        killer.communicate(timeout=60)
     found = json.loads((cluster.shared / "by-hand.json").read_text())
-    assert (found["outcome"], found["bad"], found["good"]) == ("found", "n2", "n[1,3]".replace("[1,3]", "1,n3"))
+    assert (found["outcome"], found["bad"], found["good"]) == ("found", "n2", "n1,n3")
     assert (cluster.shared / "by-hand.code").read_text().strip() == "1"
     assert (cluster.shared / "bad.txt").read_text() == "n2\n"
     assert sorted(said.splitlines()) == ["[rank 0] rank 0 of 2", "[rank 1] rank 1 of 2"]
