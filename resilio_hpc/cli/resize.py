@@ -64,7 +64,7 @@ def _once(resizer: Resizer, options: argparse.Namespace) -> int:
 def _watch(resizer: Resizer, view: ResizeView, options: argparse.Namespace) -> int:
     """Until the run is over. What goes wrong is told once, and tried again at the next look."""
     view.watch()
-    said = ("", "", "")
+    said = failed = ("", "", "")
     while True:
         try:
             decision, error = resizer.step()
@@ -74,9 +74,9 @@ def _watch(resizer: Resizer, view: ResizeView, options: argparse.Namespace) -> i
             said = ("", "", str(failure))
         else:
             now = (decision.action, decision.code, error)
-            if decision.action != "stay" or now != said:
+            if (decision.action != "stay" and not error) or now not in (said, failed):
                 _say(decision, error, options)
-            said = now
+            said, failed = now, now if error else failed
             if decision.code == "over":
                 return 0
         time.sleep(options.watch)

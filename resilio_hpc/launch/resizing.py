@@ -25,9 +25,10 @@ def decide(facts: ResizeFacts, policy: ResizePolicy) -> Decision:
     steps = (_bring_to_end, _give_way, _follow, _wait, _undo, _grow)
     for step in steps:
         decision = step(facts, policy)
-        if decision is not None:
+        if decision is not None and (decision.action, decision.code) not in facts.refused:
             return decision
-    raise AssertionError("_grow always answers")
+    said = "; ".join(dict.fromkeys(facts.refused.values()))
+    return _stay(facts, "refused", f"tried again later: {said}")
 
 
 def _stay(facts: ResizeFacts, code: str, reason: str) -> Decision:
