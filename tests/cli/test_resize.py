@@ -20,6 +20,8 @@ from resilio_hpc.cli.main import main
         (["/nowhere", "--micro-batch", "0"], "--micro-batch: 0 is not possible"),
         (["/nowhere", "nodes=3"], "nodes is chosen by resilio resize itself"),
         (["/nowhere", "Run-Dir=x"], "run_dir is chosen by resilio resize itself"),
+        (["/nowhere", "--watch", "9", "walltime=1:00:00"], "template joiner has no key 'walltime': did you mean time?"),
+        (["/nowhere", "time=soon"], "time: 'soon' is not a time limit"),
         (["/nowhere", "time"], "'time' is not of the form KEY=VALUE"),
         (["/nowhere", "--policy", "/nowhere/p.toml"], "/nowhere/p.toml: No such file or directory"),
     ],
