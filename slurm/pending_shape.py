@@ -13,4 +13,4 @@ def reshape_pending(client: SlurmClient, job: str, nodes: int) -> None:
     found = client.jobs([job])
     if not found or found[0].state.base != "PENDING":
         raise SlurmError(f"job {job} is not pending any more: its size stays as it is")
-    client.update_job(job, {"NumNodes": str(nodes)})
+    client.update_job(job, {"NumNodes": f"{nodes}-{nodes}"})  # N alone is the least, refused above the present most

@@ -16,6 +16,7 @@ from resilio_hpc.launch.resize_facts import Decision
 from resilio_hpc.launch.resize_policy import resize_policy
 from resilio_hpc.launch.resize_view import ResizeLimits, ResizeView
 from resilio_hpc.launch.resizer import Resizer
+from resilio_hpc.slurm.joiner_job import render_joiner
 from resilio_hpc.slurm.template import normalised
 from resilio_hpc.slurm.which_client import which
 
@@ -32,7 +33,8 @@ exit codes:
 
 def main(argv: Sequence[str]) -> int:
     """Exit codes: see the examples."""
-    options = _parser().parse_args(argv)
+    options = _parser().parse_intermixed_args(argv)
+    values = _values(options.values)
     if options.watch is not None and options.watch < 1:
         raise UsageError(f"--watch {options.watch:g}: at least 1 s")
     for name in ("min_nodes", "max_nodes", "global_batch"):
@@ -48,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         options.min_nodes, options.max_nodes, options.global_batch, options.micro_batch, options.batch, options.gpus
     )  # fmt: skip
     view = ResizeView(options.run_dir, client, limits, policy)
-    resizer = Resizer(view, client, policy, _values(options.values), options.dry_run)
+    resizer = Resizer(view, client, policy, values, options.dry_run)
     try:
         return _once(resizer, options) if options.watch is None else _watch(resizer, view, options)
     finally:
@@ -64,7 +66,7 @@ def _once(resizer: Resizer, options: argparse.Namespace) -> int:
 def _watch(resizer: Resizer, view: ResizeView, options: argparse.Namespace) -> int:
     """Until the run is over. What goes wrong is told once, and tried again at the next look."""
     view.watch()
-    said = ("", "", "")
+    said = failed = ("", "", "")
     while True:
         try:
             decision, error = resizer.step()
@@ -74,9 +76,9 @@ def _watch(resizer: Resizer, view: ResizeView, options: argparse.Namespace) -> i
             said = ("", "", str(failure))
         else:
             now = (decision.action, decision.code, error)
-            if decision.action != "stay" or now != said:
+            if (decision.action != "stay" and not error) or now not in (said, failed):
                 _say(decision, error, options)
-            said = now
+            said, failed = now, now if error else failed
             if decision.code == "over":
                 return 0
         time.sleep(options.watch)
@@ -107,6 +109,7 @@ def _values(words: Sequence[str]) -> dict[str, str]:
         if normalised(key) in ("nodes", "run_dir", "comment"):
             raise UsageError(f"{normalised(key)} is chosen by resilio resize itself")
         values[normalised(key)] = value
+    render_joiner({**values, "run_dir": "."}, 1)  # a wrong key or value is told now
     return values
 
 

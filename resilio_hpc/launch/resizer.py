@@ -7,7 +7,6 @@ ledger. It may end at any moment, and another one goes on from there.
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -42,7 +41,7 @@ class Resizer:
         self._dry_run = dry_run
         self._ledger: Ledger | None = None
         self._lock: int | None = None
-        self._told: tuple[str, str] | None = None  # action and code of what the ledger has last
+        self._told: set[tuple[str, str, str]] = set()  # action, code and error of what the ledger has last
         self._failed: dict[tuple[str, str], tuple[float, str]] = {}  # when, and why
         if not dry_run:
             self._lock = _lock(view.path / "resizer.lock")
@@ -50,15 +49,11 @@ class Resizer:
 
     def step(self) -> tuple[Decision, str]:
         """Look, decide, act. Returns the decision and what went wrong with it, "" for nothing."""
-        facts = self._view.facts()
+        facts = replace(self._view.facts(), refused=self._refused())
         decision = decide(facts, self._policy)
         if self._dry_run or decision.action == "stay":
             self._tell(decision, facts, acted=False)
             return decision, ""
-        again = self._too_soon(decision)
-        if again is not None:
-            self._tell(again, facts, acted=False)
-            return again, ""
         done, error = self._act(decision, facts)
         if error:
             self._failed[decision.action, decision.code] = (time.monotonic(), error)
@@ -72,13 +67,14 @@ class Resizer:
         if self._lock is not None:
             os.close(self._lock)
 
-    def _too_soon(self, decision: Decision) -> Decision | None:
+    def _refused(self) -> dict[tuple[str, str], str]:
         """What Slurm refused is not asked for at every look: growth after the cool-down, the rest after a minute."""
-        at, error = self._failed.get((decision.action, decision.code), (-math.inf, ""))
-        pause_s = self._policy.cool_down_s if decision.action == "grow" else min(self._policy.cool_down_s, AGAIN_S)
-        if time.monotonic() - at >= pause_s:
-            return None
-        return Decision("stay", "refused", f"{decision.action} failed, tried again later: {error}", decision.nodes)
+        now = time.monotonic()
+        pauses = {"grow": self._policy.cool_down_s}
+        return {
+            what: error for what, (at, error) in self._failed.items()
+            if now - at < pauses.get(what[0], min(self._policy.cool_down_s, AGAIN_S))
+        }  # fmt: skip
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
@@ -101,7 +97,8 @@ class Resizer:
                     orders[decision.action](job)
                     jobs.append(job)
         except ResilioError as error:
-            return replace(decision, jobs=tuple(jobs), sizes=decision.sizes[: len(jobs)]), str(error)
+            sizes = decision.sizes[: len(jobs)] if decision.action == "grow" else decision.sizes
+            return replace(decision, jobs=tuple(jobs), sizes=sizes), str(error)
         return replace(decision, jobs=tuple(jobs)), ""
 
     def _joiner_values(self, facts: ResizeFacts) -> dict[str, str]:
@@ -124,10 +121,10 @@ class Resizer:
 
     def _tell(self, decision: Decision, facts: ResizeFacts, acted: bool, error: str = "") -> None:
         """Every decision with its reasons; the same reason to stay is told once."""
-        told = (decision.action, decision.code)
-        if self._ledger is None or (decision.action == "stay" and told == self._told):
+        told = (decision.action, decision.code, error)
+        if self._ledger is None or (told in self._told and not acted):
             return
-        self._told = told
+        self._told = {told} if acted or decision.action == "stay" else {*self._told, told}
         more: dict[str, Any] = {"error": error} if error else {}
         if decision.expected:
             more["expected"] = dict(decision.expected)

@@ -25,9 +25,10 @@ def decide(facts: ResizeFacts, policy: ResizePolicy) -> Decision:
     steps = (_bring_to_end, _give_way, _follow, _wait, _undo, _grow)
     for step in steps:
         decision = step(facts, policy)
-        if decision is not None:
+        if decision is not None and (decision.action, decision.code) not in facts.refused:
             return decision
-    raise AssertionError("_grow always answers")
+    said = "; ".join(dict.fromkeys(facts.refused.values()))
+    return _stay(facts, "refused", f"tried again later: {said}")
 
 
 def _stay(facts: ResizeFacts, code: str, reason: str) -> Decision:
@@ -120,7 +121,7 @@ def _follow(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
         if facts.least + facts.spares <= fitting < successor.nodes:
             why = f"{plural(free, 'node')} are free, and job {successor.job} waits for {successor.nodes}"
             return Decision("reshape", "start_smaller", why, fitting, (successor.job,), (fitting,))
-    held = sum(joiner.nodes for joiner in _of(facts, "running"))
+    held = sum(joiner.nodes for joiner in _of(facts, "running") if set(joiner.names) <= facts.held)
     wanted = min(facts.own_nodes + held, ceiling)
     if facts.phase == "training" and not _of(facts, "pending", "leaving", "ending") and wanted != successor.nodes:
         why = f"the jobs of this run hold {plural(wanted, 'node')}, which all become free when the next one starts"

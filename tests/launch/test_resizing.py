@@ -246,6 +246,14 @@ def test_a_next_job_that_waits_for_nodes_starts_with_those_that_are_free() -> No
     assert made(replace(waiting, successor=Successor("8", 8, False))).action == "stay"
 
 
+def test_what_slurm_refused_holds_nothing_else_up() -> None:
+    chained = facts(successor=Successor("8", 9, False), refused={("reshape", "follow_size"): "no"})
+    assert made(chained).action == "grow"
+    refused = replace(chained, refused={**chained.refused, ("grow", "idle_nodes"): "sbatch says no"})
+    assert in_short(made(refused)) == ("stay", "refused")
+    assert made(refused).reason == "tried again later: no; sbatch says no"
+
+
 # -- whatever comes --------------------------------------------------------------------------------------------------
 
 JOINERS = st.lists(
