@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args(argv)
-    columns, rows = table(_text(options.rows))
+    columns, rows = table(file_text(options.rows))
     done = predict_rows(rows, _efficiency(options.calibration), calibrated=options.calibration is not None)
     _write(options, [*columns, *COLUMNS], done)
     missed = sum(not row["pred_iter_time_s"] for row in done)
@@ -65,7 +65,8 @@ def main(argv: Sequence[str]) -> int:
     return 1 if missed else 0
 
 
-def _text(path: Path) -> str:
+def file_text(path: Path) -> str:
+    """A file of a user; UsageError says what is wrong with it."""
     try:
         with path.open("rb") as stream:
             data = stream.read(LARGEST_BYTES + 1)
@@ -100,7 +101,7 @@ def _efficiency(path: Path | None) -> Efficiency:
     if path is None:
         return shipped()
     try:
-        return read(_text(path))
+        return read(file_text(path))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: {error}") from None
 

@@ -3,16 +3,18 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from resilio_hpc.autoparallel.efficiency import read as read_calibration
 from resilio_hpc.autoparallel.efficiency import shipped
 from resilio_hpc.autoparallel.hardware import machine
 from resilio_hpc.autoparallel.layout import Recompute
 from resilio_hpc.autoparallel.predict import COLUMNS, predict_rows, read
 from resilio_hpc.autoparallel.rows import case
-from resilio_hpc.cli import plan_predict
+from resilio_hpc.cli import plan_calibrate, plan_predict
 from resilio_hpc.core.errors import UsageError
 
 ROW = {
@@ -191,3 +193,27 @@ def test_a_calibration_changes_times_and_narrows_the_band(tmp_path: Path) -> Non
     assert float(row["pred_iter_time_s"]) > float(plain["pred_iter_time_s"])
     width = [float(r["pred_iter_high_s"]) / float(r["pred_iter_low_s"]) for r in (row, plain)]
     assert width[0] < width[1]
+
+
+def test_calibration_learns_a_cluster_that_is_slower(tmp_path: Path) -> None:
+    layouts = [
+        {**ROW, "pp": str(pp), "dp": str(48 // pp), "micro_batch": str(mb)} for pp in (6, 12) for mb in (1, 2, 4)
+    ]
+    rows = predict_rows(layouts, replace(shipped(), gemm_ampere=0.65, nic=0.5))
+    source, out = tmp_path / "measured.csv", tmp_path / "cluster.toml"
+    source.write_text(as_csv(*({**row, "iter_time_s": row["pred_iter_time_s"], "status": "ok"} for row in rows)))
+    assert plan_calibrate.main(["--rows", str(source), "--out", str(out)]) == 0
+    again = predict_rows(layouts, read_calibration(out.read_text()))
+    errors = [
+        abs(float(b["pred_iter_time_s"]) / float(a["pred_iter_time_s"]) - 1) for a, b in zip(rows, again, strict=True)
+    ]
+    assert max(errors) < 0.02
+
+
+def test_too_few_measurements_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "measured.csv"
+    source.write_text(
+        as_csv({**ROW, "iter_time_s": "nan", "status": "ok"}, {**ROW, "iter_time_s": "70", "status": "oom"})
+    )
+    with pytest.raises(UsageError, match="0 usable measurements"):
+        plan_calibrate.main(["--rows", str(source)])

@@ -22,18 +22,18 @@ def test_divisors() -> None:
 
 def test_every_layout_uses_all_gpus_and_the_whole_batch() -> None:
     for model in (SMALL, MOE):
-        layouts = enumerate_layouts(model, A100, 16, 64, Space(cp=(1, 2)))
-        rows = [layouts.row(i) for i in range(layouts.tp.size)]
+        layouts = enumerate_layouts(model, A100, 8, 8, Space(cp=(1, 2)))
+        rows = [layouts.row(i) for i in range(0, layouts.tp.size, 1 + layouts.tp.size // 200)]
         assert len(set(rows)) == len(rows)
-        assert all(row.num_gpus == 16 and 64 % (row.micro_batch * row.dp) == 0 for row in rows)
+        assert all(row.num_gpus == 8 and 8 % (row.micro_batch * row.dp) == 0 for row in rows)
         assert all(row.pp * row.vpp <= model.layers and row.tp <= 8 for row in rows)
         assert all(row.micro_batches % row.pp == 0 for row in rows if row.vpp > 1)
         assert all(max(model.experts, 1) % row.ep == 0 for row in rows)
 
 
 def test_the_best_is_the_best_of_all_looked_at_one_by_one() -> None:
-    found = search(SMALL, A100, 4, 8)
-    layouts = enumerate_layouts(SMALL, A100, 4, 8, Space())
+    found = search(SMALL, A100, 4, 4)
+    layouts = enumerate_layouts(SMALL, A100, 4, 4, Space())
     best = np.inf
     fitting = 0
     for i in range(layouts.tp.size):
