@@ -14,7 +14,7 @@ import pytest
 from cluster_fixture import repair, shared_mounts_or_skip, skip_without_slurm, unique_name
 
 from resilio_hpc.demo.drill import DrillRun, cluster_for
-from resilio_hpc.demo.drill_table import DRILLS, Drill, drill_named
+from resilio_hpc.demo.drill_table import DRILLS, PREEMPTION, Drill, drill_named
 from resilio_hpc.demo.stage import binds
 from resilio_hpc.slurm.devcluster import DevCluster, image
 
@@ -68,11 +68,18 @@ def newer_cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
     if not image.is_built(series) and series not in os.environ.get("RESILIO_TEST_SLURM", "").split(","):
         pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM={series} builds it")
     name = unique_name(f"newer{series.replace('.', '')}")
-    with DevCluster.start(name, nodes=4, slurm=series, binds=binds(), timeout_s=120.0) as running:
+    with DevCluster.start(name, nodes=4, slurm=series, binds=binds(), timeout_s=120.0, conf=PREEMPTION) as running:
         yield running
 
 
-@pytest.mark.parametrize("drill", [drill_named(name) for name in CORE], ids=name_of)
+OF_SLURM = ("preempted, cancel", "preempted, requeue", "scontrol requeue", "srun: batch host power cut, chain")
+ON_NEWER = [
+    *(pytest.param(drill_named(name), id=name_of(drill_named(name))) for name in CORE),
+    *(pytest.param(drill_named(name), id=name_of(drill_named(name)), marks=pytest.mark.slow) for name in OF_SLURM),
+]
+
+
+@pytest.mark.parametrize("drill", ON_NEWER)
 def test_a_run_comes_over_on_newer_slurm(drill: Drill, newer_cluster: DevCluster) -> None:
     try:
         come_over(drill, newer_cluster)
