@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help", "help"):
         print("usage: resilio plan COMMAND …\n")
-        print("\n".join(f"  {command:<8}  {text}" for command, (_, text) in COMMANDS.items()))
+        print("\n".join(f"  {command:<10}  {text}" for command, (_, text) in COMMANDS.items()))
         print("\nresilio plan COMMAND --help tells more.")
         return 0 if argv else 2
     if name not in COMMANDS:

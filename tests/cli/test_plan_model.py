@@ -49,7 +49,9 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_module_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "it's a model.py"
     path.write_text(MODULE)
-    about = json.loads(printed(capsys, "model", "--module", f"{path}:example", "--stages", "4", "--band", "0.3", "--json"))
+    about = json.loads(
+        printed(capsys, "model", "--module", f"{path}:example", "--stages", "4", "--band", "0.3", "--json")
+    )
     assert about["parameters"] == 4 * 64 * 64
     assert [stage["parameters"] for stage in about["stages"]] == [64 * 64] * 4
     assert "must return (module, inputs)" in told(capsys, "model", "--module", f"{path}:number")
