@@ -7,9 +7,7 @@ parameters, the batch (each stage's data loader has it), and what is made from t
 
 from __future__ import annotations
 
-import heapq
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -130,32 +128,3 @@ class OperatorGraph:
     def parameters_of(self, first: int, end: int) -> set[int]:
         """Indices of the parameters that operators first … end - 1 use."""
         return {index for operator in self.operators[first:end] for index in operator.parameters}
-
-
-def in_order(count: int, reads: Sequence[tuple[int, int]]) -> list[int]:
-    """A topological order of operators 0 … count - 1, each as early in the given order as its inputs allow.
-
-    ``reads``: (maker, reader). Raises UsageError where operators wait for each other.
-    """
-    waiting = [0] * count
-    readers: list[list[int]] = [[] for _ in range(count)]
-    for maker, reader in reads:
-        readers[maker].append(reader)
-        waiting[reader] += 1
-    return _kahn(waiting, readers)
-
-
-def _kahn(waiting: list[int], readers: list[list[int]]) -> list[int]:
-    ready = [index for index, left in enumerate(waiting) if not left]
-    order = []
-    while ready:
-        index = heapq.heappop(ready)
-        order.append(index)
-        for reader in readers[index]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
-    if len(order) < len(waiting):
-        stuck = next(index for index, left in enumerate(waiting) if left)
-        raise UsageError(f"operator {stuck} waits for what is made from its own result: the graph has a circle")
-    return order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
 from pathlib import Path
@@ -18,7 +19,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 
 INSTEAD = "describe the model by a preset, config.json or Megatron's arguments"
-_OURS, _TORCH = Path(__file__).parent, Path(torch.__file__).parent
+_NOT_USERS = {Path(__file__).parent.parent, Path(torch.__file__).parent, Path(contextlib.__file__).parent}
 _VALUES = "the values of a tensor, of which a trace knows only the shape"
 
 
@@ -65,6 +66,6 @@ def _where(error: Exception) -> str:
     """The last line of the user's own code that was running."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if not {_OURS, _OURS.resolve(), _TORCH}.intersection(path.parents):
+        if not _NOT_USERS.intersection(path.parents):
             return f" (at {printable(path.name, 60)}:{frame.lineno}: {printable(frame.line or '', 80)})"
     return ""

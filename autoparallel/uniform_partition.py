@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from resilio_hpc.autoparallel.partition import NoPartition, band_limits, partition
+from resilio_hpc.autoparallel.partition import band_limits, partition
 
 
 def uniform_partition(
@@ -51,6 +51,3 @@ def _by_partition(layers: int, block: int, first: int, last: int, stages: int, b
     starts = partition(flops, np.ones(layers + 2, dtype=np.int64), stages, band).starts
     ends = [*starts[1:], layers + 2]
     return tuple(min(end, layers + 1) - max(start, 1) for start, end in zip(starts, ends, strict=True))
-
-
-__all__ = ["NoPartition", "uniform_partition"]
