@@ -6,6 +6,7 @@ At each start of ranks, and whenever ranks were stopped, ``device_evidence`` gat
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch import eviction
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.device_errors import hardware_error
@@ -21,7 +23,9 @@ from resilio_hpc.launch.device_look import DeviceLook
 from resilio_hpc.launch.devices import VisibleDevices, local_world_size, read_devices, visible_devices
 from resilio_hpc.launch.eviction import Evicted, Rules, Strikes
 from resilio_hpc.launch.local_round import LocalRound
+from resilio_hpc.prolog_epilog import reports
 from resilio_hpc.prolog_epilog.node import uptime_s
+from resilio_hpc.prolog_epilog.reports import Report
 
 if TYPE_CHECKING:
     from resilio_hpc.launch.agent import Agent
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 LOOK_S = 10.0
 FRESH_S = 60.0  # a look that is older says nothing about a start now
 TAIL_BYTES = 8192
+SPOOL_VARIABLE = "RESILIO_REPORT_SPOOL"  # where a site's daemon takes reports elsewhere than usual
 EVICTED_VARIABLE = "RESILIO_EVICTED_DEVICES"  # as Slurm's task prolog names it
 
 
@@ -173,9 +178,19 @@ class DeviceEviction:
             )  # fmt: skip
         agent.say(eviction.words(agent.settings.node, new, left, self._all, self._rules, self._acts))
         if self._acts:
+            self._report(new)
             self.slots = left
             if self._offered:
                 agent.core.offer(left, len(self._kept.evicted))
+
+    def _report(self, new: tuple[Evicted, ...]) -> None:
+        """Have root's own checks look, where a node daemon takes reports. Of its own verdict it knows."""
+        spool = Path(os.environ.get(SPOOL_VARIABLE, reports.SPOOL))
+        for one in new:
+            if one.source != "verdict":
+                why = f"{eviction.name(one)} is out of use in job {self._agent.settings.job}: {one.check}: {one.text}"
+                with contextlib.suppress(UsageError):  # no daemon takes reports here
+                    reports.write(spool, Report(self._agent.settings.node, why[:1000]))
 
     def _refuses(self, local: LocalRound) -> bool:
         """Whether the round was chosen before it was known that it cannot start here; then that is told."""

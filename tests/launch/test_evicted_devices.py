@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.run_directory import read_verdict
+from resilio_hpc.prolog_epilog import reports
 
 GOOD, BAD = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
 SCRIPT = """
@@ -50,12 +53,22 @@ for step in run.steps(start, int(sys.argv[1]), save=lambda done: checkpoint.save
 LAUNCH = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--nproc-per-node", "2")
 
 
+def spool_of(folder: Path) -> Path:
+    """Where a node daemon takes reports."""
+    spool = folder / "spool"
+    if not spool.exists():
+        spool.mkdir()
+        spool.chmod(reports.MODE)
+    return spool
+
+
 def launch(folder: Path, *arguments: str, nodes: int = 0) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
     foreign = ("SLURM", "PET_", "TORCH", "RESILIO", "CUDA")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     own = {"PYTHONPATH": str(Path(__file__).parents[2]), "CUDA_VISIBLE_DEVICES": f"{GOOD},{BAD}", "BAD_GPU": BAD,
-           "RESILIO_HEALTH_DIRECTORY": str(folder / "health" / "here")} | (
+           "RESILIO_HEALTH_DIRECTORY": str(folder / "health" / "here"),
+           "RESILIO_REPORT_SPOOL": str(spool_of(folder))} | (
                {"RESILIO_LOCAL_NODES": str(nodes)} if nodes else {})  # fmt: skip
     return subprocess.run(
         [*LAUNCH, *arguments], cwd=folder, env=kept | own, capture_output=True, text=True, timeout=240
@@ -86,6 +99,7 @@ def test_a_gpu_that_a_verdict_names_is_hidden_and_the_node_goes_on_with_the_othe
     verdict = read_verdict(tmp_path / "run")
     assert verdict is not None and verdict["verdict"] == "completed"
     assert f"GPU 1 ({BAD}), gpu-ecc" in status(tmp_path)
+    assert list(spool_of(tmp_path).iterdir()) == [], "root knows of its own verdict"
 
 
 def test_errors_of_its_device_in_two_rounds_take_a_gpu_out_of_use_without_any_verdict(tmp_path: Path) -> None:
@@ -96,6 +110,9 @@ def test_errors_of_its_device_in_two_rounds_take_a_gpu_out_of_use_without_any_ve
     assert "in 2 rounds: uncorrectable memory error: " in evicted["evidence"]
     assert len([entry for entry in entries(tmp_path, "rank_failed") if entry["rank"] == 1]) >= 2
     assert f"sees {GOOD} not " in done.stdout
+    (report,) = spool_of(tmp_path).iterdir()
+    said = msgspec.json.decode(report.read_bytes(), type=reports.Report)
+    assert BAD in said.why and "rank-failures: ranks on it failed in 2 rounds" in said.why
 
 
 def test_to_observe_says_what_would_be_done_and_hides_nothing(tmp_path: Path) -> None:
