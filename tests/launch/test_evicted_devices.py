@@ -116,10 +116,8 @@ def test_errors_of_its_device_in_two_rounds_take_a_gpu_out_of_use_without_any_ve
 
 
 def test_to_observe_says_what_would_be_done_and_hides_nothing(tmp_path: Path) -> None:
-    done = launch(
-        tmp_path, "--evict-devices", "observe", "--min-devices", "2", "--max-restarts", "1", "train.py", "40", "verdict"
-    )
-    assert done.returncode == 1
+    done = launch(tmp_path, "--evict-devices", "observe", "--min-devices", "2", "train.py", "40", "verdict")
+    assert done.returncode == 0, "each restart brings ten steps of progress"
     (evicted,) = entries(tmp_path, "device_evicted")
     assert (evicted["device"], evicted["slots"], evicted["acted"]) == (BAD, 0, False)
     assert "would be out of use" in done.stdout + done.stderr
