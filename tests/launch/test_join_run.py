@@ -107,7 +107,7 @@ def test_a_joiner_takes_part_and_sees_the_end_of_the_run(local_run: LocalRun) ->
     assert "the run ended while these nodes took part: terminated" in run.said("joiner")
     (event,) = run.events("joins")
     assert event.fields["nodes"][0] in run.events("round")[-1].fields["members"]
-    assert len(list((run.path / "links").glob("*.json"))) == 1  # the verdict is the run's, not the joiner's
+    assert len(list((run.path / "links").glob("local-*.json"))) == 1  # the verdict is the run's, not the joiner's
 
 
 def test_a_joiner_that_is_warned_leaves_and_the_run_goes_on(local_run: LocalRun) -> None:

@@ -37,6 +37,7 @@ class Core:
     """The core as far as ends of ranks go."""
 
     slots = 2
+    local = None  # no round
 
     def __init__(self) -> None:
         self.told: list[tuple[int, str]] = []

@@ -28,7 +28,8 @@ PYSLURM = """
 import time
 class RPCError(Exception): pass
 class Node:
-    total_cpus = allocated_cpus = real_memory = allocated_memory = weight = None
+    total_cpus = allocated_cpus = real_memory = allocated_memory = None
+    weight = 1
     configured_gres = {}; available_features = active_features = None
     reason = reason_user = comment = extra = address = slurm_version = None
     reason_time = 0
