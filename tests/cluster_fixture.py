@@ -1,4 +1,4 @@
-"""The dev cluster as pytest fixtures: ``from cluster_fixture import …`` in a folder's conftest.py.
+"""The dev cluster as pytest fixtures, which tests/conftest.py gives to all tests.
 
 ``cluster`` is one five-node cluster for the whole test session; a test that breaks a node repairs it before it ends
 (``repaired_cluster`` does that for it).

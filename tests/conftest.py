@@ -10,8 +10,11 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from cluster_fixture import cluster, repaired_cluster
 
 from resilio_hpc.core.memory_left import is_in_memory
+
+__all__ = ["cluster", "disk_path", "repaired_cluster"]  # here alone: each import of a fixture is one of its own
 
 # A shell starts what runs in its background with SIGINT ignored, and so would be all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from cluster_fixture import shared_mounts_or_skip, skip_without_slurm, unique_name
 
 from resilio_hpc.demo.stage import binds
