@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from submitted import EXAMPLES, GPT, PATIENCE_S, TEMPLATES, Submitted
+from submitted import EXAMPLES, FAKES, GPT, PATIENCE_S, TEMPLATES, Submitted
 
 from resilio_hpc.slurm.devcluster import DevCluster
 
@@ -143,7 +143,7 @@ def test_ranks_in_a_container_by_a_fake_of_apptainer(repaired_cluster: DevCluste
     (job.directory / "an image.sif").touch()
     (job.directory / "data").mkdir()
     values = [*ONE, "nodes=2", "image=an image.sif", f"mounts={job.inside}/data"]
-    job.submit("container-apptainer", values, [sys.executable, *GPT], fakes=True)
+    job.submit("container-apptainer", values, [sys.executable, *GPT], str(FAKES))
     assert job.verdict() == "completed", job.output()
     assert job.fields("round").data["world_size"] == 2
     assert f"[rank 1] fake apptainer: an image.sif, {job.inside}" in job.output()
@@ -152,7 +152,7 @@ def test_ranks_in_a_container_by_a_fake_of_apptainer(repaired_cluster: DevCluste
 def test_agents_in_a_container_by_a_fake_of_pyxis(repaired_cluster: DevCluster) -> None:
     job = Submitted(repaired_cluster, "pyxis")
     (job.directory / "image.sqsh").touch()
-    job.submit("container-pyxis", [*ONE, "nodes=2", "image=image.sqsh"], GPT, fakes=True)
+    job.submit("container-pyxis", [*ONE, "nodes=2", "image=image.sqsh"], GPT, str(FAKES))
     assert job.verdict() == "completed", job.output()
     assert job.fields("launch").data["mode"] == "step"
     assert "this srun lacks" not in job.output()
