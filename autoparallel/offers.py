@@ -103,7 +103,7 @@ def why_none(inventory: Inventory, request: Request) -> str:
         return "no partition that is up has nodes in service"
     with_gpus = [pool for pool in inventory.pools if pool.gpus_per_node > 0]
     if not with_gpus:
-        return "no node has GPUs (as Gres): --per-node N and --gpu TYPE say what its nodes have"
+        return "no node has GPUs (as Gres): --inventory FILE describes what there is"
     named = [pool for pool in with_gpus if not request.partitions or pool.partition in request.partitions]
     if not named:
         known = ", ".join(sorted({pool.partition for pool in with_gpus}))

@@ -64,7 +64,8 @@ def search_offers(
             known[key] = _thinned(find(training, machine, offer.shape.ranks), machine)
         found = known[key]
         choices = choices_of(offer, found, training, machine, run)
-        done.append(Searched(offer, choices, found.looked_at, found.too_large, found.least_excess))
+        excess = found.least_excess if found.looked_at else 0.0
+        done.append(Searched(offer, choices, found.looked_at, found.too_large, excess))
     return done
 
 
