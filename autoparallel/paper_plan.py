@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from resilio_hpc.autoparallel import operators
 from resilio_hpc.autoparallel.choice import Offer
 from resilio_hpc.autoparallel.cost import Cost, Problem, iteration
 from resilio_hpc.autoparallel.failures import Reliability
@@ -18,6 +17,7 @@ from resilio_hpc.autoparallel.paper_cost import Degrees, Shape, algorithm_1, for
 from resilio_hpc.autoparallel.ranking import Searched, Training, at_shape, choices_of
 from resilio_hpc.autoparallel.search import Found
 from resilio_hpc.autoparallel.stack import Stacks
+from resilio_hpc.autoparallel.stage_times import stage_times
 from resilio_hpc.autoparallel.transformer import Transformers
 
 STATE_BYTES = 16  # per parameter: weights and gradients in half precision, fp32 weights, two moments
@@ -99,26 +99,10 @@ def _costed(layout: Layout, training: Training, machine: Machine) -> tuple[Found
     )
     full = Cost(**{f.name: np.broadcast_to(getattr(iteration(asked, training.efficiency), f.name), (1,))
                    for f in fields(Cost)})  # fmt: skip
-    stages, transfers = stage_times(full, layout, training, asked)
+    stages, transfers = stage_times(full, asked, layout, training.efficiency)
     time = formula_3(stages, transfers, layout.micro_batches)
     counted = np.array([time])
     bubble = np.array([time - layout.micro_batches * max(stages)])
     cost = replace(full, iteration=counted, bubble=bubble, data_parallel=np.zeros(1), optimizer=np.zeros(1))
     held = memory(asked)
     return Found(asked.layouts, cost, held, 1, 0, 0.0, layout), float(held.device[0] - machine.memory_gb * 1e9)
-
-
-def stage_times(full: Cost, layout: Layout, training: Training, asked: Problem) -> tuple[list[float], list[float]]:
-    """p_i and c_(i,i+1): seconds of one micro-batch on each stage, tensor parallel traffic included, and between them.
-
-    Layers are spread evenly, the first stages take what is left over, and the loss head is on the last.
-    """
-    work = operators.work(asked.models, asked.layouts, asked.machines, asked.stacks, training.efficiency)
-    head = float(np.broadcast_to(work.head, (1,))[0])
-    most = -(-training.model.layers // layout.pp)
-    moving = full.tensor_parallel + full.expert_parallel + full.context_parallel
-    layer = (float((full.compute + moving)[0]) / layout.micro_batches - head) / most
-    even, more = divmod(training.model.layers, layout.pp)
-    stages = [layer * (even + (stage < more)) for stage in range(layout.pp)]
-    stages[-1] += head
-    return stages, [float(full.pipeline_transfers[0]) / layout.micro_batches] * (layout.pp - 1)

@@ -12,6 +12,7 @@ from resilio_hpc.core.json_fields import printable
 
 COMMANDS = {
     "search": ("resilio_hpc.cli.plan_search", "every layout of every shape that the cluster offers, ranked"),
+    "explain": ("resilio_hpc.cli.plan_explain", "one layout: its pipeline in time, parts of an iteration, memory"),
     "predict": ("resilio_hpc.cli.plan_predict", "time and memory of the layouts of a table"),
     "model": ("resilio_hpc.cli.plan_model", "a model's parameters, FLOPs, and where it is cut into pipeline stages"),
     "calibrate": ("resilio_hpc.cli.plan_calibrate", "parameters of a cluster, from a few measured iterations"),
