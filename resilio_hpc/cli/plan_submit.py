@@ -74,7 +74,8 @@ class JobOf:
         command = [*flags, *filled(self.command, choice)] if self.template.takes_command else list(self.command)
         values = {**self.values, **self._shape(choice)}
         job = render(self.template, values, command, submission.launcher_directory(self.environment))
-        check(self.template, job, command, self.environment, Path.cwd())
+        if launched:
+            check(self.template, job, command, self.environment, Path.cwd())
         own = submission.own_environment(self.environment)
         return Request(job.script, job.arguments, own | choice.environment())
 
