@@ -202,7 +202,9 @@ class _Act:
         if not alone and not self._others_were_drained():
             self._disown(decision, after)
             return Outcome(self._node, "contested", "another order came at the same moment: look before you resume it")
-        return Outcome(self._node, _DONE[decision.action], decision.why)
+        was = self._before.state if self._before is not None else ""
+        why = f"was {was}; reason: {decision.reason}" if decision.action is Action.DRAIN else decision.why
+        return Outcome(self._node, _DONE[decision.action], why)
 
     def _order(self, decision: Decision) -> None:
         self._written = decision.reason
