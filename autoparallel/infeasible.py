@@ -99,11 +99,6 @@ def _no_layout(training: Training, machine: Machine, gpus: int) -> str:
 def _batch(training: Training, machine: Machine, gpus: int) -> str:
     batch = training.global_batch
     replicas = sorted(set(_replicas(training, machine, gpus)))
-    if not replicas:
-        return (
-            f"{gpus} GPUs cannot be divided among tensor parallelism (a divisor of {training.model.heads} heads), "
-            f"pipeline stages (at most {training.model.layers}) and replicas"
-        )
     step = min(replicas) * training.space.only.get("micro_batch", 1)
     given = training.space.only.get("micro_batch")
     micro = f" in micro-batches of {given}" if given else ""
