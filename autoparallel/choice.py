@@ -9,6 +9,7 @@ from resilio_hpc.autoparallel.layout import Layout
 from resilio_hpc.autoparallel.shapes import Shape
 
 Start = Literal["now", "soon", "ever"]
+PART = "part of nodes"
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Offer:
     """A shape that a partition has room for. ``gpu``: the GPU's type as Slurm names it, "" where it has none.
 
     ``start``: "now", "soon" (when jobs that run there have reached their limits) or "ever" (it is large enough, nobody
-    knows when); ``wait_s`` until then, None where it is not known. ``marks``: "over-subscribed", "preemptible".
+    knows when); ``wait_s`` until then, None where it is not known. ``marks``: "over-subscribed", "preemptible",
+    "part of nodes": the shape leaves GPUs of its nodes to others.
     """
 
     shape: Shape
@@ -32,7 +34,8 @@ class Choice:
     """An offer with a layout. Seconds, bytes; shares are parts of the iteration.
 
     ``low_s`` to ``high_s``: the uncertainty band of ``iteration_s``. ``memory_bytes``: of the fullest GPU, of which it
-    has ``gpu_bytes``. ``run_s``: the whole run with failures and checkpoints, 0 where its length is not known.
+    has ``gpu_bytes``. ``overhead``: part of the time that checkpoints, failures and restarts take; ``run_s``: the whole
+    run with them, or 1,000 iterations where its length is not known; infinite where failures never let it end.
     """
 
     offer: Offer
@@ -45,9 +48,8 @@ class Choice:
     communication: float
     memory_bytes: float
     gpu_bytes: float
-    run_s: float = 0.0
     overhead: float = 0.0
-    """Part of the time that checkpoints, failures and restarts take."""
+    run_s: float = 0.0
 
     @property
     def gpus(self) -> int:
@@ -55,13 +57,17 @@ class Choice:
 
     @property
     def gpu_hours(self) -> float:
-        """Of the whole run; of 1,000 iterations where its length is not known."""
-        return self.gpus * (self.run_s or 1000 * self.iteration_s / (1 - self.overhead)) / 3600
+        """Of ``run_s``."""
+        return self.gpus * self.run_s / 3600
 
     @property
     def finish_s(self) -> float:
-        """From now: the wait and the run."""
-        return (self.offer.wait_s or 0.0) + (self.run_s or 1000 * self.iteration_s / (1 - self.overhead))
+        """From now: the wait and the run; the run alone where the wait is not known."""
+        return (self.offer.wait_s or 0.0) + self.run_s
+
+    @property
+    def headroom_bytes(self) -> float:
+        return self.gpu_bytes - self.memory_bytes
 
     def environment(self) -> dict[str, str]:
         """What the training script reads. As the launcher counts, RESILIO_DP holds context-parallel ranks too."""
@@ -91,4 +97,6 @@ class Choice:
         offer = self.offer
         gpus = f"{offer.gpu}:{offer.shape.ranks_per_node}" if offer.gpu else str(offer.shape.ranks_per_node)
         options = {"nodes": str(offer.shape.nodes), "gpus_per_node": gpus}
+        if PART in offer.marks:
+            options["exclusive"] = "false"
         return {**options, "partition": offer.partition} if offer.partition else options
