@@ -15,6 +15,7 @@ COMMANDS = {
     "explain": ("resilio_hpc.cli.plan_explain", "one layout: its pipeline in time, parts of an iteration, memory"),
     "predict": ("resilio_hpc.cli.plan_predict", "time and memory of the layouts of a table"),
     "model": ("resilio_hpc.cli.plan_model", "a model's parameters, FLOPs, and where it is cut into pipeline stages"),
+    "profile-comm": ("resilio_hpc.cli.plan_profile_comm", "latency and bandwidth of collectives, measured in a job"),
     "calibrate": ("resilio_hpc.cli.plan_calibrate", "parameters of a cluster, from a few measured iterations"),
 }
 """By name: its module, which has ``main(argv) -> int``, and a line on it."""
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help", "help"):
         print("usage: resilio plan COMMAND …\n       resilio plan MODEL …      (as resilio plan search)\n")
-        print("\n".join(f"  {command:<10}  {text}" for command, (_, text) in COMMANDS.items()))
+        print("\n".join(f"  {command:<12}  {text}" for command, (_, text) in COMMANDS.items()))
         print("\nresilio plan COMMAND --help tells more.")
         return 0 if argv else 2
     if name not in COMMANDS:
