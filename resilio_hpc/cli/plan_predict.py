@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args(argv)
     columns, rows = table(file_text(options.rows))
-    done = predict_rows(rows, _efficiency(options.calibration), calibrated=options.calibration is not None)
+    done = predict_rows(rows, efficiency_of(options.calibration), calibrated=options.calibration is not None)
     _write(options, [*columns, *COLUMNS], done)
     missed = sum(not row["pred_iter_time_s"] for row in done)
     print(f"{len(done) - missed} of {len(done)} rows predicted", file=sys.stderr)
@@ -97,7 +97,8 @@ def table(text: str) -> tuple[list[str], list[dict[str, str]]]:
     return [name for name in columns if name not in COLUMNS], rows
 
 
-def _efficiency(path: Path | None) -> Efficiency:
+def efficiency_of(path: Path | None) -> Efficiency:
+    """The shipped parameters, or those of a calibration. Raises UsageError."""
     if path is None:
         return shipped()
     try:
