@@ -41,16 +41,46 @@ exit codes:
   0 done, or nothing to do (with --watch: the run is over); 1 Slurm refused or gave no answer; 2 a mistake in the line
 """
 
-
+LEAST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 600.0  # between two looks, while Slurm does not answer
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit codes: see the examples."""
     options = _parser().parse_intermixed_args(argv)
+    if options.launcher:
+        process_tree.die_with_parent(options.launcher)
+        process_tree.outlive_warnings()
+    values, limits = _understood(options)
+    policy = resize_policy(options.policy)
+    if options.launcher and options.watch is None:
+        options.watch = max(LEAST_PAUSE_S, policy.look_s)
+    client = which()
+    view = ResizeView(options.run_dir, client, limits, policy)
+    resizer = Resizer(view, client, policy, values, options.dry_run, options.observe)
+    try:
+        return _once(resizer, options) if options.watch is None else _watch(resizer, view, options)
+    finally:
+        resizer.close()
+
+
+def check_words(words: Sequence[str]) -> None:
+    """What a launcher is to pass on to its resizer (``--resize-options``). Raises UsageError."""
+    try:
+        options = _parser().parse_intermixed_args([".", *words])
+        for name in ("watch", "dry_run", "observe", "policy", "json", "launcher"):
+            if getattr(options, name):
+                raise UsageError(f"--{name.replace('_', '-')} is not for a resizer beside a launch")
+        _understood(options)
+    except UsageError as error:
+        raise UsageError(f"--resize-options: {error}") from None
+
+
+def _understood(options: argparse.Namespace) -> tuple[dict[str, str], ResizeLimits]:
+    """The joiners' values, and limits of the run's size. Raises UsageError."""
     values = _values(options.values)
-    if options.watch is not None and options.watch < 1:
-        raise UsageError(f"--watch {options.watch:g}: at least 1 s")
+    if options.watch is not None and options.watch < LEAST_PAUSE_S:
+        raise UsageError(f"--watch {options.watch:g}: at least {LEAST_PAUSE_S:g} s")
     for name in ("min_nodes", "max_nodes", "global_batch"):
         if getattr(options, name) < 0:
             raise UsageError(f"--{name.replace('_', '-')}: {getattr(options, name)} is not possible")
@@ -58,21 +88,10 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--micro-batch: {options.micro_batch} is not possible, it must be 1 or more")
     if options.max_nodes and options.min_nodes > options.max_nodes:
         raise UsageError(f"--min-nodes {options.min_nodes} is more than --max-nodes {options.max_nodes}")
-    policy = resize_policy(options.policy)
-    client = which()
-    if options.launcher:
-        process_tree.die_with_parent(options.launcher)
-        process_tree.outlive_warnings()
-    limits = ResizeLimits(
+    return values, ResizeLimits(
         options.min_nodes, options.max_nodes, options.global_batch, options.micro_batch, options.batch, options.gpus,
         _model(options),
     )  # fmt: skip
-    view = ResizeView(options.run_dir, client, limits, policy)
-    resizer = Resizer(view, client, policy, values, options.dry_run, options.observe)
-    try:
-        return _once(resizer, options) if options.watch is None else _watch(resizer, view, options)
-    finally:
-        resizer.close()
 
 
 def _model(options: argparse.Namespace) -> SpeedModel | None:

@@ -45,8 +45,8 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
             )
     if options.evict_devices == "off" and (options.min_devices, options.device_unit) != (1, 1):
         raise UsageError("--min-devices and --device-unit are rules of --evict-devices: add --evict-devices on")
-    if options.resize_policy and not options.resize:
-        raise UsageError("--resize-policy belongs to --resize")
+    if (options.resize_policy or options.resize_options) and not options.resize:
+        raise UsageError("--resize-policy and --resize-options belong to --resize: add it")
     if options.resize:
         check_resize(options)
     if options.mpi:

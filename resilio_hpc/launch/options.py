@@ -79,6 +79,7 @@ class LaunchOptions:
     # more nodes and fewer, by joiner jobs: docs/resizing.md
     resize: bool = False
     resize_policy: str = ""  # a file with numbers for resize_policy.toml's
+    resize_options: tuple[str, ...] = ()  # more words for ``resilio resize``
 
     # starting ranks
     zygote: bool = True

@@ -16,7 +16,6 @@ from pathlib import Path
 from resilio_hpc.launch import bootstrap
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.resize_policy import resize_policy
 from resilio_hpc.slurm import submission
 
 FIRST_PAUSE_S = 5.0  # before it is started again; doubled each time
@@ -26,11 +25,10 @@ STEADY_S = 300.0  # one that has run for so long is started again as if for the 
 
 def command(options: LaunchOptions, run_path: Path) -> tuple[str, ...]:
     """What runs beside the launch: the same loop as by hand, which only watches where the launch does so."""
-    policy = Path(options.resize_policy) if options.resize_policy else None
     words = [*bootstrap.command("cli.main"), "resize", str(run_path), "--gpus", f"--launcher={os.getpid()}"]
-    words += [f"--watch={max(1.0, resize_policy(policy).look_s):g}"]
-    words += [f"--policy={policy}"] if policy else []
-    return (*words, *(() if options.mode == "recover" else ("--observe",)))
+    words += [f"--policy={options.resize_policy}"] if options.resize_policy else []
+    words += [] if options.mode == "recover" else ["--observe"]
+    return (*words, *options.resize_options)
 
 
 class ResizeKeeper:

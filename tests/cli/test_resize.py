@@ -8,7 +8,7 @@ import pytest
 
 from resilio_hpc.cli import resize
 from resilio_hpc.cli.main import main
-from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.launch.resize_facts import Decision
 
 
@@ -43,6 +43,28 @@ def test_the_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         main(["resize", "--help"])
     assert "exit codes:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--watch", "9"], "--watch is not for a resizer beside a launch"),
+        (["--json"], "--json is not for a resizer beside a launch"),
+        (["--max-nodes", "-1"], "--max-nodes: -1 is not possible"),
+        (["--model", "llama3-70b"], "--model needs --global-batch N"),
+        (["--model", "llama3-07b", "--global-batch", "8"], "llama3-07b"),
+        (["nodes=3"], "nodes is chosen by resilio resize itself"),
+        (["--maxnodes", "3"], "unrecognized arguments: --maxnodes 3"),
+    ],
+)
+def test_what_a_launcher_is_to_pass_on_is_checked_first(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        resize.check_words(words)
+    assert str(error.value).startswith("--resize-options: ") and said in str(error.value)
+
+
+def test_options_of_the_command_may_be_passed_on_by_a_launcher() -> None:
+    resize.check_words(["--max-nodes", "16", "--model", "llama3-70b", "--global-batch", "1024", "time=1:00:00"])
 
 
 class Looks:

@@ -90,16 +90,11 @@ def options(**changes: object) -> LaunchOptions:
 
 
 def test_the_command_is_that_of_a_person_and_only_looks_where_the_launch_does(tmp_path: Path) -> None:
-    assert list(command(options(), tmp_path))[-4:] == [
-        str(tmp_path),
-        "--gpus",
-        f"--launcher={os.getpid()}",
-        "--watch=30",
-    ]
-    assert "--observe" in command(options(mode="checkpoint"), tmp_path)
-    policy = tmp_path / "my policy.toml"
-    policy.write_text("look_s = 5\n")
-    assert command(options(resize_policy=str(policy)), tmp_path)[-2:] == ("--watch=5", f"--policy={policy}")
+    launcher = f"--launcher={os.getpid()}"
+    assert command(options(), tmp_path)[-3:] == (str(tmp_path), "--gpus", launcher)
+    more = options(mode="checkpoint", resize_policy="/my policy.toml", resize_options=("--max-nodes", "16"))
+    told = (launcher, "--policy=/my policy.toml", "--observe", "--max-nodes", "16")
+    assert command(more, tmp_path)[-5:] == told
 
 
 def test_a_size_that_cannot_change_and_a_policy_that_cannot_be_read_are_told_before_anything_starts() -> None:

@@ -47,7 +47,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
 class Resized:
     """An elastic run of two nodes that may have three.
 
-    ``by``: "hand", with a resizer on the login node, and a batch that is scaled; "launcher", and a batch that is kept."""
+    ``by``: "hand", with a resizer on the login node, and a scaled batch; "launcher", and a batch that is kept."""
 
     def __init__(self, cluster: DevCluster, by: str) -> None:
         self.cluster, self.by_hand = cluster, by == "hand"
