@@ -82,7 +82,7 @@ def fit(collective: str, span: str, ranks: int, ranks_per_node: int, samples: Ma
     return Curve(collective, span, ranks, ranks_per_node, latency, bandwidth, error, tuple(sizes), chosen)
 
 
-def _line(loads: np.ndarray, times: np.ndarray) -> tuple[float, float]:  # type: ignore[type-arg]
+def _line(loads: np.ndarray, times: np.ndarray) -> tuple[float, float]:
     """(α, β) of least Σ |(α + β load) / time - 1| by iteratively reweighted least squares, neither below 0."""
     rows = np.stack([1 / times, loads / times], axis=1)
     weights = np.ones(len(times))
