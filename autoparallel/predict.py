@@ -16,7 +16,9 @@ from resilio_hpc.autoparallel.cost import Cost, Problem, iteration
 from resilio_hpc.autoparallel.efficiency import Efficiency
 from resilio_hpc.autoparallel.hardware import Machines
 from resilio_hpc.autoparallel.layout import Layouts, Recompute
+from resilio_hpc.autoparallel.measured import apply
 from resilio_hpc.autoparallel.memory import Memory, memory
+from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.autoparallel.rows import Case, case
 from resilio_hpc.autoparallel.stack import Stacks
 from resilio_hpc.autoparallel.transformer import Transformers
@@ -132,6 +134,12 @@ def _memory_gb(found: Prediction, number: int, kind: str) -> float:
     return float(size[number]) / (GIB if "gib" in kind else 1e9)
 
 
+def _noted(noted: Sequence[str]) -> str:
+    measured = [one for one in noted if one.startswith("profile: ")]
+    assumed = [one for one in noted if one not in measured]
+    return "; ".join([*([f"assumed {', '.join(assumed)}"] if assumed else []), *measured])
+
+
 def cells(found: Prediction, number: int, row: Mapping[str, str], noted: Sequence[str]) -> dict[str, str]:
     """The new cells of one row."""
     time = float(found.cost.iteration[number])
@@ -144,15 +152,30 @@ def cells(found: Prediction, number: int, row: Mapping[str, str], noted: Sequenc
     fits = found.memory.device[number] <= found.problem.machines.memory[number]
     values = (time, time / spread, time * spread, _memory_gb(found, number, row.get("memory_kind") or ""))
     texts = [f"{value:.6g}" for value in values]
-    note = f"assumed {', '.join(noted)}" if noted else ""
+    note = _noted(noted)
     return dict(zip(COLUMNS, [*texts, str(int(fits)), f"{flops / 1e12:.4g}", note], strict=True))
 
 
+def as_measured(understood: Read, efficiency: Efficiency, profile: Profile) -> tuple[Read, Efficiency]:
+    """Machines and efficiencies of a measured profile; its notes stand beside what was assumed."""
+    cases = []
+    for one in understood.cases:
+        machine, measured, notes = apply(profile, one.machine, efficiency)
+        cases.append(replace(one, machine=machine, assumed=(*one.assumed, *notes)))
+        efficiency = measured  # applying it again changes nothing
+    return replace(understood, cases=cases), efficiency
+
+
 def predict_rows(
-    rows: Sequence[Mapping[str, str]], efficiency: Efficiency, calibrated: bool = False
+    rows: Sequence[Mapping[str, str]],
+    efficiency: Efficiency,
+    calibrated: bool = False,
+    profile: Profile | None = None,
 ) -> list[dict[str, str]]:
     """Every row with the columns of ``COLUMNS``; a row that cannot be predicted says why in ``pred_note``."""
     understood = read(rows)
+    if profile is not None:
+        understood, efficiency = as_measured(understood, efficiency, profile)
     found = predict(understood.cases, efficiency, calibrated) if understood.cases else None
     done = [{**row, **dict.fromkeys(COLUMNS, "")} for row in rows]
     for number, why in understood.notes.items():

@@ -10,22 +10,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from resilio_hpc.autoparallel.efficiency import Efficiency
 from resilio_hpc.autoparallel.failures import Reliability
 from resilio_hpc.autoparallel.frameworks import DEFAULT, machine_and_stack, space_of
 from resilio_hpc.autoparallel.hardware import Machine
 from resilio_hpc.autoparallel.inventory import Inventory, take_inventory
 from resilio_hpc.autoparallel.inventory_file import assumed, read_inventory
 from resilio_hpc.autoparallel.layout import Recompute
+from resilio_hpc.autoparallel.measured import apply
 from resilio_hpc.autoparallel.megatron_arguments import from_megatron
 from resilio_hpc.autoparallel.model_description import TransformerModel
 from resilio_hpc.autoparallel.model_source import find_model
 from resilio_hpc.autoparallel.offers import Request, same_kind
+from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.autoparallel.ranking import Training
 from resilio_hpc.autoparallel.search import Space
 from resilio_hpc.autoparallel.stack import Stack
 from resilio_hpc.autoparallel.transformer import Transformer
 from resilio_hpc.autoparallel.uniform_model import uniform
-from resilio_hpc.cli.plan_predict import efficiency_of, file_text
+from resilio_hpc.cli.plan_predict import efficiency_of, file_text, profile_of
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.which_client import which
@@ -75,6 +78,11 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recompute", choices=[kind.name.lower() for kind in Recompute], help="only with this kind")
 
 
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """Of commands that call ``setting``."""
+    parser.add_argument("--profile", type=Path, metavar="FILE.h5", help="of resilio plan profile-comm and profile")
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """How long the run is, and what goes wrong meanwhile."""
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="iterations of the run")
@@ -95,10 +103,23 @@ def setting(options: argparse.Namespace) -> Setting:
     machines, stack, unknown = _machines(options, inventory, request)
     space = _space(options)
     calibrated = options.calibration is not None
-    training = Training(model, options.global_batch, efficiency_of(options.calibration), stack, space, calibrated)
+    efficiency, machines, notes = _measured(efficiency_of(options.calibration), machines, profile_of(options.profile))
+    training = Training(model, options.global_batch, efficiency, stack, space, calibrated)
     pools = tuple(pool for pool in inventory.pools if pool.gpu_type in machines or pool.gpus_per_node == 0)
     kept = replace(inventory, pools=pools)
-    return Setting(description, training, kept, request, machines, reliability, time.time(), unknown)
+    return Setting(description, training, kept, request, machines, reliability, time.time(), (*unknown, *notes))
+
+
+def _measured(
+    efficiency: Efficiency, machines: Mapping[str, Machine], profile: Profile | None
+) -> tuple[Efficiency, dict[str, Machine], tuple[str, ...]]:
+    """A profile's numbers in place of the shipped ones."""
+    found, notes = dict(machines), list[str]()
+    if profile is not None:
+        for name, one in machines.items():
+            found[name], efficiency, said = apply(profile, one, efficiency)
+            notes += said
+    return efficiency, found, tuple(dict.fromkeys(notes))
 
 
 def check_model(options: argparse.Namespace) -> None:
