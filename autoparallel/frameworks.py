@@ -31,6 +31,7 @@ def space_of(framework: str) -> Space:
         recompute=tuple(Recompute[kind.upper()] for kind in row["recompute"]),
         interleaving=row.get("interleaving", True),
         zero_bubble=row.get("zero_bubble", False),
+        sharded_pipeline=row.get("sharded_pipeline", False),
         only={name: row[name] for name in ("tp", "pp") if name in row},
     )
 

@@ -63,7 +63,7 @@ def _other_gpu(training: Training, machine: Machine, gpus: int) -> str:
     for one in larger:
         trial = replace(one, node_gpus=machine.node_gpus, domain_gpus=machine.domain_gpus)
         if find(training, trial, gpus).cost.iteration.size:
-            return f"so would {one.gpu} ({one.memory_gb:g} GB each)"
+            return f"{one.gpu} ({one.memory_gb:g} GB each) would do"
     return ""
 
 
@@ -73,6 +73,9 @@ def _other_gpu(training: Training, machine: Machine, gpus: int) -> str:
 def _no_layout(training: Training, machine: Machine, gpus: int) -> str:
     """The batch cannot be shared, or the degrees that are given cannot be had."""
     space, model = training.space, training.model
+    tp = space.only.get("tp", 1)
+    if model.heads % tp:
+        return f"tp {tp} does not divide {model.heads} attention heads: it can be {_words(divisors(model.heads))}"
     fixed = 1
     for name in ("tp", "pp"):
         fixed *= space.only.get(name, 1)
@@ -80,15 +83,14 @@ def _no_layout(training: Training, machine: Machine, gpus: int) -> str:
     if gpus % fixed:
         near = _near(gpus, fixed)
         return f"{gpus} GPUs are no multiple of {fixed} (tp x pp x cp, as given): the nearest numbers are {near}"
-    tp = space.only.get("tp", 1)
-    if model.heads % tp:
-        return f"tp {tp} does not divide {model.heads} attention heads: it can be {_words(divisors(model.heads))}"
     if tp > machine.domain_gpus:
         return f"tp {tp} does not fit into the {machine.domain_gpus} GPUs that share NVLink"
     if space.only.get("pp", 1) > model.layers:
         return f"pp {space.only['pp']} is more than the {model.layers} layers"
     if any(model.seq % cp for cp in space.cp):
         return f"cp {space.cp[0]} does not divide sequences of {model.seq} tokens"
+    if space.only.get("pp", 1) > 1 and min(space.zero) >= 2 and not space.sharded_pipeline:
+        return "ZeRO stages 2 and 3 do not go with a pipeline, which keeps its gradients: --pp 1, or another stage"
     if space.only.get("vpp", 1) > 1:
         return (
             f"interleaving in {space.only['vpp']} needs layers that pp x vpp divides, and whole rounds of micro-batches"
@@ -99,11 +101,9 @@ def _no_layout(training: Training, machine: Machine, gpus: int) -> str:
 def _batch(training: Training, machine: Machine, gpus: int) -> str:
     batch = training.global_batch
     replicas = sorted(set(_replicas(training, machine, gpus)))
-    if not replicas:
-        return (
-            f"{gpus} GPUs cannot be divided among tensor parallelism (a divisor of {training.model.heads} heads), "
-            f"pipeline stages (at most {training.model.layers}) and replicas"
-        )
+    if find_any(training, machine, gpus):
+        given = ", ".join(f"{name} {value}" for name, value in training.space.only.items())
+        return f"no layout of {gpus} GPUs has {given or 'what is asked for'} together with a batch of {batch}"
     step = min(replicas) * training.space.only.get("micro_batch", 1)
     given = training.space.only.get("micro_batch")
     micro = f" in micro-batches of {given}" if given else ""

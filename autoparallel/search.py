@@ -23,7 +23,8 @@ CHUNK = 16_384  # rows at once: the columns of a chunk stay in the processor's c
 class Space:
     """Which layouts are looked at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values.
 
-    ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp).
+    ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp). ``sharded_pipeline``: ZeRO-3 goes with
+    pipeline parallelism.
     """
 
     micro_batch: int = 16
@@ -33,6 +34,7 @@ class Space:
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     interleaving: bool = True
     zero_bubble: bool = False
+    sharded_pipeline: bool = False
     only: Mapping[str, int] = field(default_factory=dict)
 
     def may(self, name: str, value: int) -> bool:
@@ -91,7 +93,8 @@ def _grids(model: Transformer, gpus: int, global_batch: int, space: Space, large
                 mesh = [axis.ravel().astype(float) for axis in np.meshgrid(*axes, indexing="ij")]
                 legal = (mesh[1] == 1) | (np.mod(each / mesh[0], pp) == 0)  # interleaving wants whole rounds
                 legal &= (mesh[6] == 0) | (mesh[1] == 1)
-                legal &= (mesh[5] < 2) | (pp == 1)  # a pipeline keeps its gradients over all micro-batches
+                # a pipeline keeps its gradients over all micro-batches
+                legal &= (mesh[5] < 2) | (pp == 1) | (space.sharded_pipeline & (mesh[5] == 3))
                 kept = [axis[legal] for axis in mesh]
                 yield [np.full(kept[0].size, float(value)) for value in (tp, pp, dp, cp)] + kept
 

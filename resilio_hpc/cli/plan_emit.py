@@ -63,7 +63,7 @@ def torchtitan(layout: Layout, model: Transformer) -> list[str]:
     parallel = {
         "data_parallel_replicate_degree": 1,
         "data_parallel_shard_degree": layout.dp,
-        "fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",
+        "fsdp_reshard_after_forward": "always" if layout.zero == 3 and layout.pp == 1 else "never",
         "tensor_parallel_degree": layout.tp,
         "context_parallel_degree": layout.cp,
         "pipeline_parallel_degree": layout.pp,
