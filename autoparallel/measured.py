@@ -22,7 +22,10 @@ from resilio_hpc.core.errors import UsageError
 
 _RINGS = ("all-reduce", "all-gather", "reduce-scatter")
 _LARGE = 4096  # below, a product's shape decides more than the GPU
-_FLASH = {Arch.AMPERE: "flash_ampere", Arch.HOPPER: "flash_hopper", Arch.BLACKWELL: "flash_blackwell"}
+_ATTENTION = {
+    "attention": {Arch.AMPERE: "flash_ampere", Arch.HOPPER: "flash_hopper", Arch.BLACKWELL: "flash_blackwell"},
+    "attention-cudnn": {Arch.HOPPER: "cudnn_hopper"},
+}
 
 
 def apply(profile: Profile, machine: Machine, efficiency: Efficiency) -> tuple[Machine, Efficiency, list[str]]:
@@ -38,6 +41,14 @@ def apply(profile: Profile, machine: Machine, efficiency: Efficiency) -> tuple[M
     elif about is not None and _is_of(about["device"], machine, notes, "operators"):
         efficiency = _operators(profile.samples, machine, efficiency, notes)
     return machine, efficiency, notes
+
+
+def apply_each(
+    profile: Profile, machines: Sequence[Machine], efficiency: Efficiency
+) -> list[tuple[Machine, Efficiency, list[str]]]:
+    """Of every machine, in order; what was measured on one GPU changes nothing for another."""
+    done = {one: apply(profile, one, efficiency) for one in dict.fromkeys(machines)}
+    return [done[one] for one in machines]
 
 
 def _is_of(device: str, machine: Machine, notes: list[str], what: str) -> bool:
@@ -100,14 +111,13 @@ def _between(
     return machine, efficiency
 
 
-def _operators(
-    samples: Sequence[Sample], machine: Machine, efficiency: Efficiency, notes: list[str]
-) -> Efficiency:  # fmt: skip
+def _operators(samples: Sequence[Sample], machine: Machine, efficiency: Efficiency, notes: list[str]) -> Efficiency:
     peak = machine.bf16 * 1e12 * math.sqrt(machine.power)
     found = {f"gemm_{machine.arch.name.lower()}": _products(samples, machine, efficiency, peak)}
-    if machine.arch in _FLASH:
-        attention = [one.rate / peak / _width(one.shape[3]) for one in samples if one.kind == "attention"]
-        found[_FLASH[machine.arch]] = median(attention) if attention else None
+    for kind, names in _ATTENTION.items():
+        parts = [one.rate / peak / _width(one.shape[3]) for one in samples if one.kind == kind]
+        if machine.arch in names and parts:
+            found[names[machine.arch]] = median(parts)
     passes = [one.rate for one in samples if one.kind in ("normalisation", "optimizer")]
     found["memory"] = median(passes) / (machine.memory_gbytes_s * 1e9) if passes else None
     limits = bounds()

@@ -16,7 +16,7 @@ from resilio_hpc.autoparallel.cost import Cost, Problem, iteration
 from resilio_hpc.autoparallel.efficiency import Efficiency
 from resilio_hpc.autoparallel.hardware import Machines
 from resilio_hpc.autoparallel.layout import Layouts, Recompute
-from resilio_hpc.autoparallel.measured import apply
+from resilio_hpc.autoparallel.measured import apply_each
 from resilio_hpc.autoparallel.memory import Memory, memory
 from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.autoparallel.rows import Case, case
@@ -156,14 +156,14 @@ def cells(found: Prediction, number: int, row: Mapping[str, str], noted: Sequenc
     return dict(zip(COLUMNS, [*texts, str(int(fits)), f"{flops / 1e12:.4g}", note], strict=True))
 
 
-def as_measured(understood: Read, efficiency: Efficiency, profile: Profile) -> tuple[Read, Efficiency]:
+def as_measured(cases: Sequence[Case], efficiency: Efficiency, profile: Profile) -> tuple[list[Case], list[Efficiency]]:
     """Machines and efficiencies of a measured profile; its notes stand beside what was assumed."""
-    cases = []
-    for one in understood.cases:
-        machine, measured, notes = apply(profile, one.machine, efficiency)
-        cases.append(replace(one, machine=machine, assumed=(*one.assumed, *notes)))
-        efficiency = measured  # applying it again changes nothing
-    return replace(understood, cases=cases), efficiency
+    measured = apply_each(profile, [one.machine for one in cases], efficiency)
+    changed = [
+        replace(one, machine=machine, assumed=(*one.assumed, *notes))
+        for one, (machine, _, notes) in zip(cases, measured, strict=True)
+    ]
+    return changed, [own for _, own, _ in measured]
 
 
 def predict_rows(
@@ -174,13 +174,16 @@ def predict_rows(
 ) -> list[dict[str, str]]:
     """Every row with the columns of ``COLUMNS``; a row that cannot be predicted says why in ``pred_note``."""
     understood = read(rows)
+    cases, efficiencies = understood.cases, [efficiency] * len(understood.cases)
     if profile is not None:
-        understood, efficiency = as_measured(understood, efficiency, profile)
-    found = predict(understood.cases, efficiency, calibrated) if understood.cases else None
+        cases, efficiencies = as_measured(cases, efficiency, profile)
     done = [{**row, **dict.fromkeys(COLUMNS, "")} for row in rows]
     for number, why in understood.notes.items():
         done[number]["pred_note"] = why
-    for place, number in enumerate(understood.index):
-        assert found is not None
-        done[number].update(cells(found, place, rows[number], understood.cases[place].assumed))
+    for known in dict.fromkeys(efficiencies):
+        places = [place for place, own in enumerate(efficiencies) if own == known]
+        found = predict([cases[place] for place in places], known, calibrated)
+        for at, place in enumerate(places):
+            number = understood.index[place]
+            done[number].update(cells(found, at, rows[number], cases[place].assumed))
     return done

@@ -89,8 +89,9 @@ def _in_the_way(asked: Setting, searched: Sequence[Searched], cost: str) -> str:
         return f"{asked.description.name}: {paper_plan.why_none(searched)}"
     nearest = min(searched, key=lambda one: (one.looked_at == 0, one.least_excess, one.offer.shape.nodes))
     shape = nearest.offer.shape
-    machine = at_shape(asked.machines[nearest.offer.gpu], shape.ranks_per_node)
-    why = infeasible.why_none(asked.training, machine, shape.ranks)
+    node = asked.machines[nearest.offer.gpu]
+    machine = at_shape(node, shape.ranks_per_node)
+    why = infeasible.why_none(asked.training, machine, shape.ranks, asked.whole, node.node_gpus)
     return f"{asked.description.name} on {shape.nodes} x {shape.ranks_per_node} GPUs: {why}"
 
 
@@ -114,7 +115,6 @@ def _parser() -> argparse.ArgumentParser:
     plan_setting.add_model(parser)
     plan_setting.add_cluster(parser)
     plan_setting.add_run(parser)
-    plan_setting.add_profile(parser)
     parser.add_argument("--rank", choices=list(RANKS), default="time",
                         help="by iteration time (default), GPU-hours, or end: wait, failures and run")  # fmt: skip
     parser.add_argument("--cost", choices=("full", "paper"), default="full",

@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from resilio_hpc.autoparallel.efficiency import Efficiency
 from resilio_hpc.autoparallel.failures import Reliability
 from resilio_hpc.autoparallel.frameworks import DEFAULT, machine_and_stack, space_of
 from resilio_hpc.autoparallel.hardware import Machine
 from resilio_hpc.autoparallel.inventory import Inventory, take_inventory
 from resilio_hpc.autoparallel.inventory_file import assumed, read_inventory
 from resilio_hpc.autoparallel.layout import Recompute
-from resilio_hpc.autoparallel.measured import apply
+from resilio_hpc.autoparallel.measured import apply_each
 from resilio_hpc.autoparallel.megatron_arguments import from_megatron
 from resilio_hpc.autoparallel.model_description import TransformerModel
 from resilio_hpc.autoparallel.model_source import find_model
@@ -39,7 +38,8 @@ PINS = ("tp", "pp", "ep", "micro_batch", "vpp")
 
 @dataclass(frozen=True)
 class Setting:
-    """``machines``: by the GPU's name in the inventory. ``now``: Unix seconds. ``notes``: what was left out."""
+    """``machines``: by the GPU's name in the inventory. ``now``: Unix seconds. ``whole``: what the framework can run,
+    without the user's limits. ``notes``: what was left out, and what of a profile is used."""
 
     description: TransformerModel
     training: Training
@@ -48,6 +48,7 @@ class Setting:
     machines: Mapping[str, Machine]
     reliability: Reliability
     now: float
+    whole: Space
     notes: tuple[str, ...] = ()
 
 
@@ -61,6 +62,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="bf16", metavar="NAME", help="bf16 (default), fp16, fp8, fp32")
     parser.add_argument("--interconnect", default="", metavar="TEXT", help="of a node, such as 8x400Gb/s")
     parser.add_argument("--calibration", type=Path, metavar="FILE.toml", help="of resilio plan calibrate")
+    parser.add_argument("--profile", type=Path, metavar="FILE.h5", help="of resilio plan profile-comm and profile")
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
@@ -76,11 +78,6 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{flag}", type=int, default=0, metavar="N", help=f"only layouts with this {flag}")
     parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="only layouts with this ZeRO stage")
     parser.add_argument("--recompute", choices=[kind.name.lower() for kind in Recompute], help="only with this kind")
-
-
-def add_profile(parser: argparse.ArgumentParser) -> None:
-    """Of commands that call ``setting``."""
-    parser.add_argument("--profile", type=Path, metavar="FILE.h5", help="of resilio plan profile-comm and profile")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -103,23 +100,26 @@ def setting(options: argparse.Namespace) -> Setting:
     machines, stack, unknown = _machines(options, inventory, request)
     space = _space(options)
     calibrated = options.calibration is not None
-    efficiency, machines, notes = _measured(efficiency_of(options.calibration), machines, profile_of(options.profile))
-    training = Training(model, options.global_batch, efficiency, stack, space, calibrated)
+    training = Training(model, options.global_batch, efficiency_of(options.calibration), stack, space, calibrated)
+    training, machines, notes = as_measured(training, machines, profile_of(options.profile))
     pools = tuple(pool for pool in inventory.pools if pool.gpu_type in machines or pool.gpus_per_node == 0)
     kept = replace(inventory, pools=pools)
-    return Setting(description, training, kept, request, machines, reliability, time.time(), (*unknown, *notes))
+    whole = space_of(options.framework)
+    return Setting(description, training, kept, request, machines, reliability, time.time(), whole, (*unknown, *notes))
 
 
-def _measured(
-    efficiency: Efficiency, machines: Mapping[str, Machine], profile: Profile | None
-) -> tuple[Efficiency, dict[str, Machine], tuple[str, ...]]:
-    """A profile's numbers in place of the shipped ones."""
-    found, notes = dict(machines), list[str]()
+def as_measured(
+    training: Training, machines: Mapping[str, Machine], profile: Profile | None
+) -> tuple[Training, dict[str, Machine], tuple[str, ...]]:
+    """A profile's numbers in place of the shipped ones, and what a person must know of it."""
+    found, notes, measured = dict(machines), list[str](), dict(training.measured)
     if profile is not None:
-        for name, one in machines.items():
-            found[name], efficiency, said = apply(profile, one, efficiency)
+        for name, (machine, own, said) in zip(
+            machines, apply_each(profile, list(machines.values()), training.efficiency), strict=True
+        ):
+            found[name], measured[machine.gpu] = machine, own
             notes += said
-    return efficiency, found, tuple(dict.fromkeys(notes))
+    return replace(training, measured=measured), found, tuple(dict.fromkeys(notes))
 
 
 def check_model(options: argparse.Namespace) -> None:

@@ -161,8 +161,9 @@ def test_a_slower_network_makes_a_slower_iteration_and_other_gpus_are_left_alone
         float(predict_rows([row], shipped(), profile=one)[0]["pred_iter_time_s"]) for one in (whole, slow)
     )
     assert slow_s > 1.3 * fast_s
-    (other,) = predict_rows([{**row, "gpu": "A100"}], shipped(), profile=slow)
+    measured, other = predict_rows([row, {**row, "gpu": "A100"}], shipped(), profile=slow)
     (plain,) = predict_rows([{**row, "gpu": "A100"}], shipped())
+    assert float(measured["pred_iter_time_s"]) == slow_s
     assert other["pred_iter_time_s"] == plain["pred_iter_time_s"]
     assert "profile: communication was measured on NVIDIA H100 80GB HBM3, not on A100: not used" in other["pred_note"]
 
