@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from resilio_hpc.autoparallel.compute_samples import Sample, Shape
+from resilio_hpc.autoparallel.compute_samples import KINDS, Sample, Shape
 from resilio_hpc.core.errors import UsageError
 
 REPEATS = 7
 SAMPLE_S = 0.02
+WARM_S = 2.0
+"""A GPU is kept busy so long before anything counts: its clocks in training are those under load."""
 MOST = 200
 """A sample repeats the operator until it has taken about SAMPLE_S, at most MOST times."""
 SHAPES: Mapping[str, Sequence[Shape]] = {
@@ -21,7 +25,8 @@ SHAPES: Mapping[str, Sequence[Shape]] = {
         (512, 4096, 4096), (2048, 4096, 4096), (4096, 4096, 4096), (8192, 4096, 4096), (8192, 8192, 8192),
         (8192, 14336, 4096), (8192, 4096, 14336), (8192, 1536, 12288), (16384, 8192, 8192), (4096, 51200, 4096),
     ),
-    "attention": ((4, 32, 2048, 128), (1, 32, 8192, 128), (8, 16, 1024, 64), (4, 16, 4096, 64)),
+    "attention": ((4, 32, 2048, 128), (1, 32, 8192, 128), (8, 16, 2048, 64), (4, 16, 4096, 64)),
+    "attention-cudnn": ((4, 32, 2048, 128), (1, 32, 8192, 128), (8, 16, 2048, 64), (4, 16, 4096, 64)),
     "normalisation": ((8192, 4096), (16384, 8192), (8192, 12288)),
     "optimizer": ((50_000_000,), (200_000_000,)),
 }  # fmt: skip
@@ -34,10 +39,15 @@ SMALL: Mapping[str, Sequence[Shape]] = {
 """For a CPU, where nothing but the way is tried."""
 
 
+def shapes_of(device: str) -> Mapping[str, Sequence[Shape]]:
+    """What is measured there. Raises UsageError for an unknown device."""
+    if device not in ("cuda", "cpu"):
+        raise UsageError(f"--device {device}: there are cuda and cpu")
+    return SMALL if device == "cpu" else SHAPES
+
+
 def device_of(name: str) -> torch.device:
     """Raises UsageError where there is no such device."""
-    if name not in ("cuda", "cpu"):
-        raise UsageError(f"--device {name}: there are cuda and cpu")
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("this machine has no GPU that torch can use: --device cpu tries the way, and measures no GPU")
     return torch.device(name)
@@ -54,24 +64,47 @@ def torch_version() -> str:
 
 
 def measure(device: torch.device, shapes: Mapping[str, Sequence[Shape]], tell: Callable[[str], None]) -> list[Sample]:
-    """Every operator, in order. One that does not fit into the GPU is told and left out."""
+    """Every operator, in order. One that the GPU has no memory or no kernel for is told and left out."""
     samples = []
-    if device.type == "cpu":
-        torch.set_num_threads(1)  # on a busy machine threads that wait for each other cost more than they bring
-    for kind, rows in shapes.items():
-        for shape in rows:
-            try:
-                once = _OPERATORS[kind](shape, device)
-                sample = Sample(kind, shape, tuple(_timed(once, device)))
-            except torch.OutOfMemoryError:
-                tell(f"{kind:<14} {shape}: left out, it does not fit into the memory that is free")
-                continue
-            finally:
-                once = None  # type: ignore[assignment]  # its tensors go before the next ones come
-            samples.append(sample)
-            size, unit = "x".join(map(str, shape)), "TFLOP/s" if kind in ("matmul", "attention") else "TB/s"
-            tell(f"{kind:<14} {size:<20} {sample.median_s * 1e6:>10.1f} us {sample.rate / 1e12:>9.3f} {unit}")
+    with _quiet(device):
+        for kind, rows in shapes.items():
+            for shape in rows:
+                size = "x".join(map(str, shape))
+                try:
+                    sample = Sample(kind, shape, tuple(_timed(_OPERATORS[kind](shape, device), device)))
+                except torch.OutOfMemoryError:
+                    tell(f"{kind:<16} {size:<20} left out: it does not fit into the memory that is free")
+                    continue
+                except RuntimeError as error:
+                    if "No available kernel" not in str(error):
+                        raise
+                    tell(f"{kind:<16} {size:<20} left out: there is no such kernel here")
+                    continue
+                samples.append(sample)
+                unit = "TFLOP/s" if KINDS[kind].units == "FLOP" else "TB/s"
+                tell(f"{kind:<16} {size:<20} {sample.median_s * 1e6:>10.1f} us {sample.rate / 1e12:>9.3f} {unit}")
     return samples
+
+
+@contextlib.contextmanager
+def _quiet(device: torch.device) -> Iterator[None]:
+    """A GPU at the clocks that it has under load; on a CPU one thread, since on a busy machine threads that wait for
+    each other cost more than they bring."""
+    if device.type != "cpu":
+        once = _matmul((8192, 8192, 8192), device)
+        began = time.perf_counter()
+        while time.perf_counter() - began < WARM_S:
+            for _ in range(10):
+                once()
+            torch.cuda.synchronize(device)
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _timed(once: Callable[[], None], device: torch.device) -> Iterator[float]:
@@ -110,12 +143,13 @@ def _matmul(shape: Shape, device: torch.device) -> Callable[[], Any]:
     return lambda: torch.mm(left, right.t(), out=out)
 
 
-def _attention(shape: Shape, device: torch.device) -> Callable[[], Any]:
+def _attention(shape: Shape, device: torch.device, kernel: SDPBackend) -> Callable[[], Any]:
     query, key, value = (torch.randn(*shape, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     up = torch.randn(*shape, device=device, dtype=torch.bfloat16)
 
     def once() -> None:
-        result = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        with sdpa_kernel(kernel):
+            result = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         torch.autograd.grad(result, (query, key, value), up)
 
     return once
@@ -136,7 +170,8 @@ def _optimizer(shape: Shape, device: torch.device) -> Callable[[], Any]:
 
 _OPERATORS: Mapping[str, Callable[[Shape, torch.device], Callable[[], Any]]] = {
     "matmul": _matmul,
-    "attention": _attention,
+    "attention": lambda shape, device: _attention(shape, device, SDPBackend.FLASH_ATTENTION),
+    "attention-cudnn": lambda shape, device: _attention(shape, device, SDPBackend.CUDNN_ATTENTION),
     "normalisation": _normalisation,
     "optimizer": _optimizer,
 }
