@@ -102,8 +102,8 @@ def _batch(training: Training, machine: Machine, gpus: int) -> str:
     batch = training.global_batch
     replicas = sorted(set(_replicas(training, machine, gpus)))
     if find_any(training, machine, gpus):
-        given = ", ".join(f"{name} {value}" for name, value in training.space.only.items())
-        return f"no layout of {gpus} GPUs has {given or 'what is asked for'} together with a batch of {batch}"
+        fixed = ", ".join(f"{name} {value}" for name, value in training.space.only.items())
+        return f"no layout of {gpus} GPUs has {fixed or 'what is asked for'} together with a batch of {batch}"
     step = min(replicas) * training.space.only.get("micro_batch", 1)
     given = training.space.only.get("micro_batch")
     micro = f" in micro-batches of {given}" if given else ""
