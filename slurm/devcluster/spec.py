@@ -133,4 +133,6 @@ def validate(spec: ClusterSpec) -> ClusterSpec:
     for path in spec.binds:
         if not Path(path).is_absolute() or not Path(path).exists():
             raise UsageError(f"--bind {path}: not an existing absolute path")
+        if spec.private_tmp and Path(path).is_relative_to("/tmp"):
+            raise UsageError(f"--private-tmp hides {path}, since each job sees a /tmp of its own: use another place")
     return spec
