@@ -32,7 +32,8 @@ a template of resilio submit --list, or a batch script of your own. Nodes, GPUs 
 choice's; other options of sbatch are given by --set KEY=VALUE (resilio submit --explain multi-node lists them).
 The job finds RESILIO_TP, RESILIO_PP, RESILIO_DP, RESILIO_MICRO_BATCH … in its environment; in what stands behind --
 the words {tp} {pp} {dp} {cp} {ep} {vpp} {zero} {micro_batch} {global_batch} {accumulation} {recompute} {world_size}
-{nodes} {ranks_per_node} become numbers. Each choice is first tested (sbatch --test-only). A job that does not start
+{nodes} {ranks_per_node} become numbers. Spare nodes of a template (spares=N) are asked for beside those of the choice.
+Each choice is first tested (sbatch --test-only). A job that does not start
 since its nodes were drained or taken meanwhile is cancelled, and the next choice has its turn.
 
 exit codes with --submit:
@@ -42,7 +43,7 @@ exit codes with --submit:
   3  Slurm could start none of the choices
 """
 _EXPORT = re.compile(r"^#SBATCH\b.*?\s--export[= ](\S+)", re.MULTILINE)
-_OF_THE_CHOICE = ("nodes", "gpus_per_node", "partition")
+_OF_THE_CHOICE = ("nodes", "gpus", "gpus_per_node", "gpus_per_task", "partition", "ranks_per_node")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +75,7 @@ class JobOf:
         command = list(self.command)
         if launched:
             command = launch_command(choice, command)
-            if any(setting.key == "ranks_per_node" for setting in self.template.settings):
-                values["ranks_per_node"] = str(choice.offer.shape.ranks_per_node)
+            values |= self._settings(choice)
         elif self.template.takes_command:
             command = list(filled(command, choice))
         job = render(self.template, values, command, submission.launcher_directory(self.environment))
@@ -83,6 +83,18 @@ class JobOf:
             check(self.template, job, command, self.environment, Path.cwd())
         own = submission.own_environment(self.environment)
         return Request(job.script, job.arguments, own | choice.environment())
+
+    def _settings(self, choice: Choice) -> dict[str, str]:
+        """Ranks of each node; and spare nodes beside those of the choice, whose layout needs them all."""
+        defaults = {setting.key: setting.default or "" for setting in self.template.settings}
+        shape, found = choice.offer.shape, dict[str, str]()
+        if "ranks_per_node" in defaults:
+            found["ranks_per_node"] = str(shape.ranks_per_node)
+        if "spares" in defaults:
+            spares = self.values.get("spares") or self.environment.get("SPARES") or defaults["spares"]
+            found["spares"] = spares
+            found["nodes"] = str(shape.nodes + (int(spares) if spares.isdecimal() else 0))
+        return found
 
     def _shape(self, choice: Choice) -> dict[str, str]:
         """Where the script asks for GPUs by --gres, its number of GPUs is replaced there."""
@@ -111,7 +123,8 @@ def job_of(script: str, words: Sequence[str], command: Sequence[str], environmen
         key, equals, value = word.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"--set {word}: it is not of the form KEY=VALUE")
-        if normalised(key) in _OF_THE_CHOICE:
+        gpus = normalised(key) == "gres" and any(kind.split(":")[0] == "gpu" for kind in value.split(","))
+        if normalised(key) in _OF_THE_CHOICE or gpus:
             raise UsageError(f"--set {word}: {normalised(key)} is chosen by the planner; restrict the search instead")
         values[normalised(key)] = value
     if script.endswith(".py"):

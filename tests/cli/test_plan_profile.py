@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -88,6 +89,16 @@ def test_processes_on_this_machine_are_measured_and_predictions_use_it(
     (measured,) = json.loads(capfd.readouterr().out)
     assert "profile: communication as measured between CPUs" in measured["pred_note"]
     assert float(measured["pred_iter_time_s"]) > 2 * float(shipped["pred_iter_time_s"])  # no CPU is NVLink
+
+
+@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no MPI (apt-get install openmpi-bin)")
+def test_collectives_of_mpi_are_measured_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    assert comm("--backend=mpi", "--here=2", "--seconds=0.3", "--largest=1", f"--out={tmp_path}/mpi.h5") == 0
+    found = profile_file.read(tmp_path / "mpi.h5")
+    assert found.about_communication is not None and found.about_communication["backend"] == "mpi"
+    assert found.curves and all(curve.ranks == 2 and curve.bandwidth > 0 for curve in found.curves)
 
 
 def test_plans_and_explanations_use_a_profile_and_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

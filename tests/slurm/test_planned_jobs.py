@@ -25,6 +25,10 @@ echo "nodes $SLURM_JOB_NUM_NODES gpus $SLURM_GPUS_ON_NODE"
 printf '%s\\n' "$@"
 sleep 300
 """
+TRAIN = """import os, sys
+degrees = " ".join(f"{name} {os.environ['RESILIO_' + name.upper()]}" for name in ("tp", "pp", "dp"))
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {degrees},", *sys.argv[1:], flush=True)
+"""
 # Stands before sbatch on PATH: something happens between the test and the first submission, once.
 BETWEEN = """#!/bin/bash
 case " $* " in
@@ -53,12 +57,14 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
 @pytest.fixture(autouse=True)
 def all_in_service(cluster: DevCluster) -> Iterator[None]:
     yield
+    if not any(process.program == "slurmctld" for process in cluster.pids("ctl")):
+        cluster.start_slurmctld()  # it may come back with a drain that it had saved
     cluster.run("ctl", ["scontrol", "update", "NodeName=n[1-3]", "State=RESUME"], 20.0, check=False)
     repair(cluster)
 
 
 def submit(
-    cluster: DevCluster, *words: str, path: str = "", gpus: str = "2-6"
+    cluster: DevCluster, *words: str, path: str = "", gpus: str = "2-6", directory: str = "/shared"
 ) -> tuple[int, list[dict[str, Any]], str]:
     """``resilio plan`` of whole nodes, the largest first: exit code, attempts, and what was said on standard error."""
     plan = [
@@ -72,7 +78,8 @@ def submit(
     ]
     argv = [sys.executable, "-m", "resilio_hpc.cli.main", *plan, "--json", *words]
     usual = cluster.environment()["PATH"]
-    done = cluster.run("ctl", argv, 200.0, env={"PATH": f"{path}:{usual}" if path else usual}, check=False)
+    environment = {"PATH": f"{path}:{usual}" if path else usual}
+    done = cluster.run("ctl", argv, 200.0, env=environment, cwd=directory, check=False)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
@@ -108,6 +115,19 @@ def test_the_best_choice_starts_with_its_layout(cluster: DevCluster) -> None:
     lines = output(cluster, attempts[-1]["job"], "end")
     assert {"RESILIO_TP=2", "RESILIO_PP=1", "RESILIO_DP=3", "RESILIO_ACCUMULATION=2"} <= set(lines)
     assert {"nodes 3 gpus 2", "--tp=2", "--micro=2"} <= set(lines)
+
+
+def test_a_training_script_runs_under_the_launcher_with_the_layout(cluster: DevCluster) -> None:
+    (cluster.shared / "it's a run").mkdir()
+    (cluster.shared / "it's a run" / "train.py").write_text(TRAIN)
+    code, attempts, said = submit(
+        cluster, "--submit", "train.py", "--set", "time=10", "--", "--tp={tp}", "end", directory="/shared/it's a run"
+    )
+    assert (code, words(attempts)) == (0, ["3 submitted", "3 started"]), said
+    job = attempts[-1]["job"]
+    assert cluster.wait_for_job(int(job), ("COMPLETED", "FAILED", "CANCELLED"), 120.0) == "COMPLETED"
+    lines = "\n".join(path.read_text() for path in (cluster.shared / "it's a run").glob(f"*{job}.out"))
+    assert all(f"rank {rank} of 6: tp 2 pp 1 dp 3, --tp=2 end" in lines for rank in range(6)), lines
 
 
 @pytest.mark.parametrize(
