@@ -23,7 +23,9 @@ STEP_OF_MEMORY = 0.05  # of a GPU: what another layout of a shape must leave fre
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, with which software; how good the model of its cost is. ``global_batch``: sequences."""
+    """What is trained, with which software; how good the model of its cost is. ``global_batch``: sequences.
+
+    ``measured``: by the GPU's name, where a profile says more than ``efficiency``."""
 
     model: Transformer
     global_batch: int
@@ -31,6 +33,11 @@ class Training:
     stack: Stack = field(default_factory=Stack)
     space: Space = field(default_factory=Space)
     calibrated: bool = False
+    measured: Mapping[str, Efficiency] = field(default_factory=dict)
+
+    def efficiency_on(self, machine: Machine) -> Efficiency:
+        """What this machine reaches."""
+        return self.measured.get(machine.gpu, self.efficiency)
 
 
 @dataclass(frozen=True)
@@ -71,9 +78,8 @@ def search_offers(
 
 def find(training: Training, machine: Machine, gpus: int) -> Found:
     """Every layout of so many GPUs."""
-    return search(
-        training.model, machine, gpus, training.global_batch, training.stack, training.space, training.efficiency
-    )  # fmt: skip
+    efficiency = training.efficiency_on(machine)
+    return search(training.model, machine, gpus, training.global_batch, training.stack, training.space, efficiency)
 
 
 def _thinned(found: Found, machine: Machine) -> Found:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from resilio_hpc.autoparallel.efficiency import Efficiency, read, shipped
 from resilio_hpc.autoparallel.predict import COLUMNS, predict_rows
+from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.core.errors import UsageError
 
 LARGEST_BYTES = 256 * 2**20
@@ -32,6 +33,7 @@ examples:
   resilio plan predict --rows layouts.csv --out predicted.csv
   resilio plan predict --rows layouts.csv --json | jq '.[].pred_iter_time_s'
   resilio plan predict --rows layouts.csv --out predicted.csv --calibration cluster.toml
+  resilio plan predict --rows layouts.csv --out predicted.csv --profile cluster.h5
 
 exit codes:
   0  every row was predicted
@@ -55,14 +57,31 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--calibration", type=Path, metavar="FILE.toml", help="parameters of this cluster: NAME = VALUE"
     )
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE.h5", help="measured: resilio plan profile-comm and resilio plan profile"
+    )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args(argv)
     columns, rows = table(file_text(options.rows))
-    done = predict_rows(rows, efficiency_of(options.calibration), calibrated=options.calibration is not None)
+    done = predict_rows(
+        rows,
+        efficiency_of(options.calibration),
+        calibrated=options.calibration is not None,
+        profile=profile_of(options.profile),
+    )
     _write(options, [*columns, *COLUMNS], done)
     missed = sum(not row["pred_iter_time_s"] for row in done)
     print(f"{len(done) - missed} of {len(done)} rows predicted", file=sys.stderr)
     return 1 if missed else 0
+
+
+def profile_of(path: Path | None) -> Profile | None:
+    """Raises UsageError for what is no profile."""
+    if path is None:
+        return None
+    from resilio_hpc.autoparallel.profile_file import read as read_profile
+
+    return read_profile(path)
 
 
 def file_text(path: Path) -> str:
