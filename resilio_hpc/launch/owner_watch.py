@@ -14,7 +14,7 @@ from pathlib import Path
 from resilio_hpc.launch.predecessor import handover_of, part_state
 
 INTERVAL_S = 60.0
-COMPLETING_S = 5.0  # until the next question while Slurm is ending it
+COMPLETING_S = 5.0  # until the next question while Slurm is ending it; doubled each time
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,13 @@ class OwnerWatch:
         self._wake.set()
 
     def _run(self) -> None:
+        ending_s = COMPLETING_S
         while not self._closed:
             owner = self._ask()
             self.cancelled = owner.cancelled
             if self.cancelled:
                 return
-            self._wake.wait(min(COMPLETING_S, self._interval_s) if owner.state == "COMPLETING" else self._interval_s)
+            ending = owner.state == "COMPLETING"  # it may hang in that state
+            self._wake.wait(min(ending_s, self._interval_s) if ending else self._interval_s)
             self._wake.clear()
+            ending_s = 2 * ending_s if ending else COMPLETING_S

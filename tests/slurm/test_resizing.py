@@ -61,8 +61,9 @@ class Resized:
         self.busy.write_text("7\n")
         (programs / "nvidia-smi").write_text('#!/bin/sh\nexec cat "${0%/*}/busy"\n')
         (programs / "nvidia-smi").chmod(0o755)
-        flags = ["--resize", "--resize-policy", f"{self.job.inside}/policy.toml"] if by == "launcher" else []
-        command = ["--chain", *flags, SCRIPT, f"{self.job.inside}/result.json", "scale" if self.by_hand else "keep"]
+        resize = ["--resize", f"--resize-policy={self.job.inside}/policy.toml", "--resize-options=--max-nodes 3"]
+        script = [SCRIPT, f"{self.job.inside}/result.json", "scale" if self.by_hand else "keep"]
+        command = ["--chain", *([] if self.by_hand else resize), *script]
         self.job.submit("elastic", values, command, f"{self.job.inside}/bin")
         self.path = self.job.directory / "resilio-runs" / str(self.job.job)
         self.run_dir = f"{self.job.inside}/resilio-runs/{self.job.job}"
