@@ -65,7 +65,8 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     """Tensor-, expert- and context-parallel seconds of one layer, forward and backward, recomputation included."""
     models, layouts, machines = problem.models, problem.layouts, problem.machines
     tokens = layouts.micro_batch * models.seq / layouts.cp
-    again = (layouts.recompute == Recompute.FULL) * 1.0
+    whole_layers = np.where(problem.stacks.fine_recompute > 0, 0.0, 0.5)
+    again = (layouts.recompute == Recompute.FULL) + (layouts.recompute == Recompute.ALTERNATE) * whole_layers
     activations = tokens * models.hidden * 2
     exposed = 1 - efficiency.tp_overlap * problem.stacks.overlap_tp / 2
     # Two all-reduces per pass; with sequence parallelism a gather and a scatter take the place of each.
@@ -79,7 +80,8 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     )
     keys = 2 * tokens * layouts.cp * 2 * models.kv_heads * models.head_dim / layouts.tp
     context = (1.5 + again / 2) * 2 * gather(keys, group.cp, machines, efficiency)
-    return tensor * exposed, expert, context
+    hidden = efficiency.ep_overlap * problem.stacks.overlap_ep * (layouts.vpp > 1)
+    return tensor * exposed, expert * (1 - hidden), context
 
 
 def _once(problem: Problem, group: Groups) -> Column:

@@ -17,6 +17,7 @@ from resilio_hpc.autoparallel.efficiency import Efficiency
 from resilio_hpc.autoparallel.hardware import Machines
 from resilio_hpc.autoparallel.layout import Layouts, Recompute
 from resilio_hpc.autoparallel.memory import Memory, memory
+from resilio_hpc.autoparallel.nearby import Nearby
 from resilio_hpc.autoparallel.rows import Case, case
 from resilio_hpc.autoparallel.stack import Stacks
 from resilio_hpc.autoparallel.transformer import Transformers
@@ -116,11 +117,16 @@ class Prediction:
     half_width: NDArray[np.float64]
 
 
-def predict(cases: Sequence[Case], efficiency: Efficiency, calibrated: bool = False) -> Prediction:
-    """Time and memory of these cases."""
+def predict(
+    cases: Sequence[Case], efficiency: Efficiency, calibrated: bool = False, nearby: Nearby | None = None
+) -> Prediction:
+    """Time and memory of these cases. ``nearby``: measurements of this cluster."""
     asked = problem(cases)
     cost = iteration(asked, efficiency)
-    return Prediction(asked, cost, memory(asked), half_width(asked, cost, calibrated))
+    width = half_width(asked, cost, calibrated)
+    if nearby is not None:
+        cost = replace(cost, iteration=cost.iteration * nearby.factor(asked))
+    return Prediction(asked, cost, memory(asked), width)
 
 
 def _memory_gb(found: Prediction, number: int, kind: str) -> float:
@@ -149,11 +155,14 @@ def cells(found: Prediction, number: int, row: Mapping[str, str], noted: Sequenc
 
 
 def predict_rows(
-    rows: Sequence[Mapping[str, str]], efficiency: Efficiency, calibrated: bool = False
+    rows: Sequence[Mapping[str, str]],
+    efficiency: Efficiency,
+    calibrated: bool = False,
+    nearby: Nearby | None = None,
 ) -> list[dict[str, str]]:
     """Every row with the columns of ``COLUMNS``; a row that cannot be predicted says why in ``pred_note``."""
     understood = read(rows)
-    found = predict(understood.cases, efficiency, calibrated) if understood.cases else None
+    found = predict(understood.cases, efficiency, calibrated, nearby) if understood.cases else None
     done = [{**row, **dict.fromkeys(COLUMNS, "")} for row in rows]
     for number, why in understood.notes.items():
         done[number]["pred_note"] = why

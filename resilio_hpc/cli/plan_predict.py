@@ -11,7 +11,9 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from resilio_hpc.autoparallel import nearby
 from resilio_hpc.autoparallel.efficiency import Efficiency, read, shipped
+from resilio_hpc.autoparallel.nearby import Nearby
 from resilio_hpc.autoparallel.predict import COLUMNS, predict_rows
 from resilio_hpc.core.errors import UsageError
 
@@ -53,12 +55,13 @@ def main(argv: Sequence[str]) -> int:
         "--out", type=Path, metavar="OUT.csv", help="the same rows with the predictions (default: stdout)"
     )
     parser.add_argument(
-        "--calibration", type=Path, metavar="FILE.toml", help="parameters of this cluster: NAME = VALUE"
+        "--calibration", type=Path, metavar="FILE.toml", help="of this cluster, from resilio plan calibrate"
     )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args(argv)
     columns, rows = table(file_text(options.rows))
-    done = predict_rows(rows, _efficiency(options.calibration), calibrated=options.calibration is not None)
+    known, measured = _calibration(options.calibration)
+    done = predict_rows(rows, known, calibrated=options.calibration is not None, nearby=measured)
     _write(options, [*columns, *COLUMNS], done)
     missed = sum(not row["pred_iter_time_s"] for row in done)
     print(f"{len(done) - missed} of {len(done)} rows predicted", file=sys.stderr)
@@ -97,11 +100,12 @@ def table(text: str) -> tuple[list[str], list[dict[str, str]]]:
     return [name for name in columns if name not in COLUMNS], rows
 
 
-def _efficiency(path: Path | None) -> Efficiency:
+def _calibration(path: Path | None) -> tuple[Efficiency, Nearby | None]:
     if path is None:
-        return shipped()
+        return shipped(), None
+    text = file_text(path)
     try:
-        return read(file_text(path))
+        return read(text), nearby.read(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: {error}") from None
 
