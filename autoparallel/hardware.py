@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,6 +14,7 @@ import numpy as np
 
 from resilio_hpc.autoparallel.layout import Column
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.json_fields import printable
 
 
 class Arch(IntEnum):
@@ -68,9 +70,13 @@ def machine(name: str) -> Machine:
         plain = "H100-96GB"
     elif "PCI" in plain:
         plain = plain.split("-")[0].split(" ")[0] + "-PCIE"
-    candidates = sorted((key for key in known if plain.startswith(key)), key=len)
+    candidates = sorted(
+        (key for key in known if plain.startswith(key) and not plain[len(key) :][:1].isdigit()), key=len
+    )
     if not candidates:
-        raise UsageError(f"unknown GPU {name!r}: known are {', '.join(known)}")
+        near = difflib.get_close_matches(plain, known, 3, 0.4)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UsageError(f"unknown GPU {printable(repr(name), 60)}: {hint}known are {', '.join(known)}")
     return known[candidates[-1]]
 
 

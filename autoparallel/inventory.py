@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from resilio_hpc.slurm.gres import Gres
@@ -26,7 +27,9 @@ class Pool:
     """The nodes of one partition that have the same GPUs. Nodes that are drained, down or unknown are left out.
 
     ``idle``: nobody uses them; ``planned``: neither, but Slurm keeps them for a job that waits. ``idle_gpus``: unused
-    GPUs of all of them, those of partly used nodes too. ``max_nodes``: of one job, None without a limit.
+    GPUs of all of them, those of partly used nodes too; ``unused``: by node, of those that Slurm does not plan for.
+    ``frees_at``: when nodes in use reach their jobs' time limits, Unix seconds. ``max_nodes``: of one job, None without
+    a limit. ``shared``: the partition is over-subscribed; ``preemptible``: its jobs may be stopped for others.
     """
 
     partition: str
@@ -38,6 +41,10 @@ class Pool:
     idle_gpus: int = 0
     max_nodes: int | None = None
     max_time_s: float | None = None
+    unused: tuple[int, ...] = ()
+    frees_at: tuple[float, ...] = ()
+    shared: bool = False
+    preemptible: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,20 @@ def take_inventory(nodes: Sequence[Node], partitions: Sequence[Partition], jobs:
             for partition in node.partitions:
                 if partition in up:
                     members.setdefault((partition, *gpus_of(node)), []).append(node)
-    pools = [_pool(key, found, up[key[0]]) for key, found in sorted(members.items())]
-    return Inventory(tuple(pools), tuple(one for job in jobs if (one := _waiting(job)) is not None))
+    queue = list(jobs)
+    ends = _ends(queue)
+    pools = [_pool(key, found, up[key[0]], ends) for key, found in sorted(members.items())]
+    return Inventory(tuple(pools), tuple(one for job in queue if (one := _waiting(job)) is not None))
+
+
+def _ends(jobs: Iterable[Job]) -> dict[str, float]:
+    """When the last job on each node reaches its time limit; infinite where that is not known."""
+    ends: dict[str, float] = {}
+    for job in jobs:
+        if job.state.base in ("RUNNING", "SUSPENDED"):
+            for node in job.nodes:
+                ends[node] = max(ends.get(node, 0.0), float(job.end_time or math.inf))
+    return ends
 
 
 def gpus_of(node: Node) -> tuple[str, int]:
@@ -93,23 +112,29 @@ def _gpus(kinds: Iterable[Gres]) -> list[Gres]:
     return [gres for gres in kinds if gres.name == "gpu"]
 
 
-def _pool(key: tuple[str, str, int], nodes: Sequence[Node], partition: Partition) -> Pool:
+def _pool(key: tuple[str, str, int], nodes: Sequence[Node], partition: Partition, ends: Mapping[str, float]) -> Pool:
     free = [node for node in nodes if is_idle(node)]
     usable = [
         node for node in nodes if is_idle(node) or (node.state.base == "MIXED" and not node.state.flags & _NOT_NOW)
     ]
-    unused = [gpus_of(node)[1] - sum(gres.count or 0 for gres in _gpus(node.gres_used)) for node in usable]
+    unused = {node.name: gpus_of(node)[1] - sum(gres.count or 0 for gres in _gpus(node.gres_used)) for node in usable}
+    planned = {node.name for node in nodes if "PLANNED" in node.state.flags}
+    busy = {node.name for node in nodes} - {node.name for node in free}
     limit = partition.max_nodes
     return Pool(
         partition=key[0],
         gpu_type=key[1],
         gpus_per_node=key[2],
         nodes=tuple(sorted(node.name for node in nodes)),
-        idle=tuple(sorted(node.name for node in free if "PLANNED" not in node.state.flags)),
-        planned=tuple(sorted(node.name for node in free if "PLANNED" in node.state.flags)),
-        idle_gpus=sum(max(0, count) for count in unused),
+        idle=tuple(sorted(node.name for node in free if node.name not in planned)),
+        planned=tuple(sorted(node.name for node in free if node.name in planned)),
+        idle_gpus=sum(max(0, count) for count in unused.values()),
         max_nodes=int(limit) if limit is not None and limit < 1 << 31 else None,
         max_time_s=partition.max_time_s,
+        unused=tuple(sorted((max(0, n) for name, n in unused.items() if name not in planned), reverse=True)),
+        frees_at=tuple(sorted(ends[name] for name in busy if ends.get(name, math.inf) < math.inf)),
+        shared=partition.over_subscribe.startswith(("YES", "FORCE")),
+        preemptible=partition.preempt_mode not in ("", "OFF"),
     )
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resilio_hpc.autoparallel.cost import Problem
+from resilio_hpc.autoparallel.cost import Cost, Problem, iteration
+from resilio_hpc.autoparallel.efficiency import Efficiency
 from resilio_hpc.autoparallel.layout import Column
 from resilio_hpc.core.errors import UsageError
 
@@ -84,6 +85,15 @@ class Nearby:
             for point, weight in zip(self.points, self.weights, strict=True)
         ]
         return "".join(lines)
+
+
+def costed(problem: Problem, efficiency: Efficiency, measured: Nearby | None) -> Cost:
+    """What the model says, corrected by measurements of this cluster where there are some."""
+    cost = iteration(problem, efficiency)
+    if measured is None:
+        return cost
+    factor = measured.factor(problem)
+    return Cost(**{field.name: getattr(cost, field.name) * factor for field in fields(Cost)})
 
 
 def read(text: str) -> Nearby | None:

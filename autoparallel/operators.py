@@ -168,10 +168,13 @@ def _layer_products(
 
 
 def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Column:
-    """Bytes to add one micro-batch's gradients of one layer to those of the others."""
+    """Bytes to add one micro-batch's gradients of one layer to those of the others.
+
+    FSDP first lays the layer's gradients side by side and casts them for the reduction.
+    """
     held = (models.layer_parameters + models.layer_expert_parameters / layouts.ep) / layouts.tp
-    several = layouts.micro_batches > 1
-    return np.where(several, held * (2 * stacks.grad_bytes + 2), 0.0) / np.where(layouts.zero >= 3, layouts.dp, 1)
+    added = np.where(layouts.micro_batches > 1, held * (2 * stacks.grad_bytes + 2), 0.0)
+    return np.where(layouts.zero >= 3, added / layouts.dp + held * (6 + stacks.grad_bytes), added)
 
 
 def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Stacks, efficiency: Efficiency) -> Work:

@@ -8,16 +8,18 @@ from __future__ import annotations
 from resilio_hpc.autoparallel.candidate import Candidate
 from resilio_hpc.autoparallel.inventory import Inventory, Pool
 from resilio_hpc.autoparallel.shapes import Constraints, Shape, shapes
-from resilio_hpc.autoparallel.throughput import Speed
+from resilio_hpc.autoparallel.throughput import LayoutSpeed, Speed
 
 
 def plan(inventory: Inventory, model: Speed, constraints: Constraints) -> list[Candidate]:
     """Candidates by expected speed, the fastest first; of equally fast ones that with fewer nodes.
 
-    Those that Slurm could not start now are among them, and say so: what would be worth waiting for.
+    Those that Slurm could not start now are among them, and say so: what would be worth waiting for. With a
+    model that knows layouts (``model_speed``) each has one, and shapes without any are left out.
     """
     free = idle_beside(inventory, constraints)
     found = [_candidate(shape, model, constraints, free) for shape in shapes(constraints)]
+    found = [one for one in found if one.layout is not None or not isinstance(model, LayoutSpeed)]
     return sorted(found, key=lambda one: (-one.speed, one.nodes))
 
 
@@ -37,6 +39,9 @@ def _candidate(shape: Shape, model: Speed, constraints: Constraints, free: tuple
     more = max(0, shape.nodes - len(constraints.held))
     copies = shape.ranks // constraints.model_parallel
     batch = constraints.global_batch // (copies * constraints.micro_batch) if constraints.global_batch else 0
+    layout = model.layout(shape.nodes) if isinstance(model, LayoutSpeed) else None
+    if layout is not None:
+        copies, batch = layout.dp * layout.cp, layout.micro_batches
     return Candidate(
         shape=shape,
         partition=constraints.partition,
@@ -46,4 +51,5 @@ def _candidate(shape: Shape, model: Speed, constraints: Constraints, free: tuple
         startable=more <= len(free),
         data_parallel=copies,
         accumulation=batch,
+        layout=layout,
     )

@@ -12,12 +12,12 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from resilio_hpc.autoparallel.cost import Cost, Problem, iteration
+from resilio_hpc.autoparallel.cost import Cost, Problem
 from resilio_hpc.autoparallel.efficiency import Efficiency
 from resilio_hpc.autoparallel.hardware import Machines
 from resilio_hpc.autoparallel.layout import Layouts, Recompute
 from resilio_hpc.autoparallel.memory import Memory, memory
-from resilio_hpc.autoparallel.nearby import Nearby
+from resilio_hpc.autoparallel.nearby import Nearby, costed
 from resilio_hpc.autoparallel.rows import Case, case
 from resilio_hpc.autoparallel.stack import Stacks
 from resilio_hpc.autoparallel.transformer import Transformers
@@ -122,11 +122,8 @@ def predict(
 ) -> Prediction:
     """Time and memory of these cases. ``nearby``: measurements of this cluster."""
     asked = problem(cases)
-    cost = iteration(asked, efficiency)
-    width = half_width(asked, cost, calibrated)
-    if nearby is not None:
-        cost = replace(cost, iteration=cost.iteration * nearby.factor(asked))
-    return Prediction(asked, cost, memory(asked), width)
+    cost = costed(asked, efficiency, nearby)
+    return Prediction(asked, cost, memory(asked), half_width(asked, cost, calibrated))
 
 
 def _memory_gb(found: Prediction, number: int, kind: str) -> float:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resilio_hpc.autoparallel.cost import Cost, Problem, iteration
+from resilio_hpc.autoparallel.cost import Cost, Problem
 from resilio_hpc.autoparallel.efficiency import Efficiency, shipped
 from resilio_hpc.autoparallel.hardware import Machine, Machines
 from resilio_hpc.autoparallel.layout import Column, Layout, Layouts, Recompute
 from resilio_hpc.autoparallel.memory import Memory, memory
+from resilio_hpc.autoparallel.nearby import Nearby, costed
 from resilio_hpc.autoparallel.stack import Stack, Stacks
 from resilio_hpc.autoparallel.transformer import Transformer, Transformers
 
@@ -21,7 +22,11 @@ CHUNK = 16_384  # rows at once: the columns of a chunk stay in the processor's c
 
 @dataclass(frozen=True)
 class Space:
-    """Which layouts are looked at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values."""
+    """Which layouts are looked at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values.
+
+    ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp). ``sharded_pipeline``: ZeRO-3 goes with
+    pipeline parallelism.
+    """
 
     micro_batch: int = 16
     tp: int = 64
@@ -30,6 +35,12 @@ class Space:
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     interleaving: bool = True
     zero_bubble: bool = False
+    sharded_pipeline: bool = False
+    only: Mapping[str, int] = field(default_factory=dict)
+
+    def may(self, name: str, value: int) -> bool:
+        """Whether the degree of this name may have this value."""
+        return self.only.get(name, value) == value
 
 
 @dataclass(frozen=True)
@@ -56,20 +67,24 @@ def divisors(number: int) -> list[int]:
 
 def _grids(model: Transformer, gpus: int, global_batch: int, space: Space, largest_tp: int) -> Iterator[list[Column]]:
     """Columns of all layouts of one (tp, cp, pp), in the order of ``_AXES``."""
-    for tp in (d for d in divisors(gpus) if d <= min(space.tp, largest_tp) and model.heads % d == 0):
+    for tp in (
+        d for d in divisors(gpus) if d <= min(space.tp, largest_tp) and model.heads % d == 0 and space.may("tp", d)
+    ):
         for cp in (d for d in space.cp if (gpus // tp) % d == 0 and model.seq % d == 0):
-            for pp in (d for d in divisors(gpus // tp // cp) if d <= model.layers):
+            for pp in (d for d in divisors(gpus // tp // cp) if d <= model.layers and space.may("pp", d)):
                 dp = gpus // tp // cp // pp
                 if global_batch % dp:
                     continue
                 each = global_batch // dp
-                micro = [d for d in divisors(each) if d <= space.micro_batch]
+                micro = [d for d in divisors(each) if d <= space.micro_batch and space.may("micro_batch", d)]
                 inside = model.layers // pp
                 chunks = [d for d in divisors(inside) if pp > 1 and space.interleaving and inside * pp == model.layers]
+                chunks = [d for d in chunks or [1] if space.may("vpp", d)]
                 experts = [d for d in divisors(dp * cp * tp) if model.experts % d == 0] if model.experts else [1]
+                experts = [d for d in experts if space.may("ep", d)]
                 axes = (
                     micro,
-                    chunks or [1],
+                    chunks,
                     experts,
                     [0, 1] if tp > 1 else [0],
                     list(space.recompute),
@@ -79,7 +94,8 @@ def _grids(model: Transformer, gpus: int, global_batch: int, space: Space, large
                 mesh = [axis.ravel().astype(float) for axis in np.meshgrid(*axes, indexing="ij")]
                 legal = (mesh[1] == 1) | (np.mod(each / mesh[0], pp) == 0)  # interleaving wants whole rounds
                 legal &= (mesh[6] == 0) | (mesh[1] == 1)
-                legal &= (mesh[5] < 2) | (pp == 1)  # a pipeline keeps its gradients over all micro-batches
+                # a pipeline keeps its gradients over all micro-batches
+                legal &= (mesh[5] < 2) | (pp == 1) | (space.sharded_pipeline & (mesh[5] == 3))
                 kept = [axis[legal] for axis in mesh]
                 yield [np.full(kept[0].size, float(value)) for value in (tp, pp, dp, cp)] + kept
 
@@ -109,6 +125,7 @@ def search(
     stack: Stack | None = None,
     space: Space | None = None,
     efficiency: Efficiency | None = None,
+    nearby: Nearby | None = None,
 ) -> Found:
     """Every layout of the space is looked at: those that fit are costed and sorted by iteration time."""
     models, machines = Transformers.of([model]), Machines.of([machine])
@@ -128,7 +145,7 @@ def search(
         fits = np.flatnonzero(over <= 0)
         if fits.size:
             some = replace(asked, layouts=_slice(asked.layouts, fits))
-            costs.append(_full(iteration(some, known), fits.size))
+            costs.append(_full(costed(some, known, nearby), fits.size))
             memories.append(Memory(**{f.name: getattr(held, f.name)[fits] for f in fields(Memory)}))
             kept.append(fits + start)
     least = layouts.row(smallest) if smallest is not None else None

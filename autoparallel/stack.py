@@ -21,7 +21,7 @@ class Stack:
     ``overlap_tp``: tensor-parallel communication beside products, 0 never, 1 in the backward pass, 2 in both.
     ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
     ``grad_bytes``: bytes per element of reduced gradients; ``both_grads``: half-precision ones are kept beside them.
-    ``gather_whole``: ZeRO-3 gathers tensor by tensor, with no layer ahead.
+    ``gather_whole``: ZeRO-3 gathers tensor by tensor, each over one rail at a time.
     ``overlap_ep``: with an interleaved pipeline, expert-parallel communication runs beside another chunk's compute.
     ``balanced``: routing is forced to load all experts alike, as it is in benchmarks.
     ``fine_recompute``: what does not fit is recomputed operator by operator, cheap ones first: norms, activations.

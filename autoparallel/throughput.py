@@ -18,9 +18,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from resilio_hpc.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from resilio_hpc.autoparallel.layout import Layout
 
 BatchRule = Literal["keep", "scale"]
 
@@ -33,6 +36,26 @@ class Speed(Protocol):
 
     def speed(self, nodes: int) -> float:
         """Batches of the reference size per second with so many nodes."""
+
+
+class RunSpeed(Speed, Protocol):
+    """A speed that the resizer decides by: it knows where it comes from."""
+
+    @property
+    def assumed(self) -> bool:
+        """Whether what other sizes bring is no measurement."""
+
+    @property
+    def communication_s(self) -> float:
+        """Seconds of a step that are communication between nodes."""
+
+
+@runtime_checkable
+class LayoutSpeed(Speed, Protocol):
+    """A speed that knows layouts."""
+
+    def layout(self, nodes: int) -> Layout | None:
+        """The best one of so many nodes; None where none is possible."""
 
 
 @dataclass(frozen=True)

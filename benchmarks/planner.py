@@ -2,7 +2,8 @@
 
 usage: planner.py [--times 3]
 
-Prints layouts looked at, how many fit, wall and CPU seconds, CPU time per layout, and the best layout.
+Every layout is looked at: its memory is computed, and its time if it fits. Nothing else is pruned. Prints layouts that
+were looked at, how many fit, wall and CPU seconds, CPU time per layout beside that of Calculon, and the best layout.
 """
 
 from __future__ import annotations
@@ -10,11 +11,18 @@ from __future__ import annotations
 import argparse
 import time
 
+from resilio_hpc.autoparallel.efficiency import shipped
+from resilio_hpc.autoparallel.failures import Reliability
 from resilio_hpc.autoparallel.hardware import machine
+from resilio_hpc.autoparallel.inventory_file import assumed
+from resilio_hpc.autoparallel.offers import Request, offers
+from resilio_hpc.autoparallel.ranking import Training, pareto, ranked, search_offers
 from resilio_hpc.autoparallel.search import Found, Space, search
 from resilio_hpc.autoparallel.transformer import Transformer
 
 GPT3 = Transformer("GPT-3 175B", 96, 12288, 96, 49152, 51200, 2048, tied=True)
+
+CALCULON_MS = (1.6, 9.5)  # one evaluation of Calculon (GPT-3 175B), measured on a machine like this one
 
 
 def timed(gpus: list[int], global_batch: int, space: Space, times: int) -> None:
@@ -27,10 +35,36 @@ def timed(gpus: list[int], global_batch: int, space: Space, times: int) -> None:
     looked = sum(found.looked_at for found in founds)
     fitting = looked - sum(found.too_large for found in founds)
     print(f"{len(gpus)} shape(s), up to {max(gpus)} GPUs: {looked} layouts looked at, {fitting} fit")
-    print(f"  wall {best_wall:.2f} s, CPU {best_cpu:.2f} s, {best_cpu / max(looked, 1) * 1e6:.2f} us of CPU per layout")
+    print(f"  wall {best_wall:.2f} s, CPU {best_cpu:.2f} s, {per_layout(best_cpu, looked)}")
     last = founds[-1]
     if last.cost.iteration.size:
         print(f"  best: {last.layouts.row(0)} {last.cost.iteration[0]:.3f} s, {last.memory.device[0] / 1e9:.1f} GB")
+
+
+def per_layout(cpu_s: float, looked: int) -> str:
+    """Beside the peer's."""
+    each = cpu_s / max(looked, 1) * 1e6
+    least, most = (value * 1e3 / each for value in CALCULON_MS)
+    peer = f"Calculon: {CALCULON_MS[0]}-{CALCULON_MS[1]} ms, {least:.0f}-{most:.0f} times"
+    return f"{each:.2f} us of CPU per layout ({peer})"
+
+
+def every_shape(nodes: int, global_batch: int, times: int) -> None:
+    """``resilio plan`` over an inventory: offers, search, ranking, Pareto front."""
+    training = Training(GPT3, global_batch, shipped())
+    inventory = assumed(8 * nodes, 8, "A100")
+    best_wall, best_cpu = float("inf"), float("inf")
+    for _ in range(times):
+        wall, cpu = time.perf_counter(), time.process_time()
+        offered = offers(inventory, Request(), 0.0)
+        searched = search_offers(offered, training, {"A100": machine("A100")}, Reliability(6000 * 3600.0))
+        choices, front = ranked(searched, "time"), pareto(searched)
+        best_wall, best_cpu = min(best_wall, time.perf_counter() - wall), min(best_cpu, time.process_time() - cpu)
+    looked = sum(one.looked_at for one in searched)
+    some = f"{looked} layouts looked at, {len(choices)} shapes have one that fits"
+    print(f"all {len(offered)} shapes of {nodes} nodes: {some}")
+    print(f"  wall {best_wall:.2f} s, CPU {best_cpu:.2f} s, {per_layout(best_cpu, looked)}")
+    print(f"  best: {choices[0].offer.shape.nodes} nodes, {choices[0].layout}; {len(front)} on the Pareto front")
 
 
 def main() -> None:
@@ -39,7 +73,7 @@ def main() -> None:
     times = parser.parse_args().times
     timed([1024], 1536 * 2, Space(), times)
     timed([4096], 1536 * 8, Space(), times)
-    timed([8 * nodes for nodes in range(1, 1001) if (96 * 64) % nodes == 0], 1536 * 8, Space(), times)
+    every_shape(1000, 1536 * 8, times)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,10 @@ class Drainer(Protocol):
     def held(self, node: str) -> frozenset[str]:
         """The checks for which we hold ``node`` drained."""
 
+    def offer(self, node: str, passes: int) -> str:
+        """What a person may do about a drain that Slurm made itself and that may have passed, as ``held`` last saw it;
+        "" where there is none, or it was offered before. ``passes``: of the check for stuck processes, in a row."""
+
     def undrain(self, node: str, check_id: str, passes: int) -> str:
         """End our drain for a check that has passed so often in a row, if that is enough; what was done, or ""."""
 

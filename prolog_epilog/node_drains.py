@@ -21,6 +21,8 @@ LEAVE_S = 180.0
 """How long prologs may fail after the storm breaker was asked: a few of its turns."""
 LOOK_S = 600.0
 """How often to ask whether the node is drained by us, while it is not believed to be."""
+STUCK = "processes-stuck"
+"""The check that says whether processes hang in the kernel, as where Slurm drained for "Kill task failed"."""
 
 
 @dataclass
@@ -95,6 +97,8 @@ class NodeDrains:
             for check in sorted(self._held - failing):
                 if self._passes[check] and (said := self.drainer.undrain(verdict.node, check, self._passes[check])):
                     self.said(said)
+            if offered := self.drainer.offer(verdict.node, self._passes[STUCK]):
+                self.said(offered)
         except SlurmError as error:
             trouble = f"whether this node's drains may end is not known: {error}"
         if trouble and trouble != self._trouble:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.drains import Answer, Outcome
 from resilio_hpc.slurm.client import SlurmClient
+from resilio_hpc.slurm.drain import slurms_own
 from resilio_hpc.slurm.drain_reason import Finding, read_reason
 from resilio_hpc.slurm.drain_writer import DrainWriter
+from resilio_hpc.slurm.model import Node
 
 _OUTCOMES: dict[str, Outcome] = {
     "drained": "drained",
@@ -26,6 +28,8 @@ class SlurmDrainer:
     def __init__(self, client: SlurmClient, writer: DrainWriter) -> None:
         self._client = client
         self._writer = writer
+        self._seen: Node | None = None
+        self._offered: tuple[str, int | None] | None = None
 
     def drain(self, node: str, check_id: str, evidence: str) -> Answer:
         """See Drainer. Raises SlurmError where Slurm does not answer, or will not."""
@@ -40,9 +44,23 @@ class SlurmDrainer:
 
     def held(self, node: str) -> frozenset[str]:
         """See Drainer."""
-        found = next(iter(self._client.nodes([node])), None)
+        found = self._seen = next(iter(self._client.nodes([node])), None)
         ours = read_reason(found.reason) if found is not None and found.state.drain else None
         return frozenset(finding.check for finding in ours or ())
+
+    def offer(self, node: str, passes: int) -> str:
+        """See Drainer. "Kill task failed" passes when the processes have ended."""
+        seen = self._seen
+        row = slurms_own(seen.reason) if seen is not None and seen.state.drain else None
+        if seen is None or row is None or not row.offer or self._offered == (seen.reason, seen.reason_time):
+            return ""
+        outcome = self._writer.recheck(node, passes)
+        if outcome.result == "unknown":
+            raise SlurmError(outcome.why)
+        if outcome.result != "offered":
+            return ""
+        self._offered = (seen.reason, seen.reason_time)
+        return f"offered: {outcome.why}"
 
     def undrain(self, node: str, check_id: str, passes: int) -> str:
         """See Drainer."""

@@ -19,6 +19,7 @@ BY_HAND = "manual"  # the check of a drain that a person asked for
 _CHECK = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _TAGGED = re.compile(r"(.*) #([0-9a-f]{6})", re.DOTALL)
 _JOINT = " + "
+_DISOWNED = " (another order came at the same moment: look before you resume it)"
 _EVIDENCE_LETTERS = 160
 _ALL_LETTERS = 600
 
@@ -44,9 +45,12 @@ def write_reason(findings: Sequence[Finding]) -> str:
 
 def disowned_reason(text: str) -> str:
     """A reason by which we do not know the drain as ours: only a person ends it."""
-    return (
-        f"{PREFIX} {printable(text, _ALL_LETTERS)} (another order came at the same moment: look before you resume it)"
-    )
+    return f"{PREFIX} {printable(text, _ALL_LETTERS)}{_DISOWNED}"
+
+
+def is_disowned(reason: str) -> bool:
+    """Whether a drain began as ours and was disowned."""
+    return reason.startswith(PREFIX) and reason.endswith(_DISOWNED)
 
 
 def read_reason(reason: str) -> tuple[Finding, ...] | None:

@@ -3,8 +3,9 @@
 slurmctld has no compare-and-swap: an order to drain replaces whatever reason is there, and UNDRAIN ends whatever drain.
 So the node is read right before each write, and again after it. What another order does between those two calls (some
 10 ms) is not seen in the node; but slurmctld counts the orders it gets, and when another one came at that moment, the
-node stays drained for a reason that is no longer ours, so that a person looks. What remains: the text of that other
-drain is lost; and a drain that Slurm itself makes in those 10 ms, which is not an order, is not noticed.
+node stays drained for a reason that is no longer ours, so that a person looks. (Not for drains of ours of other nodes,
+which show them: in a storm many of us write at the same moment.) What remains: the text of that other drain is lost;
+and a drain that Slurm itself makes in those 10 ms, which is not an order, is not noticed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from resilio_hpc.slurm.drain_policy import DrainPolicy
 from resilio_hpc.slurm.drain_reason import BY_HAND, PREFIX, Finding, disowned_reason
 from resilio_hpc.slurm.model import Node
 from resilio_hpc.slurm.storm_breaker import Storm, no_room, one_too_many
-from resilio_hpc.slurm.update_count import came_alone
+from resilio_hpc.slurm.update_count import Sight, came_alone, only_drained_others
 
 ACT, OBSERVE, DRY_RUN = "act", "observe", "dry-run"
 """Modes: write; write to the audit log only what would be done; neither."""
@@ -131,7 +132,8 @@ class _Act:
         self._before: Node | None = None
         self._after: Node | None = None
         self._written = ""
-        self._ordered = False
+        self._orders = 0
+        self._sight: Sight | None = None  # of all nodes, before a drain
 
     def offer(self, decide: Callable[[Node | None], Decision]) -> Outcome:
         try:
@@ -148,15 +150,15 @@ class _Act:
             decision = decide(self._read())
             if not decision.writes:
                 return self._not_written(decision)
-            storm = self._storm(decision, no_room)
+            storm = self._storm_ahead(decision)
             if storm is not None:
                 return self._outcome("storm", str(storm))
             if self._w._mode != ACT:
                 return self._outcome("would-act", f"{decision.action.value}: {decision.why}", decision.reason)
             self._record("intent", decision.action.value, decision.why, decision.reason)
             outcome = self._carry_out(decide)
-            if outcome.result == "drained":
-                storm = self._storm(decision, one_too_many)
+            if outcome.result == "drained" and self._guarded(decision):
+                storm = one_too_many(self._client.nodes(), self._node, self._w._clock(), self._w._policy)
             if storm is not None:
                 self._carry_out(lambda now: decide_undrain(now, self._entry.check, 1, 1))
                 return self._outcome("storm", f"{storm}; drained at the same time as others, and taken back")
@@ -166,10 +168,22 @@ class _Act:
             self._record("outcome", outcome.result, outcome.why, self._written)
         return outcome
 
-    def _storm(self, decision: Decision, judge: Callable[..., Storm | None]) -> Storm | None:
-        if decision.action is not Action.DRAIN or not self._w._breaker:
+    def _guarded(self, decision: Decision) -> bool:
+        """By the storm breaker."""
+        return decision.action is Action.DRAIN and self._w._breaker
+
+    def _storm_ahead(self, decision: Decision) -> Storm | None:
+        if not self._guarded(decision):
             return None
-        return judge(self._client.nodes(), self._node, self._w._clock(), self._w._policy)
+        self._sight = Sight(self._client.node_updates(), self._client.nodes())
+        return no_room(self._sight.nodes, self._node, self._w._clock(), self._w._policy)
+
+    def _others_were_drained(self) -> bool:
+        if self._sight is None:
+            return False
+        nodes = self._client.nodes()
+        now = Sight(self._client.node_updates(), nodes)
+        return only_drained_others(self._sight, now, self._node, self._orders)
 
     def _carry_out(self, decide: Callable[[Node | None], Decision]) -> Outcome:
         """One order: count, compare, write, count, look."""
@@ -185,13 +199,16 @@ class _Act:
         as_ordered = after.state.drain == (decision.action is not Action.UNDRAIN)
         if not as_ordered or (decision.reason and after.reason != decision.reason):
             return Outcome(self._node, "overtaken", f"now {after.state}: {after.reason or 'no reason'}")
-        if not alone:
+        if not alone and not self._others_were_drained():
             self._disown(decision, after)
             return Outcome(self._node, "contested", "another order came at the same moment: look before you resume it")
-        return Outcome(self._node, _DONE[decision.action], decision.why)
+        was = self._before.state if self._before is not None else ""
+        why = f"was {was}; reason: {decision.reason}" if decision.action is Action.DRAIN else decision.why
+        return Outcome(self._node, _DONE[decision.action], why)
 
     def _order(self, decision: Decision) -> None:
-        self._written, self._ordered = decision.reason, True
+        self._written = decision.reason
+        self._orders += 1
         if decision.action is Action.DRAIN:
             self._client.drain([self._node], decision.reason)
         elif decision.action is Action.REWORD:
@@ -210,13 +227,14 @@ class _Act:
         return count
 
     def _disown(self, decision: Decision, seen: Node) -> None:
-        """Leave the node drained, for a reason that is not ours, unless somebody has been here since."""
+        """Leave the node drained, for a reason that is not ours, unless somebody has drained or reworded it since."""
         now = self._look()
-        if now is None or (now.state.drain, now.reason) != (seen.state.drain, seen.reason):
+        if now is None:
             return
         if decision.action is Action.UNDRAIN:
-            self._client.drain([self._node], disowned_reason("its drain was ended"))
-        else:
+            if not now.state.drain:  # even if its state has changed: a node that was DOWN may have come back by itself
+                self._client.drain([self._node], disowned_reason("its drain was ended"))
+        elif (now.state.drain, now.reason) == (seen.state.drain, seen.reason):
             self._client.reword([self._node], disowned_reason(decision.reason.removeprefix(PREFIX)))
         self._after = self._look()
 
@@ -242,7 +260,7 @@ class _Act:
 
     def _failed(self, error: SlurmError, result: str) -> Outcome:
         unanswered = isinstance(error, Unanswered)
-        ordered = "an order was given, whether it was carried out is not known: " if self._ordered else ""
+        ordered = "an order was given, whether it was carried out is not known: " if self._orders else ""
         outcome = self._outcome("unknown" if unanswered else result, f"{ordered}{error}")
         return replace(outcome, unanswered=unanswered)
 

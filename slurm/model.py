@@ -38,7 +38,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition. Times in seconds, ``math.inf`` for no limit, None where nothing is set."""
+    """One partition. Times in seconds, ``math.inf`` for no limit, None where nothing is set.
+
+    ``over_subscribe``: NO, EXCLUSIVE, YES:4, FORCE:4.
+    """
 
     name: str
     state: str
@@ -52,6 +55,7 @@ class Partition:
     min_nodes: int | None = None
     priority_tier: int | None = None
     preempt_mode: str = ""
+    over_subscribe: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """When so many nodes have just been drained by us that it is no longer believable. Pure.
 
 What was drained is read from Slurm itself (our reasons and when they were set), so all who drain, on whichever node,
-see the same. Nodes that Slurm drained since their prolog failed count, too: ours may have been among those. Two who
-drain at the same time may both find room for one more: so each looks again after its write, and the later one takes its
-own back.
+see the same; drains that we disowned count, too. Nodes that Slurm drained since their prolog failed count as well: ours
+may have been among those. Two who drain at the same time may both find room for one more: so each looks again after its
+write, and the later one takes its own back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resilio_hpc.slurm.drain_policy import DrainPolicy
-from resilio_hpc.slurm.drain_reason import PREFIX, read_reason
+from resilio_hpc.slurm.drain_reason import PREFIX, is_disowned, read_reason
 from resilio_hpc.slurm.model import Node
 
 PROLOG_ERROR = "Prolog error"  # Slurm's reason: slurm_reasons.csv
@@ -62,7 +62,7 @@ def _partitions(nodes: Sequence[Node], target: str) -> list[tuple[str, list[Node
 
 
 def _is_recent(node: Node, now: float, policy: DrainPolicy) -> bool:
-    ours = node.reason.startswith(PREFIX) and read_reason(node.reason) is not None
+    ours = node.reason.startswith(PREFIX) and (read_reason(node.reason) is not None or is_disowned(node.reason))
     if not node.state.drain or not (ours or node.reason.startswith(PROLOG_ERROR)):
         return False
     return node.reason_time is None or now - node.reason_time <= policy.window_s

@@ -144,6 +144,7 @@ def _partition(row: dict[str, str]) -> Partition:
         min_nodes=whole(value("MinNodes")),
         priority_tier=whole(value("PriorityTier")),
         preempt_mode=value("PreemptMode"),
+        over_subscribe=value("OverSubscribe"),
     )
 
 

@@ -1,8 +1,13 @@
-"""How many orders to nodes slurmctld has carried out, from ``sdiag``: whether another came between. Pure."""
+"""How many orders to nodes slurmctld has carried out, from ``sdiag``: whether another came between, and whether such
+others are known to have been for other nodes. Pure."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+
+from resilio_hpc.slurm.drain_reason import read_reason
+from resilio_hpc.slurm.model import Node
 
 _SECTION = "Remote Procedure Call statistics by message type"
 _UPDATES = re.compile(r"^\s*REQUEST_UPDATE_NODE\s.*?count:(\d{1,18})\s", re.MULTILINE)
@@ -23,3 +28,27 @@ def came_alone(before: int | None, after: int | None) -> bool:
     this is True, as if they had not been asked for.
     """
     return before is None or after is None or after - before == 1
+
+
+@dataclass(frozen=True)
+class Sight:
+    """All nodes, and the count on the side that lies outside: before the nodes were read, or after."""
+
+    count: int | None
+    nodes: tuple[Node, ...]
+
+
+def only_drained_others(before: Sight, after: Sight, target: str, own: int) -> bool:
+    """Whether each order in between, but ``own`` ones to ``target``, is seen in another node, which one of us drained.
+
+    A drain of ours is an order to one node: so then nobody else's was to ``target``.
+    """
+    if before.count is None or after.count is None:
+        return False
+    reasons = {node.name: node.reason for node in before.nodes}
+    drained = [node for node in after.nodes if node.name != target and _ours_since(node, reasons)]
+    return after.count - before.count - own == len(drained)
+
+
+def _ours_since(node: Node, reasons: dict[str, str]) -> bool:
+    return node.state.drain and node.reason != reasons.get(node.name, "") and read_reason(node.reason) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Mapping
 
 import msgspec
 
@@ -16,6 +17,9 @@ from resilio_hpc.prolog_epilog.cached_verdict import NoVerdict, VerdictCache
 from resilio_hpc.prolog_epilog.check import REASON_PREFIX, Check, Verdict
 from resilio_hpc.prolog_epilog.examination import node_name
 from resilio_hpc.slurm.commands import refused
+from resilio_hpc.slurm.drain import slurms_own
+from resilio_hpc.slurm.drain_reason import BY_HAND, is_disowned, read_reason
+from resilio_hpc.slurm.node_faults.from_slurm import DRAINED_FOR_FAULTS
 
 _TTL_S = 900.0
 _SLURM_S = 10.0
@@ -65,21 +69,44 @@ def why(options: argparse.Namespace) -> int:
         raise UsageError(f"{node!r} is not the name of a node")
     state, reason, trouble = _asked(node)
     verdict, none = _cached(options) if node == here else (None, f"its verdict is kept there: run this on {node}")
-    ours = reason.startswith(REASON_PREFIX)
+    ours = read_reason(reason) is not None
     if options.json:
         said = None if verdict is None else json.loads(health_run.as_json(verdict))
         whole = {"node": node, "state": state, "reason": reason, "ours": ours, "slurm": trouble, "verdict": said}
         print(json.dumps({**whole, "no_verdict": none}, indent=1))
         return 0
     print(f"{node}: {f'Slurm says {state}' if state else trouble}{f', reason: {reason}' if reason else ''}")
-    if ours:
-        name = reason.removeprefix(REASON_PREFIX).partition(":")[0]
-        known = tables.load(options.site).checks.get(name)
-        print(f"  ours: {known.reason if known else name} (resilio health explain {name})")
-    elif reason:
-        print("  not ours: whoever wrote it resumes the node")
+    for line in _whose(node, reason, tables.load(options.site).checks):
+        print(f"  {line}")
     print(health_run.text_of(verdict) if verdict else f"  {none}")
     return 0
+
+
+def _whose(node: str, reason: str, checks: Mapping[str, Check]) -> list[str]:
+    """Whose a reason is, and who ends the drain. Pure."""
+    ours = read_reason(reason)
+    row = slurms_own(reason)
+    if ours is not None:
+        return [f"ours: {_what(one.check, node, checks)}" for one in ours]
+    if not reason:
+        return []
+    if is_disowned(reason):
+        return [f"ours no more: look at the node, then scontrol update NodeName={node} State=RESUME"]
+    if row is not None and row.replaceable:
+        return ["Slurm's own: it ends when the node answers again"]
+    if row is not None and row.offer:
+        return [f"Slurm's own: when those processes have ended, resilio undrain --kill-task-failed {node}"]
+    if row is not None:
+        return [f"Slurm's own: when its cause is gone, scontrol update NodeName={node} State=RESUME"]
+    return ["not ours: whoever wrote it resumes the node"]
+
+
+def _what(check: str, node: str, checks: Mapping[str, Check]) -> str:
+    if check in checks:
+        return f"{checks[check].reason} (resilio health explain {check})"
+    if check == DRAINED_FOR_FAULTS:
+        return f"faults that are remembered (resilio nodes list --system {node})"
+    return f"{'by hand' if check == BY_HAND else check} (resilio undrain {node} ends it)"
 
 
 def _asked(node: str) -> tuple[str, str, str]:

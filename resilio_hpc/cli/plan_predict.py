@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args(argv)
     columns, rows = table(file_text(options.rows))
-    known, measured = _calibration(options.calibration)
+    known, measured = calibration_of(options.calibration)
     done = predict_rows(rows, known, calibrated=options.calibration is not None, nearby=measured)
     _write(options, [*columns, *COLUMNS], done)
     missed = sum(not row["pred_iter_time_s"] for row in done)
@@ -100,7 +100,8 @@ def table(text: str) -> tuple[list[str], list[dict[str, str]]]:
     return [name for name in columns if name not in COLUMNS], rows
 
 
-def _calibration(path: Path | None) -> tuple[Efficiency, Nearby | None]:
+def calibration_of(path: Path | None) -> tuple[Efficiency, Nearby | None]:
+    """The shipped parameters, or those of a calibration and its measurements. Raises UsageError."""
     if path is None:
         return shipped(), None
     text = file_text(path)

@@ -10,6 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from resilio_hpc.autoparallel.efficiency import shipped
+from resilio_hpc.autoparallel.frameworks import DEFAULT, machine_and_stack, space_of
+from resilio_hpc.autoparallel.hardware import Machine
+from resilio_hpc.autoparallel.model_source import find_model
+from resilio_hpc.autoparallel.model_speed import SpeedModel
+from resilio_hpc.autoparallel.ranking import Training
+from resilio_hpc.autoparallel.uniform_model import uniform
 from resilio_hpc.cli.drain_options import Parser
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.launch.resize_facts import Decision
@@ -24,6 +31,7 @@ _EXAMPLES = """examples:
   resilio resize runs/large --dry-run                what would be done now, and why
   resilio resize runs/large                          do it, once
   resilio resize runs/large --watch 30 --max-nodes 16
+  resilio resize runs/large --watch 30 --model llama3-70b --global-batch 1024    other sizes as the planner sees them
   resilio resize runs/large --watch 30 time=1:00:00 setup=environment.sh     (for the joiners: as resilio submit)
 
 exit codes:
@@ -47,7 +55,8 @@ def main(argv: Sequence[str]) -> int:
     policy = resize_policy(options.policy)
     client = which()
     limits = ResizeLimits(
-        options.min_nodes, options.max_nodes, options.global_batch, options.micro_batch, options.batch, options.gpus
+        options.min_nodes, options.max_nodes, options.global_batch, options.micro_batch, options.batch, options.gpus,
+        _model(options),
     )  # fmt: skip
     view = ResizeView(options.run_dir, client, limits, policy)
     resizer = Resizer(view, client, policy, values, options.dry_run)
@@ -55,6 +64,29 @@ def main(argv: Sequence[str]) -> int:
         return _once(resizer, options) if options.watch is None else _watch(resizer, view, options)
     finally:
         resizer.close()
+
+
+def _model(options: argparse.Namespace) -> SpeedModel | None:
+    """The planner's model of the run, where it is named. Raises UsageError."""
+    if options.model is None:
+        if options.gpu or options.seq:
+            raise UsageError("--gpu and --seq are for --model: which model does the run train?")
+        return None
+    if not options.global_batch or options.batch == "scale":
+        raise UsageError("--model needs --global-batch N, the samples of a step, and --batch keep")
+    if options.seq < 0:
+        raise UsageError(f"--seq {options.seq}: there must be at least 1 token")
+    _, stack = machine_and_stack(options.gpu or "H100", 8, options.framework)
+    model = uniform(find_model(options.model), options.seq)
+    training = Training(model, options.global_batch, shipped(), stack, space_of(options.framework))
+
+    def machine_of(gpu: str, gpus_per_node: int) -> Machine:
+        try:
+            return machine_and_stack(options.gpu or gpu, gpus_per_node, options.framework)[0]
+        except UsageError as error:
+            raise UsageError(f"{error} (--gpu TYPE says what the run's nodes have)") from None
+
+    return SpeedModel(training, machine_of)
 
 
 def _once(resizer: Resizer, options: argparse.Namespace) -> int:
@@ -145,6 +177,12 @@ def _parser() -> Parser:
     parser.add_argument(
         "--gpus", action="store_true", help="look how busy GPUs are, with nvidia-smi in a step of the job"
     )
+    parser.add_argument(
+        "--model", metavar="MODEL", help="what the run trains: other sizes are judged by the planner's cost model"
+    )
+    parser.add_argument("--gpu", default="", metavar="TYPE", help="with --model: h100, … (default: what Slurm says)")
+    parser.add_argument("--seq", type=int, default=0, metavar="N", help="with --model: tokens of a sequence")
+    parser.add_argument("--framework", default=DEFAULT, metavar="NAME", help=f"with --model (default: {DEFAULT})")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="numbers for resize_policy.toml's")
     parser.add_argument("--json", action="store_true", help="a line of JSON per decision")
     return parser

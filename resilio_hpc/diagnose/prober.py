@@ -86,8 +86,11 @@ def main() -> NoReturn:
                 torch.set_num_threads(threads)
             _carry_out(link, order, policy)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # not collected: SIGUSR1 may still be for it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         _, status = os.waitpid(child, 0)
         child = 0
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         link.tell(ended=os.waitstatus_to_exitcode(status))
 
 

@@ -129,7 +129,9 @@ def _all_said(failures: Sequence[Observation]) -> str:
     for one in failures:
         assert one.fault is not None
         beside = f" with {one.partner}" if one.outcome is Outcome.TOGETHER else ""
-        parts.append(f"{_SAID[one.fault]}{beside}{f' ({one.detail})' if one.detail else ''}")
+        own_work = one.fault == "failed" and one.outcome is Outcome.ALONE
+        said = "its own work failed" if own_work else _SAID[one.fault]
+        parts.append(f"{said}{beside}{f' ({one.detail})' if one.detail else ''}")
     return "; ".join(dict.fromkeys(parts))
 
 

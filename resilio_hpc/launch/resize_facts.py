@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from resilio_hpc.autoparallel import Inventory, Throughput
+from resilio_hpc.autoparallel import Inventory
+from resilio_hpc.autoparallel.throughput import RunSpeed
 
 Phase = Literal["training", "settling", "between_jobs", "over"]
 JoinerState = Literal["pending", "running", "leaving", "ending"]
@@ -71,7 +72,7 @@ class ResizeFacts:
     user_nodes: int = 0
     quota_nodes: int | None = None
     gpu_utilisation: float | None = None
-    throughput: Throughput | None = None
+    throughput: RunSpeed | None = None
     restart_s: float | None = None
     last_resize_s: float | None = None
     lost_joiners: int = 0

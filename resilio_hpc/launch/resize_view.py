@@ -8,9 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from resilio_hpc.autoparallel import Inventory, Measurement, Pool, Throughput, fit, take_inventory
-from resilio_hpc.autoparallel.throughput import BatchRule
+from resilio_hpc.autoparallel import Inventory, Measurement, Pool, fit, take_inventory
+from resilio_hpc.autoparallel.throughput import BatchRule, RunSpeed
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import Fields, read_object
 from resilio_hpc.core.ledger import Event, LedgerReader
@@ -29,6 +30,9 @@ from resilio_hpc.slurm.joiner_job import joiners_of
 from resilio_hpc.slurm.model import Job
 from resilio_hpc.slurm.user_limits import NodeLimit, fetch_limits, nodes_left
 
+if TYPE_CHECKING:
+    from resilio_hpc.autoparallel.model_speed import SpeedModel
+
 LIMITS_S = 600.0  # limits of accounting change seldom
 PULSE_S = 3.0  # a living controller shows its pulse twice a second
 
@@ -43,6 +47,7 @@ class ResizeLimits:
     micro_batch: int = 1
     rule: BatchRule = "keep"
     gpus: bool = False  # look how busy they are
+    model: SpeedModel | None = None  # in place of the curve through step times
 
 
 class ResizeView:
@@ -110,7 +115,7 @@ class ResizeView:
             own_jobs=frozenset([record.job, *names_of(joiners), *([successor.address] if successor else [])]),
             user_nodes=nodes_of_user(jobs, os.geteuid()), quota_nodes=self._quota(own, jobs, pool),
             gpu_utilisation=fetch_gpu_utilisation(record.job) if self._limits.gpus and phase == "training" else None,
-            throughput=self._throughput(len(members), status), restart_s=self.history.restart_s,
+            throughput=self._speed(record, pool, ranks, len(members), status), restart_s=self.history.restart_s,
             last_resize_s=None if self.history.last_resize is None else max(0.0, now - self.history.last_resize),
             lost_joiners=self.history.lost_in_a_row(names_of(joiners), now - self._policy.lost_joiners_s),
             successor=None if successor is None else Successor(
@@ -155,7 +160,10 @@ class ResizeView:
         options, limits = record.options, self._limits
         return max(options.min_nodes, limits.min_nodes), min(options.max_nodes, limits.max_nodes or options.max_nodes)
 
-    def _throughput(self, nodes: int, status: Fields) -> Throughput | None:
+    def _speed(
+        self, record: LaunchRecord, pool: Pool | None, ranks: int, nodes: int, status: Fields
+    ) -> RunSpeed | None:  # fmt: skip
+        """The curve through the run's step times, or the planner's, which they scale."""
         steps = list(self.history.steps)
         if nodes and nodes not in {one.nodes for one in steps}:
             agents = status.inner("agents")
@@ -163,6 +171,12 @@ class ResizeView:
             steps += [Measurement(nodes, last)] if last > 0 else []
         if not steps or not nodes:
             return None
+        if self._limits.model is not None:
+            rows = record.options.layouts
+            gpu = (pool.gpu_type, pool.gpus_per_node) if pool else ("", 0)
+            return self._limits.model.speed(
+                steps, nodes, ranks, gpu, lambda world: model_parallel(rows, world) if rows else None
+            )
         return fit(steps, self._policy.communication_share, self._limits.rule, max(1, self.history.own_nodes))
 
     # -- Slurm ---------------------------------------------------------------------------------------------------------

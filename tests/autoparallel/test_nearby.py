@@ -11,7 +11,10 @@ from resilio_hpc.autoparallel import nearby
 from resilio_hpc.autoparallel.calibrate import calibrate
 from resilio_hpc.autoparallel.efficiency import bounds, shipped
 from resilio_hpc.autoparallel.efficiency import read as read_parameters
+from resilio_hpc.autoparallel.explain import explain
 from resilio_hpc.autoparallel.predict import predict, problem, read
+from resilio_hpc.autoparallel.ranking import Training
+from resilio_hpc.autoparallel.search import Space, search
 from resilio_hpc.core.errors import UsageError
 
 LAYOUTS = """layers,hidden,heads,seq,global_batch,micro_batch,gpu,num_gpus,tp,pp,recompute
@@ -58,6 +61,18 @@ def test_a_calibration_is_read_as_it_was_written() -> None:
     asked = problem(CASES)
     assert np.allclose(again.factor(asked), beside.factor(asked), rtol=1e-3)
     assert read_parameters("gemm_ampere = 0.8\n" + beside.text()).gemm_ampere == 0.8
+
+
+def test_search_and_explanation_use_what_was_measured() -> None:
+    known, beside = calibrate(shipped(), CASES, model_times() * np.array([1.3, 1.3, 1.0, 1.0]))
+    one = CASES[0]
+    space = Space(recompute=(one.layout.recompute,), zero=(0,), only={"tp": 8, "pp": 4, "micro_batch": 2, "vpp": 1})
+    told = predict([one], known, nearby=beside).cost.iteration[0]
+    found = search(one.model, one.machine, 512, 1536, one.stack, space, known, beside)
+    times = {found.layouts.row(i): float(time) for i, time in enumerate(found.cost.iteration)}
+    assert times[one.layout] == pytest.approx(told)
+    training = Training(one.model, 1536, known, one.stack, space, calibrated=True, nearby=beside)
+    assert explain(training, one.layout, one.machine).iteration_s == pytest.approx(told)
 
 
 def test_without_measurements_nothing_is_near() -> None:

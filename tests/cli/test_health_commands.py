@@ -16,6 +16,7 @@ from resilio_hpc.cli.main import main
 from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.check import Result, Verdict
 from resilio_hpc.prolog_epilog.node import boot_id, uptime_s
+from resilio_hpc.slurm.drain_reason import Finding, disowned_reason, write_reason
 
 FAST = ["memory-pressure", "cpu-online"]
 
@@ -78,9 +79,23 @@ def test_why_says_what_slurm_says_and_whose_reason_it_is(
 ) -> None:
     sinfo = tmp_path / "sinfo"
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    full, ours = write_reason([Finding("disk-space", "/ has 1 % free")]), "(resilio undrain n17 ends it)"
     for reason, expected in (
-        ("resilio:disk-space: / has 1 % free #12ab34", "ours: file system full (resilio health explain disk-space)"),
-        ("broken fan", "not ours"),
+        (full, "  ours: file system full (resilio health explain disk-space)\n"),
+        (write_reason([Finding("manual", "loud fan")]), f"  ours: by hand {ours}\n"),
+        (
+            write_reason([Finding("node-faults", "3")]),
+            "  ours: faults that are remembered (resilio nodes list --system",
+        ),
+        (f"{full} - mine, bob", "  not ours: whoever wrote it resumes the node\n"),
+        (disowned_reason("disk-space: / has 1 % free"), "  ours no more: look at the node, then scontrol update"),
+        (
+            "Kill task failed",
+            "  Slurm's own: when those processes have ended, resilio undrain --kill-task-failed n17\n",
+        ),
+        ("Not responding", "  Slurm's own: it ends when the node answers again\n"),
+        ("Prolog error", "  Slurm's own: when its cause is gone, scontrol update NodeName=n17 State=RESUME\n"),
+        ("broken fan", "  not ours"),
     ):
         sinfo.write_text(f"#!/bin/sh\n[ \"$3 $4\" = '-n n17' ] || exit 9\necho 'drained|{reason}|'\n")
         sinfo.chmod(0o755)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -118,6 +121,7 @@ def test_a_file_system_that_hangs_is_named_and_holds_up_neither_checks_nor_prolo
     began = time.monotonic()
     found = look_anew(healthy, "n1")
     assert time.monotonic() - began < 60
+    assert held_up_s(healthy, "prolog") < ALLOWED_S
     latency = results(found)["mount-latency"]
     (fault,) = latency["faults"]
     assert (latency["status"], fault["device"], fault["on_fail"]) == ("timeout", "/shared", "drain")
@@ -127,6 +131,51 @@ def test_a_file_system_that_hangs_is_named_and_holds_up_neither_checks_nor_prolo
     wait_until(lambda: f"job {job}: passes, without leave" in node_file(healthy, "n1", "log"))
     healthy.release_shared("n1")
     assert results(look_anew(healthy, "n1"))["mount-latency"]["status"] == "pass"
+
+
+ALLOWED_S = 4.0
+"""A prolog takes milliseconds on a quiet machine; each thing that hangs here would hold it up for at least five."""
+
+
+def held_up_s(cluster: DevCluster, hook: str, job: int = 9_000_000) -> float:
+    """Seconds that a job of n1 waits for a hook, which must let it go: the best of three, the machine may be busy."""
+    environment = [f"SLURM_JOB_ID={job}", "SLURM_JOB_UID=0", "SLURMD_NODENAME=n1"]
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        done = cluster.run("n1", ["env", "-i", *environment, str(hooks_of(cluster) / hook)], 90.0, cwd="/")
+        took.append(time.monotonic() - began)
+        assert done.returncode == 0
+    return min(took)
+
+
+def test_a_check_that_hangs_is_named_and_holds_up_no_job(healthy: DevCluster) -> None:
+    """Such as dcgmi, whose host engine does not answer."""
+    script = "printf '#!/bin/sh\\nexec sleep 4321\\n' >/usr/bin/dcgmi; chmod 755 /usr/bin/dcgmi; rm -f $0/memory.json"
+    healthy.run("n1", ["sh", "-c", script, RUN], cwd="/")
+    healthy.run("n1", ["rm", f"{RUN}/verdict", f"{RUN}/verdict.json"], cwd="/")  # so that all checks are due
+    try:
+        healthy.run("n1", ["env", "-i", "SLURMD_NODENAME=n1", str(hooks_of(healthy) / "health_check")], cwd="/")
+        assert held_up_s(healthy, "prolog") < ALLOWED_S
+        job = healthy.submit("#!/bin/sh\ntrue\n", [*BATCH, "--nodelist=n1"])
+        wait_until(lambda: healthy.job_state(job) == "COMPLETED")
+        wait_until(lambda: verdict(healthy, "n1"), 90.0)
+        found = results(verdict(healthy, "n1"))
+        assert found["gpu-dcgm"]["status"] == "unknown" and "dcgmi health" in found["gpu-dcgm"]["note"]
+        assert found["disk-space"]["status"] == "pass"
+    finally:
+        healthy.run("n1", ["rm", "/usr/bin/dcgmi"], cwd="/")
+
+
+@contextlib.contextmanager
+def slurmctld_stopped(cluster: DevCluster) -> Iterator[None]:
+    """It is there, takes connections, and answers nothing."""
+    (slurmctld,) = [process.host_pid for process in cluster.pids("ctl") if process.program == "slurmctld"]
+    os.kill(slurmctld, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(slurmctld, signal.SIGCONT)
 
 
 LOOKS_FOR_EVER = """
@@ -217,19 +266,27 @@ def test_the_epilog_ends_and_removes_what_a_job_left_and_nothing_else(healthy: D
     assert "drain" not in healthy.node_states()["n1"]
 
 
+def start_daemons(cluster: DevCluster, *options: str) -> None:
+    """On both nodes the daemon of the installed unit, which drains."""
+    (command,) = re.findall(r"^ExecStart=(.*)$", (hooks_of(cluster) / UNIT).read_text(), re.MULTILINE)
+    assert " --drain act" in command
+    for node in cluster.nodes:
+        variables = f"SLURMD_NODENAME={node} PYTHONPATH={package_folder()} RESILIO_DRAIN_LOG={RUN}/drain.jsonl"
+        begin = f"{variables} setsid {' '.join([command, *options])} >{RUN}/daemon.log 2>&1 & echo $! >{RUN}/daemon"
+        cluster.run(node, ["sh", "-c", f"rm -f {RUN}/drain.jsonl; {begin}"], cwd="/")
+
+
+def end_daemons(cluster: DevCluster) -> None:
+    for node in cluster.nodes:
+        print(node_file(cluster, node, "daemon.log"))
+        cluster.run(node, ["sh", "-c", f"kill -9 $(cat {RUN}/daemon)"], check=False, cwd="/")
+
+
 @pytest.fixture
 def watched(healthy: DevCluster) -> Iterator[DevCluster]:
-    """On both nodes the daemon of the installed unit, which drains."""
-    (command,) = re.findall(r"^ExecStart=(.*)$", (hooks_of(healthy) / UNIT).read_text(), re.MULTILINE)
-    assert command.endswith(" --drain act")
-    for node in healthy.nodes:
-        variables = f"SLURMD_NODENAME={node} PYTHONPATH={package_folder()} RESILIO_DRAIN_LOG={RUN}/drain.jsonl"
-        healthy.run(node, ["sh", "-c", f"{variables} setsid {command} >{RUN}/daemon.log 2>&1 & echo $! >{RUN}/daemon"],
-                    cwd="/")  # fmt: skip
+    start_daemons(healthy)
     yield healthy
-    for node in healthy.nodes:
-        print(node_file(healthy, node, "daemon.log"))
-        healthy.run(node, ["sh", "-c", f"kill -9 $(cat {RUN}/daemon)"], check=False, cwd="/")
+    end_daemons(healthy)
 
 
 def reason_of(cluster: DevCluster, node: str) -> str:
@@ -253,3 +310,38 @@ def test_a_failing_check_drains_its_node_which_comes_back_when_it_passes(watched
     assert reason_of(watched, "n2").startswith("new fan")
     told = node_file(watched, "n1", "drain.jsonl")
     assert '"result":"drained"' in told and '"result":"undrained"' in told
+
+
+def test_a_stopped_slurmctld_holds_up_neither_hooks_nor_checks_and_the_drain_comes_later(watched: DevCluster) -> None:
+    with slurmctld_stopped(watched):
+        watched.run("n1", ["sh", "-c", FILL], cwd="/")
+        wait_until(lambda: "because drain disk-space" in node_file(watched, "n1", "verdict"), 150.0)
+        assert held_up_s(watched, "prolog") < ALLOWED_S
+        assert "passes, without leave of the storm breaker" in node_file(watched, "n1", "log")
+        assert held_up_s(watched, "health_check") < ALLOWED_S
+        watched.run("n1", ["env", "-i", "SLURM_JOB_ID=9000000", "SLURM_JOB_UID=0", str(hooks_of(watched) / "epilog")],
+                    60.0, cwd="/")  # fmt: skip
+    wait_until(lambda: reason_of(watched, "n1").startswith("resilio:disk-space: /var/tmp has 0.0 %"), 150.0)
+
+
+def test_a_storm_of_failing_checks_stops_at_the_breaker_and_jobs_go_on(healthy: DevCluster) -> None:
+    policy = hooks_of(healthy) / "one.toml"
+    policy.write_text("at_least = 1\n")
+    start_daemons(healthy, f"--policy {policy}")
+    try:
+        for node in healthy.nodes:
+            healthy.run(node, ["sh", "-c", FILL], cwd="/")
+
+        def told(node: str) -> str:
+            return node_file(healthy, node, "drain.jsonl")
+
+        wait_until(lambda: any('"result":"storm"' in told(node) for node in healthy.nodes), 90.0)
+        wait_until(lambda: any("withheld " in node_file(healthy, node, "verdict") for node in healthy.nodes))
+        drained = [node for node in healthy.nodes if "drain" in healthy.node_states()[node]]
+        assert len(drained) == 1, [told(node) for node in healthy.nodes]
+        assert reason_of(healthy, drained[0]).startswith("resilio:")
+        job = healthy.submit("#!/bin/sh\ntrue\n", BATCH)
+        wait_until(lambda: healthy.job_state(job) == "COMPLETED")
+        assert [node for node in healthy.nodes if "drain" in healthy.node_states()[node]] == drained
+    finally:
+        end_daemons(healthy)

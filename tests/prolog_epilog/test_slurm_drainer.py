@@ -58,6 +58,27 @@ def test_a_storm_withholds_drains_and_says_why(slurm: FakeSlurmctld) -> None:
     assert not slurm.nodes["n3"].drain
 
 
+def test_a_drain_that_slurm_made_itself_is_offered_once_when_it_has_passed(
+    slurm: FakeSlurmctld, tmp_path: Path
+) -> None:
+    slurm.update(["NodeName=n1", "State=DRAIN", "Reason=Kill task failed"])
+    drainer = drainer_of(slurm, log=tmp_path / "log")
+    assert drainer.offer("n1", 3) == ""  # nobody has looked yet
+    assert drainer.held("n1") == frozenset()
+    said = [drainer.offer("n1", passes) for passes in (2, 3, 4)]
+    assert said == [
+        "", "offered: drained by Slurm: Kill task failed; resilio undrain --kill-task-failed n1", "",
+    ]  # fmt: skip
+    assert slurm.nodes["n1"].drain and (tmp_path / "log").read_text().count("offered") == 1
+    slurm.now += 1
+    slurm.update(["NodeName=n1", "State=DRAIN", "Reason=Kill task failed"])
+    drainer.held("n1")
+    assert drainer.offer("n1", 3) != ""  # it happened again
+    slurm.update(["NodeName=n1", "State=DRAIN", "Reason=Prolog error"])
+    drainer.held("n1")
+    assert drainer.offer("n1", 9) == ""
+
+
 def test_who_observes_drains_nothing_and_leaves_a_trace(slurm: FakeSlurmctld, tmp_path: Path) -> None:
     assert drainer_of(slurm, OBSERVE, tmp_path / "log").drain("n1", "gpu-xid", "Xid 79").outcome == "withheld"
     assert slurm.orders == []

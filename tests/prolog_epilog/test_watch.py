@@ -13,12 +13,12 @@ from node_trees import process, write
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
-from resilio_hpc.prolog_epilog.check import Check, Fault
+from resilio_hpc.prolog_epilog.check import Check, Fault, Result
 from resilio_hpc.prolog_epilog.drains import Answer, Outcome
 from resilio_hpc.prolog_epilog.examination import Examination
 from resilio_hpc.prolog_epilog.fault_record import FaultRecord
 from resilio_hpc.prolog_epilog.node import Node
-from resilio_hpc.prolog_epilog.node_drains import LEAVE_S, LOOK_S, NodeDrains
+from resilio_hpc.prolog_epilog.node_drains import LEAVE_S, LOOK_S, STUCK, NodeDrains
 from resilio_hpc.prolog_epilog.probe import Probe, Source
 from resilio_hpc.prolog_epilog.report_desk import ReportDesk
 from resilio_hpc.prolog_epilog.reports import Report
@@ -64,6 +64,9 @@ class Drainer:
         self.looks += 1
         self._answer()
         return frozenset(self.holds)
+
+    def offer(self, node: str, passes: int) -> str:
+        return f"offered: to end a drain of Slurm's on {node}" if passes >= self.needed else ""
 
     def undrain(self, node: str, check_id: str, passes: int) -> str:
         if passes < self.needed:
@@ -284,6 +287,17 @@ def test_a_drain_is_given_back_when_its_check_has_passed_often_enough(tmp_path: 
     turns(daemon, 1300.0, 1370.0)
     assert drainer.holds == set()
     assert daemon.said[-1] == "undrained: fast"
+
+
+def test_a_drain_of_slurms_own_is_offered_when_no_process_has_been_stuck_for_a_while(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, Drainer())
+    assert daemon.watch.drains is not None
+    turns(daemon, 1000.0, 1000.0 + LOOK_S)
+    assert daemon.said == []
+    for _ in range(3):
+        daemon.watch.drains.looked([Result(check=STUCK, status="pass", on_fail="drain", severity="error")])
+    turns(daemon, 1010.0 + LOOK_S, 1010.0 + 2 * LOOK_S)
+    assert daemon.said == ["offered: to end a drain of Slurm's on n1"]
 
 
 def test_passes_count_in_a_row(tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ class FakeSlurmctld:
             return Completed(tuple(words), 0, "", "")
         raise AssertionError(f"the model of slurmctld does not know {words}")
 
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Nothing happens meanwhile."""
+
     def _show(self, names: list[str]) -> str:
         unknown = [name for name in names if name not in self.nodes]
         if unknown:

@@ -1,0 +1,50 @@
+"""Operators as they were measured on one GPU, and what of the cost model follows from them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``columns``: what the numbers of a shape are; ``work``: FLOPs or bytes of one call."""
+
+    columns: tuple[str, ...]
+    units: str
+    work: Callable[[Shape], float]
+
+
+KINDS: Mapping[str, Kind] = {
+    # bf16 products of (m, k) by (k, n)
+    "matmul": Kind(("m", "n", "k"), "FLOP", lambda s: 2.0 * s[0] * s[1] * s[2]),
+    # causal attention, forward and backward: 3.5 times the forward pass, half of the scores
+    "attention": Kind(
+        ("batch", "heads", "seq", "head_dim"), "FLOP", lambda s: 3.5 * 4.0 * s[0] * s[1] * s[2] ** 2 * s[3] / 2
+    ),
+    # forward: read and write of bf16
+    "normalisation": Kind(("rows", "hidden"), "byte", lambda s: 4.0 * s[0] * s[1]),
+    # fused AdamW in fp32: parameter, gradient and two moments read, three of them written
+    "optimizer": Kind(("parameters",), "byte", lambda s: 28.0 * s[0]),
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One operator's repeats, in seconds per call."""
+
+    kind: str
+    shape: Shape
+    samples_s: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return median(self.samples_s)
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s, or bytes/s."""
+        return KINDS[self.kind].work(self.shape) / self.median_s

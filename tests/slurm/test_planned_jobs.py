@@ -1,0 +1,144 @@
+"""The evaluator with real Slurms: nodes that vanish between the test and the submission, and the layout in the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_fixture import repair, skip_without_slurm, unique_name
+
+from resilio_hpc.demo.stage import binds
+from resilio_hpc.slurm.devcluster import DevCluster, image
+
+pytestmark = pytest.mark.slurm
+
+DRIVER = Path(__file__).parent / "planned_job.py"
+JOB = """#!/bin/bash
+#SBATCH --exclusive --time=10
+#SBATCH --output=/shared/planned-%j.out
+env | grep ^RESILIO_ | sort
+echo "nodes $SLURM_JOB_NUM_NODES gpus $SLURM_GPUS_ON_NODE"
+printf '%s\\n' "$@"
+sleep 300
+"""
+# Stands before sbatch on PATH: something happens between the test and the first submission, once.
+BETWEEN = """#!/bin/bash
+case " $* " in
+*" --test-only "*) ;;
+*) if mkdir "$0.done" 2>/dev/null; then {happens}; fi ;;
+esac
+exec {sbatch} "$@"
+"""
+
+
+@pytest.fixture(scope="module", params=["22.05", pytest.param("26.05", marks=pytest.mark.slow)])
+def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
+    """Three nodes with two GPUs each, with this series of Slurm (RESILIO_TEST_SLURM allows a newer one to be built)."""
+    skip_without_slurm()
+    series = request.param
+    if not image.is_built(series) and series not in os.environ.get("RESILIO_TEST_SLURM", "").split(","):
+        pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM={series} builds it")
+    name = unique_name(f"planned{series.replace('.', '')}")
+    with DevCluster.start(
+        name, nodes=3, gpus=2, slurm=series, slurmd_timeout_s=5, binds=binds(), timeout_s=120.0
+    ) as running:
+        (running.shared / "job.sh").write_text(JOB)
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def all_in_service(cluster: DevCluster) -> Iterator[None]:
+    yield
+    cluster.run("ctl", ["scontrol", "update", "NodeName=n[1-3]", "State=RESUME"], 20.0, check=False)
+    repair(cluster)
+
+
+def submit(
+    cluster: DevCluster, *words: str, path: str = "", sizes: str = "3x2,2x2,1x2"
+) -> tuple[int, list[dict[str, Any]], str]:
+    """Exit code, attempts, and what was said on standard error."""
+    argv = [sys.executable, str(DRIVER), "--json", f"--sizes={sizes}", *words]
+    usual = cluster.environment()["PATH"]
+    done = cluster.run("ctl", argv, 200.0, env={"PATH": f"{path}:{usual}" if path else usual}, check=False)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def between(cluster: DevCluster, name: str, happens: str) -> str:
+    """A directory for PATH whose sbatch lets this happen first."""
+    folder = cluster.shared / name
+    folder.mkdir()
+    sbatch = cluster.run("ctl", ["sh", "-c", "command -v sbatch"]).stdout.strip()
+    (folder / "sbatch").write_text(BETWEEN.format(happens=happens, sbatch=sbatch))
+    (folder / "sbatch").chmod(0o755)
+    return f"/shared/{name}"
+
+
+def output(cluster: DevCluster, job: str, last: str) -> list[str]:
+    """What the job wrote, when it wrote the line ``last``."""
+    deadline = time.monotonic() + 120
+    while True:
+        path = cluster.shared / f"planned-{job}.out"
+        lines = path.read_text().splitlines() if path.exists() else []
+        if last in lines:
+            return lines
+        assert time.monotonic() < deadline, lines
+        time.sleep(0.1)
+
+
+def words(attempts: list[dict[str, Any]]) -> list[str]:
+    return [f"{one['nodes']} {one['event']}" for one in attempts]
+
+
+def test_the_best_choice_starts_with_its_layout(cluster: DevCluster) -> None:
+    code, attempts, said = submit(cluster, "--submit", "./job.sh", "--", "--tp={tp}", "--micro={micro_batch}", "end")
+    assert (code, words(attempts)) == (0, ["3 submitted", "3 started"]), said
+    lines = output(cluster, attempts[-1]["job"], "end")
+    assert {"RESILIO_TP=2", "RESILIO_PP=1", "RESILIO_DP=3", "RESILIO_ACCUMULATION=2"} <= set(lines)
+    assert {"nodes 3 gpus 2", "--tp=2", "--micro=2"} <= set(lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "happens"),
+    [
+        ("drained", "scontrol update NodeName=n3 State=DRAIN Reason=test"),
+        ("taken", "{sbatch} --exclusive --nodelist=n3 --time=60 --wrap 'sleep 600'; sleep 2"),
+    ],
+)
+def test_nodes_that_vanish_leave_the_turn_to_the_next_choice(cluster: DevCluster, name: str, happens: str) -> None:
+    sbatch = cluster.run("ctl", ["sh", "-c", "command -v sbatch"]).stdout.strip()
+    path = between(cluster, name, happens.format(sbatch=f"{sbatch} --parsable >/dev/null"))
+    code, attempts, said = submit(cluster, "--submit", "./job.sh", "--", "end", path=path)
+    assert (code, words(attempts)) == (0, ["3 submitted", "3 taken-back", "2 submitted", "2 started"]), said
+    lines = output(cluster, attempts[-1]["job"], "end")
+    assert {"RESILIO_TP=2", "RESILIO_DP=2", "nodes 2 gpus 2"} <= set(lines)
+    left = cluster.run("ctl", ["squeue", "-h", "-t", "PD", "-o", "%i"]).stdout.split()
+    assert left == []  # what was taken back does not start later
+
+
+def test_drained_nodes_are_seen_by_the_test_already_and_a_dry_run_submits_nothing(cluster: DevCluster) -> None:
+    cluster.run("ctl", ["scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=test"])
+    code, attempts, said = submit(cluster, "--submit", "./job.sh", "--dry-run", "--", "end")
+    assert (code, words(attempts)) == (0, ["3 passed", "2 would-submit"]), said
+    assert "not available" in attempts[0]["why"]
+    assert cluster.run("ctl", ["squeue", "-h"]).stdout == ""
+
+
+def test_a_start_in_the_future_is_taken_only_where_it_was_allowed(cluster: DevCluster) -> None:
+    cluster.submit("#!/bin/sh\nsleep 600\n", ["-N3", "--exclusive", "-t", "20"])
+    code, attempts, said = submit(cluster, "--submit", "./job.sh", "--", "end", sizes="3x2,2x2")
+    assert (code, words(attempts)) == (3, ["3 passed", "2 passed"])
+    assert "--max-wait" in said and attempts[0]["wait_s"] > 60
+    code, attempts, said = submit(cluster, "--submit", "./job.sh", "--max-wait=7200", "--", "end", sizes="3x2,2x2")
+    assert (code, words(attempts)) == (0, ["3 submitted", "3 queued"]), said
+
+
+def test_without_slurmctld_nothing_is_submitted_and_it_says_so(cluster: DevCluster) -> None:
+    cluster.kill_slurmctld()
+    code, attempts, said = submit(cluster, "--submit", "./job.sh", "--", "end")
+    assert (code, attempts) == (1, []) and "Unable to contact" in said
