@@ -127,4 +127,5 @@ def calibrate(known: Efficiency, cases: Sequence[Case], times: Vector) -> tuple[
         moved = jacobian.T @ np.linalg.solve(total, measured - now + jacobian @ (x - start))
         x = np.clip(start + spread * moved, low, high)
     left = measured - predicted(x)
-    return known.with_vector(np.exp(x)), Nearby(points, np.linalg.solve(covariance(points), left))
+    weights = np.asarray(np.linalg.solve(covariance(points), left), dtype=np.float64)
+    return known.with_vector(np.exp(x)), Nearby(points, weights)

@@ -103,8 +103,9 @@ def memory(problem: Problem) -> Memory:
     states = layers * layer
     ends = np.where((layouts.pp == 1) & (models.tied == 0), 2, 1) * embedding * (whole + spread)
     unit = (models.layer_parameters + experts) / layouts.tp
-    # With a pipeline, FSDP keeps a stage's parameters gathered over all its micro-batches.
-    units = np.where(layouts.pp > 1, 2 * layers * models.layer_parameters / layouts.tp, 2 * BUCKETS * unit)
+    # With a pipeline, FSDP keeps a stage's parameters gathered and its gradients whole over all its micro-batches.
+    stage = layers * models.layer_parameters / layouts.tp
+    units = np.where(layouts.pp > 1, (2 + stacks.grad_bytes) * stage, 2 * BUCKETS * unit)
     gathered = np.where(layouts.zero >= 3, units + 2 * 2 * embedding, 0.0)
     tokens = layouts.micro_batch * models.seq / layouts.cp
     head = stacks.loss_bytes * tokens * models.vocab / layouts.tp

@@ -1,7 +1,8 @@
 """What measurements of a cluster say of layouts that resemble them, beyond what the model's parameters can tell.
 
 A Gaussian process over ln(time): one part for the cluster as a whole, one that fades with the distance between layouts.
-The distances and standard deviations below hold for all clusters; they are not fitted to any.
+The distances and standard deviations below hold for all clusters: round numbers that do well on the published tables
+together, none of them for one cluster.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def features(problem: Problem) -> Matrix:
         problem.machines.arch,
     )
     columns = np.broadcast_arrays(*(np.log2(column) for column in doublings), *kinds)
-    return np.stack(columns, axis=-1) / np.array(list(DISTANCES.values()))
+    return np.asarray(np.stack(columns, axis=-1) / np.array(list(DISTANCES.values())))
 
 
 def likeness(first: Matrix, second: Matrix) -> Matrix:
