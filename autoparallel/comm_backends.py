@@ -94,8 +94,9 @@ class TorchBackend:
         if self._cuda:
             torch.cuda.set_device(where.local_rank % torch.cuda.device_count())
             self._place, self.device = "cuda", torch.cuda.get_device_name()
-            self.version = f"nccl {'.'.join(map(str, torch.cuda.nccl.version()))} of torch {torch.__version__}"
-        store = dist.TCPStore(
+            version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+            self.version = f"nccl {version} of torch {torch.__version__}"
+        store = dist.TCPStore(  # type: ignore[attr-defined]
             where.address, where.port, where.size, where.rank == 0, timeout=timedelta(seconds=TIMEOUT_S)
         )
         dist.init_process_group(

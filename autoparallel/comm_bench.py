@@ -28,6 +28,12 @@ def sizes_to(largest: int) -> list[int]:
     return [1 << power for power in range(10, 63, 2) if 1 << power <= largest]
 
 
+def spread(sizes: Sequence[int]) -> list[int]:
+    """Smallest, largest, the middle, then the others: however few are measured, the line has two ends. Pure."""
+    ends = [sizes[0], sizes[-1], sizes[len(sizes) // 2]] if len(sizes) > 2 else list(sizes)
+    return [*ends, *(size for size in sizes if size not in ends)]
+
+
 def groups_of(hosts: Sequence[str], collective: str) -> Mapping[str, list[list[int]]]:
     """By span: the groups that are measured side by side. ``hosts[rank]``. Pure.
 
@@ -50,7 +56,7 @@ def groups_of(hosts: Sequence[str], collective: str) -> Mapping[str, list[list[i
 def measure(backend: Backend, largest: int, curve_s: float, tell: Callable[[str], None]) -> list[Curve]:
     """All collectives over all spans; what the back end lacks is told and left out. Every rank calls it.
 
-    ``curve_s``: when a curve has taken so long, larger sizes than its first three are left out."""
+    ``curve_s``: when a curve has taken so long, sizes between its ends and its middle are left out."""
     hosts = backend.hosts()
     curves = []
     for collective in FACTORS:
@@ -77,7 +83,7 @@ def _samples(
 ) -> dict[int, list[float]]:
     """Seconds by size; the slowest rank's. Ranks of no group keep step with the others."""
     began, samples = time.perf_counter(), dict[int, list[float]]()
-    for size in sizes:
+    for size in spread(sizes):
         if len(samples) >= 3 and backend.longest(time.perf_counter() - began) > curve_s:
             break
         call = backend.operation(collective, group, ranks, size) if group is not None else lambda: None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resilio_hpc.core.errors import UsageError
 
@@ -82,7 +83,7 @@ def fit(collective: str, span: str, ranks: int, ranks_per_node: int, samples: Ma
     return Curve(collective, span, ranks, ranks_per_node, latency, bandwidth, error, tuple(sizes), chosen)
 
 
-def _line(loads: np.ndarray, times: np.ndarray) -> tuple[float, float]:  # type: ignore[type-arg]
+def _line(loads: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, float]:
     """(α, β) of least Σ |(α + β load) / time - 1| by iteratively reweighted least squares, neither below 0."""
     rows = np.stack([1 / times, loads / times], axis=1)
     weights = np.ones(len(times))

@@ -18,13 +18,21 @@ class Kind:
     work: Callable[[Shape], float]
 
 
+_HEADS = ("batch", "heads", "seq", "head_dim")
+
+
+def _attention(shape: Shape) -> float:
+    """Forward and backward of causal attention: 3.5 times the forward pass, half of the scores."""
+    batch, heads, seq, head_dim = shape
+    return 3.5 * 4.0 * batch * heads * seq**2 * head_dim / 2
+
+
 KINDS: Mapping[str, Kind] = {
     # bf16 products of (m, k) by (k, n)
     "matmul": Kind(("m", "n", "k"), "FLOP", lambda s: 2.0 * s[0] * s[1] * s[2]),
-    # causal attention, forward and backward: 3.5 times the forward pass, half of the scores
-    "attention": Kind(
-        ("batch", "heads", "seq", "head_dim"), "FLOP", lambda s: 3.5 * 4.0 * s[0] * s[1] * s[2] ** 2 * s[3] / 2
-    ),
+    # FlashAttention as PyTorch has it, and cuDNN's
+    "attention": Kind(_HEADS, "FLOP", _attention),
+    "attention-cudnn": Kind(_HEADS, "FLOP", _attention),
     # forward: read and write of bf16
     "normalisation": Kind(("rows", "hidden"), "byte", lambda s: 4.0 * s[0] * s[1]),
     # fused AdamW in fp32: parameter, gradient and two moments read, three of them written

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from resilio_hpc.autoparallel.cost import Cost, Problem
+from resilio_hpc.autoparallel.efficiency import Efficiency
 from resilio_hpc.autoparallel.hardware import Machine, Machines
 from resilio_hpc.autoparallel.layout import Layout, Layouts, Recompute
 from resilio_hpc.autoparallel.memory import WORKSPACE, Memory, memory
@@ -86,12 +87,13 @@ def explain(training: Training, layout: Layout, machine: Machine) -> Explained:
     asked = Problem(
         Transformers.of([training.model]), Layouts.of([layout]), Machines.of([machine]), Stacks.of([training.stack])
     )
-    cost = _whole(costed(asked, training.efficiency, training.nearby))
+    efficiency = training.efficiency_on(machine)
+    cost = _whole(costed(asked, efficiency, training.nearby))
     time = float(cost.iteration[0])
     spread = float(np.exp(np.ravel(half_width(asked, cost, training.calibrated))[0]))
     tokens = layout.global_batch * training.model.seq / layout.num_gpus
     mfu = float(asked.models.flops_per_token[0]) * tokens / time / peak_flops(machine, training.stack)
-    passes, drawn = _passes(training, asked, cost, layout)
+    passes, drawn = _passes(efficiency, asked, cost, layout)
     parts = {field.name: float(getattr(cost, field.name)[0]) for field in fields(Cost) if field.name != "iteration"}
     return Explained(
         layout, time, time / spread, time * spread, mfu, parts, passes, drawn,
@@ -104,10 +106,10 @@ def _whole(cost: Cost) -> Cost:
     return Cost(**{field.name: np.broadcast_to(getattr(cost, field.name), (1,)) for field in fields(Cost)})
 
 
-def _passes(training: Training, asked: Problem, cost: Cost, layout: Layout) -> tuple[tuple[Pass, ...], int]:
+def _passes(efficiency: Efficiency, asked: Problem, cost: Cost, layout: Layout) -> tuple[tuple[Pass, ...], int]:
     """The schedule, as far as it is worth drawing: filling, some rounds of the steady state, draining."""
     host = float(cost.host[0])
-    times, transfers = stage_times(cost, asked, layout, training.efficiency, host)
+    times, transfers = stage_times(cost, asked, layout, efficiency, host)
     transfer = transfers[0] if transfers else 0.0
     share = _FORWARD[layout.recompute]
     count = layout.micro_batches

@@ -14,31 +14,58 @@ EVERYTHING = Space(zero=(0, 1, 2, 3), recompute=(Recompute.NONE, Recompute.SELEC
 MOST_NODES = 4096
 
 
-def why_none(training: Training, machine: Machine, gpus: int) -> str:
-    """For ``gpus`` GPUs on which a search found nothing."""
+def why_none(training: Training, machine: Machine, gpus: int, whole: Space | None = None, node_gpus: int = 0) -> str:
+    """For ``gpus`` GPUs on which a search found nothing. ``whole``: what the framework can run, without the user's
+    own limits; ``node_gpus``: of a whole node, where the machine is a part of one."""
     found = find(training, machine, gpus)
     if found.looked_at:
-        return _too_large(training, machine, gpus, found)
-    return _no_layout(training, machine, gpus)
+        return _too_large(training, machine, gpus, found, whole or training.space)
+    return _no_layout(training, machine, gpus, node_gpus or machine.node_gpus)
 
 
 # -- nothing fits ------------------------------------------------------------------------------------------------------
 
 
-def _too_large(training: Training, machine: Machine, gpus: int, found: Found) -> str:
+def _too_large(training: Training, machine: Machine, gpus: int, found: Found, whole: Space) -> str:
     needs = (
         f"none of {found.looked_at:,} layouts fits: the smallest, {found.smallest}, needs "
         f"{found.least_excess / 1e9:.1f} GB more per GPU than the {machine.memory_gb:g} GB of {machine.gpu}"
     )
-    ways = [way for way in (_other_space(training, machine, gpus), _more_gpus(training, machine, gpus)) if way]
-    ways += [way for way in (_other_gpu(training, machine, gpus),) if way]
+    other = _one_limit_less(training, machine, gpus, whole) or _other_space(training, machine, gpus, whole)
+    ways = [way for way in (other, _more_gpus(training, machine, gpus), _other_gpu(training, machine, gpus)) if way]
     return f"{needs}; {'; '.join(ways) if ways else f'no number of GPUs up to {MOST_NODES} nodes helps either'}"
 
 
-def _other_space(training: Training, machine: Machine, gpus: int) -> str:
+def _one_limit_less(training: Training, machine: Machine, gpus: int, whole: Space) -> str:
+    """The first of the user's limits without which something fits, the cheapest to give up first."""
+    for name, space in _wider(training.space, whole):
+        found = find(replace(training, space=space), machine, gpus)
+        if found.cost.iteration.size:
+            layout = found.layouts.row(0)
+            value = getattr(layout, name)
+            text = value.name.lower() if isinstance(value, Recompute) else value
+            return f"with --{name.replace('_', '-')} {text} it would fit ({layout})"
+    return ""
+
+
+def _wider(space: Space, whole: Space) -> Iterator[tuple[str, Space]]:
+    """The space without one limit, and which."""
+    if space.recompute != whole.recompute:
+        yield "recompute", replace(space, recompute=whole.recompute)
+    for name in ("micro_batch", "vpp", "ep", "tp", "pp"):
+        if name in space.only and name not in whole.only:
+            yield name, replace(space, only={key: value for key, value in space.only.items() if key != name})
+    if space.zero != whole.zero:
+        yield "zero", replace(space, zero=whole.zero)
+
+
+def _other_space(training: Training, machine: Machine, gpus: int, whole: Space) -> str:
     """Layouts outside those that were asked for, on the same GPUs."""
-    found = find(replace(training, space=EVERYTHING), machine, gpus)
-    return f"{found.layouts.row(0)} would fit (--framework any)" if found.cost.iteration.size else ""
+    for space, how in ((replace(whole, cp=training.space.cp), "without these limits"), (EVERYTHING, "--framework any")):
+        found = find(replace(training, space=space), machine, gpus)
+        if found.cost.iteration.size:
+            return f"{found.layouts.row(0)} would fit ({how})"
+    return ""
 
 
 def _more_gpus(training: Training, machine: Machine, gpus: int) -> str:
@@ -70,7 +97,7 @@ def _other_gpu(training: Training, machine: Machine, gpus: int) -> str:
 # -- no layout at all --------------------------------------------------------------------------------------------------
 
 
-def _no_layout(training: Training, machine: Machine, gpus: int) -> str:
+def _no_layout(training: Training, machine: Machine, gpus: int, node_gpus: int) -> str:
     """The batch cannot be shared, or the degrees that are given cannot be had."""
     space, model = training.space, training.model
     tp = space.only.get("tp", 1)
@@ -95,20 +122,24 @@ def _no_layout(training: Training, machine: Machine, gpus: int) -> str:
         return (
             f"interleaving in {space.only['vpp']} needs layers that pp x vpp divides, and whole rounds of micro-batches"
         )
-    return _batch(training, machine, gpus)
+    return _batch(training, machine, gpus, node_gpus)
 
 
-def _batch(training: Training, machine: Machine, gpus: int) -> str:
+def _batch(training: Training, machine: Machine, gpus: int, node_gpus: int) -> str:
     batch = training.global_batch
     replicas = sorted(set(_replicas(training, machine, gpus)))
     if find_any(training, machine, gpus):
-        given = ", ".join(f"{name} {value}" for name, value in training.space.only.items())
-        return f"no layout of {gpus} GPUs has {given or 'what is asked for'} together with a batch of {batch}"
+        fixed = ", ".join(f"{name} {value}" for name, value in training.space.only.items())
+        return f"no layout of {gpus} GPUs has {fixed or 'what is asked for'} together with a batch of {batch}"
     step = min(replicas) * training.space.only.get("micro_batch", 1)
     given = training.space.only.get("micro_batch")
     micro = f" in micro-batches of {given}" if given else ""
     near = min(
-        (count for count in range(max(1, gpus // 2), 2 * gpus + 1) if find_any(training, machine, count)),
+        (
+            count
+            for count in range(max(1, gpus // 2), 2 * gpus + 1)
+            if (count <= node_gpus or count % node_gpus == 0) and find_any(training, machine, count)
+        ),
         key=lambda count: abs(count - gpus),
         default=None,
     )

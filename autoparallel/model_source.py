@@ -19,6 +19,11 @@ def find_model(name: str) -> TransformerModel:
             if path.suffix == ".json" or path.exists():
                 raise UsageError(f"{path}: there is no such file")
             return preset(name)
+        if path.suffix == ".py":
+            raise UsageError(
+                f"{path} is a program: a search needs numbers, by a preset, a config.json or --megatron (resilio plan "
+                "model --module FILE.py:NAME counts any module)"
+            )
         with path.open("rb") as file:
             return from_huggingface(file.read(LARGEST_BYTES + 1), str(path))
     except OSError as error:

@@ -97,9 +97,10 @@ def _costed(layout: Layout, training: Training, machine: Machine) -> tuple[Found
     asked = Problem(
         Transformers.of([training.model]), Layouts.of([layout]), Machines.of([machine]), Stacks.of([training.stack])
     )
-    full = Cost(**{f.name: np.broadcast_to(getattr(iteration(asked, training.efficiency), f.name), (1,))
-                   for f in fields(Cost)})  # fmt: skip
-    stages, transfers = stage_times(full, asked, layout, training.efficiency)
+    efficiency = training.efficiency_on(machine)
+    known = iteration(asked, efficiency)
+    full = Cost(**{f.name: np.broadcast_to(getattr(known, f.name), (1,)) for f in fields(Cost)})
+    stages, transfers = stage_times(full, asked, layout, efficiency)
     time = formula_3(stages, transfers, layout.micro_batches)
     counted = np.array([time])
     bubble = np.array([time - layout.micro_batches * max(stages)])

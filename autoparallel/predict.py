@@ -16,8 +16,10 @@ from resilio_hpc.autoparallel.cost import Cost, Problem
 from resilio_hpc.autoparallel.efficiency import Efficiency
 from resilio_hpc.autoparallel.hardware import Machines
 from resilio_hpc.autoparallel.layout import Layouts, Recompute
+from resilio_hpc.autoparallel.measured import apply_each
 from resilio_hpc.autoparallel.memory import Memory, memory
 from resilio_hpc.autoparallel.nearby import Nearby, costed
+from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.autoparallel.rows import Case, case
 from resilio_hpc.autoparallel.stack import Stacks
 from resilio_hpc.autoparallel.transformer import Transformers
@@ -135,6 +137,12 @@ def _memory_gb(found: Prediction, number: int, kind: str) -> float:
     return float(size[number]) / (GIB if "gib" in kind else 1e9)
 
 
+def _noted(noted: Sequence[str]) -> str:
+    measured = [one for one in noted if one.startswith("profile: ")]
+    assumed = [one for one in noted if one not in measured]
+    return "; ".join([*([f"assumed {', '.join(assumed)}"] if assumed else []), *measured])
+
+
 def cells(found: Prediction, number: int, row: Mapping[str, str], noted: Sequence[str]) -> dict[str, str]:
     """The new cells of one row."""
     time = float(found.cost.iteration[number])
@@ -147,8 +155,18 @@ def cells(found: Prediction, number: int, row: Mapping[str, str], noted: Sequenc
     fits = found.memory.device[number] <= found.problem.machines.memory[number]
     values = (time, time / spread, time * spread, _memory_gb(found, number, row.get("memory_kind") or ""))
     texts = [f"{value:.6g}" for value in values]
-    note = f"assumed {', '.join(noted)}" if noted else ""
+    note = _noted(noted)
     return dict(zip(COLUMNS, [*texts, str(int(fits)), f"{flops / 1e12:.4g}", note], strict=True))
+
+
+def as_measured(cases: Sequence[Case], efficiency: Efficiency, profile: Profile) -> tuple[list[Case], list[Efficiency]]:
+    """Machines and efficiencies of a measured profile; its notes stand beside what was assumed."""
+    measured = apply_each(profile, [one.machine for one in cases], efficiency)
+    changed = [
+        replace(one, machine=machine, assumed=(*one.assumed, *notes))
+        for one, (machine, _, notes) in zip(cases, measured, strict=True)
+    ]
+    return changed, [own for _, own, _ in measured]
 
 
 def predict_rows(
@@ -156,14 +174,20 @@ def predict_rows(
     efficiency: Efficiency,
     calibrated: bool = False,
     nearby: Nearby | None = None,
+    profile: Profile | None = None,
 ) -> list[dict[str, str]]:
     """Every row with the columns of ``COLUMNS``; a row that cannot be predicted says why in ``pred_note``."""
     understood = read(rows)
-    found = predict(understood.cases, efficiency, calibrated, nearby) if understood.cases else None
+    cases, efficiencies = understood.cases, [efficiency] * len(understood.cases)
+    if profile is not None:
+        cases, efficiencies = as_measured(cases, efficiency, profile)
     done = [{**row, **dict.fromkeys(COLUMNS, "")} for row in rows]
     for number, why in understood.notes.items():
         done[number]["pred_note"] = why
-    for place, number in enumerate(understood.index):
-        assert found is not None
-        done[number].update(cells(found, place, rows[number], understood.cases[place].assumed))
+    for known in dict.fromkeys(efficiencies):
+        places = [place for place, own in enumerate(efficiencies) if own == known]
+        found = predict([cases[place] for place in places], known, calibrated, nearby)
+        for at, place in enumerate(places):
+            number = understood.index[place]
+            done[number].update(cells(found, at, rows[number], cases[place].assumed))
     return done

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,25 +23,12 @@ import numpy as np
 import resilio_hpc
 from resilio_hpc.autoparallel.comm_fit import BANDWIDTH, FACTORS, LATENCY_S, SPANS, Curve
 from resilio_hpc.autoparallel.compute_samples import KINDS, Sample
+from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import UsageError, os_error_text
 
 FORMAT, VERSION = "resilio profile", 1
 LARGEST_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What a file holds; without a part its ``about`` is empty."""
-
-    curves: tuple[Curve, ...] = ()
-    about_communication: Mapping[str, str] | None = None
-    samples: tuple[Sample, ...] = ()
-    about_compute: Mapping[str, str] | None = None
-
-    def curve(self, collective: str, span: str) -> Curve | None:
-        """The curve of a collective over a span, if it was measured."""
-        return next((one for one in self.curves if (one.collective, one.span) == (collective, span)), None)
 
 
 def about(

@@ -24,7 +24,9 @@ STEP_OF_MEMORY = 0.05  # of a GPU: what another layout of a shape must leave fre
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, with which software; how good the model of its cost is. ``global_batch``: sequences."""
+    """What is trained, with which software; how good the model of its cost is. ``global_batch``: sequences.
+
+    ``measured``: by the GPU's name, where a profile says more than ``efficiency``."""
 
     model: Transformer
     global_batch: int
@@ -33,6 +35,11 @@ class Training:
     space: Space = field(default_factory=Space)
     calibrated: bool = False
     nearby: Nearby | None = None
+    measured: Mapping[str, Efficiency] = field(default_factory=dict)
+
+    def efficiency_on(self, machine: Machine) -> Efficiency:
+        """What this machine reaches."""
+        return self.measured.get(machine.gpu, self.efficiency)
 
 
 @dataclass(frozen=True)
@@ -73,10 +80,9 @@ def search_offers(
 
 def find(training: Training, machine: Machine, gpus: int) -> Found:
     """Every layout of so many GPUs."""
-    return search(
-        training.model, machine, gpus, training.global_batch, training.stack, training.space, training.efficiency,
-        training.nearby,
-    )  # fmt: skip
+    efficiency, nearby = training.efficiency_on(machine), training.nearby
+    asked = (training.model, machine, gpus, training.global_batch, training.stack, training.space)
+    return search(*asked, efficiency, nearby)
 
 
 def _thinned(found: Found, machine: Machine) -> Found:

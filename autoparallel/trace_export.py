@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import io
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +27,8 @@ def from_export(
 ) -> OperatorGraph:
     """Raises Refused."""
     try:
-        program = torch.export.export(module, args, kwargs, strict=False)
+        with _silent():
+            program = torch.export.export(module, args, kwargs, strict=False)
     except Exception as error:
         raise Refused(str(error)) from error
     nodes = list(program.graph.nodes)
@@ -51,6 +55,18 @@ def from_export(
             if has_no_formula(node.target):
                 uncounted[operator_name(node.target)] = None
     return recorder.graph(name, nodes[-1].all_input_nodes, uncounted)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """torch prints half a graph, and logs, where it refuses: what is wrong is then said by us, in a line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _seen(node: Node, flops: CompositeFlops) -> Seen:

@@ -19,6 +19,7 @@ from resilio_hpc.native import direct_io
 WRITE_CHUNK_BYTES, WRITE_DEPTH = 8 << 20, 4
 READ_CHUNK_BYTES, READ_DEPTH = 4 << 20, 4  # per thread: what is read waits in as much memory for its copy
 _AHEAD_BYTES = 128 << 10  # the kernel cuts a longer range off where a device's readahead is short
+_FAR_KIB = 2048
 CACHED_CHUNK_BYTES = 256 << 10  # stays in the processor's cache between its copy and its checksum
 
 Result = TypeVar("Result")
@@ -48,6 +49,25 @@ class Segment(NamedTuple):
     crc32c: int
 
 
+Strides = tuple[int, int, int, tuple[tuple[int, int, int], ...]]
+"""Runs of bytes: where the first begins in a tensor and in the target, the size of each, and from the outermost level
+on (how many, how far apart in the tensor, how far apart in the target)."""
+
+
+class BoxSegment(NamedTuple):
+    """``size`` bytes from ``offset`` of the file, which are those of a tensor from ``start`` on, must have this CRC32C.
+
+    Those of them that belong to ``strides`` go to their places in ``target``.
+    """
+
+    offset: int
+    target: memoryview
+    crc32c: int
+    size: int
+    start: int
+    strides: Strides
+
+
 def write(
     fd: int, memory: memoryview, pieces: Sequence[Piece], blocks: Sequence[Block], bytes_per_s: float = 0.0
 ) -> int | None:
@@ -64,14 +84,14 @@ def write(
     return None if bad < 0 else bad
 
 
-def read(fd: int, segments: Sequence[Segment], direct: bool = True) -> list[int]:
-    """Fill every target; the indices of those that do not match their checksum.
+def read(fd: int, segments: Sequence[Segment | BoxSegment], direct: bool = True) -> list[int]:
+    """Fill every target; the indices of those that do not match their checksum, whose targets are then of no use.
 
     ``segments`` by offset. ``direct`` False: by way of the page cache, because others on this node read the same, or
     because the file is in memory.
     Raises CorruptCheckpoint for segments that overlap, OSError, with ENODATA for a file that ends too early.
     """
-    if any(one.offset + len(one.target) > other.offset for one, other in pairwise(segments)):
+    if any(_end(one) > other.offset for one, other in pairwise(segments)):
         raise CorruptCheckpoint("two tensors of the checkpoint share bytes of a file")
 
     def act(file: int) -> list[int]:
@@ -82,10 +102,26 @@ def read(fd: int, segments: Sequence[Segment], direct: bool = True) -> list[int]
     return _direct_or_cached(fd, os.O_RDONLY, act)
 
 
+def _end(segment: Segment | BoxSegment) -> int:
+    return segment.offset + (segment.size if isinstance(segment, BoxSegment) else len(segment.target))
+
+
 def read_ahead(fd: int, offset: int, size: int) -> None:
     """Have the kernel read a range into the page cache; it goes on by itself. Raises OSError."""
     for at in range(offset, offset + size, _AHEAD_BYTES):
         os.posix_fadvise(fd, at, min(_AHEAD_BYTES, offset + size - at), os.POSIX_FADV_WILLNEED)
+
+
+def is_read_ahead_far(fd: int) -> bool:
+    """Does the kernel read enough ahead by itself on that file's device? It then takes larger pages than for
+    ``read_ahead``, and each read of them costs about half as much."""
+    device = os.fstat(fd).st_dev
+    for name in (f"{os.major(device)}:{os.minor(device)}/queue", f"{os.major(device)}:{os.minor(device)}/../queue"):
+        try:
+            return int(Path(f"/sys/dev/block/{name}/read_ahead_kb").read_text()) >= _FAR_KIB
+        except (OSError, ValueError):
+            continue  # a partition, or no disk of this machine
+    return False
 
 
 def write_cached(fd: int, data: memoryview, offset: int) -> None:

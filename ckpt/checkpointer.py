@@ -54,6 +54,7 @@ class Checkpointer:
         keep_gb: float | None = None,
         overlap: bool = False,
         patience_s: float = 30.0,
+        gb_per_s: float | None = None,
     ) -> None:
         """``remote``: directory for committed checkpoints, on the shared file system (default $RESILIO_CHECKPOINT_DIR).
 
@@ -67,14 +68,18 @@ class Checkpointer:
         optimizer waits until they are (RES-13). Only for loops in which nothing else changes them between the two, and
         for optimizers that are in the state as objects; ``fence`` waits at any other place. ``patience_s``: without a
         launcher a save waits for the one before, so that every save is written; but no longer than this: then it fails
-        and training goes on, because that file system may hang.
+        and training goes on, because that file system may hang. ``gb_per_s``: without a launcher, which has an
+        option of its own, this process writes no faster than so many 10^9 bytes a second to the shared file system.
         """
         if layout not in (None, REPLICATED):
             raise UsageError(f"layout is None or ckpt.REPLICATED, not {layout!r}")
+        if gb_per_s is not None and not gb_per_s > 0:
+            raise UsageError(f"gb_per_s is a number of gigabytes per second, not {gb_per_s!r}")
         self.directory = checkpoint_directory(remote, os.environ)
         self._layout: Layout = layout or "own"
+        retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
         self._coordinator = coordinator.current() or _find_coordinator(
-            self.directory, os.environ, Retention(keep_last, keep_every, keep_hours, keep_gb), patience_s, local
+            self.directory, os.environ, retention, patience_s, local, (gb_per_s or 0.0) * 1e9
         )
         self.place = self._coordinator.place
         self._local = None if local is None else Path(local).absolute()
@@ -339,9 +344,10 @@ def _find_coordinator(
     retention: Retention,
     patience_s: float,
     local: str | os.PathLike[str] | None,
+    bytes_per_s: float,
 ) -> Coordinator:
     link = agent_link.current(environment)
     if link is not None:
         return agent_link.AgentCoordinator(link, environment)
     where = coordinator.local_directory(local, environment)
-    return LocalCoordinator(directory, environment, retention, patience_s, local=where)
+    return LocalCoordinator(directory, environment, retention, patience_s, local=where, bytes_per_s=bytes_per_s)

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from resilio_hpc.ckpt import tree
+from resilio_hpc.ckpt import tensors, tree
 from resilio_hpc.ckpt.records import Layout, Manifest, Table, TensorRecord
 from resilio_hpc.ckpt.shard_files import ShardFiles
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.slab import Box, Shape, any_overlap
 from resilio_hpc.ckpt.slab_reader import Part, read_parts
-from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab, populate_large
+from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab
 from resilio_hpc.ckpt.whole_reader import read_whole
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 
@@ -43,7 +43,7 @@ class CommittedSource:
         self.step = manifest.step
         self.is_foreign = layout == "own" and manifest.world_size != world_size
         self._manifest = manifest
-        self._alone = alone and not cached
+        self._alone, self._cached = alone, cached
         self._direct = (alone or layout == "own") and not cached
         self._trees: dict[int, Any] = {}
         self._all: dict[str, list[tuple[int, TensorRecord]]] | None = None
@@ -108,6 +108,7 @@ class CommittedSource:
                 raise LayoutMismatch(f"step {self.step}: {record.path} was saved in parts, and as a whole")
             if (held.kind, held.dtype, _global_shape(held)) != (record.kind, record.dtype, _global_shape(record)):
                 raise CorruptCheckpoint(f"step {self.step}: the ranks' parts of {record.path} are of different tensors")
+            tensors.check_description(held.kind, held.dtype, held.shape, held.size_bytes)
             start = held.slab.start if held.slab is not None else (0,) * len(held.shape)
             common = box.intersect(Box(start, held.shape))
             if common is None:
@@ -181,9 +182,9 @@ class CommittedSource:
             for pieces, target, shape in wanted
             for piece in pieces
         ]
-        list(pool.map(populate_large, [target for _, target, _ in wanted]))
+        direct = False if self._cached else self._alone or None
         for copy, some in self._files.by_copy(parts).items():
-            self._files.read(copy, partial(read_parts, self.step, some, self._alone, pool))
+            self._files.read(copy, partial(read_parts, self.step, some, direct, pool))
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
         """See Source."""

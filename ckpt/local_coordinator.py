@@ -49,10 +49,12 @@ class LocalCoordinator:
         patience_s: float = 30.0,
         peers_timeout_s: float = 600.0,
         local: Path | None = None,
+        bytes_per_s: float = 0.0,
     ) -> None:
         """``patience_s``: how long a save waits for the one before. Longer makes sure that every save is written, also
         to a slow disk; shorter lets training go on sooner when the file system hangs. ``peers_timeout_s``: how long the
-        background waits for the other processes' parts. ``local``: on the node's own disk, to be written first."""
+        background waits for the other processes' parts. ``local``: on the node's own disk, to be written first.
+        ``bytes_per_s``: to the shared file system, at most; 0: as fast as can be."""
         self.place = Place.read(environment)
         self.local_directory = local
         self._local_failed = False
@@ -62,6 +64,7 @@ class LocalCoordinator:
         self._callbacks: list[OnStage] = []
         self._patience_s = patience_s
         self._peers_timeout_s = peers_timeout_s
+        self._bytes_per_s = bytes_per_s
         self._busy: threading.Thread | None = None
         self._busy_with = -1
         self._out_of_patience = False
@@ -120,6 +123,7 @@ class LocalCoordinator:
             self._peers_timeout_s,
             str(self.local_directory or ""),
             f"process-{place.local_rank}",
+            self._bytes_per_s,
         )
         asked = saver_process.ask(request, arena)
         busy = threading.Thread(target=self._hear, args=(step, asked), name="resilio-saver")

@@ -54,6 +54,7 @@ class Save(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peers_timeout_s: float
     local: str
     holder: str
+    bytes_per_s: float = 0.0
 
 
 class _Shard(msgspec.Struct, frozen=True):
@@ -121,7 +122,7 @@ def _persist(request: Save, arena: str, say: Callable[[Progress], None], mapping
     rank, world = request.rank, request.world_size
     asked = Persist(
         request.step, 0, request.round, world, rank, [arena], request.directory,
-        request.local, request.holder, request.session, verify=request.retention.needs_verified_writes,
+        request.local, request.holder, request.session, request.bytes_per_s, request.retention.needs_verified_writes,
     )  # fmt: skip
     answer = saver.serve(asked, say, mappings)
     if isinstance(answer, SaverFailed):

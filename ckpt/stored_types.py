@@ -34,14 +34,20 @@ def stored_as(record: TensorRecord) -> Stored:
     """
     if record.kind == "torch" and record.dtype in _FLOATS:
         return Stored(_float(record.dtype), record.shape, record.dtype)
-    name = record.dtype if record.kind == "torch" else numpy.dtype(record.dtype).name
-    if name in _AS_THEY_ARE:
-        plain = numpy.dtype(record.dtype)
-        return Stored(h5py.h5t.py_create(plain, logical=True), record.shape)
+    plain = _plain(record.kind, record.dtype)
+    if plain is not None:
+        return Stored(plain, record.shape)
     count = 1
     for length in record.shape:
         count *= length
     return Stored(BYTE, (*record.shape, record.size_bytes // count if count else 1), record.dtype)
+
+
+@cache  # each name and type that is made anew may stay in memory for good
+def _plain(kind: str, dtype: str) -> Any:
+    """None: HDF5 has none for it."""
+    name = dtype if kind == "torch" else numpy.dtype(dtype).name
+    return h5py.h5t.py_create(numpy.dtype(dtype), logical=True) if name in _AS_THEY_ARE else None
 
 
 @cache

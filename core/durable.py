@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_libc = ctypes.CDLL(None, use_errno=True)  # each one more is garbage for a while
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644, durable: bool = True) -> None:
@@ -99,7 +100,7 @@ def exchange(one: Path, other: Path) -> bool:
     renameat2(2), RENAME_EXCHANGE. Not durable before their directories are synced.
     """
     try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
+        rename = _libc.renameat2
     except AttributeError:  # a C library that does not know it
         return False
     if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:

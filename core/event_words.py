@@ -318,6 +318,13 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "persist_failed": lambda f: (
         f"checkpoint of step {f.whole('step')} could not be written on {f.text('node', '?')}: {f.text('error')}"
     ),
+    "save_overdue": lambda f: (
+        f"checkpoint of step {f.whole('step')} is on its way to disk for {seconds(f.number('waited_s'))}, "
+        f"{names(f.texts('nodes'))} still at it: is that file system slow, or does it hang? Training goes on"
+    ),
+    "save_resumed": lambda f: (
+        f"checkpoint of step {f.whole('step')} is committed: saves go on again after {seconds(f.number('waited_s'))}"
+    ),
     "warned": _warned,
     "time_limit_near": lambda f: "the job's time limit is near",
     "stopping": lambda f: f"stopping at the next step that all ranks agree on: {_reason(f)}",

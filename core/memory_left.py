@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+_libc = ctypes.CDLL(None)
 _TMPFS, _RAMFS = 0x01021994, 0x858458F6
 _LEAST_RESERVE_BYTES, _MOST_RESERVE_BYTES = 64 << 20, 4 << 30
 """What we leave to everybody else: a 32nd of the memory, within these bounds."""
@@ -44,7 +45,7 @@ def refuse_to_fill_memory(size: int) -> None:
 def is_in_memory(fd: int) -> bool:
     """Does the file system of an open file keep its files in memory (tmpfs, ramfs)? fstatfs(2)."""
     found = (ctypes.c_long * 32)()  # its first member is the type
-    if ctypes.CDLL(None, use_errno=True).fstatfs(fd, found) != 0:
+    if _libc.fstatfs(fd, found) != 0:
         return False
     return found[0] in (_TMPFS, _RAMFS)
 

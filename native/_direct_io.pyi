@@ -2,6 +2,10 @@ from collections.abc import Sequence
 
 from typing_extensions import Buffer
 
+Segment = (
+    tuple[int, Buffer, int] | tuple[int, Buffer, int, int, int, tuple[int, int, int, tuple[tuple[int, int, int], ...]]]
+)
+
 def write(
     fd: int,
     memory: Buffer,
@@ -13,8 +17,6 @@ def write(
     concurrent: bool,
     /,
 ) -> int: ...
-def read(
-    fd: int, segments: Sequence[tuple[int, Buffer, int]], depth: int, chunk_bytes: int, concurrent: bool, /
-) -> list[int]: ...
-def read_cached(fd: int, segments: Sequence[tuple[int, Buffer, int]], chunk_bytes: int, /) -> list[int]: ...
+def read(fd: int, segments: Sequence[Segment], depth: int, chunk_bytes: int, concurrent: bool, /) -> list[int]: ...
+def read_cached(fd: int, segments: Sequence[Segment], chunk_bytes: int, /) -> list[int]: ...
 def is_concurrent() -> bool: ...

@@ -13,6 +13,7 @@
 
 #include "checksum.h"
 #include "ring.h"
+#include "segments.h"
 
 #define PAGE 4096
 #define HUGE_PAGE (2 << 20)
@@ -22,14 +23,6 @@ static int get_depth(unsigned depth, size_t chunk) {
     if (depth >= 1 && depth <= MAX_DEPTH && chunk >= PAGE && chunk % PAGE == 0 && chunk <= (size_t)1 << 30) return 1;
     PyErr_Format(PyExc_ValueError, "depth must be 1 to %d, the chunk a multiple of %d up to 1 GiB", MAX_DEPTH, PAGE);
     return 0;
-}
-
-/* An item of a sequence that must be a tuple (borrowed), or NULL with an exception set. */
-static PyObject *get_tuple(PyObject *items, Py_ssize_t index) {
-    PyObject *item = PySequence_Fast_GET_ITEM(items, index);
-    if (PyTuple_Check(item)) return item;
-    PyErr_Format(PyExc_TypeError, "item %zd is not a tuple", index);
-    return NULL;
 }
 
 static double seconds(void) {
@@ -191,13 +184,6 @@ static PyObject *py_write(PyObject *module, PyObject *args) {
 
 /* ---- read ------------------------------------------------------------------------------------------------------- */
 
-struct segment {
-    off_t offset;
-    Py_buffer target;
-    uint32_t crc;     /* as it should be */
-    uint32_t running; /* inverted register */
-};
-
 struct window { /* one read: from `start` in the file, bytes of segments until `end`, beginning with `first` at `at` */
     off_t start, end;
     Py_ssize_t first;
@@ -213,7 +199,7 @@ struct read_job {
 
 /* The next read: neighbouring segments together, up to a chunk. 0: there is no more. */
 static int plan_window(struct read_job *job, size_t chunk, struct window *window) {
-    while (job->next < job->count && job->at == (size_t)job->segments[job->next].target.len) {
+    while (job->next < job->count && job->at == job->segments[job->next].size) {
         job->next++;
         job->at = 0;
     }
@@ -223,7 +209,7 @@ static int plan_window(struct read_job *job, size_t chunk, struct window *window
     off_t limit = window->start + (off_t)chunk;
     while (job->next < job->count) {
         struct segment *segment = &job->segments[job->next];
-        off_t from = segment->offset + (off_t)job->at, to = segment->offset + (off_t)segment->target.len;
+        off_t from = segment->offset + (off_t)job->at, to = segment->offset + (off_t)segment->size;
         if (from >= limit || from > window->end + GAP) break;
         window->end = to < limit ? to : limit;
         if (window->end < to) {
@@ -240,13 +226,11 @@ static void take_window(struct read_job *job, const struct window *window, const
     size_t at = window->at;
     for (Py_ssize_t i = window->first; i < job->count; i++, at = 0) {
         struct segment *segment = &job->segments[i];
-        off_t from = segment->offset + (off_t)at, to = segment->offset + (off_t)segment->target.len;
-        if (from >= window->end && segment->target.len) break;
+        off_t from = segment->offset + (off_t)at, to = segment->offset + (off_t)segment->size;
+        if (from >= window->end && segment->size) break;
         if (to > window->end) to = window->end;
-        if (to > from)
-            segment->running = copy_checksum(segment->running, (uint8_t *)segment->target.buf + at,
-                                             data + (from - window->start), (size_t)(to - from));
-        if (to < segment->offset + (off_t)segment->target.len) break;
+        if (to > from) take_bytes(segment, at, data + (from - window->start), (size_t)(to - from));
+        if (to < segment->offset + (off_t)segment->size) break;
     }
 }
 
@@ -274,54 +258,25 @@ static ssize_t read_all(struct ring *ring, struct read_job *job, uint8_t *room, 
     }
 }
 
-/* Through the page cache, or from a file in memory: straight into the targets, each piece verified while it is in the
- * processor's cache. 0, -errno, or -ENODATA for a file that ends too early. */
-static ssize_t read_in_place(int fd, struct read_job *job, size_t chunk) {
+/* Through the page cache, or from a file in memory: straight into the targets, or for boxes by way of a `room` of a
+ * chunk; each piece is verified while it is in the processor's cache. 0, -errno, or -ENODATA for a file that ends early. */
+static ssize_t read_cached(int fd, struct read_job *job, uint8_t *room, size_t chunk) {
     for (Py_ssize_t i = 0; i < job->count; i++) {
         struct segment *segment = &job->segments[i];
-        size_t size = (size_t)segment->target.len;
-        for (size_t at = 0; at < size;) {
-            uint8_t *target = (uint8_t *)segment->target.buf + at;
-            ssize_t done = pread(fd, target, size - at < chunk ? size - at : chunk, segment->offset + (off_t)at);
+        for (size_t at = 0; at < segment->size;) {
+            uint8_t *into = segment->box ? room : (uint8_t *)segment->target.buf + at;
+            size_t wanted = segment->size - at < chunk ? segment->size - at : chunk;
+            ssize_t done = pread(fd, into, wanted, segment->offset + (off_t)at);
             if (done < 0 && errno == EINTR) continue;
             if (done <= 0) return done < 0 ? -errno : -ENODATA;
-            segment->running = checksum(segment->running, target, (size_t)done);
+            if (segment->box)
+                take_bytes(segment, at, room, (size_t)done);
+            else
+                segment->running = checksum(segment->running, into, (size_t)done);
             at += (size_t)done;
         }
     }
     return 0;
-}
-
-static void release_segments(struct segment *segments, Py_ssize_t count) {
-    for (Py_ssize_t i = 0; i < count; i++) PyBuffer_Release(&segments[i].target);
-    PyMem_Free(segments);
-}
-
-static struct segment *get_segments(PyObject *list, Py_ssize_t *count) {
-    PyObject *items = PySequence_Fast(list, "expected a sequence of (offset, target, checksum)");
-    if (items == NULL) return NULL;
-    *count = PySequence_Fast_GET_SIZE(items);
-    struct segment *segments = PyMem_Calloc((size_t)*count + 1, sizeof *segments);
-    if (segments == NULL) PyErr_NoMemory();
-    off_t end = 0;
-    for (Py_ssize_t i = 0; segments != NULL && i < *count; i++) {
-        struct segment *segment = &segments[i];
-        long long offset;
-        PyObject *item = get_tuple(items, i);
-        int taken = item != NULL && PyArg_ParseTuple(item, "Lw*I", &offset, &segment->target, &segment->crc);
-        if (taken && offset < end)
-            PyErr_Format(PyExc_ValueError, "segment %zd begins before the end of the one before", i);
-        if (PyErr_Occurred()) {
-            release_segments(segments, i + taken);
-            segments = NULL;
-            break;
-        }
-        segment->offset = (off_t)offset;
-        segment->running = 0xffffffffu;
-        end = segment->offset + (off_t)segment->target.len;
-    }
-    Py_DECREF(items);
-    return segments;
 }
 
 /* The indices of segments that are not as they should be; lets the segments go. */
@@ -349,9 +304,11 @@ static PyObject *py_read_cached(PyObject *module, PyObject *args) {
     if (!get_depth(1, (size_t)chunk)) return NULL;
     struct read_job job = {0};
     if ((job.segments = get_segments(segment_list, &job.count)) == NULL) return NULL;
-    ssize_t error;
+    ssize_t error = -ENOMEM;
     Py_BEGIN_ALLOW_THREADS
-    error = read_in_place(fd, &job, (size_t)chunk);
+    uint8_t *room = malloc((size_t)chunk);
+    if (room != NULL) error = read_cached(fd, &job, room, (size_t)chunk);
+    free(room);
     Py_END_ALLOW_THREADS
     return finish_read(&job, error);
 }

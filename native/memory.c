@@ -121,7 +121,9 @@ static PyObject *py_populate(PyObject *module, PyObject *args) {
         volatile uint8_t *bytes = target.buf;
         for (Py_ssize_t i = 0; i < target.len; i += 4096) {
             uint8_t byte = bytes[i];
-            if (how == MADV_POPULATE_WRITE) bytes[i] = byte;
+            /* compared and set in one go: another thread may be filling the same memory */
+            if (how == MADV_POPULATE_WRITE)
+                __atomic_compare_exchange_n(&bytes[i], &byte, byte, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
         }
         failed = 0;
     }

@@ -19,12 +19,19 @@ import typing as tp
 import uuid
 from pathlib import Path
 
-from submitit.core import core, utils
+from submitit.core import core, logger, utils
 from submitit.local.debug import DebugExecutor
 
 from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm import commands, submission, submitit_parameters, template_files
+from resilio_hpc.slurm.command_client import CommandClient
+from resilio_hpc.slurm.hostlist import compress
+from resilio_hpc.slurm.node_faults import new_job
+from resilio_hpc.slurm.node_faults.exclusion import Exclusion
+from resilio_hpc.slurm.node_faults.ledger import DIRECTORY_VARIABLE, users_directory
 from resilio_hpc.slurm.submitit_job import LocalResilioJob, ResilioJob
+from resilio_hpc.slurm.template import Job
 
 CLUSTERS = ("slurm", "local", "debug")
 TEMPLATE = "submitit"
@@ -103,12 +110,18 @@ class ResilioExecutor(core.PicklingExecutor):
         template = template_files.load(self.parameters.get("template", TEMPLATE))
         logs = utils.JobPaths.get_first_id_independent_folder(self.folder)
         logs.mkdir(parents=True, exist_ok=True)
-        job = submitit_parameters.job_script(
-            template, self.parameters, self.folder, logs, self.max_num_timeout + 1, count,
-            submission.launcher_directory(os.environ),
-        )  # fmt: skip
+        here = submission.launcher_directory(os.environ)
+
+        def script(**more: str) -> Job:
+            return submitit_parameters.job_script(
+                template, {**self.parameters, **more}, self.folder, logs, self.max_num_timeout + 1, count, here
+            )
+
+        environment = {**submission.own_environment(os.environ), **_memory(os.environ, logs)}
+        job = script()
+        avoids = self._avoided(job, environment)
         try:
-            number = submission.submit(job.script, job.arguments, submission.own_environment(os.environ)).job
+            number = new_job.submit(job, avoids, lambda nodes: script(exclude=nodes), environment, _note).job
         except SlurmError as error:
             raise utils.FailedSubmissionError(str(error)) from error
         first = f"{number}_0" if count > 1 else number
@@ -122,6 +135,15 @@ class ResilioExecutor(core.PicklingExecutor):
         paths.submission_file.parent.mkdir(parents=True, exist_ok=True)
         paths.submission_file.write_text(job.script)
         return number
+
+    def _avoided(self, job: Job, environment: tp.Mapping[str, str]) -> Exclusion:
+        if self.parameters.get("any_node", False):
+            return Exclusion()
+        avoids = new_job.avoided(job, environment, Path.cwd(), CommandClient())
+        if avoids.why:
+            named = f"{compress(avoids.nodes)} avoided: " if avoids.nodes else ""
+            _note(f"{named}{printable(avoids.why, 600)}")
+        return avoids
 
     def _dump(self, delayed: utils.DelayedSubmission) -> Path:
         folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
@@ -172,3 +194,13 @@ class ResilioExecutor(core.PicklingExecutor):
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         raise NotImplementedError("the script is submitted by _sbatch")
+
+
+def _memory(environment: tp.Mapping[str, str], folder: Path) -> dict[str, str]:
+    """One memory of faulty nodes for all jobs of a folder, though each may lie in a folder of its own (%j)."""
+    directory = users_directory(environment, folder / "runs")
+    return {} if directory is None else {DIRECTORY_VARIABLE: str(directory)}
+
+
+def _note(text: str) -> None:
+    logger.get_logger().warning(f"resilio: {text}")

@@ -33,6 +33,7 @@ OWN = {
     "template": "a batch script in place of submitit.sbatch",
     "array_parallelism": "tasks of map_array at a time, with chain=False",
     "stderr_to_stdout": "one file for both (False)",
+    "any_node": "also nodes that failed lately (False)",
 }
 VALID = frozenset(OWN) | (frozenset(sbatch_options.BY_KEY) - _NOT_THEIRS)
 TASK_MODULE = "resilio_hpc.slurm.submitit_task"

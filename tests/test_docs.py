@@ -35,7 +35,8 @@ def test_events_that_a_page_asks_for_exist(page: Path) -> None:
 def commands(page: Path) -> list[list[str]]:
     """The arguments of every whole resilio-launch command that a page shows."""
     found = re.findall(r"resilio-launch (-[^`\n]*\.py[^`\n]*|--join [^`\n]+)", page.read_text())
-    return [shlex.split(line, comments=True) for line in found]
+    variable = re.compile(r'"\$\w+"')  # of a job script
+    return [shlex.split(variable.sub("8", line), comments=True) for line in found]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

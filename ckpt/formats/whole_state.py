@@ -13,7 +13,7 @@ from resilio_hpc.ckpt import catalogue, tree
 from resilio_hpc.ckpt.committed_source import CommittedSource
 from resilio_hpc.ckpt.records import BLOCK_BYTES, Manifest, TensorRecord
 from resilio_hpc.ckpt.slab import Box, Shape, runs
-from resilio_hpc.ckpt.slab_reader import Part, SlabReader
+from resilio_hpc.ckpt.slab_reader import Part, read_part
 from resilio_hpc.ckpt.tensors import Kind, numpy_dtype
 from resilio_hpc.ckpt.tree import TensorRef, place
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch, UsageError
@@ -58,7 +58,6 @@ class WholeState:
         self._manifest, self._whole = manifest, rank is None
         step = catalogue.step_directory(directory, manifest.step)
         self._source = CommittedSource(step, manifest, rank or 0, manifest.world_size, manifest.layout)
-        self._reader = SlabReader(manifest.step, direct=True)
         self._room = memoryview(mmap.mmap(-1, _ROOM_BYTES))
         try:
             state = tree.decode(self._source.tree)
@@ -168,7 +167,8 @@ class WholeState:
         else:
             pieces = list(self._source.find(tensor.record, Box(start, box.shape)))
         for piece in pieces:
-            self._reader.read(Part(piece.fd, piece.record, piece.box, target, box.shape or (1,), piece.start))
+            part = Part(piece.fd, piece.record, piece.box, target, box.shape, piece.start)
+            read_part(self._manifest.step, part)
 
     def close(self) -> None:
         """Close the files."""

@@ -102,6 +102,7 @@ def _add_up_options(up: argparse.ArgumentParser) -> None:
     up.add_argument("--nodes", type=int, default=4)
     up.add_argument("--cpus", type=int, default=8, help="CPUs that each node claims (default 8)")
     up.add_argument("--gpus", type=int, default=0, help="fake GPUs per node")
+    up.add_argument("--gpu-type", default="fake", metavar="NAME", help="what Slurm calls them (default fake)")
     up.add_argument("--slurm", default="22.05", choices=list(SLURM_SERIES), help="Slurm series")
     up.add_argument("--accounting", action="store_true", help="with MariaDB and slurmdbd")
     up.add_argument("--bind", action="append", default=[], metavar="PATH", help="show a host path on every machine")
@@ -123,6 +124,7 @@ def _up(arguments: argparse.Namespace) -> int:
         "nodes": arguments.nodes,
         "cpus": arguments.cpus,
         "gpus": arguments.gpus,
+        "gpu_type": arguments.gpu_type,
         "slurmd_timeout_s": arguments.slurmd_timeout,
         "conf": arguments.conf,
         "timeout_s": arguments.timeout,

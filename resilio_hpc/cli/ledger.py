@@ -14,7 +14,7 @@ from resilio_hpc.core.event_words import KINDS, words
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.report.as_json import event_json
-from resilio_hpc.report.overview import RunReader
+from resilio_hpc.report.overview import RunReader, is_closed
 
 POLL_S = 0.3
 STYLES = {
@@ -38,9 +38,12 @@ def main(argv: Sequence[str]) -> int:
     _check_kinds(options.event, {event.kind for event in events})
     printer = _Printer(options.json, set(options.event))
     printer.show(events)
-    while options.follow and reader.overview(time.time()).state != "ended":
-        time.sleep(POLL_S)
+    while options.follow:
+        over = is_closed(reader.overview(time.time()))
         printer.show(reader.new_events())
+        if over:
+            break
+        time.sleep(POLL_S)
     return 0
 
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 from resilio_hpc.cli.drain_options import names_of
-from resilio_hpc.cli.submit_avoid import of_options
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.event_words import seconds
 from resilio_hpc.core.json_fields import Fields, printable, read_object
@@ -23,6 +22,7 @@ from resilio_hpc.slurm.command_client import CommandClient
 from resilio_hpc.slurm.hostlist import compress
 from resilio_hpc.slurm.node_faults.fault import FORGOTTEN, NodeFault, evidence
 from resilio_hpc.slurm.node_faults.ledger import SYSTEM, FaultLedger, users_directory
+from resilio_hpc.slurm.node_faults.new_job import of_options
 from resilio_hpc.slurm.node_faults.policy import FaultPolicy, fault_policy
 from resilio_hpc.slurm.node_faults.score import Counted, NodeScore, scores
 from resilio_hpc.slurm.orders import check_nodes

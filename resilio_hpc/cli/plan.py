@@ -15,6 +15,7 @@ COMMANDS = {
     "explain": ("resilio_hpc.cli.plan_explain", "one layout: its pipeline in time, parts of an iteration, memory"),
     "predict": ("resilio_hpc.cli.plan_predict", "time and memory of the layouts of a table"),
     "model": ("resilio_hpc.cli.plan_model", "a model's parameters, FLOPs, and where it is cut into pipeline stages"),
+    "profile": ("resilio_hpc.cli.plan_profile", "what this machine's GPU reaches, operator by operator"),
     "profile-comm": ("resilio_hpc.cli.plan_profile_comm", "latency and bandwidth of collectives, measured in a job"),
     "calibrate": ("resilio_hpc.cli.plan_calibrate", "parameters of a cluster, from a few measured iterations"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ from resilio_hpc.autoparallel.timeline import PARTS, html, svg, text_lines
 from resilio_hpc.cli import plan_setting
 from resilio_hpc.cli.ckpt_common import print_columns
 from resilio_hpc.cli.drain_options import Parser
-from resilio_hpc.cli.plan_predict import calibration_of
+from resilio_hpc.cli.plan_predict import calibration_of, profile_of
 from resilio_hpc.core.errors import UsageError, os_error_text
 from resilio_hpc.core.json_fields import printable
 
@@ -47,6 +48,10 @@ def main(argv: Sequence[str]) -> int:
     known, nearby = calibration_of(options.calibration)
     calibrated = options.calibration is not None
     training = Training(model, options.global_batch, known, stack, calibrated=calibrated, nearby=nearby)
+    training, measured, notes = plan_setting.as_measured(training, {machine.gpu: machine}, profile_of(options.profile))
+    machine = measured[machine.gpu]
+    for note in notes:
+        print(f"resilio: {note}", file=sys.stderr)
     found = explain(training, layout, at_shape(machine, min(options.per_node, layout.num_gpus)))
     name = printable(description.name, 80)
     title = f"{name} on {layout.num_gpus} {machine.gpu}, {options.global_batch} sequences of {model.seq} tokens"

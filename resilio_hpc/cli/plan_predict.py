@@ -15,6 +15,7 @@ from resilio_hpc.autoparallel import nearby
 from resilio_hpc.autoparallel.efficiency import Efficiency, read, shipped
 from resilio_hpc.autoparallel.nearby import Nearby
 from resilio_hpc.autoparallel.predict import COLUMNS, predict_rows
+from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.core.errors import UsageError
 
 LARGEST_BYTES = 256 * 2**20
@@ -34,6 +35,7 @@ examples:
   resilio plan predict --rows layouts.csv --out predicted.csv
   resilio plan predict --rows layouts.csv --json | jq '.[].pred_iter_time_s'
   resilio plan predict --rows layouts.csv --out predicted.csv --calibration cluster.toml
+  resilio plan predict --rows layouts.csv --out predicted.csv --profile cluster.h5
 
 exit codes:
   0  every row was predicted
@@ -57,15 +59,28 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--calibration", type=Path, metavar="FILE.toml", help="of this cluster, from resilio plan calibrate"
     )
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE.h5", help="measured: resilio plan profile-comm and resilio plan profile"
+    )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args(argv)
     columns, rows = table(file_text(options.rows))
     known, measured = calibration_of(options.calibration)
-    done = predict_rows(rows, known, calibrated=options.calibration is not None, nearby=measured)
+    calibrated = options.calibration is not None
+    done = predict_rows(rows, known, calibrated, measured, profile_of(options.profile))
     _write(options, [*columns, *COLUMNS], done)
     missed = sum(not row["pred_iter_time_s"] for row in done)
     print(f"{len(done) - missed} of {len(done)} rows predicted", file=sys.stderr)
     return 1 if missed else 0
+
+
+def profile_of(path: Path | None) -> Profile | None:
+    """Raises UsageError for what is no profile."""
+    if path is None:
+        return None
+    from resilio_hpc.autoparallel.profile_file import read as read_profile
+
+    return read_profile(path)
 
 
 def file_text(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -12,9 +13,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from resilio_hpc.autoparallel import profile_file
 from resilio_hpc.autoparallel.comm_backends import BACKENDS
+from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.cli.drain_options import Parser
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.slurm import commands, sbatch_options, submission
@@ -55,25 +58,36 @@ def main(argv: Sequence[str]) -> int:
     largest = options.largest << 20 if options.largest else LARGEST[options.backend]
     words = [sys.executable, "-m", MODULE, f"--backend={options.backend}", f"--out={out}", f"--largest={largest}"]
     words.append(f"--curve-s={options.seconds:g}")
-    if options.here is not None:
-        if options.here < 2:
-            raise UsageError(f"--here {options.here}: at least two processes are needed")
-        return _here(words, options)
-    return _in_a_job(words, out, options)
+    if options.here is not None and options.here < 2:
+        raise UsageError(f"--here {options.here}: at least two processes are needed")
+    code = _in_a_job(words, out, options) if options.here is None else _here(words, options)
+    if options.json and code == 0 and not (options.dry_run or options.no_wait):
+        print(json.dumps(as_json(profile_file.read(out)), indent=1))
+    return code
+
+
+def as_json(profile: Profile) -> dict[str, Any]:
+    """Seconds, bytes, and bytes per second of bus bandwidth. Pure."""
+    names = ("collective", "span", "ranks", "ranks_per_node", "latency_s", "bandwidth", "error", "sizes", "medians_s")
+    curves = [{name: getattr(curve, name) for name in names} for curve in profile.curves]
+    return {"about": dict(profile.about_communication or {}), "curves": curves}
 
 
 def _here(words: Sequence[str], options: argparse.Namespace) -> int:
     """So many processes on this machine; the first that fails ends them all."""
     if options.dry_run:
-        print(shlex.join(words))
+        told = {"processes": options.here, "command": words}
+        print(json.dumps(told, indent=1) if options.json else shlex.join(words))
         return 0
+    out = sys.stderr if options.json else None
     if options.backend == "mpi":
         mpiexec = shutil.which("mpiexec")
         if mpiexec is None:
             raise UsageError("--backend mpi --here needs mpiexec on PATH")
-        started = [subprocess.Popen([mpiexec, "-n", str(options.here), *words])]
+        started = [subprocess.Popen([mpiexec, "-n", str(options.here), *words], stdout=out)]
     else:
-        started = [subprocess.Popen(words, env=one) for one in local_ranks(options.here, free_port(), os.environ)]
+        ranks = local_ranks(options.here, free_port(), os.environ)
+        started = [subprocess.Popen(words, env=one, stdout=out) for one in ranks]
     try:
         return _watched(started)
     finally:
@@ -131,7 +145,8 @@ def _in_a_job(words: Sequence[str], out: Path, options: argparse.Namespace) -> i
     arguments += sbatch_arguments(options.set)
     script = job_script(words, options.ranks_per_node, options.mpi)
     if options.dry_run:
-        print(f"# sbatch {shlex.join(arguments)}\n{script}", end="")
+        plain = f"# sbatch {shlex.join(arguments)}\n{script}"
+        print(json.dumps({"sbatch": arguments, "script": script}, indent=1) if options.json else plain.rstrip())
         return 0
     before = out.stat().st_mtime_ns if out.exists() else 0
     job = submission.submit(script, arguments, submission.own_environment(os.environ)).job
@@ -141,7 +156,7 @@ def _in_a_job(words: Sequence[str], out: Path, options: argparse.Namespace) -> i
     state = wait_for_end(job)
     log_file = Path(log.replace("%j", job))
     said = log_file.read_text(errors="replace") if log_file.exists() else ""
-    print(said, end="")
+    print(said, end="", file=sys.stderr if options.json else sys.stdout)
     if not out.exists() or out.stat().st_mtime_ns == before:
         raise SlurmError(f"job {job} ended ({state}) without a profile: see {log_file}")
     log_file.unlink(missing_ok=True)
@@ -191,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="of each curve, about (default: 10)")
     parser.add_argument("--mpi", default="", metavar="TYPE", help="srun's --mpi for the back end mpi: pmix, pmi2")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of sbatch: partition=gpu")
+    parser.add_argument("--json", action="store_true", help="print the curves as JSON; what happens, on standard error")
     parser.add_argument("--no-wait", action="store_true", help="return when the job is in the queue")
     parser.add_argument("--dry-run", action="store_true", help="print what would be run, write nothing")
     return parser

@@ -16,7 +16,7 @@ from resilio_hpc.autoparallel.choice import Choice, Offer
 from resilio_hpc.autoparallel.losers import losers
 from resilio_hpc.autoparallel.offers import offers, why_none
 from resilio_hpc.autoparallel.ranking import RANKS, Searched, at_shape, pareto, ranked, search_offers
-from resilio_hpc.cli import plan_emit, plan_setting, plan_table
+from resilio_hpc.cli import plan_emit, plan_setting, plan_submit, plan_table
 from resilio_hpc.cli.drain_options import Parser
 from resilio_hpc.cli.plan_setting import Setting
 from resilio_hpc.core.errors import UsageError
@@ -28,6 +28,7 @@ _EXAMPLES = """examples:
   resilio plan ./config.json --inventory cluster.toml --global-batch 512 --framework torchtitan --emit torchtitan
   resilio plan llama3-8b --gpus 16 --gpu h100 --global-batch 256 --emit sbatch -- train.py --tp {tp} --zero {zero}
   resilio plan gpt3-175b --gpus 64 --gpu h100 --global-batch 1536 --cost paper
+  resilio plan llama3-8b --partition gpu --gpus 16-64 --global-batch 256 --submit train.py --set time=8:00:00
 
 exit codes:
   0 at least one layout fits; 1 Slurm did not answer; 2 a mistake in the command line, or an unknown model or GPU;
@@ -40,8 +41,9 @@ def main(argv: Sequence[str]) -> int:
     """Exit codes: see the examples."""
     words, command = _split(argv)
     options = _parser().parse_args(words)
-    if command and options.emit != "sbatch":
-        raise UsageError(f"-- {command[0]} …: a command is for --emit sbatch")
+    if command and options.emit != "sbatch" and options.submit is None:
+        raise UsageError(f"-- {command[0]} …: a command is for --emit sbatch and --submit")
+    plan_submit.check_options(options)
     asked = plan_setting.setting(options)
     for note in asked.notes:
         print(f"resilio: {note}", file=sys.stderr)
@@ -51,11 +53,11 @@ def main(argv: Sequence[str]) -> int:
         return NOTHING
     if options.emit:
         print(plan_emit.emit(options.emit, found.choices[0], asked.training.model, command), end="")
-    elif options.json:
+    elif options.json and not options.submit:
         print(json.dumps(as_json(asked, found, options), indent=1))
-    else:
+    elif not options.json:
         plan_table.show(asked, found, options)
-    return 0
+    return plan_submit.submit(found.choices, options, command) if options.submit else 0
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,9 @@ def _in_the_way(asked: Setting, searched: Sequence[Searched], cost: str) -> str:
         return f"{asked.description.name}: {paper_plan.why_none(searched)}"
     nearest = min(searched, key=lambda one: (one.looked_at == 0, one.least_excess, one.offer.shape.nodes))
     shape = nearest.offer.shape
-    machine = at_shape(asked.machines[nearest.offer.gpu], shape.ranks_per_node)
-    why = infeasible.why_none(asked.training, machine, shape.ranks)
+    node = asked.machines[nearest.offer.gpu]
+    machine = at_shape(node, shape.ranks_per_node)
+    why = infeasible.why_none(asked.training, machine, shape.ranks, asked.whole, node.node_gpus)
     return f"{asked.description.name} on {shape.nodes} x {shape.ranks_per_node} GPUs: {why}"
 
 
@@ -104,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="resilio plan [search] MODEL --global-batch N [--partition P | --gpu TYPE --gpus N | --inventory FILE] …",
         description="Looks at every layout of every shape (nodes x GPUs) that the cluster has room for, and ranks "
         "them. No GPU is needed.",
-        epilog=_EXAMPLES,
+        epilog=f"{_EXAMPLES}\n{plan_submit.HELP}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -119,7 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--top", type=int, default=8, metavar="N", help="shapes in the table (8)")
     parser.add_argument("--pareto", action="store_true", help="show what no other choice beats in everything")
     parser.add_argument("--emit", choices=plan_emit.KINDS, help="the best choice, for a job or a framework")
-    parser.add_argument("--json", action="store_true", help="for programs: everything, ranked")
+    parser.add_argument("--json", action="store_true",
+                        help="for programs: everything, ranked; with --submit a line per attempt")  # fmt: skip
+    plan_submit.add_options(parser)
     return parser
 
 

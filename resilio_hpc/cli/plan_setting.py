@@ -16,16 +16,18 @@ from resilio_hpc.autoparallel.hardware import Machine
 from resilio_hpc.autoparallel.inventory import Inventory, take_inventory
 from resilio_hpc.autoparallel.inventory_file import assumed, read_inventory
 from resilio_hpc.autoparallel.layout import Recompute
+from resilio_hpc.autoparallel.measured import apply_each
 from resilio_hpc.autoparallel.megatron_arguments import from_megatron
 from resilio_hpc.autoparallel.model_description import TransformerModel
 from resilio_hpc.autoparallel.model_source import find_model
 from resilio_hpc.autoparallel.offers import Request, same_kind
+from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.autoparallel.ranking import Training
 from resilio_hpc.autoparallel.search import Space
 from resilio_hpc.autoparallel.stack import Stack
 from resilio_hpc.autoparallel.transformer import Transformer
 from resilio_hpc.autoparallel.uniform_model import uniform
-from resilio_hpc.cli.plan_predict import calibration_of, file_text
+from resilio_hpc.cli.plan_predict import calibration_of, file_text, profile_of
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.which_client import which
@@ -36,7 +38,8 @@ PINS = ("tp", "pp", "ep", "micro_batch", "vpp")
 
 @dataclass(frozen=True)
 class Setting:
-    """``machines``: by the GPU's name in the inventory. ``now``: Unix seconds. ``notes``: what was left out."""
+    """``machines``: by the GPU's name in the inventory. ``now``: Unix seconds. ``whole``: what the framework can run,
+    without the user's limits. ``notes``: what was left out, and what of a profile is used."""
 
     description: TransformerModel
     training: Training
@@ -45,6 +48,7 @@ class Setting:
     machines: Mapping[str, Machine]
     reliability: Reliability
     now: float
+    whole: Space
     notes: tuple[str, ...] = ()
 
 
@@ -58,6 +62,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="bf16", metavar="NAME", help="bf16 (default), fp16, fp8, fp32")
     parser.add_argument("--interconnect", default="", metavar="TEXT", help="of a node, such as 8x400Gb/s")
     parser.add_argument("--calibration", type=Path, metavar="FILE.toml", help="of resilio plan calibrate")
+    parser.add_argument("--profile", type=Path, metavar="FILE.h5", help="of resilio plan profile-comm and profile")
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
@@ -97,9 +102,25 @@ def setting(options: argparse.Namespace) -> Setting:
     calibrated = options.calibration is not None
     known, nearby = calibration_of(options.calibration)
     training = Training(model, options.global_batch, known, stack, space, calibrated, nearby)
+    training, machines, notes = as_measured(training, machines, profile_of(options.profile))
     pools = tuple(pool for pool in inventory.pools if pool.gpu_type in machines or pool.gpus_per_node == 0)
     kept = replace(inventory, pools=pools)
-    return Setting(description, training, kept, request, machines, reliability, time.time(), unknown)
+    whole = space_of(options.framework)
+    return Setting(description, training, kept, request, machines, reliability, time.time(), whole, (*unknown, *notes))
+
+
+def as_measured(
+    training: Training, machines: Mapping[str, Machine], profile: Profile | None
+) -> tuple[Training, dict[str, Machine], tuple[str, ...]]:
+    """A profile's numbers in place of the shipped ones, and what a person must know of it."""
+    found, notes, measured = dict(machines), list[str](), dict(training.measured)
+    if profile is not None:
+        for name, (machine, own, said) in zip(
+            machines, apply_each(profile, list(machines.values()), training.efficiency), strict=True
+        ):
+            found[name], measured[machine.gpu] = machine, own
+            notes += said
+    return replace(training, measured=measured), found, tuple(dict.fromkeys(notes))
 
 
 def check_model(options: argparse.Namespace) -> None:

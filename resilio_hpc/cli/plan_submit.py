@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from resilio_hpc.autoparallel.choice import Choice
 from resilio_hpc.autoparallel.evaluate import Evaluator
 from resilio_hpc.autoparallel.evaluator import Attempt, Patience
+from resilio_hpc.cli.plan_emit import launch_command
 from resilio_hpc.cli.submit_check import check
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
@@ -46,12 +48,10 @@ _OF_THE_CHOICE = ("nodes", "gpus_per_node", "partition")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of ``--submit``."""
     group = parser.add_argument_group("submitting")
-    group.add_argument("--submit", metavar="SCRIPT", help="submit the best choice that Slurm takes (see below)")
+    group.add_argument("--submit", metavar="SCRIPT", help="the best choice that Slurm takes (see below)")
+    group.add_argument("--max-wait", type=float, metavar="SECONDS", help="how far ahead the start may be (default: 0)")
     group.add_argument(
-        "--max-wait", type=float, default=0.0, metavar="SECONDS", help="how far ahead the start may be (default: 0)"
-    )
-    group.add_argument(
-        "--settle", type=float, default=Patience.settle_s, metavar="SECONDS",
+        "--settle", type=float, metavar="SECONDS",
         help=f"how long Slurm may take to start a job that has room (default: {Patience.settle_s:g})",
     )  # fmt: skip
     group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the job: time=2:00:00")
@@ -70,9 +70,14 @@ class JobOf:
     def __call__(self, choice: Choice) -> Request:
         """Raises UsageError for values that the template does not take."""
         launched = any("resilio-launch" in line and not line.startswith("#") for line in self.template.text.split("\n"))
-        flags = choice.launch_arguments() if launched else []
-        command = [*flags, *filled(self.command, choice)] if self.template.takes_command else list(self.command)
-        values = {**self.values, **self._shape(choice)}
+        values = {**self._shape(choice), **self.values}
+        command = list(self.command)
+        if launched:
+            command = launch_command(choice, command)
+            if any(setting.key == "ranks_per_node" for setting in self.template.settings):
+                values["ranks_per_node"] = str(choice.offer.shape.ranks_per_node)
+        elif self.template.takes_command:
+            command = list(filled(command, choice))
         job = render(self.template, values, command, submission.launcher_directory(self.environment))
         if launched:
             check(self.template, job, command, self.environment, Path.cwd())
@@ -90,9 +95,7 @@ class JobOf:
 
 
 def filled(command: Sequence[str], choice: Choice) -> tuple[str, ...]:
-    """The command with {tp} … filled in, but where the launcher is to do it in each round. Raises UsageError. Pure."""
-    if "--fill-arguments" in command:
-        return tuple(command)
+    """The command with {tp} … filled in. Raises UsageError. Pure."""
     layout, shape = choice.layout, choice.offer.shape
     more = ("cp", "ep", "vpp", "zero", "micro_batch", "global_batch")
     values = values_of(Layout(layout.tp, layout.pp, layout.dp * layout.cp), shape.nodes, shape.ranks_per_node)
@@ -132,13 +135,31 @@ def _check_export(template: Template, environment: Mapping[str, str]) -> None:
             raise UsageError(f"{where}={value}: RESILIO_TP … would not reach the job; add ALL, or leave it out")
 
 
+def check_options(options: argparse.Namespace) -> None:
+    """What is wrong with them whatever the search finds. Raises UsageError."""
+    if options.submit is None:
+        for name in ("max_wait", "settle", "set", "dry_run"):
+            if getattr(options, name):
+                raise UsageError(f"--{name.replace('_', '-')} goes with --submit SCRIPT")
+        return
+    if options.emit:
+        raise UsageError("one of --submit and --emit, not both")
+    patience_of(options)
+
+
+def patience_of(options: argparse.Namespace) -> Patience:
+    """Raises UsageError."""
+    given = {f"{name}_s": getattr(options, name) for name in ("max_wait", "settle")}
+    for name, value in given.items():
+        if value is not None and not 0 <= value < math.inf:
+            raise UsageError(f"--{name[:-2].replace('_', '-')} {value:g}: seconds, 0 or more")
+    return Patience(**{name: value for name, value in given.items() if value is not None})
+
+
 def submit(choices: Sequence[Choice], options: argparse.Namespace, command: Sequence[str]) -> int:
     """Submit the first of ``choices``, best first, that Slurm takes; the exit code. ``command``: behind ``--``."""
-    for name in ("max_wait", "settle"):
-        if not getattr(options, name) >= 0:
-            raise UsageError(f"--{name.replace('_', '-')} {getattr(options, name):g}: at least 0 s")
     prepare = job_of(options.submit, options.set, command, os.environ)
-    patience = Patience(options.max_wait, options.settle)
+    patience = patience_of(options)
     taken = Evaluator(prepare, teller(options.json), Trials(), patience).run(choices, options.dry_run)
     if taken is None:
         why = f"Slurm could start none of the {len(choices)} choices"

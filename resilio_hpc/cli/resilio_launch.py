@@ -54,6 +54,10 @@ def _launch(argv: Sequence[str]) -> int:
     notes = parsed.notes + checks.check(parsed.options, caller.environment, caller.cwd, here)
     for note in notes:
         print(f"resilio-launch: note: {note}", file=sys.stderr)
+    if parsed.options.resize_options:
+        from resilio_hpc.cli import resize
+
+        resize.check_words(parsed.options.resize_options)
     targets = _notify_targets(parsed.options, caller)
     if parsed.options.dry_run:
         return _dry_run(parsed.options, caller, here, tuple(target.name for target in targets))

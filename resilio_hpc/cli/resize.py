@@ -19,6 +19,8 @@ from resilio_hpc.autoparallel.ranking import Training
 from resilio_hpc.autoparallel.uniform_model import uniform
 from resilio_hpc.cli.drain_options import Parser
 from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.launch import process_tree
+from resilio_hpc.launch.announce import stamped
 from resilio_hpc.launch.resize_facts import Decision
 from resilio_hpc.launch.resize_policy import resize_policy
 from resilio_hpc.launch.resize_view import ResizeLimits, ResizeView
@@ -31,6 +33,7 @@ _EXAMPLES = """examples:
   resilio resize runs/large --dry-run                what would be done now, and why
   resilio resize runs/large                          do it, once
   resilio resize runs/large --watch 30 --max-nodes 16
+  resilio resize runs/large --watch 30 --observe     for a while, to see what it would do (resilio ledger)
   resilio resize runs/large --watch 30 --model llama3-70b --global-batch 1024    other sizes as the planner sees them
   resilio resize runs/large --watch 30 time=1:00:00 setup=environment.sh     (for the joiners: as resilio submit)
 
@@ -38,13 +41,46 @@ exit codes:
   0 done, or nothing to do (with --watch: the run is over); 1 Slurm refused or gave no answer; 2 a mistake in the line
 """
 
+LEAST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 600.0  # between two looks, while Slurm does not answer
+
 
 def main(argv: Sequence[str]) -> int:
     """Exit codes: see the examples."""
     options = _parser().parse_intermixed_args(argv)
+    if options.launcher:
+        process_tree.die_with_parent(options.launcher)
+        process_tree.outlive_warnings()
+    values, limits = _understood(options)
+    policy = resize_policy(options.policy)
+    if options.launcher and options.watch is None:
+        options.watch = max(LEAST_PAUSE_S, policy.look_s)
+    client = which()
+    view = ResizeView(options.run_dir, client, limits, policy)
+    resizer = Resizer(view, client, policy, values, options.dry_run, options.observe)
+    try:
+        return _once(resizer, options) if options.watch is None else _watch(resizer, view, options)
+    finally:
+        resizer.close()
+
+
+def check_words(words: Sequence[str]) -> None:
+    """What a launcher is to pass on to its resizer (``--resize-options``). Raises UsageError."""
+    try:
+        options = _parser().parse_intermixed_args([".", *words])
+        for name in ("watch", "dry_run", "observe", "policy", "json", "launcher"):
+            if getattr(options, name):
+                raise UsageError(f"--{name.replace('_', '-')} is not for a resizer beside a launch")
+        _understood(options)
+    except UsageError as error:
+        raise UsageError(f"--resize-options: {error}") from None
+
+
+def _understood(options: argparse.Namespace) -> tuple[dict[str, str], ResizeLimits]:
+    """The joiners' values, and limits of the run's size. Raises UsageError."""
     values = _values(options.values)
-    if options.watch is not None and options.watch < 1:
-        raise UsageError(f"--watch {options.watch:g}: at least 1 s")
+    if options.watch is not None and options.watch < LEAST_PAUSE_S:
+        raise UsageError(f"--watch {options.watch:g}: at least {LEAST_PAUSE_S:g} s")
     for name in ("min_nodes", "max_nodes", "global_batch"):
         if getattr(options, name) < 0:
             raise UsageError(f"--{name.replace('_', '-')}: {getattr(options, name)} is not possible")
@@ -52,18 +88,10 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--micro-batch: {options.micro_batch} is not possible, it must be 1 or more")
     if options.max_nodes and options.min_nodes > options.max_nodes:
         raise UsageError(f"--min-nodes {options.min_nodes} is more than --max-nodes {options.max_nodes}")
-    policy = resize_policy(options.policy)
-    client = which()
-    limits = ResizeLimits(
+    return values, ResizeLimits(
         options.min_nodes, options.max_nodes, options.global_batch, options.micro_batch, options.batch, options.gpus,
         _model(options),
     )  # fmt: skip
-    view = ResizeView(options.run_dir, client, limits, policy)
-    resizer = Resizer(view, client, policy, values, options.dry_run)
-    try:
-        return _once(resizer, options) if options.watch is None else _watch(resizer, view, options)
-    finally:
-        resizer.close()
 
 
 def _model(options: argparse.Namespace) -> SpeedModel | None:
@@ -99,37 +127,48 @@ def _watch(resizer: Resizer, view: ResizeView, options: argparse.Namespace) -> i
     """Until the run is over. What goes wrong is told once, and tried again at the next look."""
     view.watch()
     said = failed = ("", "", "")
+    pause_s = options.watch
     while True:
         try:
             decision, error = resizer.step()
-        except SlurmError as failure:
+        except (SlurmError, OSError) as failure:
             if said[2] != str(failure):
-                print(f"resilio: {failure}; looking again", file=sys.stderr, flush=True)
+                _print_error(f"{failure}; looking again", options)
             said = ("", "", str(failure))
+            pause_s = max(options.watch, min(2 * pause_s, LONGEST_PAUSE_S))
         else:
+            pause_s = options.watch
             now = (decision.action, decision.code, error)
             if (decision.action != "stay" and not error) or now not in (said, failed):
                 _say(decision, error, options)
             said, failed = now, now if error else failed
             if decision.code == "over":
                 return 0
-        time.sleep(options.watch)
+        time.sleep(pause_s)
 
 
 def _say(decision: Decision, error: str, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps({"v": 1, "time": round(time.time(), 3), **asdict(decision), "error": error}), flush=True)
         return
-    would = "would " if options.dry_run and decision.action != "stay" else ""
+    would = "would " if (options.dry_run or options.observe) and decision.action != "stay" else ""
     size = decision.sizes[0] if decision.sizes else "?"
     what = {
         "stay": "stay", "grow": f"grow to {decision.nodes} nodes", "shrink": f"shrink to {decision.nodes} nodes",
         "end": "end joiners", "withdraw": "withdraw joiners", "reshape": f"reshape the next job to {size} nodes",
     }[decision.action]  # fmt: skip
     jobs = f" (job{'s' * (len(decision.jobs) != 1)} {', '.join(decision.jobs)})" if decision.jobs else ""
-    print(f"{would}{what}{jobs}: {decision.reason}", flush=True)
+    line = f"{would}{what}{jobs}: {decision.reason}"
+    if not options.launcher:
+        print(line, flush=True)
+    elif decision.action != "stay":  # reasons to stay are in the ledger
+        print(stamped(f"--resize: {line}"), file=sys.stderr, flush=True)
     if error:
-        print(f"resilio: {error}", file=sys.stderr, flush=True)
+        _print_error(error, options)
+
+
+def _print_error(text: str, options: argparse.Namespace) -> None:
+    print(stamped(f"--resize: {text}") if options.launcher else f"resilio: {text}", file=sys.stderr, flush=True)
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:
@@ -159,6 +198,9 @@ def _parser() -> Parser:
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="look again and again, until the run is over")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done; nothing is written anywhere")
     parser.add_argument(
+        "--observe", action="store_true", help="write into the ledger what would be done, and do nothing"
+    )
+    parser.add_argument(
         "--min-nodes", type=int, default=0, metavar="N", help="at least (default: as --nnodes of the run)"
     )
     parser.add_argument(
@@ -185,4 +227,5 @@ def _parser() -> Parser:
     parser.add_argument("--framework", default=DEFAULT, metavar="NAME", help=f"with --model (default: {DEFAULT})")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="numbers for resize_policy.toml's")
     parser.add_argument("--json", action="store_true", help="a line of JSON per decision")
+    parser.add_argument("--launcher", type=int, default=0, help=argparse.SUPPRESS)  # end when this parent is gone
     return parser

@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from resilio_hpc.cli.submit_avoid import avoided
-from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.launch.avoidance import EXCLUDED_VARIABLE
-from resilio_hpc.slurm import commands, sbatch_options, submission, template_files, template_settings
+from resilio_hpc.slurm import sbatch_options, submission, template_files, template_settings
 from resilio_hpc.slurm.command_client import CommandClient
 from resilio_hpc.slurm.hostlist import compress
+from resilio_hpc.slurm.node_faults import new_job
 from resilio_hpc.slurm.node_faults.exclusion import Exclusion
 from resilio_hpc.slurm.template import Job, Template, normalised, render
 
@@ -71,24 +70,24 @@ def main(argv: Sequence[str]) -> int:
     template = template_files.load(options.template)
     values = _values(options.values)
     here, others = submission.launcher_directory(os.environ), _others(template, values)
-    job = plain = render(template, values, command, here, others)
+    plain = render(template, values, command, here, others)
     if not options.no_check:
         from resilio_hpc.cli import submit_check
 
-        submit_check.check(template, job, command, os.environ, Path.cwd())
-    avoids = Exclusion() if options.any_node else avoided(plain, os.environ, Path.cwd(), CommandClient())
-    if avoids.nodes:
-        own = [plain.options["exclude"]] if "exclude" in plain.options else []
-        job = render(
-            template, _replaced(values, exclude=",".join([*own, compress(avoids.nodes)])), command, here, others
-        )
+        submit_check.check(template, plain, command, os.environ, Path.cwd())
+    avoids = Exclusion() if options.any_node else new_job.avoided(plain, os.environ, Path.cwd(), CommandClient())
+
+    def excluding(nodes: str) -> Job:
+        return render(template, _replaced(values, exclude=nodes), command, here, others)
+
+    job = excluding(new_job.excluded(plain, avoids)) if avoids.nodes else plain
     if avoids.why:
         said = f"{compress(avoids.nodes)} avoided (--any-node: not)" if avoids.nodes else "note"
-        print(f"resilio: {said}: {printable(avoids.why, 600)}", file=sys.stderr)
+        _note(f"{said}: {printable(avoids.why, 600)}")
     if options.dry_run:
         print(_as_json({"script": job.script, "arguments": job.arguments}) if options.json else job.script.rstrip("\n"))
         return 0
-    done = _submit(job, plain, avoids)
+    done = new_job.submit(plain, avoids, excluding, submission.own_environment(os.environ), _note)
     receipt = _receipt(template, job, done.job, Path.cwd())
     if done.said:
         print(done.said, file=sys.stderr)
@@ -96,21 +95,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _submit(job: Job, plain: Job, avoids: Exclusion) -> submission.Submitted:
-    """Without the nodes that it was to avoid where Slurm finds too few that are left."""
-    environment = submission.own_environment(os.environ)
-    if not avoids.nodes:
-        return submission.submit(job.script, job.arguments, environment)
-    try:
-        ours = {EXCLUDED_VARIABLE: compress(avoids.nodes)}
-        return submission.submit(job.script, job.arguments, environment | ours)
-    except (commands.Unanswered, commands.SubmitLimit):
-        raise
-    except SlurmError as error:
-        if "node configuration" not in str(error):
-            raise
-        print(f"resilio: no node is avoided, since Slurm refuses that: {error}", file=sys.stderr)
-        return submission.submit(plain.script, plain.arguments, environment)
+def _note(text: str) -> None:
+    print(f"resilio: {text}", file=sys.stderr)
 
 
 def _replaced(values: Mapping[str, str], **new: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from resilio_hpc.core.event_words import words
-from resilio_hpc.report.overview import Overview, RunReader
+from resilio_hpc.report.overview import Overview, RunReader, is_closed
 from resilio_hpc.report.screen import QUIET, checkpoint_words, clock, screen, state_words
 
 REFRESH_S = 0.5
@@ -60,7 +60,7 @@ class _Viewer:
         return self._reader.overview(time.time(), self._since)
 
     def _over(self, overview: Overview) -> bool:
-        return overview.state == "ended" or bool(self._launcher and os.getppid() != self._launcher)
+        return is_closed(overview) or bool(self._launcher and os.getppid() != self._launcher)
 
     def draw(self, console: Console) -> None:
         with Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False,
@@ -75,10 +75,10 @@ class _Viewer:
     def tell(self) -> None:
         next_progress = 0.0
         while True:
+            overview = self._look()
             for event in self._reader.new_events():
                 if event.kind not in QUIET and event.time >= self._since:
                     print(f"{clock(event.time)} {words(event.kind, event.fields)}")
-            overview = self._look()
             if self._over(overview):
                 break
             if time.monotonic() >= next_progress:

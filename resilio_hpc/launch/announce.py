@@ -13,8 +13,9 @@ from resilio_hpc.launch.patient_stream import PatientStream
 _stream = PatientStream()
 
 ANNOUNCED = frozenset({
-    "waiting", "round", "rank_failed", "node_lost", "decision", "recovered", "slow_start", "persist_failed", "stopping",
-    "stop_overdue", "agent_left", "node_returned", "regroup", "suspended", "resumed", "notify_failed",
+    "waiting", "round", "rank_failed", "node_lost", "decision", "recovered", "slow_start", "persist_failed",
+    "save_overdue", "save_resumed", "stopping", "stop_overdue", "agent_left", "node_returned", "regroup", "suspended",
+    "resumed", "notify_failed",
 })  # fmt: skip
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.json_fields import Fields, printable, read_object
-from resilio_hpc.core.ledger import read_ledger
+from resilio_hpc.core.ledger import Event, read_ledger
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.blamed_nodes import blamed_nodes
 from resilio_hpc.slurm import commands
@@ -26,11 +26,11 @@ from resilio_hpc.slurm.hostlist import compress, expand
 from resilio_hpc.slurm.node_faults.exclusion import Exclusion, alike, choose
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger, users_directory
+from resilio_hpc.slurm.node_faults.new_job import EXCLUDED_VARIABLE
 from resilio_hpc.slurm.node_faults.policy import FaultPolicy, fault_policy
 from resilio_hpc.slurm.node_faults.score import NodeScore, scores
 from resilio_hpc.slurm.successor_options import EMPTY
 
-EXCLUDED_VARIABLE = "RESILIO_EXCLUDED"  # by ``resilio submit``: those of a job's excluded nodes that it added
 Record = Callable[..., None]
 
 
@@ -52,7 +52,7 @@ def avoid_faulty_nodes(run_path: Path, job: str, nodes: Collection[str], success
     if directory is None:
         return
     try:
-        policy, cluster = fault_policy(), os.environ.get("SLURM_CLUSTER_NAME", "")
+        policy, cluster = fault_policy(), cluster_name()
         ledger = FaultLedger(directory)
         run_id = Fields.of(read_object(run_path / "run.json")).text("run_id")
         scored = scores(_learnt(ledger, run_path, run_id, policy, cluster), time.time(), policy, cluster)
@@ -60,6 +60,23 @@ def avoid_faulty_nodes(run_path: Path, job: str, nodes: Collection[str], success
             _refresh(run_path, job, nodes, successor, scored, policy, CommandClient(), record)
     except (ResilioError, OSError, ValueError) as error:
         say(f"note: which nodes later jobs had better avoid: {printable(str(error), 400)}")
+
+
+def cluster_name() -> str:
+    """Slurm's, in a job or outside; "" where nobody tells."""
+    return os.environ.get("SLURM_CLUSTER_NAME") or commands.config_value("ClusterName")
+
+
+def faulty_nodes(run_path: Path, run_id: str, events: Sequence[Event], cluster: str) -> frozenset[str]:
+    """Nodes that no job of ours is to be given now, from what is remembered and what the run itself has seen.
+
+    Raises HealthError, OSError."""
+    directory = users_directory(os.environ, run_path)
+    if directory is None:
+        return frozenset()
+    policy = fault_policy()
+    faults = [*FaultLedger(directory).read().faults, *blamed_nodes(events, policy, run_id, cluster)]
+    return frozenset(one.node for one in scores(faults, time.time(), policy, cluster) if one.score >= policy.exclude_at)
 
 
 def _learnt(ledger: FaultLedger, run_path: Path, run_id: str, policy: FaultPolicy, cluster: str) -> list[NodeFault]:

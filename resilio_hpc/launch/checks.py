@@ -11,6 +11,7 @@ from resilio_hpc.launch import mpi_check
 from resilio_hpc.launch.devices import NodeDevices, local_world_size
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.program_check import check_command, check_module, check_script
+from resilio_hpc.launch.resize_policy import resize_policy
 from resilio_hpc.slurm.allocation import detect
 
 _RANK_BYTES = 32 * 1024 * 1024  # private memory of a rank forked with torch loaded, before it computes anything
@@ -44,9 +45,23 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
             )
     if options.evict_devices == "off" and (options.min_devices, options.device_unit) != (1, 1):
         raise UsageError("--min-devices and --device-unit are rules of --evict-devices: add --evict-devices on")
+    if (options.resize_policy or options.resize_options) and not options.resize:
+        raise UsageError("--resize-policy and --resize-options belong to --resize: add it")
+    if options.resize:
+        check_resize(options)
     if options.mpi:
         mpi_check.check(options.mpi, in_slurm(options, environment))
     return check_ranks(options, devices) if runs_here(options, environment) else ()
+
+
+def check_resize(options: LaunchOptions) -> None:
+    """There is another size that the run may have, and the policy can be read."""
+    if options.min_nodes == options.max_nodes:
+        raise UsageError(
+            f"--resize: with --nnodes {options.max_nodes} there is nothing to resize: write --nnodes MIN:MAX, "
+            "where MAX may be more than this job has"
+        )
+    resize_policy(Path(options.resize_policy) if options.resize_policy else None)
 
 
 def runs_here(options: LaunchOptions, environment: Mapping[str, str]) -> bool:

@@ -36,6 +36,7 @@ from resilio_hpc.launch.controller_state import (
 )  # fmt: skip
 from resilio_hpc.launch.controller_status import status
 from resilio_hpc.launch.link_guard import LinkGuard
+from resilio_hpc.launch.slow_saves import SlowSaves
 from resilio_hpc.launch.storage import Storage
 from resilio_hpc.launch.verdict_writer import VerdictWriter
 
@@ -87,6 +88,7 @@ class ControllerHost:
         self._notify = notify
         self._slurm_job = "" if job.startswith("local-") else job.partition("r")[0]
         self._guard = LinkGuard("", 0.0, True)
+        self._saves = SlowSaves()
         self._behind = False  # messages wait that one turn had no time for
         self._pulse = 0
         self._next_status = 0.0
@@ -101,6 +103,7 @@ class ControllerHost:
         self.controller = Controller(config, term, Clock(time.monotonic, time.time))
         self._guard = LinkGuard(self._slurm_job, time.monotonic(), term.first)
         self.controller.enrolment.suspended = not self._guard.may_lead(time.monotonic())
+        self._saves = SlowSaves()
         self._carry_out(self.controller.begin())
         self._ask_past()
 
@@ -137,6 +140,8 @@ class ControllerHost:
                     self._agent.taken_for_controller(message)
             elif not self._superseded(message.epoch):
                 self._carry_out(self.controller.handle(message))
+                if isinstance(message, m.Persisted | m.PersistFailed | m.Committed):
+                    self._saved(message)
         self._behind = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def say_to(self, node: str, message: m.ToAgent) -> None:
@@ -175,6 +180,10 @@ class ControllerHost:
         if self._record_epoch_at is not None and now > self._record_epoch_at:
             self._record_epoch()
         self._verdict.tick(now)
+        self._saves.abandoned(self.controller.round)
+        overdue = self._saves.overdue(now)
+        if overdue is not None:
+            self._write("save_overdue", **overdue)
         if now >= self._next_status:
             self._next_status = now + max(STATUS_INTERVAL_S, len(self.controller.agents) / STATUS_AGENTS_PER_S)
             self._storage.request("status", lambda reply: self._learn_newest(reply, now), status=self._status())
@@ -182,6 +191,11 @@ class ControllerHost:
         self.controller.enrolment.suspended = not self._guard.may_lead(now)
         if self._guard.changed(now):
             self._write("suspended" if self.controller.enrolment.suspended else "resumed", epoch=self.controller.epoch)
+
+    def _saved(self, answer: m.Persisted | m.PersistFailed | m.Committed) -> None:
+        resumed = self._saves.answered(answer, time.monotonic())
+        if resumed is not None:
+            self._write("save_resumed", **resumed)
 
     def _learn_newest(self, reply: dict[str, Any] | None, asked: float) -> None:
         if reply is not None and not self._superseded(reply["epoch"]):
@@ -250,6 +264,8 @@ class ControllerHost:
         name = self._callers.name_of(node)
         if name is None:
             return
+        if isinstance(message, m.Persist | m.Commit):
+            self._saves.ordered(node, message, time.monotonic())
         if message is not self._encoded[0]:
             try:
                 self._encoded = (message, m.to_agent.encode(message))

@@ -50,6 +50,7 @@ class Plan:
     partner_copies: bool
     mode: str
     check_nodes: str
+    resized: bool
     notified: tuple[str, ...]  # without their secrets
 
 
@@ -89,6 +90,7 @@ def plan(
         partner_copies=options.partner_copies and options.mode != "observe",
         mode=options.mode,
         check_nodes=options.check_nodes,
+        resized=bool(options.resize and in_job and options.mode == "recover"),
         notified=notified,
     )
 
@@ -117,6 +119,7 @@ def as_text(plan: Plan) -> str:
         *((("pair check", CHECKS[plan.check_nodes]),) if plan.check_nodes != "never" else ()),
         ("restarts", restarts if plan.mode == "recover" else "none"),
         ("chain", chain),
+        *((("resize", "idle nodes are added, and given back, by joiner jobs"),) if plan.resized else ()),
         ("checkpoints", _checkpoints(plan)),
         ("run directory", plan.run_dir),
         ("logs", plan.logs),

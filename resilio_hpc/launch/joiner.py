@@ -1,25 +1,29 @@
 """The supervisor of nodes that join a run from another job: ``resilio-launch --join RUN_DIR``.
 
-It keeps agents on its own nodes as any supervisor does. It never judges the run: it submits no next job, writes no
-verdict, and ends when the run's part that it joined has its verdict, or when its nodes have left.
+It keeps agents on its own nodes as any supervisor does. It never judges the run: it submits no next job, and ends when
+the run's part that it joined has its verdict, or when its nodes have left. It writes no verdict but ``cancelled``,
+where the run's own job was cancelled so that nobody there could say so.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.event_words import names
-from resilio_hpc.launch import announce, closing, joining
+from resilio_hpc.launch import announce, closing, joining, run_directory, turns
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.agent_keeping import AgentKeeper
 from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.announce import say
+from resilio_hpc.launch.bounded import bounded
 from resilio_hpc.launch.controller_view import ControllerView
 from resilio_hpc.launch.join_plan import JoinPlan, join_plan
 from resilio_hpc.launch.options_parser import JoinRequest
+from resilio_hpc.launch.owner_watch import OwnerWatch, state_of
 from resilio_hpc.launch.supervisor import POLL_S, Farewell
 from resilio_hpc.launch.supervisor_files import SupervisorFiles
 from resilio_hpc.slurm import commands
@@ -96,13 +100,27 @@ class Joiner:
             say(f"{names(self.site.nodes)} of job {self.site.job} join run {self.run.run_id} in {self.run.path}")
         keeper = AgentKeeper(self.site, self.run, recipe, files, leaves=True)
         keeper.catch_signals(record.options.signals_to_handle)
+        owner = OwnerWatch(partial(state_of, self.path, record.key))
+        if self.site.mode != "local" and self.site.leads:
+            owner.start()
         try:
-            self._keep(keeper, files)
+            self._keep(keeper, files, owner)
             left = keeper.left_in_order
         finally:
             keeper.kill()
+            owner.close()
         keeper.clean_up()
+        if owner.cancelled and files.verdict is None:
+            bounded(partial(self._end_the_run, record.key, owner.cancelled), None)
         return self._last_words(left, files)
+
+    def _end_the_run(self, part: str, reason: str) -> None:
+        """So that all other joiners' nodes end, and nobody goes on."""
+        newest = next(iter(turns.newest(self.path)), None)
+        begun_anew = newest is not None and newest.part != part
+        if not begun_anew and run_directory.read_verdict(self.path, part) is None:
+            verdict = {"verdict": "cancelled", "exit_code": 1, "reason": reason}
+            run_directory.write_verdict(self.path, part, verdict)
 
     def _recipe(self, record: joining.LaunchRecord) -> p.Recipe:
         request = self.request
@@ -114,10 +132,16 @@ class Joiner:
         )  # fmt: skip
         return p.recipe_of(self.site, self.allocation, settings)
 
-    def _keep(self, keeper: AgentKeeper, files: SupervisorFiles) -> None:
+    def _keep(self, keeper: AgentKeeper, files: SupervisorFiles, owner: OwnerWatch) -> None:
         farewell: Farewell | None = None
+        epoch: object = None
         while True:
             now = time.monotonic()
+            if files.status.get("epoch") != epoch:
+                epoch = files.status.get("epoch")
+                owner.look_now()
+            if farewell is None and owner.cancelled:
+                return
             keeper.forward_signals()
             alive = keeper.tend(now)
             if farewell is None and files.verdict is not None:

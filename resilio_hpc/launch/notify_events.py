@@ -142,6 +142,10 @@ class NoticeMaker:
             error = printable(f.text("error"), MAX_TEXT)
             self._ready.append(Notice("checkpoint_failed", now, text, about, f.text("node"), message=error))
 
+    def _on_save_overdue(self, f: Fields, now: float) -> None:
+        about = f"step {f.whole('step')}"
+        self._ready.append(Notice("checkpoint_failed", now, words("save_overdue", f.data), about))
+
     def _on_committed(self, f: Fields, now: float) -> None:
         self._unsaved.clear()
 

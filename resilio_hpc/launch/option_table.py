@@ -238,6 +238,19 @@ RUN = (
     Flag(("--chain",), "go on in a new job when the time limit ends this one", None, False),
     Flag(("--chain-max",), "jobs in a chain at most (default: 20)", whole_number, o.DEFAULT_CHAIN_MAX, "N"),
     Flag(
+        ("--resize",),
+        "add idle nodes to the run while nobody else wants them, and give them back, by jobs of their own (needs "
+        "--nnodes MIN:MAX)",
+        None,
+        False,
+    ),
+    Flag(("--resize-policy",), "with --resize: a TOML file with numbers of one's own for when it does", metavar="FILE"),
+    Flag(
+        ("--resize-options",),
+        "with --resize: options of resilio resize, in one word: '--max-nodes 16 --model gpt3-175b --global-batch 512'",
+        metavar="WORDS",
+    ),
+    Flag(
         ("--notify",),
         "tell of failures, losses and the verdict: a command (the event as JSON on its standard input), an http(s) URL "
         "(JSON is posted to it), or @FILE with one of these per line; may be given several times",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shlex
 import signal
 import time
 from collections.abc import Mapping
@@ -78,6 +79,9 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         checkpoint_gb_per_s=raw.checkpoint_gb_per_s,
         partner_copies=raw.partner_copies,
         local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller),
+        resize=raw.resize,
+        resize_options=_words(raw.resize_options),
+        resize_policy=str(caller.cwd / Path(raw.resize_policy).expanduser()) if raw.resize_policy else "",
         zygote=not raw.no_zygote,
         preload=tuple(name.strip() for name in raw.preload if name.strip()),
         mpi=_mpi(raw.mpi),
@@ -299,3 +303,11 @@ def _ranks(text: str) -> tuple[int, ...]:
     if not all(part.strip().isdecimal() for part in parts):
         raise UsageError(f"--local-ranks-filter: {text!r} is not a list of local ranks such as 0,1")
     return tuple(sorted({int(part) for part in parts}))
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    """As a shell would take them apart."""
+    try:
+        return tuple(shlex.split(text or ""))
+    except ValueError as error:
+        raise UsageError(f"--resize-options {text!r}: {error}") from None

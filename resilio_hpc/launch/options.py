@@ -76,6 +76,11 @@ class LaunchOptions:
     partner_copies: bool = False  # snapshots also in another node's memory
     local_checkpoints: str = ""  # a directory on each node's own disk, by way of which steps are written; "": none
 
+    # more nodes and fewer, by joiner jobs: docs/resizing.md
+    resize: bool = False
+    resize_policy: str = ""  # a file with numbers for resize_policy.toml's
+    resize_options: tuple[str, ...] = ()  # more words for ``resilio resize``
+
     # starting ranks
     zygote: bool = True
     preload: tuple[str, ...] = ()

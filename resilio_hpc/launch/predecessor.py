@@ -1,4 +1,4 @@
-"""What the run directory and Slurm tell of the part of a run before this one: the evidence for ``judge``."""
+"""What the run directory and Slurm tell of another part of a run: the evidence for ``judge``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gather(run_path: Path, last: turns.Turn, site: Site, predecessor: str) -> Ev
     ended = run_directory.read_verdict(run_path, last.part)
     verdict = str(ended.get("verdict", "")) if ended else ""
     state, by = part_state(last.part)
-    record = handover.read(run_path, last.part) or _comment_record(last)
+    record = handover_of(run_path, last.part)
     return Evidence(
         last.part,
         chained=bool(predecessor),
@@ -56,18 +56,23 @@ def part_state(part: str) -> tuple[str, str]:
     return found.state, found.by
 
 
+def handover_of(run_path: Path, part: str) -> handover.Handover | None:
+    """The record of a part that we closed ourselves, since nobody was left to end it; its job's Comment may hold it."""
+    return handover.read(run_path, part) or _comment_record(part)
+
+
 def newest_commit(run_path: Path) -> int:
     """The newest durable step, -1 when there is none."""
     return max(committed_steps(run_path / "checkpoints"), default=-1)
 
 
-def _comment_record(last: turns.Turn) -> handover.Handover | None:
+def _comment_record(part: str) -> handover.Handover | None:
     """A handover record that the run directory did not take."""
-    comment = commands.job_fields(last.job).get("Comment", "")
-    start = handover_comment(last.part, "")
+    comment = commands.job_fields(part.partition("r")[0]).get("Comment", "")
+    start = handover_comment(part, "")
     if not comment.startswith(start):
         return None
-    return handover.Handover(last.part, "another node", comment.removeprefix(start), True, 0.0)
+    return handover.Handover(part, "another node", comment.removeprefix(start), True, 0.0)
 
 
 def _heir(run_path: Path, last: turns.Turn, own_job: str) -> str:

@@ -48,6 +48,7 @@ class ResizeFacts:
     ``own_jobs``: the jobs of the run, which are nobody else's. ``user_nodes``: of all jobs of this user, those that
     wait too; ``quota_nodes``: how many more Slurm's limits allow, None where they are not known.
     ``refused``: what Slurm would not do a moment ago, by action and code of the decision, and its words.
+    ``avoided``: nodes that failed lately, as the user's memory and this run know.
     ``throughput``: None where no step time is known. ``last_resize_s``: how long ago, None for never.
     ``lost_joiners``: those that ended without having joined, in a row.
     """
@@ -80,6 +81,7 @@ class ResizeFacts:
     model_parallel: int = 1
     global_batch: int = 0
     micro_batch: int = 1
+    avoided: frozenset[str] = frozenset()
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 

@@ -17,6 +17,7 @@ _SHARES = ("min_efficiency", "communication_share", "shrink_below", "low_utilisa
 class ResizePolicy:
     """See ``resize_policy.toml``. Times in seconds, shares from 0 to 1."""
 
+    look_s: float
     min_gain: float
     min_efficiency: float
     payback: float

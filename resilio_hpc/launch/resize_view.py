@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from resilio_hpc.autoparallel import Inventory, Measurement, Pool, fit, take_inventory
 from resilio_hpc.autoparallel.throughput import BatchRule, RunSpeed
-from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.json_fields import Fields, read_object
 from resilio_hpc.core.ledger import Event, LedgerReader
-from resilio_hpc.launch import joining, run_directory
+from resilio_hpc.launch import avoidance, joining, run_directory
 from resilio_hpc.launch.controller_view import ControllerView
 from resilio_hpc.launch.joining import LaunchRecord
 from resilio_hpc.launch.judge import CONTINUES
@@ -25,7 +26,7 @@ from resilio_hpc.launch.resize_history import ResizeHistory, read_history
 from resilio_hpc.launch.resize_policy import ResizePolicy
 from resilio_hpc.slurm import chain
 from resilio_hpc.slurm.client import SlurmClient
-from resilio_hpc.slurm.gpu_utilisation import fetch_gpu_utilisation
+from resilio_hpc.slurm.gpu_utilisation import GpuLooks
 from resilio_hpc.slurm.joiner_job import joiners_of
 from resilio_hpc.slurm.model import Job
 from resilio_hpc.slurm.user_limits import NodeLimit, fetch_limits, nodes_left
@@ -70,6 +71,9 @@ class ResizeView:
         self._idle_since: dict[str, float] | None = None
         self._accounted: tuple[NodeLimit, ...] = ()
         self._limits_until = float("-inf")
+        self._gpus = GpuLooks(2 * policy.look_s)
+        self._cluster = ""
+        self._faulty: frozenset[str] = frozenset()
 
     def watch(self) -> None:
         """From now on idle nodes have to have been seen idle for a while."""
@@ -114,7 +118,7 @@ class ResizeView:
             idle_for_s=self._idle_for(inventory), joiners=joiners,
             own_jobs=frozenset([record.job, *names_of(joiners), *([successor.address] if successor else [])]),
             user_nodes=nodes_of_user(jobs, os.geteuid()), quota_nodes=self._quota(own, jobs, pool),
-            gpu_utilisation=fetch_gpu_utilisation(record.job) if self._limits.gpus and phase == "training" else None,
+            gpu_utilisation=self._busy(record.job) if phase == "training" and pool and pool.gpus_per_node else None,
             throughput=self._speed(record, pool, ranks, len(members), status), restart_s=self.history.restart_s,
             last_resize_s=None if self.history.last_resize is None else max(0.0, now - self.history.last_resize),
             lost_joiners=self.history.lost_in_a_row(names_of(joiners), now - self._policy.lost_joiners_s),
@@ -122,7 +126,7 @@ class ResizeView:
                 successor.address, successor.node_count or 1, successor.reason in ("Resources", "Priority")
             ),
             model_parallel=math.prod(model_parallel(record.options.layouts, len(members) * ranks)),
-            global_batch=self._limits.global_batch, micro_batch=self._limits.micro_batch,
+            avoided=self._avoided(), global_batch=self._limits.global_batch, micro_batch=self._limits.micro_batch,
         )  # fmt: skip
 
     # -- the run directory -------------------------------------------------------------------------------------------
@@ -179,6 +183,13 @@ class ResizeView:
             )
         return fit(steps, self._policy.communication_share, self._limits.rule, max(1, self.history.own_nodes))
 
+    def _avoided(self) -> frozenset[str]:
+        """Where they cannot be read, what was known before stands."""
+        self._cluster = self._cluster or avoidance.cluster_name()
+        with contextlib.suppress(ResilioError, OSError):
+            self._faulty = avoidance.faulty_nodes(self.path, self.run.run_id, self._events, self._cluster)
+        return self._faulty
+
     # -- Slurm ---------------------------------------------------------------------------------------------------------
 
     def _successor(self, record: LaunchRecord, jobs: Sequence[Job]) -> Job | None:
@@ -189,6 +200,9 @@ class ResizeView:
             (job for job in jobs if str(job.id) in following and job.state.base == "PENDING"
              and job.user_id == os.geteuid()), None,
         )  # fmt: skip
+
+    def _busy(self, job: str) -> float | None:
+        return self._gpus.busiest(job, time.monotonic()) if self._limits.gpus else None
 
     def _quota(self, own: Job | None, jobs: Sequence[Job], pool: Pool | None) -> int | None:
         """What accounting allows; its limits are asked for once in a while."""

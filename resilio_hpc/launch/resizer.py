@@ -16,29 +16,32 @@ from typing import Any
 
 from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError, os_error_text
 from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch import avoidance, turns
 from resilio_hpc.launch.resize_facts import Decision, ResizeFacts
 from resilio_hpc.launch.resize_policy import ResizePolicy
 from resilio_hpc.launch.resize_view import ResizeView
 from resilio_hpc.launch.resizing import decide, fitting_pools
-from resilio_hpc.slurm import commands, joiner_job
+from resilio_hpc.slurm import commands, joiner_job, reshape
 from resilio_hpc.slurm.client import SlurmClient
-from resilio_hpc.slurm.pending_shape import reshape_pending
 
 AGAIN_S = 60.0
 WRITER = "resizer"  # in no job's part of the ledger: what it writes between two jobs belongs to neither
 
 
 class Resizer:
-    """``values``: of the template ``joiner``, in place of those that follow from the run's own job."""
+    """``values``: of the template ``joiner``, in place of those that follow from the run's own job.
+
+    ``dry_run``: nothing is written anywhere; ``observes``: what would be done is in the ledger, and nothing is done."""
 
     def __init__(
-        self, view: ResizeView, client: SlurmClient, policy: ResizePolicy, values: Mapping[str, str], dry_run: bool
-    ) -> None:
+        self, view: ResizeView, client: SlurmClient, policy: ResizePolicy, values: Mapping[str, str], dry_run: bool,
+        observes: bool = False,
+    ) -> None:  # fmt: skip
         self._view = view
         self._client = client
         self._policy = policy
         self._values = values
-        self._dry_run = dry_run
+        self._acts = not (dry_run or observes)
         self._ledger: Ledger | None = None
         self._lock: int | None = None
         self._told: set[tuple[str, str, str]] = set()  # action, code and error of what the ledger has last
@@ -51,7 +54,7 @@ class Resizer:
         """Look, decide, act. Returns the decision and what went wrong with it, "" for nothing."""
         facts = replace(self._view.facts(), refused=self._refused())
         decision = decide(facts, self._policy)
-        if self._dry_run or decision.action == "stay":
+        if not self._acts or decision.action == "stay":
             self._tell(decision, facts, acted=False)
             return decision, ""
         done, error = self._act(decision, facts)
@@ -84,7 +87,7 @@ class Resizer:
             "shrink": joiner_job.leave,
             "end": joiner_job.end,
             "withdraw": joiner_job.end,
-            "reshape": lambda job: reshape_pending(self._client, job, decision.sizes[0]),
+            "reshape": lambda job: self._reshape(job, decision.sizes[0]),
         }
         jobs: list[str] = []
         try:
@@ -101,6 +104,16 @@ class Resizer:
             return replace(decision, jobs=tuple(jobs), sizes=sizes), str(error)
         return replace(decision, jobs=tuple(jobs)), ""
 
+    def _reshape(self, successor: str, nodes: int) -> None:
+        """Another size, and so another number of faulty nodes that it can do without."""
+        path = self._view.path
+        done = reshape.reshape(successor, reshape.Shape(nodes=nodes), path, self._client)
+        if not done.fits:
+            raise SlurmError(done.why)
+        last = next(iter(turns.newest(path)), None)
+        if last is not None and self._ledger is not None:
+            avoidance.avoid_faulty_nodes(path, last.job, last.nodes, successor, self._ledger.append)
+
     def _joiner_values(self, facts: ResizeFacts) -> dict[str, str]:
         record = self._view.record
         assert record is not None
@@ -112,7 +125,7 @@ class Resizer:
             (path / "joiners").mkdir(exist_ok=True)
         except OSError as error:
             raise UsageError(os_error_text(error, str(path / "joiners"))) from None
-        apart = sorted(facts.held | other_kinds(facts))
+        apart = sorted(facts.held | other_kinds(facts) | facts.avoided)
         own = joiner_job.joiner_values(fields, self._view.run.run_id, path, apart, facts.ends_in_s)
         fixed = {key: own[key] for key in ("comment", "run_dir")}  # by which it is known
         return {**own, **self._values, **fixed}

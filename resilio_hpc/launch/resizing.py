@@ -21,6 +21,9 @@ _LIMIT_WORDS = ("QOS", "Assoc", "PartitionNodeLimit", "PartitionTimeLimit", "Bad
 def decide(facts: ResizeFacts, policy: ResizePolicy) -> Decision:
     """The one thing to do now, or why nothing is done."""
     if facts.phase == "over":
+        waiting = tuple(one.job for one in _of(facts, "pending"))
+        if waiting and ("withdraw", "over") not in facts.refused:
+            return Decision("withdraw", "over", "the run is over", facts.nodes, waiting)
         return _stay(facts, "over", "the run is over")
     steps = (_bring_to_end, _give_way, _follow, _wait, _undo, _grow)
     for step in steps:
@@ -207,13 +210,16 @@ def _grow(facts: ResizeFacts, policy: ResizePolicy) -> Decision:
 
 def _room(facts: ResizeFacts, policy: ResizePolicy) -> tuple[int, tuple[str, str]]:
     """How many more nodes may be taken, and what sets that bound: its code and its words."""
-    idle = [node for pool in fitting_pools(facts) for node in pool.idle if node not in facts.held]
+    free = {node for pool in fitting_pools(facts) for node in pool.idle if node not in facts.held}
+    idle = free - facts.avoided
     settled = [n for n in idle if facts.idle_for_s is None or facts.idle_for_s.get(n, 0.0) >= policy.settle_s]
     spare_jobs = max(0, policy.max_joiner_jobs - len(facts.joiners))
     most_per_job = min((pool.max_nodes for pool in fitting_pools(facts) if pool.max_nodes is not None), default=1 << 30)
-    count = len(set(settled))
-    code = "nothing_idle" if len(set(idle)) < facts.unit else "not_settled"
-    words = f"{plural(len(set(idle)), 'node')} of the kind are idle, {count} of them for {policy.settle_s:g} s"
+    count = len(settled)
+    code = "nothing_idle" if len(idle) < facts.unit else "not_settled"
+    words = f"{plural(len(idle), 'node')} of the kind are idle, {count} of them for {policy.settle_s:g} s"
+    if len(free) > len(idle):
+        words += f"; {', '.join(sorted(free - idle)[:8])} failed lately"
     bounds = [
         (count, code, words),
         (facts.most - facts.nodes, "at_most", f"at most {plural(facts.most, 'node')} may train"),

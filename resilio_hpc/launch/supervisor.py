@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from resilio_hpc.launch import announce, closing, joining, node_check, run_directory
+from resilio_hpc.launch import announce, closing, joining, node_check, resize_keeper, run_directory
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.agent_keeping import WARNINGS, AgentKeeper
 from resilio_hpc.launch.agent_settings import AgentSettings
@@ -29,6 +29,7 @@ from resilio_hpc.launch.maintenance import EndBeforeMaintenance
 from resilio_hpc.launch.notify import tell_verdict
 from resilio_hpc.launch.notify_targets import masked
 from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.resize_keeper import ResizeKeeper
 from resilio_hpc.launch.supervisor_files import SupervisorFiles
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.allocation import detect
@@ -90,11 +91,14 @@ class Supervisor:
         keeper.catch_signals(self.options.signals_to_handle)
         for number in signals:
             os.kill(os.getpid(), number)
+        resizer = self._keep_resizer()
         try:
             verdict = self._supervise(keeper)
             hopeless = keeper.hopeless
         finally:
             keeper.kill()
+            if resizer is not None:
+                resizer.close()
         keeper.clean_up()
         return self._close(verdict, hopeless)
 
@@ -120,6 +124,17 @@ class Supervisor:
         node_check.tell(result, left)
         self.site = replace(self.site, nodes=left.nodes)
         return check.received
+
+    def _keep_resizer(self) -> ResizeKeeper | None:
+        """With ``--resize``, beside the launch: more nodes and fewer."""
+        if not self.options.resize or not self.site.leads:
+            return None
+        if self.site.mode == "local":
+            say("note: --resize has no effect outside of Slurm")
+            return None
+        resizer = ResizeKeeper(resize_keeper.command(self.options, self.run.path))
+        resizer.start()
+        return resizer
 
     def _recipe(self, end_time: float | None) -> p.Recipe:
         settings = AgentSettings(

@@ -17,6 +17,7 @@ from resilio_hpc.report.goodput import Goodput, goodput
 from resilio_hpc.report.status import Status, parse_status
 
 STALE_S = 15.0
+LAST_WORDS_S = 3.0  # after the verdict, for the ledger's last lines
 FORMAT = 1
 
 
@@ -70,17 +71,23 @@ class RunReader:
         self.run_id, self.created = read_identity(path)
         self._ledger = LedgerReader(path / "ledger")
         self._events: list[Event] = []
+        self._untold: list[Event] = []
 
     def new_events(self) -> list[Event]:
-        """What the ledger has gained since the last call of this or of ``overview``."""
+        """What the ledger has gained since the last call."""
+        self._read()
+        new, self._untold = self._untold, []
+        return new
+
+    def _read(self) -> None:
         new = self._ledger.read_new()
         if new:
             self._events = sorted([*self._events, *new], key=lambda event: event.time)
-        return new
+            self._untold += new
 
     def overview(self, now: float, since: float = 0.0) -> Overview:
         """The run now; verdicts and events before ``since`` are of an earlier job (Unix seconds)."""
-        self.new_events()
+        self._read()
         status = parse_status(read_object(self.path / "status.json"))
         verdict = parse_verdict(read_object(self.path / "verdict.json"))
         if verdict is not None and verdict.time < since:
@@ -133,6 +140,14 @@ def parse_verdict(data: object) -> Verdict | None:
         printable(name, 40), printable(f.text("reason"), 300), f.whole("exit_code"), f.number("time") or 0.0,
         f.text("job"), dict(f.data),
     )  # fmt: skip
+
+
+def is_closed(overview: Overview) -> bool:
+    """The job has a verdict, and what comes after it in the ledger is there, or has had time to be. Pure."""
+    if overview.state != "ended" or overview.verdict is None:
+        return False
+    ends = [event.kind for event in overview.events if event.kind in ("launch", "launch_ends")]
+    return ends[-1:] == ["launch_ends"] or abs(overview.now - overview.verdict.time) > LAST_WORDS_S
 
 
 def build(

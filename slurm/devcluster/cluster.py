@@ -39,6 +39,7 @@ class DevCluster(SlurmCommands):
         nodes: int = 4,
         cpus: int = 8,
         gpus: int = 0,
+        gpu_type: str = "fake",
         slurm: str = "22.05",
         accounting: bool = False,
         binds: Sequence[str | os.PathLike[str]] = (),
@@ -51,7 +52,8 @@ class DevCluster(SlurmCommands):
         """Start a cluster and return when all its nodes are idle.
 
         ``conf`` are ``KEY=VALUE`` lines laid over slurm.conf; ``binds`` are host paths shown at the same path on every
-        machine; ``shared_mount`` is how nodes see /shared (shared_directory.py); ``private_tmp`` gives each
+        machine; ``gpu_type`` is what Slurm calls the fake GPUs; ``shared_mount`` is how nodes see /shared
+        (shared_directory.py); ``private_tmp`` gives each
         job a /tmp and a /dev/shm of its own (job_container/tmpfs). Raises UsageError (impossible request,
         name taken, packages missing) or SlurmError (did not start, or not idle within ``timeout_s``; then nothing of it
         is left running).
@@ -62,6 +64,7 @@ class DevCluster(SlurmCommands):
                 nodes=nodes,
                 cpus=cpus,
                 gpus=gpus,
+                gpu_type=gpu_type,
                 series=slurm,
                 root=str(image.root_of(slurm)),
                 accounting=accounting,

@@ -21,6 +21,7 @@ from resilio_hpc.slurm.devcluster.messages import MachineState, Reply, Request
 from resilio_hpc.slurm.devcluster.spec import Layout
 
 _REQUEST_TIMEOUT_S = 15.0
+_START_TIMEOUT_S = 60.0  # a new interpreter, on a machine that may be busy
 _POLL_S = 0.01
 
 
@@ -101,12 +102,12 @@ def start_rack(layout: Layout, lock: int) -> socket.socket:
             env={**os.environ, "PYTHONPATH": search},
             pass_fds=(theirs.fileno(), lock),
         )
-    leash.settimeout(_REQUEST_TIMEOUT_S)
+    leash.settimeout(_START_TIMEOUT_S)
     try:
         answer = leash.recv(4096).decode(errors="replace").strip()
     except TimeoutError:
-        answer = f"no answer within {_REQUEST_TIMEOUT_S:g} s"
-    starter.wait(timeout=_REQUEST_TIMEOUT_S)
+        answer = f"no answer within {_START_TIMEOUT_S:g} s"
+    starter.wait(timeout=_START_TIMEOUT_S)
     if answer != "started":
         leash.close()
         lines = layout.rack_log.read_text(errors="replace").strip().splitlines()

@@ -113,6 +113,8 @@ def validate(spec: ClusterSpec) -> ClusterSpec:
         raise UsageError(f"{spec.nodes} nodes: a dev cluster has 1 to {MAX_NODES}")
     if spec.cpus < 1 or spec.memory_mb < 1 or not 0 <= spec.gpus <= 64:
         raise UsageError("CPUs and memory must be at least 1, GPUs 0 to 64")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", spec.gpu_type):
+        raise UsageError(f"--gpu-type {spec.gpu_type!r}: up to 64 letters, digits, '-', '_' and '.'")
     if spec.slurmd_timeout_s < 1:
         raise UsageError(f"--slurmd-timeout {spec.slurmd_timeout_s}: at least 1 s")
     if spec.series not in SLURM_SERIES:
@@ -131,4 +133,6 @@ def validate(spec: ClusterSpec) -> ClusterSpec:
     for path in spec.binds:
         if not Path(path).is_absolute() or not Path(path).exists():
             raise UsageError(f"--bind {path}: not an existing absolute path")
+        if spec.private_tmp and Path(path).is_relative_to("/tmp"):
+            raise UsageError(f"--private-tmp hides {path}, since each job sees a /tmp of its own: use another place")
     return spec

@@ -18,7 +18,7 @@ import pytest
 
 from resilio_hpc.ckpt import Checkpointer, orphans, saver_process
 from resilio_hpc.cli.ckpt import main as resilio_ckpt
-from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.errors import CheckpointError, UsageError
 
 WAIT_S = 120.0
 
@@ -310,3 +310,22 @@ def test_ctrl_c_ends_an_interpreter_that_waits_and_the_saver_goes_on(gate: Path)
     ended(process)
     open_gate(gate)
     until(lambda: steps(gate) == [1, 2], "committed")
+
+
+def test_a_saver_gives_way_and_keeps_to_its_bandwidth(tmp_path: Path) -> None:
+    checkpoint = Checkpointer(tmp_path, gb_per_s=0.05)
+    started = time.monotonic()
+    checkpoint.save(1, {"x": np.ones(2_500_000)}).wait(timeout_s=WAIT_S)
+    assert time.monotonic() - started > 0.39  # 20 MB
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(os.getpid())}
+    savers = [pid for pid, line in lines.items() if b"local_saver" in line]
+    assert savers
+    for pid in savers:
+        assert os.sched_getscheduler(pid) == os.SCHED_BATCH
+        assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+
+
+@pytest.mark.parametrize("gb_per_s", [0.0, -1.0, float("nan")])
+def test_a_bandwidth_that_is_none_is_refused(gb_per_s: float, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="gb_per_s is a number of gigabytes per second"):
+        Checkpointer(tmp_path, gb_per_s=gb_per_s)

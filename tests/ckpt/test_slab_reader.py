@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import records, slab_reader
+from resilio_hpc.ckpt import bulk_io, records, slab_reader
+from resilio_hpc.ckpt.bulk_io import BoxSegment
 from resilio_hpc.ckpt.records import Extent, SlabRecord, Table, TensorRecord, read_table
 from resilio_hpc.ckpt.slab import Box
-from resilio_hpc.ckpt.slab_reader import Part, SlabReader
+from resilio_hpc.ckpt.slab_reader import Part, read_part, read_parts
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
 
@@ -50,16 +53,16 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
 def use_small_blocks(patch: pytest.MonkeyPatch) -> None:
     for module in (records, slab_reader):
         patch.setattr(module, "BLOCK_BYTES", 4096)
-    patch.setattr(slab_reader, "ROOM_BYTES", 8192)
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_box_of_any_shape_is_read_right(data: st.DataObject) -> None:
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         use_small_blocks(patch)
         shape = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4)))
-        item = data.draw(st.sampled_from([1, 2, 4, 8, 16]))
+        item = data.draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
+        direct = data.draw(st.sampled_from([True, False, None]))
         first = tuple(data.draw(st.integers(0, length - 1)) for length in shape)
         size = tuple(data.draw(st.integers(1, length - at)) for length, at in zip(shape, first, strict=True))
         room = tuple(length + data.draw(st.integers(0, 2)) for length in size)
@@ -69,9 +72,8 @@ def test_any_box_of_any_shape_is_read_right(data: st.DataObject) -> None:
         file = os.memfd_create("tensor")
         try:
             os.write(file, b"x" * 100 + whole.tobytes())
-            SlabReader(1, False).read(
-                Part(file, record_of(whole, 100), Box(first, size), memoryview(target.reshape(-1).view("u1")), room, to)
-            )
+            memory = memoryview(target.reshape(-1).view("u1"))
+            read_parts(1, [Part(file, record_of(whole, 100), Box(first, size), memory, room, to)], direct, pool)
         finally:
             os.close(file)
         expected = np.zeros(room, dtype=f"V{item}")
@@ -101,7 +103,47 @@ def test_only_the_blocks_that_are_touched_are_read_each_once(
     os.write(file, whole.tobytes())
     target = np.zeros((10, 3))
     box = Box((11, 100), (10, 3))
-    SlabReader(1, False).read(Part(file, record_of(whole, 0), box, memoryview(target).cast("B"), (10, 3), (0, 0)))
+    read_part(1, Part(file, record_of(whole, 0), box, memoryview(target).cast("B"), (10, 3), (0, 0)))
     os.close(file)
     assert np.array_equal(target, cut(whole, box))
     assert asked == [5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_bit_that_flipped_in_a_block_beside_the_box_is_found(
+    small_blocks: int, direct: bool, disk_path: Path
+) -> None:
+    whole = np.arange(64 * 256, dtype=np.float64).reshape(64, 256)
+    part = Part(-1, record_of(whole, 0), Box((11, 100), (10, 3)), memoryview(bytearray(240)), (10, 3), (0, 0))
+    data = bytearray(whole.tobytes())
+    data[12 * 2048 + 8] ^= 4  # the row is the box's, the column is not
+    (disk_path / "tensor").write_bytes(data)
+    with (
+        (disk_path / "tensor").open("rb") as file,
+        ThreadPoolExecutor(1) as pool,
+        pytest.raises(CorruptCheckpoint, match="x does not match its checksum at byte 24576"),
+    ):
+        read_parts(1, [part._replace(fd=file.fileno())], direct, pool)
+
+
+@pytest.mark.parametrize(
+    "strides",
+    [
+        (0, 0, 8, ((3, 8, 8),)),  # the third run ends behind the target
+        (0, 12, 8, ((1, 8, 8),)),
+        (0, 0, 8, ((2, 4, 8),)),  # runs that overlap in the file
+        (0, 0, 4, ((2, 4, 8), (2, 8, 4))),
+        (-1, 0, 8, ((1, 8, 8),)),
+        (0, 0, 0, ((1, 8, 8),)),
+        (0, 0, 1 << 62, ((1 << 62, 1 << 62, 0),)),
+        (0, 0, 8, ()),
+        (0, 0, 8, ((1, 8, 8),) * 33),
+    ],
+)
+def test_runs_that_do_not_fit_are_refused(strides: bulk_io.Strides) -> None:
+    file = os.memfd_create("tensor")
+    try:
+        with pytest.raises(ValueError, match="a box "):
+            bulk_io.read(file, [BoxSegment(0, memoryview(bytearray(16)), 0, 16, 0, strides)], False)
+    finally:
+        os.close(file)

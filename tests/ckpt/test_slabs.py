@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, product
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,9 +19,11 @@ from hypothesis import strategies as st
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, coordinator
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.records import Extent, read_manifest, read_table, sha256, write_manifest
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.slab import Box, any_overlap
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
+from resilio_hpc.native import crc32c
 
 Grid = tuple[int, ...]
 
@@ -324,6 +328,50 @@ def test_a_flipped_bit_in_any_part_that_is_read_is_found(tmp_path: Path) -> None
         with pytest.raises(CorruptCheckpoint, match="tensor x does not match its checksum at byte 0"):
             rank(tmp_path, 0, 1).restore({"x": torch.zeros(40, 30)})
         path.write_bytes(good)
+
+
+def test_no_flipped_bit_changes_what_another_layout_restores(tmp_path: Path) -> None:
+    """In data, tables, trees and HDF5's metadata of each file: all right, or an error."""
+    shape, value = (9, 7), np.arange(63.0)
+    whole = value.reshape(shape)
+    save(tmp_path, [{"x": Slab(cut(whole, box).copy(), shape, box.start)} for box in boxes(shape, (1, 2))])
+    checkpoint, found = rank(tmp_path, 0, 1), 0
+    for path in sorted((tmp_path / "step-0000000001").glob("*.h5")):
+        good = path.read_bytes()
+        fd = os.open(path, os.O_RDWR)
+        for at in range(0, len(good), 11):
+            os.pwrite(fd, bytes([good[at] ^ 1 << at % 8]), at)
+            mine = np.zeros(shape)
+            try:
+                checkpoint.restore({"x": mine}, step=1)
+                assert np.array_equal(mine, whole), f"byte {at} of {path.name}"
+            except CorruptCheckpoint:
+                found += 1
+            os.pwrite(fd, good[at : at + 1], at)
+        os.close(fd)
+    assert found >= 63 * 8 // 11 - 2  # every one in the data, at least
+
+
+def test_a_table_with_a_part_that_has_too_few_bytes_for_its_shape_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, [{"x": Slab(np.ones(4), (8,), (first,))} for first in (0, 4)])
+    step = tmp_path / "step-0000000001"
+    manifest = read_manifest((step / "manifest.json").read_bytes(), 1)
+    shard = manifest.shards[1]
+    at = shard.ranks[0].table
+    with (step / shard.file).open("r+b") as file:
+        data = os.pread(file.fileno(), at.size_bytes, at.offset)
+        table = read_table(data, shard.size_bytes)
+        record = msgspec.structs.replace(table.tensors[0], size_bytes=0, checksums=())
+        hostile = msgspec.json.encode(msgspec.structs.replace(table, tensors=(record,)))
+        file.seek(0, os.SEEK_END)
+        file.write(hostile)
+    extent = Extent(shard.size_bytes, len(hostile), crc32c(hostile))
+    ranks = (msgspec.structs.replace(shard.ranks[0], table=extent, table_sha256=sha256(hostile)),)
+    shard = msgspec.structs.replace(shard, size_bytes=shard.size_bytes + len(hostile), ranks=ranks)
+    manifest = msgspec.structs.replace(manifest, shards=(manifest.shards[0], shard))
+    (step / "manifest.json").write_bytes(write_manifest(manifest))
+    with pytest.raises(CorruptCheckpoint, match="does not have 0 bytes"):
+        rank(tmp_path, 0, 1).restore({"x": np.zeros(8)}, step=1)
 
 
 def test_many_threads_read_many_slabs(tmp_path: Path) -> None:

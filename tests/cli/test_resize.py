@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from resilio_hpc.cli import resize
 from resilio_hpc.cli.main import main
+from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.launch.resize_facts import Decision
 
 
 @pytest.mark.parametrize(
@@ -40,3 +43,67 @@ def test_the_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         main(["resize", "--help"])
     assert "exit codes:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--watch", "9"], "--watch is not for a resizer beside a launch"),
+        (["--json"], "--json is not for a resizer beside a launch"),
+        (["--max-nodes", "-1"], "--max-nodes: -1 is not possible"),
+        (["--model", "llama3-70b"], "--model needs --global-batch N"),
+        (["--model", "llama3-07b", "--global-batch", "8"], "llama3-07b"),
+        (["nodes=3"], "nodes is chosen by resilio resize itself"),
+        (["--maxnodes", "3"], "unrecognized arguments: --maxnodes 3"),
+    ],
+)
+def test_what_a_launcher_is_to_pass_on_is_checked_first(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        resize.check_words(words)
+    assert str(error.value).startswith("--resize-options: ") and said in str(error.value)
+
+
+def test_options_of_the_command_may_be_passed_on_by_a_launcher() -> None:
+    resize.check_words(["--max-nodes", "16", "--model", "llama3-70b", "--global-batch", "1024", "time=1:00:00"])
+
+
+class Looks:
+    """A fake resizer, and its view: each look fails with an error, or gives a decision."""
+
+    def __init__(self, *outcomes: Exception | Decision) -> None:
+        self._outcomes = list(outcomes)
+
+    def watch(self) -> None:
+        pass
+
+    def step(self) -> tuple[Decision, str]:
+        outcome = self._outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome, ""
+
+
+def test_a_watch_outlives_slurm_and_the_run_directory_and_asks_more_seldom_meanwhile(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stay, over = Decision("stay", "nothing_idle", "0 nodes idle"), Decision("stay", "over", "the run is over")
+    away, stale = SlurmError("no answer"), OSError(116, "Stale file handle")
+    looks = Looks(away, away, stale, away, away, away, stay, away, over)
+    pauses: list[float] = []
+    monkeypatch.setattr(resize.time, "sleep", pauses.append)
+    options = resize._parser().parse_args(["run", "--watch", "30"])
+    assert resize._watch(looks, looks, options) == 0  # type: ignore[arg-type]
+    assert pauses == [60.0, 120.0, 240.0, 480.0, 600.0, 600.0, 30.0, 60.0]
+    said = capsys.readouterr().err.splitlines()
+    assert said[:3] == [f"resilio: {error}; looking again" for error in (away, stale, away)]
+
+
+def test_what_it_says_beside_a_launch_is_a_line_of_the_launchers_and_no_reason_to_stay(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = resize._parser().parse_args(["run", "--watch", "30", "--launcher", "1", "--observe"])
+    resize._say(Decision("stay", "nothing_idle", "0 nodes idle"), "", options)
+    resize._say(Decision("grow", "idle_nodes", "1 idle node", 3), "", options)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("[resilio] ") and told.err.endswith("--resize: would grow to 3 nodes: 1 idle node\n")

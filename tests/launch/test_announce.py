@@ -80,6 +80,12 @@ LINES: list[tuple[str, dict[str, Any], str]] = [
         {"node": "n2", "step": 40, "error": "No space left on device"},
         "checkpoint of step 40 could not be written on n2: No space left on device",
     ),
+    (
+        "save_overdue",
+        {"step": 40, "waited_s": 61.0, "nodes": ["n2"]},
+        "checkpoint of step 40 is on its way to disk for 61.0 s, n2 still at it: is that file system slow, or does it "
+        "hang? Training goes on",
+    ),
     ("slow_start", {"round": 1, "waited_s": 300.0}, "round 1 did not come up within 5 min 00 s: once more"),
     ("committed", {"step": 40}, ""),
     ("ranks_started", {"node": "n1"}, ""),

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.core.ledger import Ledger, read_ledger
 from resilio_hpc.launch import avoidance
-from resilio_hpc.launch.avoidance import avoid_faulty_nodes, decide_change, ours_of
+from resilio_hpc.launch.avoidance import avoid_faulty_nodes, decide_change, faulty_nodes, ours_of
 from resilio_hpc.slurm.model import Node
 from resilio_hpc.slurm.node_faults.exclusion import Exclusion
 from resilio_hpc.slurm.node_faults.fault import NodeFault
-from resilio_hpc.slurm.node_faults.ledger import FaultLedger
+from resilio_hpc.slurm.node_faults.ledger import FaultLedger, users_directory
 from resilio_hpc.slurm.states import node_state
 
 
@@ -170,3 +170,16 @@ def test_a_place_that_cannot_be_written_costs_a_line(
     monkeypatch.setenv("RESILIO_NODE_FAULTS", str(tmp_path / "file"))
     assert refresh(run_with_a_lost_node(tmp_path)) == []
     assert "cannot be read: Not a directory" in capsys.readouterr().err
+
+
+def test_faulty_are_nodes_that_are_remembered_and_those_that_this_run_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RESILIO_NODE_FAULTS", raising=False)
+    run = run_with_a_lost_node(tmp_path)
+    folder = users_directory({}, run)
+    assert folder is not None
+    FaultLedger(folder).append([NodeFault(time=time.time(), node="n4", kind="node-lost", run="older", cluster="c")])
+    events = read_ledger(run / "ledger")
+    assert faulty_nodes(run, "abc", events, "c") == {"n2", "n4"}
+    assert faulty_nodes(run, "abc", [], "other") == frozenset()

@@ -16,7 +16,6 @@ from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.last_one_out import LIMIT_S, STILL_S, SUPERVISOR_DEAD_S, Closing, Sight, stand_ins
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.placements import Site
-from resilio_hpc.launch.turns import Turn
 from resilio_hpc.slurm import chain, commands
 from resilio_hpc.slurm.commands import Holding
 
@@ -294,10 +293,10 @@ def test_the_jobs_comment_takes_the_record_and_names_the_part(
     assert last_one_out.hand_over(run, "7r1", "needs_new_job", "batch_host_lost")
     assert ended == ["7"]
     monkeypatch.setattr(commands, "job_fields", lambda _: {"Comment": comments[-1]})
-    record = predecessor._comment_record(Turn(1, "7r1", "7", 1, ("n1",), -1, 0.0))
+    record = predecessor._comment_record("7r1")
     assert record is not None
     assert (record.reason, record.carries_on) == ("batch_host_lost", True)
-    assert predecessor._comment_record(Turn(1, "7r2", "7", 1, ("n1",), -1, 0.0)) is None
+    assert predecessor._comment_record("7r2") is None
 
 
 def test_without_any_record_the_job_is_not_cancelled_since_the_chain_would_end(

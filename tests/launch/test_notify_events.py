@@ -142,6 +142,7 @@ def test_a_controller_that_stepped_down_forgets_what_it_saw() -> None:
 
 
 @pytest.mark.parametrize("entry", ["round", "rank_failed", "slow_start", "decision", "node_lost", "agent_left",
-                                   "agent_joined", "first_step", "recovered", "persist_failed", "verdict"])  # fmt: skip
+                                   "agent_joined", "first_step", "recovered", "persist_failed", "save_overdue",
+                                   "verdict"])  # fmt: skip
 def test_entries_with_missing_fields_break_nothing(entry: str) -> None:
     told((entry, {}), (entry, {"node": 7, "rank": "x", "members": 3, "first_failure": []}))

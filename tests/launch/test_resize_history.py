@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resilio_hpc.autoparallel import Measurement
-from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.autoparallel import Inventory, Measurement, Pool
+from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.launch import joining, run_directory
+from resilio_hpc.launch import joining, resizer, run_directory, turns
 from resilio_hpc.launch.joining import LaunchRecord
 from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.resize_facts import ResizeFacts, Successor
 from resilio_hpc.launch.resize_history import ResizeHistory, read_history
 from resilio_hpc.launch.resize_policy import resize_policy
 from resilio_hpc.launch.resize_view import ResizeLimits, ResizeView, joiner_of, nodes_of_user
 from resilio_hpc.launch.resizer import Resizer
+from resilio_hpc.slurm import reshape
 from resilio_hpc.slurm.joiner_job import comment_of, joiner_values, joiners_of, memory_mb, render_joiner
 from resilio_hpc.slurm.model import Job
-from resilio_hpc.slurm.pending_shape import reshape_pending
 from resilio_hpc.slurm.states import job_state
 
 FIELDS = {
@@ -218,10 +220,57 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert sorted(os.walk(path)) == before
 
 
-def test_a_job_that_has_started_is_not_reshaped() -> None:
-    class OneJob(NoSlurm):
-        def jobs(self, numbers: list[str]) -> tuple[Job, ...]:
-            return (job(8),)
+class PendingJob:
+    """Answers for the successor, job 8 of user 1000, and keeps what it is told."""
 
-    with pytest.raises(SlurmError, match="job 8 is not pending any more"):
-        reshape_pending(OneJob(), "8", 2)  # type: ignore[arg-type]
+    def __init__(self, fields: dict[str, str]) -> None:
+        self.fields = fields
+        self.orders: list[dict[str, str]] = []
+
+    def look(self, number: str) -> dict[str, str]:
+        assert number == "8"
+        return dict(self.fields)
+
+    def update_job(self, number: str, changes: dict[str, str]) -> None:
+        assert number == "8"
+        self.orders.append(changes)
+        self.fields |= changes
+
+
+class OneLook:
+    """A fake view: a run that waits for its next job, for which too few nodes are free."""
+
+    def __init__(self, path: Path, facts: ResizeFacts) -> None:
+        self.path, self._facts = path, facts
+
+    def facts(self) -> ResizeFacts:
+        return self._facts
+
+
+@pytest.mark.parametrize(("state", "error"), [("PENDING", ""), ("RUNNING", "job 8 does not wait any more: RUNNING")])
+def test_a_successor_that_waits_gets_its_size_and_then_the_nodes_to_avoid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, error: str
+) -> None:
+    path = a_run(tmp_path / "run")
+    assert turns.take(path, turns.Turn(1, "7", "7", 1, ("n1", "n2", "n3"), -1, 0.0))
+    slurm = PendingJob({
+        "JobId": "8", "JobState": state, "UserId": f"me({os.geteuid()})", "Command": f"{path}/batch-7.sh",
+        "NumNodes": "3-3", "NumTasks": "3", "NumCPUs": "3", "ExcNodeList": "(null)",
+    })  # fmt: skip
+    avoided: list[tuple[object, ...]] = []
+    monkeypatch.setattr(resizer.avoidance, "avoid_faulty_nodes", lambda *told: avoided.append(told[:4]))
+    monkeypatch.setattr(reshape, "reshape", partial(reshape.reshape, look=slurm.look))
+    facts = ResizeFacts(
+        phase="between_jobs", nodes=0, least=1, most=3, unit=1, own_nodes=3, held=frozenset(), ranks_per_node=1,
+        partition="main", inventory=Inventory((Pool("main", "", 0, ("n1", "n2", "n3"), ("n1", "n2"), ()),), ()),
+        successor=Successor("8", 3, waits_for_nodes=True),
+    )  # fmt: skip
+    hand = Resizer(OneLook(path, facts), slurm, resize_policy(), {}, dry_run=False)  # type: ignore[arg-type]
+    decision, said = hand.step()
+    hand.close()
+    assert (decision.action, decision.sizes, said) == ("reshape", (2,), error)
+    if error:
+        assert (slurm.orders, avoided) == ([], [])
+    else:
+        assert [order["NumNodes"] for order in slurm.orders] == ["2-2"]
+        assert avoided == [(path, "7", ("n1", "n2", "n3"), "8")]

@@ -74,6 +74,7 @@ def test_idle_nodes_are_taken_in_by_small_jobs_with_the_reason_in_numbers() -> N
         ({"nodes": 8}, "at_most"),
         ({"inventory": cluster(0)}, "nothing_idle"),
         ({"inventory": cluster(0, planned=4)}, "nothing_idle"),
+        ({"inventory": cluster(2), "avoided": frozenset(NODES[-2:])}, "nothing_idle"),
         ({"inventory": cluster(3), "unit": 4}, "nothing_idle"),
         ({"gpu_type": "a100"}, "nothing_idle"),
         ({"partition": "other"}, "nothing_idle"),
@@ -95,6 +96,19 @@ def test_idle_nodes_are_taken_in_by_small_jobs_with_the_reason_in_numbers() -> N
 )
 def test_reasons_to_stay(changes: dict[str, Any], code: str) -> None:
     assert in_short(made(facts(**changes))) == ("stay", code)
+
+
+def test_joiners_that_wait_for_a_run_that_is_over_are_withdrawn() -> None:
+    over = facts(phase="over", joiners=(joiner("21", "n5"), joiner("22", state="pending")))
+    decision = made(over)
+    assert (in_short(decision), decision.jobs) == (("withdraw", "over"), ("22",))
+    assert in_short(made(replace(over, refused={("withdraw", "over"): "no answer"}))) == ("stay", "over")
+
+
+def test_nodes_that_failed_lately_are_not_taken_in_and_that_is_said() -> None:
+    decision = made(facts(avoided=frozenset({"n12", "n1"})))
+    assert (decision.nodes, decision.sizes) == (7, (1, 1, 1))
+    assert made(facts(inventory=cluster(1), avoided=frozenset({"n12"}))).reason.endswith("; n12 failed lately")
 
 
 def test_a_limit_per_user_counts_all_jobs_of_the_user() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -96,6 +99,45 @@ def test_populate_keeps_the_content() -> None:
         native.populate(mapping)
         assert mapping[5000:5003] == b"abc"
         assert mapping[:5000] == bytes(5000)
+
+
+OLD_KERNEL = """
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int madvise(void *address, size_t size, int advice) {
+    if (advice != 22 && advice != 23) return (int)syscall(SYS_madvise, address, size, advice);
+    errno = EINVAL;
+    return -1;
+}
+"""
+FILL_BESIDE_IT = """
+import mmap, threading
+import numpy
+from resilio_hpc import native
+for turn in range(150):
+    mapping = mmap.mmap(-1, 8 << 20)
+    both = threading.Barrier(2)
+    def populate():
+        both.wait()
+        native.populate(mapping)
+    thread = threading.Thread(target=populate)
+    thread.start()
+    filled = numpy.frombuffer(mapping, dtype=numpy.uint8)
+    both.wait()
+    filled[:] = 255
+    thread.join()
+    assert (filled == 255).all(), turn
+"""
+
+
+def test_before_linux_5_14_too_it_takes_nothing_from_a_thread_that_fills_the_same_memory(tmp_path: Path) -> None:
+    (tmp_path / "old.c").write_text(OLD_KERNEL)
+    library = tmp_path / "old.so"
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()
+    subprocess.run([*compiler, "-shared", "-fPIC", "-o", library, tmp_path / "old.c"], check=True, timeout=60)
+    environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", FILL_BESIDE_IT], env=environment, check=True, timeout=200)
 
 
 def test_pages_that_can_only_be_read_are_mapped_too() -> None:

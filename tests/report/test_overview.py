@@ -13,7 +13,7 @@ from rich.console import Console
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.report.as_json import overview_json
-from resilio_hpc.report.overview import Overview, RunReader
+from resilio_hpc.report.overview import Overview, RunReader, is_closed
 from resilio_hpc.report.screen import screen
 
 STATUS = {
@@ -89,6 +89,26 @@ def test_states(run: Path, now: float, verdict: dict[str, Any] | None, later_job
 def test_the_end_names_the_first_failure(run: Path) -> None:
     (run / "verdict.json").write_text(json.dumps(VERDICT))
     assert "rank 1 on n1: killed by SIGKILL" in text_of(RunReader(run).overview(200.0))
+
+
+def test_each_event_is_told_once_whoever_read_it(run: Path) -> None:
+    reader = RunReader(run)
+    assert [event.kind for event in reader.new_events()] == ["launch"]
+    ledger = Ledger(run / "ledger", "7-n1-agent", clock=lambda: 20.0)
+    ledger.append("committed", step=1)
+    assert [event.kind for event in reader.overview(21.0).events] == ["launch", "committed"]
+    ledger.append("committed", step=2)
+    assert [event.fields["step"] for event in reader.new_events()] == [1, 2]
+    assert reader.new_events() == []
+
+
+@pytest.mark.parametrize(("now", "ends", "closed"), [(101.5, False, False), (101.5, True, True), (105.0, False, True)])
+def test_after_the_verdict_the_last_lines_have_a_moment(run: Path, now: float, ends: bool, closed: bool) -> None:
+    assert not is_closed(RunReader(run).overview(101.0))
+    (run / "verdict.json").write_text(json.dumps(VERDICT))
+    if ends:
+        Ledger(run / "ledger", "7-supervisor", clock=lambda: 101.2).append("launch_ends", exit_code=1)
+    assert is_closed(RunReader(run).overview(now)) == closed
 
 
 def test_verdicts_before_a_launch_do_not_end_its_view(run: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,19 @@ from submitit.helpers import Checkpointable, CommandFunction, DelayedSubmission
 PATIENCE_S = 240.0
 
 
+def until(reached: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not reached() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
 def rank_and_round(folder: Path) -> list[Any]:
     """Waits, in its first life, until somebody has made ``go`` (after breaking something)."""
     env = submitit.JobEnvironment()
     started = folder / f"started-{env.global_rank}-{os.environ['RESILIO_ROUND']}"
     started.with_suffix(".new").write_text(os.environ["SLURMD_NODENAME"])
     started.with_suffix(".new").replace(started)
-    deadline = time.monotonic() + PATIENCE_S
-    while not (folder / "go").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until((folder / "go").exists)
     return [env.job_id, env.global_rank, env.num_tasks, env.num_nodes, os.environ["SLURMD_NODENAME"]]
 
 
@@ -91,7 +96,11 @@ def executor(folder: Path, cluster: str, **parameters: Any) -> submitit.AutoExec
 def main(scenario: str, folder: Path, cluster: str = "slurm") -> dict[str, Any]:
     if scenario == "lost-node":
         job = executor(folder, cluster, nodes=2, tasks_per_node=1, resilio_spares=1).submit(rank_and_round, folder)
-        return {"results": job.results(), "id": job.job_id, "state": job.state, "nodes": job.num_tasks}
+        said = {"results": job.results(), "id": job.job_id, "state": job.state, "nodes": job.num_tasks}
+        until(lambda: list((folder / "jobs").glob("resilio-node-faults-*/*")))  # what that job has learnt
+        later = executor(folder, cluster).submit(square, 3)
+        anywhere = executor(folder, cluster, resilio_any_node=True).submit(square, 4)
+        return {**said, "later": [later.result(), anywhere.result()], "ids": [later.job_id, anywhere.job_id]}
     if scenario == "killed":
         job = executor(folder, cluster, nodes=1, tasks_per_node=2).submit(killed_once, folder)
         return {"results": job.results(), "out": job.stdout(), "out1": job.task(1).stdout(), "err": job.stderr()}

@@ -32,11 +32,11 @@ class Submitted:
         self.job = 0
 
     def submit(
-        self, template: str, values: Sequence[str], command: Sequence[str], fakes: bool = False
+        self, template: str, values: Sequence[str], command: Sequence[str], programs: str = ""
     ) -> Mapping[str, object]:
-        """`resilio submit`, in the job's directory; returns what it says as JSON."""
+        """`resilio submit`, in the job's directory; returns what it says as JSON. ``programs``: first on PATH."""
         path = self.cluster.environment()["PATH"]
-        environment = {"PATH": f"{FAKES}:{path}" if fakes else path}
+        environment = {"PATH": f"{programs}:{path}" if programs else path}
         argv = [sys.executable, "-m", "resilio_hpc.cli.main", "submit", "--json", "--template", template, *values]
         done = self.cluster.run("ctl", [*argv, "--", *command], 60.0, env=environment, cwd=self.inside)
         said: dict[str, object] = json.loads(done.stdout)

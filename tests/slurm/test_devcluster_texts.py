@@ -50,6 +50,7 @@ def test_gpus_are_character_devices(gpus: int, rootless: bool, expected: str) ->
         (ClusterSpec(name="../up"), "../up"),
         (ClusterSpec(name="a", nodes=0), "0 nodes"),
         (ClusterSpec(name="a", series="19.05"), "19.05"),
+        (ClusterSpec(name="a", gpu_type="h 100"), "gpu-type .h 100."),
         (ClusterSpec(name="a", conf=("KillWait",)), "KillWait"),
         (ClusterSpec(name="a", binds=("/no/such/path",)), "/no/such/path"),
         (ClusterSpec(name="a", rootless=True, accounting=True), "rootless"),

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from resilio_hpc.slurm.devcluster import DevCluster, image
 
 pytestmark = pytest.mark.slurm
 
-DRIVER = Path(__file__).parent / "planned_job.py"
 JOB = """#!/bin/bash
 #SBATCH --exclusive --time=10
 #SBATCH --output=/shared/planned-%j.out
@@ -46,7 +44,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
         pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM={series} builds it")
     name = unique_name(f"planned{series.replace('.', '')}")
     with DevCluster.start(
-        name, nodes=3, gpus=2, slurm=series, slurmd_timeout_s=5, binds=binds(), timeout_s=120.0
+        name, nodes=3, gpus=2, gpu_type="h100", slurm=series, slurmd_timeout_s=5, binds=binds(), timeout_s=120.0
     ) as running:
         (running.shared / "job.sh").write_text(JOB)
         yield running
@@ -60,10 +58,19 @@ def all_in_service(cluster: DevCluster) -> Iterator[None]:
 
 
 def submit(
-    cluster: DevCluster, *words: str, path: str = "", sizes: str = "3x2,2x2,1x2"
+    cluster: DevCluster, *words: str, path: str = "", gpus: str = "2-6"
 ) -> tuple[int, list[dict[str, Any]], str]:
-    """Exit code, attempts, and what was said on standard error."""
-    argv = [sys.executable, str(DRIVER), "--json", f"--sizes={sizes}", *words]
+    """``resilio plan`` of whole nodes, the largest first: exit code, attempts, and what was said on standard error."""
+    plan = [
+        "plan",
+        "gpt2-large",
+        "--global-batch=12",
+        "--tp=2",
+        "--micro-batch=2",
+        "--partition=main",
+        f"--gpus={gpus}",
+    ]
+    argv = [sys.executable, "-m", "resilio_hpc.cli.main", *plan, "--json", *words]
     usual = cluster.environment()["PATH"]
     done = cluster.run("ctl", argv, 200.0, env={"PATH": f"{path}:{usual}" if path else usual}, check=False)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
@@ -109,6 +116,7 @@ def test_the_best_choice_starts_with_its_layout(cluster: DevCluster) -> None:
         ("drained", "scontrol update NodeName=n3 State=DRAIN Reason=test"),
         ("taken", "{sbatch} --exclusive --nodelist=n3 --time=60 --wrap 'sleep 600'; sleep 2"),
     ],
+    ids=["drained", "taken"],
 )
 def test_nodes_that_vanish_leave_the_turn_to_the_next_choice(cluster: DevCluster, name: str, happens: str) -> None:
     sbatch = cluster.run("ctl", ["sh", "-c", "command -v sbatch"]).stdout.strip()
@@ -121,24 +129,26 @@ def test_nodes_that_vanish_leave_the_turn_to_the_next_choice(cluster: DevCluster
     assert left == []  # what was taken back does not start later
 
 
-def test_drained_nodes_are_seen_by_the_test_already_and_a_dry_run_submits_nothing(cluster: DevCluster) -> None:
+def test_a_dry_run_submits_nothing_and_what_slurm_never_starts_is_passed(cluster: DevCluster) -> None:
     cluster.run("ctl", ["scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=test"])
     code, attempts, said = submit(cluster, "--submit", "./job.sh", "--dry-run", "--", "end")
-    assert (code, words(attempts)) == (0, ["3 passed", "2 would-submit"]), said
-    assert "not available" in attempts[0]["why"]
+    assert (code, words(attempts)) == (0, ["2 would-submit"]), said
+    code, attempts, said = submit(cluster, "--submit", "./job.sh", "--set", "constraint=nosuch", "--", "end")
+    assert (code, words(attempts)) == (3, ["2 passed", "1 passed"]), said
+    assert "feature" in attempts[0]["why"]
     assert cluster.run("ctl", ["squeue", "-h"]).stdout == ""
 
 
 def test_a_start_in_the_future_is_taken_only_where_it_was_allowed(cluster: DevCluster) -> None:
     cluster.submit("#!/bin/sh\nsleep 600\n", ["-N3", "--exclusive", "-t", "20"])
-    code, attempts, said = submit(cluster, "--submit", "./job.sh", "--", "end", sizes="3x2,2x2")
+    code, attempts, said = submit(cluster, "--submit", "./job.sh", "--", "end", gpus="4-6")
     assert (code, words(attempts)) == (3, ["3 passed", "2 passed"])
     assert "--max-wait" in said and attempts[0]["wait_s"] > 60
-    code, attempts, said = submit(cluster, "--submit", "./job.sh", "--max-wait=7200", "--", "end", sizes="3x2,2x2")
+    code, attempts, said = submit(cluster, "--submit", "./job.sh", "--max-wait=7200", "--", "end", gpus="4-6")
     assert (code, words(attempts)) == (0, ["3 submitted", "3 queued"]), said
 
 
 def test_without_slurmctld_nothing_is_submitted_and_it_says_so(cluster: DevCluster) -> None:
     cluster.kill_slurmctld()
     code, attempts, said = submit(cluster, "--submit", "./job.sh", "--", "end")
-    assert (code, attempts) == (1, []) and "Unable to contact" in said
+    assert (code, attempts) == (1, []) and said.startswith("resilio: error: ")

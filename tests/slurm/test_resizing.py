@@ -1,9 +1,13 @@
-"""A run on a real Slurm takes idle nodes in and gives them back to others, while it trains, and loses no sample."""
+"""A run on a real Slurm takes idle nodes in and gives them back to others, while it trains, and loses no sample.
+
+By ``resilio resize`` beside it, and by the launcher itself (``--resize``).
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,10 +27,10 @@ from resilio_hpc.slurm.devcluster import DevCluster, image
 pytestmark = pytest.mark.slurm
 
 SCRIPT = str(Path(__file__).with_name("resized_training.py"))
-POLICY = "settle_s = 1.0\ncool_down_s = 2.0\nrestart_s = 1.0\nhorizon_s = 36000.0\nmin_efficiency = 0.0\n"
+POLICY = "look_s = 1.0\nsettle_s = 1.0\ncool_down_s = 2.0\nrestart_s = 1.0\nhorizon_s = 36000.0\nmin_efficiency = 0.0\n"
 
 
-@pytest.fixture(scope="module", params=["22.05", "26.05"])
+@pytest.fixture(scope="module", params=["22.05", pytest.param("26.05", marks=pytest.mark.slow)])
 def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
     """Three nodes with this series of Slurm."""
     skip_without_slurm()
@@ -41,15 +45,25 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
 
 
 class Resized:
-    """An elastic run of two nodes that may have three, and a resizer beside it on the login node."""
+    """An elastic run of two nodes that may have three.
 
-    def __init__(self, cluster: DevCluster) -> None:
-        self.cluster = cluster
-        self.job = Submitted(cluster, "resized")
+    ``by``: "hand", with a resizer on the login node, and a scaled batch; "launcher", and a batch that is kept."""
+
+    def __init__(self, cluster: DevCluster, by: str) -> None:
+        self.cluster, self.by_hand = cluster, by == "hand"
+        self.job = Submitted(cluster, f"resized-by-{by}")
         self.out = self.job.directory / "result.json"
         (self.job.directory / "policy.toml").write_text(POLICY)
         values = ["gpus_per_node=2", "ranks_per_node=1", "time=30", "nodes=2", "min_nodes=1", "max_nodes=3"]
-        self.job.submit("elastic", values, ["--chain", SCRIPT, f"{self.job.inside}/result.json"])
+        programs = self.job.directory / "bin"
+        programs.mkdir()
+        self.busy = programs / "busy"  # what nvidia-smi says
+        self.busy.write_text("7\n")
+        (programs / "nvidia-smi").write_text('#!/bin/sh\nexec cat "${0%/*}/busy"\n')
+        (programs / "nvidia-smi").chmod(0o755)
+        flags = ["--resize", "--resize-policy", f"{self.job.inside}/policy.toml"] if by == "launcher" else []
+        command = ["--chain", *flags, SCRIPT, f"{self.job.inside}/result.json", "scale" if self.by_hand else "keep"]
+        self.job.submit("elastic", values, command, f"{self.job.inside}/bin")
         self.path = self.job.directory / "resilio-runs" / str(self.job.job)
         self.run_dir = f"{self.job.inside}/resilio-runs/{self.job.job}"
         self.resizer: subprocess.Popen[bytes] | None = None
@@ -57,7 +71,7 @@ class Resized:
     def resize(self, *words: str) -> list[str]:
         """The command, as it runs on the login node."""
         argv = [sys.executable, "-m", "resilio_hpc.cli.main", "resize", self.run_dir, *words]
-        return [*argv, "--policy", f"{self.job.inside}/policy.toml"]
+        return [*argv, "--batch=scale", "--policy", f"{self.job.inside}/policy.toml"]
 
     def watch(self) -> None:
         argv = self.cluster.command("ctl", self.resize("--watch", "1"), cwd=self.job.inside)
@@ -65,6 +79,12 @@ class Resized:
             self.resizer = subprocess.Popen(
                 argv, stdout=output, stderr=output, env=self.cluster.environment(), start_new_session=True
             )
+
+    def resizer_of_launcher(self) -> int:
+        """The process, as this host numbers it."""
+        wanted = f"resize\0{self.run_dir}\0".encode()
+        (found,) = [path for path in Path("/proc").glob("[0-9]*") if wanted in _words_of(path)]
+        return int(found.name)
 
     def said(self) -> str:
         path = self.job.directory / "resize.txt"
@@ -94,39 +114,57 @@ class Resized:
         return [e.fields for e in self.of_kind("resize") if e.fields["action"] == action and e.fields["acted"]]
 
 
+def _words_of(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 @pytest.fixture
-def run(cluster: DevCluster) -> Iterator[Resized]:
-    resized = Resized(cluster)
+def run(cluster: DevCluster, request: pytest.FixtureRequest) -> Iterator[Resized]:
+    resized = Resized(cluster, request.param)
     yield resized
     if resized.resizer is not None:
         resized.resizer.kill()
         resized.resizer.wait(30.0)
 
 
+@pytest.mark.parametrize("run", [pytest.param("hand", marks=pytest.mark.slow), "launcher"], indirect=True)
 def test_a_run_grows_by_an_idle_node_gives_it_to_somebody_who_waits_and_loses_no_sample(
     cluster: DevCluster, run: Resized
 ) -> None:
-    run.until(lambda: len(run.of_kind("committed")) > 1)
-
-    dry = json.loads(cluster.run("ctl", run.resize("--dry-run", "--json"), 60.0, cwd=run.job.inside).stdout)
-    assert (dry["action"], dry["sizes"]) == ("grow", [1]), dry
-    assert run.of_kind("resize") == []
-
-    run.watch()
+    if run.by_hand:
+        run.until(lambda: len(run.of_kind("committed")) > 1)
+        dry = json.loads(cluster.run("ctl", run.resize("--dry-run", "--json"), 60.0, cwd=run.job.inside).stdout)
+        assert (dry["action"], dry["sizes"]) == ("grow", [1]), dry
+        assert run.of_kind("resize") == []
+        run.watch()
+    else:
+        run.until(lambda: "idle_gpus" in [event.fields["code"] for event in run.of_kind("resize")])
+        run.busy.write_text("93\n")
     run.until(lambda: run.sizes()[-1:] == [3] and run.next_job_asks_for() == 3)  # of the chain
+    if not run.by_hand:  # one that dies is started again
+        os.kill(run.resizer_of_launcher(), signal.SIGKILL)
     other = cluster.submit("#!/bin/sh\nsleep 3\n", ["--nodes=1", "--exclusive", "--time=1"], user="user")
     run.until(lambda: run.sizes()[-1:] == [2] and run.next_job_asks_for() == 2)
     cluster.wait_for_job(other, ["RUNNING", "COMPLETED"], PATIENCE_S)
 
-    assert run.resizer is not None
     run.out.with_suffix(".end").touch()
     run.job.wait()
-    assert run.resizer.wait(PATIENCE_S) == 0, run.said()  # the run is over, and so is the watch
+    if run.resizer is not None:
+        assert run.resizer.wait(PATIENCE_S) == 0, run.said()  # the run is over, and so is the watch
+    else:
+        assert run.said().count("the resizer ended (exit code -9), and is started again") == 1
     result = json.loads(run.out.read_text())
-    wanted = resized_training.expected(result["steps"])
-    assert (result["used"], result["weights"]) == (wanted["used"], wanted["weights"])
-    assert sum(result["used"]) == result["steps"] * resized_training.BATCH
+    (samples,) = result["position"]
+    assert result["used"] == resized_training.uses(samples)
     assert max(result["used"]) - min(result["used"]) <= 1
+    if run.by_hand:
+        assert samples > result["steps"] * resized_training.BATCH  # three ranks had half as much again
+    else:
+        assert result["weights"] == resized_training.expected(result["steps"])["weights"]
+        assert samples == result["steps"] * resized_training.BATCH
 
     (first, *_), (given, *_) = run.resizes("grow"), run.resizes("shrink")
     assert (first["code"], given["code"]) == ("idle_nodes", "others_wait")

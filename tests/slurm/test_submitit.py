@@ -73,6 +73,9 @@ def a_lost_node(cluster: DevCluster) -> None:
     assert [result[:4] for result in said["results"]] == [[str(number), rank, 2, 2] for rank in (0, 1)]
     assert lost not in [result[4] for result in said["results"]]
     assert (said["id"], said["state"], said["nodes"]) == (str(number), "COMPLETED", 2)
+    assert said["later"] == [9, 16]
+    avoided = [cluster.run("ctl", ["scontrol", "show", "job", job]).stdout for job in said["ids"]]
+    assert [f"ExcNodeList={lost}\n" in text for text in avoided] == [True, False], avoided
 
 
 def test_a_job_survives_the_loss_of_a_node(repaired_cluster: DevCluster) -> None:

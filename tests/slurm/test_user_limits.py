@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from resilio_hpc.slurm.gpu_utilisation import parse_utilisation
+from resilio_hpc.slurm.gpu_utilisation import NO_ANSWER_S, GpuLooks, parse_utilisation
 from resilio_hpc.slurm.model import Job
 from resilio_hpc.slurm.states import job_state
 from resilio_hpc.slurm.user_limits import NodeLimit, nodes_left, parse_associations, parse_qos
@@ -46,3 +46,22 @@ def test_what_is_left_is_the_least_of_all_limits() -> None:
 )
 def test_how_busy_gpus_are(text: str, share: float | None) -> None:
     assert parse_utilisation(text) == share
+
+
+def test_gpus_are_as_busy_as_in_the_busiest_of_the_last_looks_and_no_step_is_wasted() -> None:
+    answers: list[float | None] = [0.9, 0.1, 0.1, 0.2, None]
+    asked: list[str] = []
+
+    def fetch(job: str) -> float | None:
+        asked.append(job)
+        return answers.pop(0)
+
+    looks = GpuLooks(60.0, fetch)
+    assert [looks.busiest("7", now) for now in (0.0, 59.0)] == [0.9, 0.9]
+    assert asked == ["7"]
+    assert [looks.busiest("7", 60.0 * count) for count in (1, 2, 3)] == [0.9, 0.9, 0.2]
+    assert looks.busiest("7", 240.0) is None
+    assert looks.busiest("7", 240.0 + NO_ANSWER_S - 1) is None
+    assert not answers
+    answers.append(0.5)
+    assert looks.busiest("8", 240.0) == 0.5  # another job of the chain

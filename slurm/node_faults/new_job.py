@@ -1,22 +1,24 @@
-"""Which nodes ``resilio submit`` adds to a job's ``--exclude``: those that failed the user's runs lately."""
+"""Which nodes are added to a new job's ``--exclude``: those that failed the user's runs lately."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from resilio_hpc.core.errors import HealthError, SlurmError, UsageError
-from resilio_hpc.slurm import commands
+from resilio_hpc.slurm import commands, submission
 from resilio_hpc.slurm.client import SlurmClient
 from resilio_hpc.slurm.gres import Gres, parse_gres
-from resilio_hpc.slurm.hostlist import expand
+from resilio_hpc.slurm.hostlist import compress, expand
 from resilio_hpc.slurm.model import Partition
 from resilio_hpc.slurm.node_faults.exclusion import Exclusion, choose, that_have
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger, users_directory
 from resilio_hpc.slurm.node_faults.policy import FaultPolicy, fault_policy
 from resilio_hpc.slurm.node_faults.score import NodeScore, scores
 from resilio_hpc.slurm.template import Job
+
+EXCLUDED_VARIABLE = "RESILIO_EXCLUDED"  # in a job: those of its excluded nodes that were added, and are not the user's
 
 
 def avoided(job: Job, environment: Mapping[str, str], cwd: Path, client: SlurmClient) -> Exclusion:
@@ -62,3 +64,30 @@ def gpus_wanted(options: Mapping[str, str]) -> Gres | None:
         return next(iter(parse_gres(f"gpu:{options['gpus_per_node']}")), None)
     asked = parse_gres(options.get("gres", ""))
     return next((Gres(one.name, one.type, one.count or 1) for one in asked if one.name == "gpu"), None)
+
+
+def submit(
+    plain: Job, avoids: Exclusion, excluding: Callable[[str], Job], environment: Mapping[str, str],
+    say: Callable[[str], None],
+) -> submission.Submitted:  # fmt: skip
+    """Submit the job; without the nodes that it was to avoid where Slurm finds too few that are left.
+
+    ``excluding``: the same job with another ``--exclude``. Raises as submission.submit."""
+    if not avoids.nodes:
+        return submission.submit(plain.script, plain.arguments, environment)
+    job, ours = excluding(excluded(plain, avoids)), {EXCLUDED_VARIABLE: compress(avoids.nodes)}
+    try:
+        return submission.submit(job.script, job.arguments, {**environment, **ours})
+    except (commands.Unanswered, commands.SubmitLimit):
+        raise
+    except SlurmError as error:
+        if "node configuration" not in str(error):
+            raise
+        say(f"no node is avoided, since Slurm refuses that: {error}")
+        return submission.submit(plain.script, plain.arguments, environment)
+
+
+def excluded(plain: Job, avoids: Exclusion) -> str:
+    """The job's own list, and what is added. Pure."""
+    own = [plain.options["exclude"]] if "exclude" in plain.options else []
+    return ",".join([*own, compress(avoids.nodes)])
