@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from resilio_hpc.autoparallel.cost import iteration
 from resilio_hpc.autoparallel.efficiency import Bounds, Efficiency, bounds, shipped
+from resilio_hpc.autoparallel.nearby import CLUSTER, Nearby, covariance, features
 from resilio_hpc.autoparallel.predict import problem
 from resilio_hpc.autoparallel.rows import Case
 
@@ -19,10 +19,15 @@ ROBUST = 1.5  # residuals beyond this many standard deviations pull no harder (H
 ROWS_PER_FILE = 40  # a file weighs at most as much as this many rows of its own
 SAMPLE = 120  # rows of one file that take part
 NOISE = 0.08  # standard deviation of ln(time) that the model is believed to leave
-NOISE_CALIBRATED = 0.04
+BETWEEN_CLUSTERS = 0.6  # of a parameter's spread: how much clusters differ in it
+GAUSS_NEWTON = 3
 
 
-def fit(residuals: Callable[[Vector], Vector], start: Vector, limits: Bounds, rounds: int = 12) -> Vector:
+def _jacobian(function: Callable[[Vector], Vector], x: Vector, there: Vector) -> Vector:
+    return np.stack([(function(x + STEP * unit) - there) / STEP for unit in np.eye(x.size)], axis=1)
+
+
+def fit(residuals: Callable[[Vector], Vector], start: Vector, limits: Bounds, rounds: int = 24) -> Vector:
     """The values that make ``residuals`` (in standard deviations) and the departure from the beliefs smallest.
 
     Levenberg–Marquardt in the logarithms of the values, clipped to the bounds. ``residuals`` takes values themselves.
@@ -40,7 +45,7 @@ def fit(residuals: Callable[[Vector], Vector], start: Vector, limits: Bounds, ro
     now = weighed(x)
     damping = 1e-2
     for _ in range(rounds):
-        jacobian = np.stack([(weighed(x + STEP * unit) - now) / STEP for unit in np.eye(x.size)], axis=1)
+        jacobian = _jacobian(weighed, x, now)
         normal, gradient = jacobian.T @ jacobian, jacobian.T @ now
         best = float(now @ now)
         for _ in range(8):
@@ -56,14 +61,25 @@ def fit(residuals: Callable[[Vector], Vector], start: Vector, limits: Bounds, ro
     return np.asarray(np.exp(x))
 
 
-def _posterior(cases: Sequence[Case], times: Vector, deviations: Vector, limits: Bounds) -> Efficiency:
-    asked, base = problem(cases), shipped()
+def _posterior(
+    cases: Sequence[Case], times: Vector, deviations: Vector, clusters: NDArray[np.int_]
+) -> tuple[Efficiency, Vector]:
+    """Parameters common to all clusters, and one factor of each cluster on all its times."""
+    asked, base, limits = problem(cases), shipped(), bounds()
+    size, ones = limits.prior.size, np.ones(clusters.max() + 1)
+    whole = Bounds(
+        low=np.append(limits.low, ones / 2),
+        high=np.append(limits.high, ones * 2),
+        prior=np.append(limits.prior, ones),
+        spread=np.append(limits.spread, ones * CLUSTER),
+    )
 
     def residuals(values: Vector) -> Vector:
-        predicted = iteration(asked, base.with_vector(values)).iteration
+        predicted = iteration(asked, base.with_vector(values[:size])).iteration * values[size:][clusters]
         return np.asarray(np.log(predicted / times) / deviations)
 
-    return base.with_vector(fit(residuals, limits.prior, limits))
+    found = fit(residuals, whole.prior, whole)
+    return base.with_vector(found[:size]), found[size:]
 
 
 def fit_files(files: Sequence[tuple[Sequence[Case], Vector]]) -> Efficiency:
@@ -72,32 +88,44 @@ def fit_files(files: Sequence[tuple[Sequence[Case], Vector]]) -> Efficiency:
     Two passes: how much noise a table has is taken from the residuals of the first.
     """
     chosen = []
-    for cases, times in files:
+    for cases, times in (file for file in files if file[0]):
         picks = np.random.default_rng(0).permutation(len(cases))[:SAMPLE]
         chosen.append(([cases[i] for i in picks], times[picks]))
     cases = [case for some, _ in chosen for case in some]
     times = np.concatenate([times for _, times in chosen])
     sizes = [len(some) for some, _ in chosen]
     weights = np.concatenate([np.full(n, np.sqrt(min(n, ROWS_PER_FILE) / n)) for n in sizes])
-    first = _posterior(cases, times, NOISE / weights, bounds())
-    error = np.abs(np.log(iteration(problem(cases), first).iteration / times))
+    names = [(number, case.machine.gpu) for number, (some, _) in enumerate(chosen) for case in some]
+    known = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    clusters = np.array([known[name] for name in names])
+    first, levels = _posterior(cases, times, NOISE / weights, clusters)
+    error = np.abs(np.log(iteration(problem(cases), first).iteration * levels[clusters] / times))
     parts = np.split(error, np.cumsum(sizes)[:-1])
     noise = np.concatenate([np.full(len(p), np.clip(1.48 * np.median(p), 0.05, 0.3)) for p in parts])
-    return _posterior(cases, times, noise / weights, bounds())
+    return _posterior(cases, times, noise / weights, clusters)[0]
 
 
-def calibrate(known: Efficiency, cases: Sequence[Case], times: Vector) -> Efficiency:
-    """The parameters of one cluster from a few of its measurements, starting at what is known without them."""
-    limits = bounds()
-    belief = replace(limits, prior=np.clip(known.vector(), limits.low, limits.high))
-    return _posterior(cases, times, np.full(len(cases), NOISE_CALIBRATED), belief)
+def calibrate(known: Efficiency, cases: Sequence[Case], times: Vector) -> tuple[Efficiency, Nearby]:
+    """The parameters of one cluster from a few of its measurements, and what these say of layouts like them.
 
+    Parameters depart from ``known`` by as little as the measurements allow (Gauss-Newton on the joint posterior).
+    """
+    asked, limits = problem(cases), bounds()
+    low, high = np.log(limits.low), np.log(limits.high)
+    measured, points = np.log(times), features(asked)
 
-def calibrated(known: Efficiency, cases: Sequence[Case], times: Vector) -> Callable[[Sequence[Case]], Vector]:
-    """What predicts times after calibration with these rows."""
-    found = calibrate(known, cases, times)
+    def predicted(x: Vector) -> Vector:
+        return np.asarray(np.log(iteration(asked, known.with_vector(np.exp(x))).iteration))
 
-    def predicted(asked: Sequence[Case]) -> Vector:
-        return iteration(problem(asked), found).iteration
-
-    return predicted
+    start = np.log(known.vector())
+    spread = (limits.spread * BETWEEN_CLUSTERS) ** 2
+    x = start
+    for _ in range(GAUSS_NEWTON):
+        now = predicted(x)
+        jacobian = _jacobian(predicted, x, now)
+        total = (jacobian * spread) @ jacobian.T + covariance(points)
+        moved = jacobian.T @ np.linalg.solve(total, measured - now + jacobian @ (x - start))
+        x = np.clip(start + spread * moved, low, high)
+    left = measured - predicted(x)
+    weights = np.asarray(np.linalg.solve(covariance(points), left), dtype=np.float64)
+    return known.with_vector(np.exp(x)), Nearby(points, weights)

@@ -65,7 +65,8 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     """Tensor-, expert- and context-parallel seconds of one layer, forward and backward, recomputation included."""
     models, layouts, machines = problem.models, problem.layouts, problem.machines
     tokens = layouts.micro_batch * models.seq / layouts.cp
-    again = (layouts.recompute == Recompute.FULL) * 1.0
+    whole_layers = np.where(problem.stacks.fine_recompute > 0, 0.0, 0.5)
+    again = (layouts.recompute == Recompute.FULL) + (layouts.recompute == Recompute.ALTERNATE) * whole_layers
     activations = tokens * models.hidden * 2
     exposed = 1 - efficiency.tp_overlap * problem.stacks.overlap_tp / 2
     # Two all-reduces per pass; with sequence parallelism a gather and a scatter take the place of each.
@@ -79,7 +80,8 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     )
     keys = 2 * tokens * layouts.cp * 2 * models.kv_heads * models.head_dim / layouts.tp
     context = (1.5 + again / 2) * 2 * gather(keys, group.cp, machines, efficiency)
-    return tensor * exposed, expert, context
+    hidden = efficiency.ep_overlap * problem.stacks.overlap_ep * (layouts.vpp > 1)
+    return tensor * exposed, expert * (1 - hidden), context
 
 
 def _once(problem: Problem, group: Groups) -> Column:
@@ -91,23 +93,28 @@ def _once(problem: Problem, group: Groups) -> Column:
 
 
 def _sharding(problem: Problem, group: Groups, efficiency: Efficiency) -> Column:
-    """Seconds per layer and micro-batch to gather parameters twice and scatter gradients once (ZeRO-3)."""
+    """Seconds per layer and micro-batch to gather parameters twice and scatter gradients once (ZeRO-3).
+
+    Beside a pipeline, parameters stay gathered and gradients unreduced until the last micro-batch (torchtitan).
+    """
     models, layouts = problem.models, problem.layouts
     experts = models.layer_expert_parameters / layouts.ep
     size = (models.layer_parameters + experts) / layouts.tp * 2
     once = gather(size, group.dp, problem.machines, efficiency)
     across = group.dp.size > group.dp.local
     slow = np.where((problem.stacks.gather_whole > 0) & across, efficiency.zero3_rails, 1.0)
-    return np.where(layouts.zero >= 3, 3 * once / slow, 0.0)
+    times = np.where(layouts.pp > 1, 2 / layouts.micro_batches, 3.0)
+    return np.where(layouts.zero >= 3, times * once / slow, 0.0)
 
 
 def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) -> _Layer:
     tensor, expert, context = _communication(problem, group, efficiency)
     sharding = _sharding(problem, group, efficiency)
-    device = work.layer + tensor + expert + context
-    device = np.where(problem.stacks.gather_whole > 0, device + sharding, norm(device, sharding, efficiency.fsdp_norm))
-    total = norm(device, work.host, efficiency.host_norm)
-    return _Layer(work.layer, tensor, expert, context, device - work.layer - tensor - expert - context, total)
+    # A collective starts when the last of its ranks has launched it, so slow launches do not hide it.
+    moving = tensor + expert + context
+    device = norm(work.layer, work.host, efficiency.host_norm) + moving
+    total = norm(device, sharding, efficiency.fsdp_norm)
+    return _Layer(work.layer, tensor, expert, context, total - device, total)
 
 
 def _gradients(problem: Problem, group: Groups, efficiency: Efficiency) -> Column:
@@ -120,13 +127,25 @@ def _gradients(problem: Problem, group: Groups, efficiency: Efficiency) -> Colum
     return np.where((layouts.zero >= 3) | (models.hidden == 0), 0.0, time)
 
 
+def stage_layers(problem: Problem) -> tuple[Column, Column]:
+    """Layers of the fullest stage in the middle of the pipeline, and of its first and last stage.
+
+    Embedding and loss head count as a layer each where that makes the stages even: "type:transformer|embedding" of
+    DeepSpeed, --account-for-embedding-in-pipeline-split of Megatron-Core, the 126 layers of Llama 3 (arXiv:2407.21783).
+    """
+    layers, parts = problem.models.layers, problem.layouts.pp * problem.layouts.vpp
+    most = np.ceil(layers / parts) * problem.layouts.vpp
+    counted = (np.mod(layers, parts) > 0) & (np.mod(layers + 2, parts) == 0) & (problem.layouts.pp > 1)
+    return most, most - counted
+
+
 def held_parameters(problem: Problem) -> Column:
     """Parameters of the fullest pipeline stage on one GPU before sharding over dp."""
     models, layouts = problem.models, problem.layouts
-    layers = np.ceil(models.layers / (layouts.pp * layouts.vpp)) * layouts.vpp
-    experts = models.layer_expert_parameters / layouts.ep
-    ends = np.where(layouts.pp > 1, 1, np.where(models.tied > 0, 1, 2)) * models.embedding_parameters
-    return (layers * (models.layer_parameters + experts) + ends) / layouts.tp
+    most, ends = stage_layers(problem)
+    layer = models.layer_parameters + models.layer_expert_parameters / layouts.ep
+    embeddings = np.where(layouts.pp > 1, 1, np.where(models.tied > 0, 1, 2)) * models.embedding_parameters
+    return np.maximum(most * layer, ends * layer + embeddings) / layouts.tp
 
 
 def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
@@ -135,13 +154,14 @@ def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
     group = groups(layouts, machines)
     work = operators.work(models, layouts, machines, stacks, efficiency)
     layer = _layer(problem, work, group, efficiency)
-    layers = np.ceil(models.layers / (layouts.pp * layouts.vpp)) * layouts.vpp
+    layers, ends = stage_layers(problem)
     pieces = np.where(stacks.scatter_p2p > 0, layouts.tp, 1)
     size = layouts.micro_batch * models.seq / layouts.cp * models.hidden * 2 / pieces
     step = np.where(layouts.pp > 1, 2 * layouts.vpp * transfer(size, group.stage_is_local, machines, efficiency), 0.0)
     micro = efficiency.host_micro_us * 1e-6
-    slowest = layers * layer.total + step + norm(work.head, np.array([micro]), 4.0)
-    total = models.layers * layer.total + layouts.pp * step + norm(work.head, np.array([micro]), 4.0)
+    head = norm(work.head, np.array([micro]), 4.0)
+    slowest = np.maximum(layers * layer.total, ends * layer.total + head) + step
+    total = models.layers * layer.total + layouts.pp * step + head
     count = layouts.micro_batches
     pipeline = pipeline_time(slowest, np.maximum(total, slowest), count, layouts.vpp, layouts.zero_bubble)
     reduction = _gradients(problem, group, efficiency)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from resilio_hpc.autoparallel.cost import Cost, Problem, iteration
+from resilio_hpc.autoparallel.cost import Cost, Problem
 from resilio_hpc.autoparallel.efficiency import Efficiency
 from resilio_hpc.autoparallel.hardware import Machine, Machines
 from resilio_hpc.autoparallel.layout import Layout, Layouts, Recompute
 from resilio_hpc.autoparallel.memory import WORKSPACE, Memory, memory
+from resilio_hpc.autoparallel.nearby import costed
 from resilio_hpc.autoparallel.predict import half_width
 from resilio_hpc.autoparallel.ranking import Training, peak_flops
 from resilio_hpc.autoparallel.schedule import Pass, interleaved_order, one_f_one_b_order, simulate
@@ -87,7 +88,7 @@ def explain(training: Training, layout: Layout, machine: Machine) -> Explained:
         Transformers.of([training.model]), Layouts.of([layout]), Machines.of([machine]), Stacks.of([training.stack])
     )
     efficiency = training.efficiency_on(machine)
-    cost = _whole(iteration(asked, efficiency))
+    cost = _whole(costed(asked, efficiency, training.nearby))
     time = float(cost.iteration[0])
     spread = float(np.exp(np.ravel(half_width(asked, cost, training.calibrated))[0]))
     tokens = layout.global_batch * training.model.seq / layout.num_gpus

@@ -16,7 +16,7 @@ from resilio_hpc.autoparallel.compute_samples import Sample
 from resilio_hpc.autoparallel.efficiency import NAMES, Efficiency, bounds
 from resilio_hpc.autoparallel.hardware import Arch, Machine
 from resilio_hpc.autoparallel.hardware import machine as known_machine
-from resilio_hpc.autoparallel.operators import TILE, WIDE_TILE
+from resilio_hpc.autoparallel.operators import IDLE_POWER, TILE, WIDE_TILE
 from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.core.errors import UsageError
 
@@ -112,7 +112,7 @@ def _between(
 
 
 def _operators(samples: Sequence[Sample], machine: Machine, efficiency: Efficiency, notes: list[str]) -> Efficiency:
-    peak = machine.bf16 * 1e12 * math.sqrt(machine.power)
+    peak = machine.bf16 * 1e12 * math.sqrt((machine.power - IDLE_POWER) / (1 - IDLE_POWER))
     found = {f"gemm_{machine.arch.name.lower()}": _products(samples, machine, efficiency, peak)}
     for kind, names in _ATTENTION.items():
         parts = [one.rate / peak / _width(one.shape[3]) for one in samples if one.kind == kind]

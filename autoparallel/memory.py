@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from resilio_hpc.autoparallel.cost import Problem
+from resilio_hpc.autoparallel.cost import Problem, stage_layers
 from resilio_hpc.autoparallel.layout import Column, Recompute
 
 WORKSPACE = 0.09e9  # cuBLAS and Transformer Engine workspaces, allocated through PyTorch
@@ -22,7 +22,7 @@ FRAGMENTS = 0.12  # of what is allocated: cached by PyTorch and in no use, at th
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that PyTorch has allocated at the peak, on the first and on the last pipeline stage, as columns."""
+    """Bytes that PyTorch has allocated at the peak, as columns. ``first``: of the fuller of the first two stages."""
 
     states: Column
     activations: Column
@@ -54,18 +54,6 @@ def _state_bytes(problem: Problem) -> tuple[Column, Column]:
     return whole, spread / np.where(zero >= 1, replicas, 1)
 
 
-def _stage_parameters(problem: Problem) -> tuple[Column, Column, Column]:
-    """Parameters per GPU of a stage's layers, of its experts (sharded over fewer replicas), of one embedding."""
-    models, layouts = problem.models, problem.layouts
-    layers = np.ceil(models.layers / (layouts.pp * layouts.vpp)) * layouts.vpp
-    experts = models.layer_expert_parameters / layouts.ep
-    return (
-        layers * models.layer_parameters / layouts.tp,
-        layers * experts,
-        models.embedding_parameters / layouts.tp,
-    )
-
-
 def _layer_activations(problem: Problem) -> tuple[Column, Column]:
     """Bytes of one layer and micro-batch: all that backward needs, and the layer's input alone."""
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
@@ -82,49 +70,56 @@ def _layer_activations(problem: Problem) -> tuple[Column, Column]:
     return tokens * (inputs + attention + mlp + scores), tokens * 2 * models.hidden / whole
 
 
-def _in_flight(problem: Problem, first: bool) -> Column:
-    """Micro-batches whose activations a stage holds at once, in units of all its layers."""
+def _in_flight(problem: Problem, after: Column) -> Column:
+    """Micro-batches whose activations a stage with so many after it holds at once, in units of all its layers."""
     layouts = problem.layouts
-    pp, vpp = layouts.pp, layouts.vpp
-    plain = pp if first else np.ones_like(pp)
-    chunks = (2 * (pp - 1) if first else 0) + (vpp - 1) * pp + 1
-    held = np.where(vpp > 1, np.minimum(chunks, layouts.micro_batches * vpp) / vpp, plain)
+    vpp = layouts.vpp
+    chunks = 2 * after + (vpp - 1) * layouts.pp + 1
+    held = np.where(vpp > 1, np.minimum(chunks, layouts.micro_batches * vpp) / vpp, after + 1)
     return np.minimum(held, layouts.micro_batches)
 
 
-def _activations(problem: Problem, first: bool) -> Column:
-    models, layouts = problem.models, problem.layouts
-    layers = np.ceil(models.layers / (layouts.pp * layouts.vpp)) * layouts.vpp
+def _activations(problem: Problem, layers: Column, after: Column) -> Column:
+    layouts = problem.layouts
     full, stored = _layer_activations(problem)
     mixed = (full + stored) / 2
     each = np.select(
         [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.ALTERNATE], [stored, mixed], full
     )
     working = np.where(layouts.recompute == Recompute.NONE, 0.0, full)
-    return _in_flight(problem, first) * layers * each + working
+    return _in_flight(problem, after) * layers * each + working
 
 
 def memory(problem: Problem) -> Memory:
     """Peak bytes of every row."""
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
     whole, spread = _state_bytes(problem)
-    layers, experts, embedding = _stage_parameters(problem)
+    most, layers = stage_layers(problem)
     expert_spread = spread * np.where(layouts.zero >= 1, layouts.ep / layouts.tp, 1).clip(min=1)
-    states = layers * (whole + spread) + experts * (whole + np.minimum(expert_spread, 16))
+    experts = models.layer_expert_parameters / layouts.ep
+    embedding = models.embedding_parameters / layouts.tp
+    layer = models.layer_parameters / layouts.tp * (whole + spread)
+    layer = layer + experts * (whole + np.minimum(expert_spread, 16))
+    states = layers * layer
     ends = np.where((layouts.pp == 1) & (models.tied == 0), 2, 1) * embedding * (whole + spread)
-    unit = (models.layer_parameters + models.layer_expert_parameters / layouts.ep) / layouts.tp
-    # With a pipeline, FSDP keeps a stage's parameters gathered over all its micro-batches.
-    units = np.where(layouts.pp > 1, 2 * layers, 2 * BUCKETS * unit)
+    unit = (models.layer_parameters + experts) / layouts.tp
+    # With a pipeline, FSDP keeps a stage's parameters gathered and its gradients whole over all its micro-batches.
+    stage = layers * models.layer_parameters / layouts.tp
+    units = np.where(layouts.pp > 1, (2 + stacks.grad_bytes) * stage, 2 * BUCKETS * unit)
     gathered = np.where(layouts.zero >= 3, units + 2 * 2 * embedding, 0.0)
     tokens = layouts.micro_batch * models.seq / layouts.cp
     head = stacks.loss_bytes * tokens * models.vocab / layouts.tp
     held = states + ends + gathered + WORKSPACE
-    first, last = _activations(problem, True), _activations(problem, False)
+    first, last = _activations(problem, layers, layouts.pp - 1), _activations(problem, layers, 0 * layouts.pp)
+    fullest = held + first + np.where(layouts.pp == 1, head, 0.0)
+    if np.any(most > layers):  # the second stage has a layer in the place of the embedding
+        second = held - ends + layer + _activations(problem, most, np.maximum(layouts.pp - 2, 0))
+        fullest = np.where(most > layers, np.maximum(fullest, second), fullest)
     return Memory(
         states=states + ends + gathered,
         activations=np.maximum(first, last),
         head=head,
-        first=held + first + np.where(layouts.pp == 1, head, 0.0),
+        first=fullest,
         last=held + last + head,
         buckets=stacks.buckets * np.ones_like(held),
     )

@@ -15,6 +15,7 @@ from resilio_hpc.autoparallel.transformer import Transformers
 TILE = 128.0
 WIDE_TILE = 256.0
 ALIGNED = 64.0
+IDLE_POWER = 0.2  # of the board's power: static and memory. Clocks under matrix products go with the root of the rest
 KERNEL_S = 3e-6  # ramp and tail of one kernel, CUDA launch-to-launch on the device
 
 
@@ -53,10 +54,10 @@ def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates
     part = _by_arch(
         machines, efficiency.gemm_volta, efficiency.gemm_ampere, efficiency.gemm_hopper, efficiency.gemm_blackwell
     )
-    # Matrix products are limited by power: clocks go with about its square root.
-    plain = machines.bf16 * part * np.sqrt(machines.power)
-    eight = np.where(machines.fp8 > 0, machines.fp8 * part * np.sqrt(machines.power) * efficiency.fp8, plain)
-    four = np.where(machines.fp4 > 0, machines.fp4 * part * np.sqrt(machines.power) * efficiency.fp4, eight)
+    clocks = np.sqrt((machines.power - IDLE_POWER) / (1 - IDLE_POWER))
+    plain = machines.bf16 * part * clocks
+    eight = np.where(machines.fp8 > 0, machines.fp8 * part * clocks * efficiency.fp8, plain)
+    four = np.where(machines.fp4 > 0, machines.fp4 * part * clocks * efficiency.fp4, eight)
     products = np.where(stacks.precision <= 4, four, np.where(stacks.precision <= 8, eight, plain))
     products = np.where(stacks.row_scales > 0, np.maximum(products * efficiency.rows, plain), products)
     products = np.where(stacks.precision >= 32, plain / 2, products)
@@ -68,10 +69,11 @@ def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates
         efficiency.flash_blackwell,
     )
     newer = _by_arch(machines, 0.0, 0.0, efficiency.cudnn_hopper, 0.0)
-    flash = np.where(stacks.flash >= 2, np.maximum(flash, newer), flash)
+    flash = np.where(stacks.flash >= 3, np.maximum(flash, newer), flash)
+    flash = np.where(stacks.flash <= 1, flash * efficiency.flash_one, flash)
     return _Rates(
         products=products,
-        attention=machines.bf16 * flash * np.sqrt(machines.power),
+        attention=machines.bf16 * flash * clocks,
         plain=plain,
         memory=machines.memory_bandwidth * efficiency.memory,
         sms=machines.sms,
@@ -122,8 +124,8 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
     """Bytes of the forward pass of one layer outside products and attention."""
     tokens = layouts.micro_batch * models.seq / layouts.cp
     whole = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
-    # RMSNorm and rotary positions, which come with gated MLPs, have no kernel of their own in eager PyTorch.
-    slow = np.where((stacks.fused == 0) & (models.gated > 0), efficiency.eager, 1.0)
+    # Eager PyTorch: each step of a norm, of positions, of casts between precisions is a kernel of its own.
+    slow = np.where(stacks.fused == 0, efficiency.eager, 1.0)
     norms = (
         (4 * slow + 6 + 2 * (stacks.flash == 0)) * models.hidden / whole
     )  # norms, residual sums, dropout before 2023
@@ -138,7 +140,7 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
 
 
 def _layer_products(
-    models: Transformers, layouts: Layouts, rates: _Rates, efficiency: Efficiency
+    models: Transformers, layouts: Layouts, stacks: Stacks, rates: _Rates, efficiency: Efficiency
 ) -> tuple[Column, Column]:
     """Seconds of all linear layers of an average layer: forward and backward."""
     tokens = layouts.micro_batch * models.seq / layouts.cp
@@ -153,7 +155,8 @@ def _layer_products(
     parts.append((_linear(tokens, models.hidden, down, 1, rates), dense))
     if np.any(models.moe_share > 0):
         local = np.maximum(models.experts / layouts.ep, 1)
-        each = tokens / tp * np.maximum(models.topk, 1) * efficiency.imbalance / local
+        fullest = np.where(stacks.balanced > 0, 1.0, efficiency.imbalance)
+        each = tokens / tp * np.maximum(models.topk, 1) * fullest / local
         width = np.maximum(models.expert_ffn, 1)
         for n, k in ((models.matrices * width, models.hidden), (models.hidden, width)):
             parts.append((_linear(each, n, k, local, rates), models.moe_share))
@@ -165,21 +168,26 @@ def _layer_products(
 
 
 def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Column:
-    """Bytes to add one micro-batch's gradients of one layer to those of the others."""
+    """Bytes to add one micro-batch's gradients of one layer to those of the others.
+
+    FSDP first lays the layer's gradients side by side and casts them for the reduction.
+    """
     held = (models.layer_parameters + models.layer_expert_parameters / layouts.ep) / layouts.tp
-    several = layouts.micro_batches > 1
-    return np.where(several, held * (2 * stacks.grad_bytes + 2), 0.0) / np.where(layouts.zero >= 3, layouts.dp, 1)
+    added = np.where(layouts.micro_batches > 1, held * (2 * stacks.grad_bytes + 2), 0.0)
+    return np.where(layouts.zero >= 3, added / layouts.dp + held * (6 + stacks.grad_bytes), added)
 
 
 def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Stacks, efficiency: Efficiency) -> Work:
     """Seconds of one layer and of embedding, head and loss for one micro-batch on one GPU."""
     rates = _rates(machines, stacks, efficiency)
-    forward, backward = _layer_products(models, layouts, rates, efficiency)
+    forward, backward = _layer_products(models, layouts, stacks, rates, efficiency)
     core, core_back = _attention(models, layouts, stacks, rates, efficiency)
     passes = _elementwise(models, layouts, stacks, efficiency) / rates.memory
     full = (layouts.recompute == Recompute.FULL) * 1.0
     selective = (layouts.recompute == Recompute.SELECTIVE) * 1.0
+    again = np.where(stacks.fine_recompute > 0, passes, (forward + passes + core) / 2)
     layer = (1 + full) * (forward + passes + core) + selective * core + backward + core_back + 1.5 * passes
+    layer = layer + (layouts.recompute == Recompute.ALTERNATE) * again
     layer = layer + _accumulation(models, layouts, stacks) / rates.memory
     tokens = layouts.micro_batch * models.seq / layouts.cp
     vocab = models.vocab / layouts.tp

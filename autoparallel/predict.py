@@ -12,12 +12,13 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from resilio_hpc.autoparallel.cost import Cost, Problem, iteration
+from resilio_hpc.autoparallel.cost import Cost, Problem
 from resilio_hpc.autoparallel.efficiency import Efficiency
 from resilio_hpc.autoparallel.hardware import Machines
 from resilio_hpc.autoparallel.layout import Layouts, Recompute
 from resilio_hpc.autoparallel.measured import apply_each
 from resilio_hpc.autoparallel.memory import Memory, memory
+from resilio_hpc.autoparallel.nearby import Nearby, costed
 from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.autoparallel.rows import Case, case
 from resilio_hpc.autoparallel.stack import Stacks
@@ -118,10 +119,12 @@ class Prediction:
     half_width: NDArray[np.float64]
 
 
-def predict(cases: Sequence[Case], efficiency: Efficiency, calibrated: bool = False) -> Prediction:
-    """Time and memory of these cases."""
+def predict(
+    cases: Sequence[Case], efficiency: Efficiency, calibrated: bool = False, nearby: Nearby | None = None
+) -> Prediction:
+    """Time and memory of these cases. ``nearby``: measurements of this cluster."""
     asked = problem(cases)
-    cost = iteration(asked, efficiency)
+    cost = costed(asked, efficiency, nearby)
     return Prediction(asked, cost, memory(asked), half_width(asked, cost, calibrated))
 
 
@@ -170,6 +173,7 @@ def predict_rows(
     rows: Sequence[Mapping[str, str]],
     efficiency: Efficiency,
     calibrated: bool = False,
+    nearby: Nearby | None = None,
     profile: Profile | None = None,
 ) -> list[dict[str, str]]:
     """Every row with the columns of ``COLUMNS``; a row that cannot be predicted says why in ``pred_note``."""
@@ -182,7 +186,7 @@ def predict_rows(
         done[number]["pred_note"] = why
     for known in dict.fromkeys(efficiencies):
         places = [place for place, own in enumerate(efficiencies) if own == known]
-        found = predict([cases[place] for place in places], known, calibrated)
+        found = predict([cases[place] for place in places], known, calibrated, nearby)
         for at, place in enumerate(places):
             number = understood.index[place]
             done[number].update(cells(found, at, rows[number], cases[place].assumed))

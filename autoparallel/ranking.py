@@ -13,6 +13,7 @@ from resilio_hpc.autoparallel.cost import Cost, Problem
 from resilio_hpc.autoparallel.efficiency import Efficiency
 from resilio_hpc.autoparallel.failures import Reliability, overhead, run_s
 from resilio_hpc.autoparallel.hardware import Machine, Machines
+from resilio_hpc.autoparallel.nearby import Nearby
 from resilio_hpc.autoparallel.predict import half_width
 from resilio_hpc.autoparallel.search import Found, Space, search
 from resilio_hpc.autoparallel.stack import Stack, Stacks
@@ -33,6 +34,7 @@ class Training:
     stack: Stack = field(default_factory=Stack)
     space: Space = field(default_factory=Space)
     calibrated: bool = False
+    nearby: Nearby | None = None
     measured: Mapping[str, Efficiency] = field(default_factory=dict)
 
     def efficiency_on(self, machine: Machine) -> Efficiency:
@@ -78,8 +80,9 @@ def search_offers(
 
 def find(training: Training, machine: Machine, gpus: int) -> Found:
     """Every layout of so many GPUs."""
-    efficiency = training.efficiency_on(machine)
-    return search(training.model, machine, gpus, training.global_batch, training.stack, training.space, efficiency)
+    efficiency, nearby = training.efficiency_on(machine), training.nearby
+    asked = (training.model, machine, gpus, training.global_batch, training.stack, training.space)
+    return search(*asked, efficiency, nearby)
 
 
 def _thinned(found: Found, machine: Machine) -> Found:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from resilio_hpc.autoparallel.cost import Cost, Problem, iteration
+from resilio_hpc.autoparallel.cost import Cost, Problem
 from resilio_hpc.autoparallel.efficiency import Efficiency, shipped
 from resilio_hpc.autoparallel.hardware import Machine, Machines
 from resilio_hpc.autoparallel.layout import Column, Layout, Layouts, Recompute
 from resilio_hpc.autoparallel.memory import Memory, memory
+from resilio_hpc.autoparallel.nearby import Nearby, costed
 from resilio_hpc.autoparallel.stack import Stack, Stacks
 from resilio_hpc.autoparallel.transformer import Transformer, Transformers
 
@@ -124,6 +125,7 @@ def search(
     stack: Stack | None = None,
     space: Space | None = None,
     efficiency: Efficiency | None = None,
+    nearby: Nearby | None = None,
 ) -> Found:
     """Every layout of the space is looked at: those that fit are costed and sorted by iteration time."""
     models, machines = Transformers.of([model]), Machines.of([machine])
@@ -143,7 +145,7 @@ def search(
         fits = np.flatnonzero(over <= 0)
         if fits.size:
             some = replace(asked, layouts=_slice(asked.layouts, fits))
-            costs.append(_full(iteration(some, known), fits.size))
+            costs.append(_full(costed(some, known, nearby), fits.size))
             memories.append(Memory(**{f.name: getattr(held, f.name)[fits] for f in fields(Memory)}))
             kept.append(fits + start)
     least = layouts.row(smallest) if smallest is not None else None

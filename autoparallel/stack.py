@@ -15,13 +15,16 @@ class Stack:
     """Defaults: Megatron-Core as it is today, bf16.
 
     ``precision``: bits of the operands of matrix products; ``row_scales``: fp8 with a scale per row.
-    ``flash``: fused attention, 1 as written for Ampere (FlashAttention 1 and 2), 2 cuDNN's and Transformer Engine's.
+    ``flash``: fused attention, 1 and 2 the versions of FlashAttention, 3 cuDNN's and Transformer Engine's kernels.
     ``fused``: elementwise kernels are fused. ``causal``: the attention kernel skips masked tiles.
     ``overlap_dp``: gradients are reduced behind the last backward pass.
     ``overlap_tp``: tensor-parallel communication beside products, 0 never, 1 in the backward pass, 2 in both.
     ``scatter_p2p``: a pipeline transfer is split over the tensor-parallel ranks.
     ``grad_bytes``: bytes per element of reduced gradients; ``both_grads``: half-precision ones are kept beside them.
-    ``gather_whole``: ZeRO-3 gathers tensor by tensor, with no layer ahead.
+    ``gather_whole``: ZeRO-3 gathers tensor by tensor, each over one rail at a time.
+    ``overlap_ep``: with an interleaved pipeline, expert-parallel communication runs beside another chunk's compute.
+    ``balanced``: routing is forced to load all experts alike, as it is in benchmarks.
+    ``fine_recompute``: what does not fit is recomputed operator by operator, cheap ones first: norms, activations.
     ``dispatch_once``: a token goes once to a node, whatever the number of its experts there (DeepEP).
     ``fp32_weights``: weights are kept in fp32, and in half precision only while in use (FSDP mixed precision).
     ``loss_bytes``: bytes per logit at the peak. ``buckets``: bytes of flat buffers for communication.
@@ -29,7 +32,7 @@ class Stack:
 
     precision: int = 16
     row_scales: bool = False
-    flash: int = 2
+    flash: int = 3
     fused: bool = True
     causal: bool = True
     overlap_dp: bool = True
@@ -38,6 +41,9 @@ class Stack:
     grad_bytes: int = 4
     gather_whole: bool = False
     dispatch_once: bool = False
+    overlap_ep: bool = False
+    balanced: bool = False
+    fine_recompute: bool = False
     fp32_weights: bool = False
     both_grads: bool = False
     loss_bytes: int = 6
@@ -59,6 +65,9 @@ class Stacks:
     grad_bytes: Column
     gather_whole: Column
     dispatch_once: Column
+    overlap_ep: Column
+    balanced: Column
+    fine_recompute: Column
     fp32_weights: Column
     both_grads: Column
     loss_bytes: Column

@@ -29,8 +29,10 @@ def stage_times(
 
 
 def layers_of(layers: int, stages: int) -> list[int]:
-    """How many layers each stage has."""
+    """How many layers each stage has; see ``cost.stage_layers``."""
     even, more = divmod(layers, stages)
+    if more and stages > 1 and (layers + 2) % stages == 0:
+        return [even, *[even + 1] * (stages - 2), even]
     return [even + (stage < more) for stage in range(stages)]
 
 

@@ -21,9 +21,9 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from resilio_hpc.autoparallel.calibrate import calibrated, fit_files
+from resilio_hpc.autoparallel.calibrate import calibrate, fit_files
 from resilio_hpc.autoparallel.efficiency import NAMES, Efficiency, shipped
-from resilio_hpc.autoparallel.predict import predict_rows, read
+from resilio_hpc.autoparallel.predict import predict, predict_rows, read
 from resilio_hpc.autoparallel.rows import Case
 
 Rows = list[dict[str, str]]
@@ -43,6 +43,8 @@ class File:
     cases: list[Case]
     index: list[int]
     times: NDArray[np.float64]
+    whole: NDArray[np.bool_]
+    """Which of the cases state their whole layout."""
     timed: bool
     """False where the source itself says that its times are no measure of anything."""
 
@@ -65,13 +67,22 @@ def load(data: Path, score: ModuleType) -> list[File]:
         times = np.array([float(rows[number]["iter_time_s"]) for _, number in pairs])
         untimed = sum("not time" in row["notes"] for row in rows) > len(rows) / 2
         sources = frozenset(re.split(r"[,:(]", row["source"])[0].strip() for row in rows)
-        files.append(File(path.name, rows, sources, [c for c, _ in pairs], [i for _, i in pairs], times, not untimed))
+        whole = np.array([score.complete(rows[number]) for _, number in pairs], dtype=bool)
+        cases, index = [c for c, _ in pairs], [i for _, i in pairs]
+        files.append(File(path.name, rows, sources, cases, index, times, whole, not untimed))
     return files
 
 
+def fitted(files: list[File]) -> Efficiency:
+    """Parameters fitted to the rows of these files that state their whole layout, where times mean something."""
+    return fit_files(
+        [([file.cases[i] for i in np.flatnonzero(file.whole)], file.times[file.whole]) for file in files if file.timed]
+    )
+
+
 def others(files: list[File], left_out: File) -> list[File]:
-    """Files that share no source with this one, and whose times mean something."""
-    return [file for file in files if file.timed and file.cases and not file.sources & left_out.sources]
+    """Files that share no source with this one."""
+    return [file for file in files if not file.sources & left_out.sources]
 
 
 def written(rows: Rows, folder: Path, name: str) -> str:
@@ -103,15 +114,17 @@ MEMORY = ("memory_mean%", "balanced_accuracy%")
 
 def cold(files: list[File], data: Path, out: Path, score: ModuleType, keys: tuple[str, ...]) -> dict[str, Efficiency]:
     """Prints every file beside the peers; returns the parameters that each file was predicted with."""
-    used, means, inside = {}, [], []
+    used, means, inside, choices = {}, [], [], []
     for file in files:
-        known = fit_files([(other.cases, other.times) for other in others(files, file)])
+        known = fitted(others(files, file))
         used[file.name] = known
         rows = predict_rows(file.rows, known)
         scored = score.score(written(rows, out, file.name))
         line(file.name, scored, keys)
         for peer in PEERS:
             line(f"    {peer}", score.score(written(peer_rows(file, data, peer), out, f"{peer}-{file.name}")), keys)
+        if "groups" in scored:
+            choices.append(scored)
         if file.timed and scored.get("complete_rows"):
             means.append(scored["complete_mean%"])
             bands = [
@@ -120,24 +133,37 @@ def cold(files: list[File], data: Path, out: Path, score: ModuleType, keys: tupl
             ]
             inside.append(statistics.fmean(bands))
     print(f"  mean over the {len(means)} timed files: {statistics.fmean(means):.2f} %")
+    groups = sum(one["groups"] for one in choices)
+    mean = {key: sum(one[key] * one["groups"] for one in choices) / groups for key in CHOICE[1:]}
+    line(f"choice over {groups} sweeps", mean, CHOICE[1:])
     print(f"  band covers: {statistics.fmean(inside) * 100:.1f} % ({', '.join(f'{x * 100:.0f}' for x in inside)})")
     return used
 
 
-def calibration(files: list[File], used: dict[str, Efficiency], seeds: int, rows: int) -> None:
-    """Prints, per file, the median over seeds of mean and 90th percentile of the error after calibration."""
+def calibration(
+    files: list[File], used: dict[str, Efficiency], seeds: int, rows: int, out: Path, score: ModuleType
+) -> None:
+    """Prints, per file, after calibration with a few rows and without these: error, choice and band, over seeds."""
     for file in files:
-        means, tails = [], []
-        if len(file.cases) < 2 * rows:
+        found: list[dict[str, float]] = []
+        if len(file.cases) < 2 * rows or not file.timed:
             continue
         for seed in range(seeds):
             order = np.random.default_rng(seed).permutation(len(file.cases))
             seen, rest = order[:rows], order[rows:]
-            known = calibrated(used[file.name], [file.cases[i] for i in seen], file.times[seen])
-            error = np.abs(known(file.cases)[rest] / file.times[rest] - 1) * 100
-            means.append(float(error.mean()))
-            tails.append(float(np.sort(error)[min(len(error) - 1, int(0.9 * len(error)))]))
-        print(f"  {file.name:<42}mean {statistics.median(means):6.2f}  p90 {statistics.median(tails):6.2f}", flush=True)
+            known, nearby = calibrate(used[file.name], [file.cases[i] for i in seen], file.times[seen])
+            told = predict([file.cases[i] for i in rest], known, calibrated=True, nearby=nearby)
+            ratio = told.cost.iteration / file.times[rest]
+            predicted = [
+                {**file.rows[file.index[i]], "pred_iter_time_s": repr(float(time))}
+                for i, time in zip(rest, told.cost.iteration, strict=True)
+            ]
+            scored = score.score(written(predicted, out, f"calibrated-{file.name}"))
+            inside = np.abs(np.log(ratio)) <= told.half_width
+            found.append({**scored, "band%": float(inside.mean()) * 100})
+        keys = ("mean%", "p90%", "regret_mean%", "within5%", "spearman", "band%")
+        medians = {key: statistics.median(one[key] for one in found) for key in keys if key in found[0]}
+        line(file.name, medians, keys)
 
 
 def toml_with(text: str, found: Efficiency) -> str:
@@ -163,14 +189,14 @@ def main() -> int:
     asked.out.mkdir(exist_ok=True)
     files = load(asked.data, score)
     if asked.fit:
-        found = fit_files([(file.cases, file.times) for file in files if file.timed and file.cases])
+        found = fitted(files)
         asked.fit.write_text(toml_with(asked.fit.read_text(), found))
         return 0
     print("cold (no row of the source was fitted), with the choice among layouts and memory")
     used = cold(files, asked.data, asked.out, score, COLD + CHOICE + MEMORY)
     if not asked.no_calibration:
         print(f"calibrated with {asked.rows} rows, median of {asked.seeds} seeds")
-        calibration(files, used, asked.seeds, asked.rows)
+        calibration(files, used, asked.seeds, asked.rows, asked.out, score)
     print("shipped parameters (fitted to these files)")
     for file in files:
         line(file.name, score.score(written(predict_rows(file.rows, shipped()), asked.out, file.name)), COLD + CHOICE)

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from resilio_hpc.autoparallel.calibrate import calibrate
-from resilio_hpc.autoparallel.cost import iteration
 from resilio_hpc.autoparallel.efficiency import NAMES, shipped
-from resilio_hpc.autoparallel.predict import problem, read
+from resilio_hpc.autoparallel.predict import predict, read
 from resilio_hpc.cli.plan_predict import file_text, table
 from resilio_hpc.core.errors import UsageError
 
@@ -70,11 +69,12 @@ def calibration(rows: Sequence[Mapping[str, str]]) -> str:
         raise UsageError(f"{len(understood.cases)} usable measurements, at least {FEWEST} are needed: {why}")
     times = np.array([measured(rows[number]) or 0.0 for number in understood.index])
     known = shipped()
-    found = calibrate(known, understood.cases, times)
+    found, nearby = calibrate(known, understood.cases, times)
     before, after = (
-        float(np.mean(np.abs(iteration(problem(understood.cases), one).iteration / times - 1)) * 100)
-        for one in (known, found)
+        float(np.mean(np.abs(one.cost.iteration / times - 1)) * 100)
+        for one in (predict(understood.cases, known), predict(understood.cases, found, nearby=nearby))
     )
     lines = [f"# resilio plan calibrate: {len(times)} measurements; mean error on them {before:.1f} % -> {after:.1f} %"]
     changed = [name for name in NAMES if not math.isclose(getattr(found, name), getattr(known, name), rel_tol=1e-3)]
-    return "\n".join([*lines, *(f"{name} = {getattr(found, name):.6g}" for name in changed)]) + "\n"
+    lines += [f"{name} = {getattr(found, name):.6g}" for name in changed]
+    return "\n".join([*lines, "", nearby.text()])

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from resilio_hpc.autoparallel.timeline import PARTS, html, svg, text_lines
 from resilio_hpc.cli import plan_setting
 from resilio_hpc.cli.ckpt_common import print_columns
 from resilio_hpc.cli.drain_options import Parser
-from resilio_hpc.cli.plan_predict import efficiency_of, profile_of
+from resilio_hpc.cli.plan_predict import calibration_of, profile_of
 from resilio_hpc.core.errors import UsageError, os_error_text
 from resilio_hpc.core.json_fields import printable
 
@@ -45,8 +45,9 @@ def main(argv: Sequence[str]) -> int:
     machine, stack = machine_and_stack(
         options.gpu, options.per_node, options.framework, options.precision, options.interconnect
     )
-    training = Training(model, options.global_batch, efficiency_of(options.calibration), stack)
-    training = replace(training, calibrated=options.calibration is not None)
+    known, nearby = calibration_of(options.calibration)
+    calibrated = options.calibration is not None
+    training = Training(model, options.global_batch, known, stack, calibrated=calibrated, nearby=nearby)
     training, measured, notes = plan_setting.as_measured(training, {machine.gpu: machine}, profile_of(options.profile))
     machine = measured[machine.gpu]
     for note in notes:

@@ -11,7 +11,9 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from resilio_hpc.autoparallel import nearby
 from resilio_hpc.autoparallel.efficiency import Efficiency, read, shipped
+from resilio_hpc.autoparallel.nearby import Nearby
 from resilio_hpc.autoparallel.predict import COLUMNS, predict_rows
 from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.core.errors import UsageError
@@ -55,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         "--out", type=Path, metavar="OUT.csv", help="the same rows with the predictions (default: stdout)"
     )
     parser.add_argument(
-        "--calibration", type=Path, metavar="FILE.toml", help="parameters of this cluster: NAME = VALUE"
+        "--calibration", type=Path, metavar="FILE.toml", help="of this cluster, from resilio plan calibrate"
     )
     parser.add_argument(
         "--profile", type=Path, metavar="FILE.h5", help="measured: resilio plan profile-comm and resilio plan profile"
@@ -63,12 +65,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     options = parser.parse_args(argv)
     columns, rows = table(file_text(options.rows))
-    done = predict_rows(
-        rows,
-        efficiency_of(options.calibration),
-        calibrated=options.calibration is not None,
-        profile=profile_of(options.profile),
-    )
+    known, measured = calibration_of(options.calibration)
+    calibrated = options.calibration is not None
+    done = predict_rows(rows, known, calibrated, measured, profile_of(options.profile))
     _write(options, [*columns, *COLUMNS], done)
     missed = sum(not row["pred_iter_time_s"] for row in done)
     print(f"{len(done) - missed} of {len(done)} rows predicted", file=sys.stderr)
@@ -116,12 +115,13 @@ def table(text: str) -> tuple[list[str], list[dict[str, str]]]:
     return [name for name in columns if name not in COLUMNS], rows
 
 
-def efficiency_of(path: Path | None) -> Efficiency:
-    """The shipped parameters, or those of a calibration. Raises UsageError."""
+def calibration_of(path: Path | None) -> tuple[Efficiency, Nearby | None]:
+    """The shipped parameters, or those of a calibration and its measurements. Raises UsageError."""
     if path is None:
-        return shipped()
+        return shipped(), None
+    text = file_text(path)
     try:
-        return read(file_text(path))
+        return read(text), nearby.read(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: {error}") from None
 

@@ -27,7 +27,7 @@ from resilio_hpc.autoparallel.search import Space
 from resilio_hpc.autoparallel.stack import Stack
 from resilio_hpc.autoparallel.transformer import Transformer
 from resilio_hpc.autoparallel.uniform_model import uniform
-from resilio_hpc.cli.plan_predict import efficiency_of, file_text, profile_of
+from resilio_hpc.cli.plan_predict import calibration_of, file_text, profile_of
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.which_client import which
@@ -100,7 +100,8 @@ def setting(options: argparse.Namespace) -> Setting:
     machines, stack, unknown = _machines(options, inventory, request)
     space = _space(options)
     calibrated = options.calibration is not None
-    training = Training(model, options.global_batch, efficiency_of(options.calibration), stack, space, calibrated)
+    known, nearby = calibration_of(options.calibration)
+    training = Training(model, options.global_batch, known, stack, space, calibrated, nearby)
     training, machines, notes = as_measured(training, machines, profile_of(options.profile))
     pools = tuple(pool for pool in inventory.pools if pool.gpu_type in machines or pool.gpus_per_node == 0)
     kept = replace(inventory, pools=pools)

@@ -5,12 +5,13 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from resilio_hpc.autoparallel.cost import Cost, Problem, iteration
+from resilio_hpc.autoparallel.cost import Cost, Problem, iteration, stage_layers
 from resilio_hpc.autoparallel.efficiency import NAMES, bounds, read, shipped
 from resilio_hpc.autoparallel.hardware import Machine, Machines, machine, machines
 from resilio_hpc.autoparallel.layout import Layout, Layouts, Recompute
 from resilio_hpc.autoparallel.memory import memory
 from resilio_hpc.autoparallel.stack import Stack, Stacks
+from resilio_hpc.autoparallel.stage_times import layers_of
 from resilio_hpc.autoparallel.transformer import Transformer, Transformers
 from resilio_hpc.core.errors import UsageError
 
@@ -73,6 +74,36 @@ def test_interleaving_shrinks_the_bubble_and_holds_more() -> None:
     plain, woven = asked(BASE), asked(replace(BASE, vpp=4))
     assert iteration(woven, shipped()).bubble[0] < iteration(plain, shipped()).bubble[0] / 3
     assert memory(woven).first[0] > memory(plain).first[0]
+
+
+def test_embedding_and_loss_head_take_the_place_of_a_layer_where_that_makes_stages_even() -> None:
+    llama, pipeline = replace(GPT3, layers=126, tied=False), replace(BASE, pp=16, dp=4)
+    even = asked(pipeline, llama)
+    most, ends = stage_layers(even)
+    assert (most[0], ends[0]) == (8, 7)
+    assert layers_of(126, 16) == [7, *[8] * 14, 7]
+    odd = asked(pipeline, replace(llama, layers=125))  # no rule fits: 13 stages have 8 layers, and one of them the head
+    assert float(iteration(even, shipped()).iteration[0]) < float(iteration(odd, shipped()).iteration[0])
+    assert float(memory(even).device[0]) < float(memory(odd).device[0])
+
+
+def test_launches_that_are_slower_than_the_gpu_do_not_hide_collectives() -> None:
+    small = replace(GPT3, layers=12, hidden=1024, heads=16, ffn=4096, seq=512)
+    layout = replace(BASE, tp=8, pp=1, dp=1, micro_batch=1, global_batch=64)
+    slow = replace(machine("A100"), link_gbytes_s=30.0)
+    cost, slower = (iteration(asked(layout, small, gpu), shipped()) for gpu in (machine("A100"), slow))
+    assert cost.host[0] > cost.compute[0]
+    added = slower.tensor_parallel[0] - cost.tensor_parallel[0]
+    assert slower.iteration[0] - cost.iteration[0] == pytest.approx(added, rel=0.05)
+
+
+def test_a_pipeline_gathers_sharded_parameters_once_per_iteration() -> None:
+    def gathering(pp: int, global_batch: int) -> float:
+        layout = replace(BASE, tp=1, pp=pp, dp=64, micro_batch=1, global_batch=global_batch, zero=3)
+        return float(iteration(asked(layout), shipped()).data_parallel[0])
+
+    assert gathering(1, 1024) > 10 * gathering(1, 64)
+    assert gathering(8, 1024) < 1.5 * gathering(8, 64)
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

@@ -12,6 +12,7 @@ from resilio_hpc.autoparallel.efficiency import read as read_calibration
 from resilio_hpc.autoparallel.efficiency import shipped
 from resilio_hpc.autoparallel.hardware import machine
 from resilio_hpc.autoparallel.layout import Recompute
+from resilio_hpc.autoparallel.nearby import read as read_nearby
 from resilio_hpc.autoparallel.predict import COLUMNS, predict_rows, read
 from resilio_hpc.autoparallel.rows import case
 from resilio_hpc.cli import plan_calibrate, plan_predict
@@ -84,7 +85,8 @@ def test_open_recomputation_is_as_little_as_fits() -> None:
     ("text", "gbytes"),
     [
         ("8x NVLink/NVSwitch; 8x200Gb/s HDR IB per node (Selene)", 200),
-        ("NVLink; 4x OmniPath 100Gb/s per node", 50),
+        ("NVLink; 4x OmniPath 100Gb/s per node", 20),  # what NCCL gets of 50
+        ("NVLink; 4x InfiniBand 100Gb/s per node", 50),
         ("NVLink; inter 800Gb/s per node (4 IB HCAs)", 100),
         ("NVLink; 400Gb/s RDMA per GPU", 400),
         ("NVLink; inter-node NS", 200),
@@ -203,11 +205,12 @@ def test_calibration_learns_a_cluster_that_is_slower(tmp_path: Path) -> None:
     source, out = tmp_path / "measured.csv", tmp_path / "cluster.toml"
     source.write_text(as_csv(*({**row, "iter_time_s": row["pred_iter_time_s"], "status": "ok"} for row in rows)))
     assert plan_calibrate.main(["--rows", str(source), "--out", str(out)]) == 0
-    again = predict_rows(layouts, read_calibration(out.read_text()))
+    text = out.read_text()
+    again = predict_rows(layouts, read_calibration(text), nearby=read_nearby(text))
     errors = [
         abs(float(b["pred_iter_time_s"]) / float(a["pred_iter_time_s"]) - 1) for a, b in zip(rows, again, strict=True)
     ]
-    assert max(errors) < 0.02
+    assert max(errors) < 0.03
 
 
 def test_too_few_measurements_are_refused(tmp_path: Path) -> None:
