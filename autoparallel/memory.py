@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from resilio_hpc.autoparallel.cost import Problem, stage_layers
-from resilio_hpc.autoparallel.layout import Column, Recompute
+from resilio_hpc.autoparallel.layout import Column, Layouts, Recompute
 
 WORKSPACE = 0.09e9  # cuBLAS and Transformer Engine workspaces, allocated through PyTorch
 BUCKETS = 2.5  # bytes per parameter of the largest unit that ZeRO-3 holds gathered, times units ahead
 CONTEXT = 1.2e9  # CUDA context and loaded kernels; seen by nvidia-smi only
-CHANNELS = 2.5e9  # NCCL's buffers over all process groups; seen by nvidia-smi only
+CHANNELS = 0.6e9  # NCCL's buffers of one kind of process group; seen by nvidia-smi only
 FRAGMENTS = 0.12  # of what is allocated: cached by PyTorch and in no use, at the peak
 
 
@@ -38,7 +38,7 @@ class Memory:
     @property
     def device(self) -> Column:
         """What nvidia-smi shows, and what has to fit into the GPU."""
-        return self.peak * (1 + FRAGMENTS) + CONTEXT + CHANNELS + self.buckets
+        return self.peak * (1 + FRAGMENTS) + CONTEXT + self.buckets
 
 
 def _state_bytes(problem: Problem) -> tuple[Column, Column]:
@@ -90,6 +90,15 @@ def _activations(problem: Problem, layers: Column, after: Column) -> Column:
     return _in_flight(problem, after) * layers * each + working
 
 
+def _group_kinds(layouts: Layouts) -> Column:
+    """Kinds of process groups that communicate, and the one of all ranks."""
+    degrees = (layouts.tp, layouts.pp, layouts.dp, layouts.cp, layouts.ep)
+    kinds = np.ones(1)
+    for degree in degrees:
+        kinds = kinds + (degree > 1)
+    return kinds
+
+
 def memory(problem: Problem) -> Memory:
     """Peak bytes of every row."""
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
@@ -121,5 +130,5 @@ def memory(problem: Problem) -> Memory:
         head=head,
         first=fullest,
         last=held + last + head,
-        buckets=stacks.buckets * np.ones_like(held),
+        buckets=stacks.buckets + CHANNELS * _group_kinds(layouts) * np.ones_like(held),
     )
