@@ -46,4 +46,4 @@ def _check_model(name: str) -> None:
         name.lower(), presets(), 1, 0.5
     )
     hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
-    raise UsageError(f"unknown command plan {printable(repr(name), 60)}: {hint}")
+    raise UsageError(f"{printable(repr(name), 60)} is neither a model nor a command of resilio plan: {hint}")

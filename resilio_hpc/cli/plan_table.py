@@ -42,10 +42,12 @@ def show(asked: Setting, found: Answer, options: argparse.Namespace) -> None:
 def _head(asked: Setting, found: Answer) -> Text:
     looked = sum(one.looked_at for one in found.searched)
     model = asked.description
+    gpus = dict.fromkeys(asked.machines[one.offer.gpu].gpu for one in found.searched)
+    training = asked.training
     return Text(
-        f"{printable(model.name, 80)}: {model.parameters:,} parameters; a batch of {asked.training.global_batch:,} x "
-        f"{asked.training.model.seq:,} tokens; {looked:,} layouts of {plural(len(found.searched), 'shape')} in "
-        f"{found.took_s:.2f} s"
+        f"{printable(model.name, 80)} on {' or '.join(gpus)}: {model.parameters:,} parameters; "
+        f"a batch of {training.global_batch:,} x {training.model.seq:,} tokens; "
+        f"{looked:,} layouts of {plural(len(found.searched), 'shape')} in {found.took_s:.2f} s"
     )
 
 
