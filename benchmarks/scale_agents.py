@@ -150,7 +150,7 @@ class SimulatedAgent:
 
         self.storage.request("claim", answer, record={f: getattr(record, f) for f in record.__dataclass_fields__})
 
-    def claim_witness(self, epoch: int) -> None:
+    def claim_witness(self, witness: str) -> None:
         """As the real agent does: votes that are slow to come in may stand at half for a while."""
         assert self.storage is not None
         tell("witness asked", node=self.node)
@@ -159,9 +159,9 @@ class SimulatedAgent:
             if reply is None:
                 self.core.storage_failed()
             else:
-                self.core.witness_claimed(epoch, reply["won"])
+                self.core.witness_claimed(witness, reply["holder"])
 
-        self.storage.request("witness", answer, epoch=epoch, node=self.node)
+        self.storage.request("witness", answer, witness=witness, node=self.node)
 
     def abandon(self, epoch: int, reason: str) -> None:
         """Most of the cluster is gone: the measurement has failed."""
@@ -252,7 +252,11 @@ class SimulatedAgent:
         """No snapshots."""
         return ()
 
-    def forget_snapshots_after(self, step: int) -> None:
+    def copy_port(self) -> int:
+        """Nobody fetches any."""
+        return 0
+
+    def forget_snapshots_after(self, step: int, life: m.Life) -> None:
         """No snapshots."""
 
     def record(self, kind: str, **fields: Any) -> None:
