@@ -1,23 +1,21 @@
 """What Slurm says of this job while it runs: its nodes and its end, which both may change.
 
-Asked once a minute, and at once when something happened, in a thread of its own: a slurmctld that does not answer
-holds nobody up.
+Asked once a minute, and at once when something happened.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from resilio_hpc.core.errors import CommandError, UsageError
 from resilio_hpc.core.process import run
+from resilio_hpc.launch.asking import Asking
 from resilio_hpc.slurm.hostlist import expand
 
 INTERVAL_S = 60.0
 RETRY_S = 5.0  # after no answer
-LEAST_S = 1.0  # between two questions
 TIMEOUT_S = 20.0
 
 
@@ -58,40 +56,23 @@ def ask(job: str) -> JobView | None:
         return None
 
 
-class JobWatch:
+class JobWatch(Asking):
     """``view`` is the last answer, ``answering`` whether the last question was answered."""
 
     def __init__(self, job: str, ask: Callable[[str], JobView | None] = ask, interval_s: float = INTERVAL_S) -> None:
+        super().__init__("job watch", self._look)
         self.view: JobView | None = None
         self.answering = True
         self.answers = 0  # how many there were
         self._job = job
         self._ask = ask
         self._interval = interval_s
-        self._wake = threading.Event()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="job watch", daemon=True)
 
-    def start(self) -> None:
-        """Begin to ask."""
-        self._thread.start()
-
-    def look_now(self) -> None:
-        """Something happened: ask as soon as may be."""
-        self._wake.set()
-
-    def close(self) -> None:
-        """Ask no more; a question that is on its way is left to itself."""
-        self._closed = True
-        self._wake.set()
-
-    def _run(self) -> None:
-        while not self._closed:
-            view = self._ask(self._job)
-            self.answering = view is not None
-            if view is not None:
-                self.view = view
-                self.answers += 1
-            self._wake.wait(self._interval if view is not None else RETRY_S)
-            self._wake.clear()
-            time.sleep(0 if self._closed else LEAST_S)
+    def _look(self) -> float:
+        view = self._ask(self._job)
+        self.answering = view is not None
+        if view is None:
+            return RETRY_S
+        self.view = view
+        self.answers += 1
+        return self._interval

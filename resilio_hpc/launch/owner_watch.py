@@ -6,11 +6,11 @@ the run in good order, but after ``scancel -s KILL``, or a KillWait that is too 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilio_hpc.launch.asking import Asking
 from resilio_hpc.launch.predecessor import handover_of, part_state
 
 INTERVAL_S = 60.0
@@ -33,40 +33,24 @@ def state_of(run_path: Path, part: str) -> OwnerState:
     return OwnerState(state, f"job {part.partition('r')[0]} was cancelled{f' by user {by}' if by else ''}")
 
 
-class OwnerWatch:
-    """Asks once in a while, and soon after ``look_now``; ``cancelled`` is "" or how that was.
-
-    Slurm and the run directory are asked in a thread of its own, and hold nobody up."""
+class OwnerWatch(Asking):
+    """Asks once in a while, and soon after ``look_now``; ``cancelled`` is "" or how that was."""
 
     def __init__(self, ask: Callable[[], OwnerState], interval_s: float = INTERVAL_S) -> None:
+        super().__init__("owner watch", self._look)
         self.cancelled = ""
         self._ask = ask
         self._interval_s = interval_s
-        self._wake = threading.Event()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="owner watch", daemon=True)
+        self._ending_s = COMPLETING_S
 
-    def start(self) -> None:
-        """Begin to ask."""
-        self._thread.start()
-
-    def look_now(self) -> None:
-        """Somebody else leads the run: ask as soon as may be."""
-        self._wake.set()
-
-    def close(self) -> None:
-        """Ask no more."""
-        self._closed = True
-        self._wake.set()
-
-    def _run(self) -> None:
-        ending_s = COMPLETING_S
-        while not self._closed:
-            owner = self._ask()
-            self.cancelled = owner.cancelled
-            if self.cancelled:
-                return
-            ending = owner.state == "COMPLETING"  # it may hang in that state
-            self._wake.wait(min(ending_s, self._interval_s) if ending else self._interval_s)
-            self._wake.clear()
-            ending_s = 2 * ending_s if ending else COMPLETING_S
+    def _look(self) -> float | None:
+        owner = self._ask()
+        self.cancelled = owner.cancelled
+        if self.cancelled:
+            return None
+        if owner.state != "COMPLETING":
+            self._ending_s = COMPLETING_S
+            return self._interval_s
+        pause_s = min(self._ending_s, self._interval_s)
+        self._ending_s *= 2  # it may hang in that state
+        return pause_s
