@@ -325,6 +325,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "save_resumed": lambda f: (
         f"checkpoint of step {f.whole('step')} is committed: saves go on again after {seconds(f.number('waited_s'))}"
     ),
+    "last_save": lambda f: f"all ranks have ended; the checkpoint of step {f.whole('step')} is still being written",
     "warned": _warned,
     "time_limit_near": lambda f: "the job's time limit is near",
     "stopping": lambda f: f"stopping at the next step that all ranks agree on: {_reason(f)}",

@@ -120,13 +120,16 @@ class FirstStep(Struct, frozen=True):
 
 
 class RanksDone(Struct, frozen=True):
-    """Every local rank exited as it should. ``stopped``: at an agreed stop, so training is not complete."""
+    """Every local rank exited as it should. ``stopped``: at an agreed stop, so training is not complete.
+
+    ``snapshot``: the newest step of this round that all of them hold in memory; its SnapshotWhole may be late."""
 
     node: Node
     epoch: Count
     round: Count
     stopped: bool
-    step: Count = -1
+    step: Count
+    snapshot: Count
 
 
 class SnapshotWhole(Struct, frozen=True):

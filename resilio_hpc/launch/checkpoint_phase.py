@@ -38,6 +38,10 @@ class CheckpointPhase:
         """All committed steps that are not known to be bad, oldest first."""
         return tuple(sorted(self._commits.known))
 
+    def awaits(self, step: int) -> int:
+        """The step that is being made durable, or ``step`` where that will be: every member holds it. Else -1."""
+        return self._commits.in_flight if self._commits.in_flight >= 0 or self._commits.is_settled(step) else step
+
     def learn(self, committed: Iterable[int] = (), bad_copies: Iterable[m.RestorePoint] = ()) -> None:
         """Committed steps and bad copies that others know of."""
         self.bad_copies |= set(bad_copies)
@@ -58,7 +62,7 @@ class CheckpointPhase:
             for member in self._controller.members:
                 self._persist(self._commits.snapshot_whole(member.node, restore.step))
 
-    def connection_renewed(self, node: str) -> None:
+    def order_again(self, node: str) -> None:
         """``node`` may have missed what it was told."""
         controller, step = self._controller, self._commits.in_flight
         if step >= 0:
@@ -118,6 +122,7 @@ class CheckpointPhase:
         controller.record("committed", step=message.step, seconds=message.seconds, epoch=controller.epoch)
         controller.broadcast(m.StageReached(controller.epoch, message.step, "committed"))
         self._persist(following)
+        controller.rounds.end_when_saved()
         controller.regrouping.committed()
 
     def _given_up(self, step: int, error: str) -> None:
@@ -125,6 +130,7 @@ class CheckpointPhase:
         following = self._commits.abandon(step)
         controller.broadcast(m.StageReached(controller.epoch, step, "failed", error))
         self._persist(following)
+        controller.rounds.end_when_saved()
 
     def _persist(self, step: int | None) -> None:
         controller = self._controller

@@ -19,6 +19,7 @@ class CommitTracker:
     nodes: frozenset[str] = frozenset()
     known: set[int] = field(default_factory=set)
     in_flight: int = -1
+    _given_up: int = -1  # the newest step that could not be written
     _whole: dict[int, set[str]] = field(default_factory=dict)
     _records: dict[str, ShardRecord] = field(default_factory=dict)
 
@@ -30,7 +31,7 @@ class CommitTracker:
     def begin(self, nodes: Collection[str]) -> None:
         """A round starts: what was in flight is abandoned (its files stay uncommitted and are overwritten)."""
         self.nodes = frozenset(nodes)
-        self.in_flight = -1
+        self.in_flight = self._given_up = -1
         self._whole.clear()
         self._records.clear()
 
@@ -46,6 +47,10 @@ class CommitTracker:
             return ()
         self._records[node] = record
         return self.records
+
+    def is_settled(self, step: int) -> bool:
+        """``step``, or a newer one, is durable or never will be."""
+        return step <= max(self.committed, self._given_up)
 
     @property
     def records(self) -> tuple[ShardRecord, ...]:
@@ -64,6 +69,7 @@ class CommitTracker:
     def abandon(self, step: int) -> int | None:
         """``step`` could not be written. Returns the next step to persist, if any."""
         self._whole.pop(step, None)
+        self._given_up = max(self._given_up, step)
         if step == self.in_flight:
             self.in_flight = -1
         return self._next()

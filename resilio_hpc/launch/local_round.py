@@ -47,6 +47,7 @@ class LocalRound:
         self.ranks = {
             local: LocalRank(member.first_rank + local, local) for local in range(member.local_world_size)
         }  # fmt: skip
+        self._snapshot_whole = -1  # the newest step that all ranks here hold
         self._first_step_said = False
         self._answers: dict[int, rank_link.StopAck] = {}
 
@@ -158,6 +159,7 @@ class LocalRound:
         taken = [other.snapshots[message.step] for other in self.ranks.values()]
         for other in self.ranks.values():
             other.snapshots = {step: value for step, value in other.snapshots.items() if step > message.step}
+        self._snapshot_whole = max(self._snapshot_whole, message.step)
         size = sum(size for size, _ in taken)
         return [m.SnapshotWhole(self.node, self.epoch, self.number, message.step, size, max(b for _, b in taken))]
 
@@ -182,4 +184,4 @@ class LocalRound:
         if self.failed or not all(rank.done for rank in self.ranks.values()):
             return self._maybe_answer()
         stopped = any(rank.stopped for rank in self.ranks.values()) or self.terminating
-        return [m.RanksDone(self.node, self.epoch, self.number, stopped, self.furthest)]
+        return [m.RanksDone(self.node, self.epoch, self.number, stopped, self.furthest, self._snapshot_whole)]

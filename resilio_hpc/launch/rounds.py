@@ -252,7 +252,7 @@ class Rounds:
         elif controller.phase in ("starting", "running") and self._start is not None:
             controller.send(node, self._start)
             if controller.is_member(node):
-                controller.checkpoints.connection_renewed(node)
+                controller.checkpoints.order_again(node)
                 controller.stop.connection_renewed(node)
 
     # -- starting and running ----------------------------------------------------------------------------------
@@ -284,6 +284,7 @@ class Rounds:
         controller.record(
             "ranks_started", node=message.node, round=message.round, seconds=message.seconds, mode=message.mode
         )  # fmt: skip
+        controller.checkpoints.order_again(message.node)  # an order may have come before the round did
         if self._others_awaited(message):
             return
         members = self._all_members()
@@ -319,11 +320,19 @@ class Rounds:
             return
         agent.done = message
         controller.stop.member_done(message)
-        if self._others_awaited(message):
-            return
+        if not self._others_awaited(message):
+            self.end_when_saved()
+
+    def end_when_saved(self) -> None:
+        """All ranks have ended as they should, and what they saved last is durable: a script need not wait for that."""
+        controller = self._controller
         answers = [member.done for member in self._all_members() or ()]
         ended = [answer for answer in answers if answer is not None]
-        if len(ended) < len(controller.members):
+        if controller.phase not in ("starting", "running") or not ended or len(ended) < len(controller.members):
+            return
+        awaited = controller.checkpoints.awaits(min(answer.snapshot for answer in ended))
+        if awaited >= 0:
+            controller.record("last_save", step=awaited)
             return
         controller.incidents.close(controller.unix(), -1)
         if any(answer.stopped for answer in ended):

@@ -150,7 +150,7 @@ def test_messages_of_older_rounds_and_epochs_change_nothing() -> None:
     controller, before = world.controller, world.controller.round
     old = m.RankFailure("n2", 2, 0, "signal", world.unix(), signal=9)
     stale = [
-        m.RankFailed("n2", 1, 0, old), m.RankFailed("n2", 0, 1, old), m.RanksDone("n2", 1, 0, False),
+        m.RankFailed("n2", 1, 0, old), m.RankFailed("n2", 0, 1, old), m.RanksDone("n2", 1, 0, False, -1, -1),
         m.FirstStep("n2", 1, 0, 1, world.unix()), m.Persisted("n2", 1, 0, 10, RECORD), m.RanksStopped("n2", 1, 0, ()),
     ]  # fmt: skip
     for message in stale:

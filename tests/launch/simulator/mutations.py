@@ -14,6 +14,7 @@ from virtual_cluster.directory import Directory
 from resilio_hpc.launch import callers, enrolment, quorum
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
+from resilio_hpc.launch.checkpoint_phase import CheckpointPhase
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.election import Election
 from resilio_hpc.launch.enrolment import LEASE_SHARE, Enrolment
@@ -172,6 +173,25 @@ def echoes_of_the_future(patch: Patch) -> None:
     patch.setattr(Controller, "_on_heartbeat", on_heartbeat)
 
 
+def late_snapshots_are_not_awaited(patch: Patch) -> None:
+    """What a node holds is known only from a message that others may overtake."""
+    original = CheckpointPhase.awaits
+    patch.setattr(CheckpointPhase, "awaits", lambda self, step: original(self, -1))
+
+
+def orders_come_in_order(patch: Patch) -> None:
+    """What a node is to write is said once, though it may not have heard of the round yet."""
+    original = Rounds.started
+
+    def started(self: Any, agent: Any, message: m.RanksStarted) -> None:
+        checkpoints = self._controller.checkpoints
+        checkpoints.order_again = lambda node: None
+        original(self, agent, message)
+        del checkpoints.order_again
+
+    patch.setattr(Rounds, "started", started)
+
+
 ALL: tuple[Callable[[Patch], None], ...] = (
     votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, half_is_enough,
     orders_are_said_once, everybody_gets_the_witness, memberships_change_at_once, old_epochs_are_obeyed,
@@ -179,5 +199,6 @@ ALL: tuple[Callable[[Patch], None], ...] = (
     snapshots_of_other_lives_count, copies_of_other_lives_count, who_missed_a_start_keeps_its_snapshots,
     the_wall_clock_is_trusted,
     votes_are_counted_as_they_come, words_of_older_rounds_count, echoes_of_the_future,
+    late_snapshots_are_not_awaited, orders_come_in_order,
 )  # fmt: skip
 MUTATIONS = {plant.__name__: plant for plant in ALL}

@@ -165,7 +165,14 @@ class Invariants:
 
     def ended(self) -> None:
         """Every agent has left."""
-        verdict = self._world.directory.verdict
-        done = any(life.step >= life.script.steps for life in self._world.trainings.values())
-        if verdict is not None and verdict["verdict"] == "completed" and not done:
+        world = self._world
+        if world.directory.verdict is None or world.directory.verdict["verdict"] != "completed":
+            return
+        if not any(life.completed for life in world.trainings.values()):
             raise Violation("the verdict is completed, but training is not")
+        step = world.script.steps
+        unwritten = any(fields["step"] == step for fields in world.records("persist_failed"))
+        if world.script.saves_last and step not in world.directory.committed and not unwritten:
+            raise Violation(
+                f"the verdict is completed, but what was saved after the last step, {step}, is not committed"
+            )

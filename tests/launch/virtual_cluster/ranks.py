@@ -35,6 +35,11 @@ class Script:
     ignores_stop: bool = False
     exits_early_at: int = -1  # rank 0 exits with 0 after this step, without a word
 
+    @property
+    def saves_last(self) -> bool:
+        """Whether the state after the last step is saved."""
+        return self.attached and self.steps % self.save_every == 0
+
 
 @dataclass
 class Training:
@@ -50,6 +55,11 @@ class Training:
     target: int = -1
     confirmed: set[str] = field(default_factory=set)  # nodes
     saving: bool = False
+
+    @property
+    def completed(self) -> bool:
+        """Every step is done."""
+        return self.step >= self.script.steps
 
     @property
     def life(self) -> Life:
@@ -102,6 +112,9 @@ class Training:
             self._say_all(rank_link.Restored(restore.step, restore.source, 0.01))
         else:
             self.world.watch.starts(self.life, -1)
+        if self.completed:  # there was only its last save to wait for
+            self._finish()
+            return
         self.history = (*self.history, (self.step, *self.life))
         self.world.after(self.script.step_s, self._step)
 
@@ -123,7 +136,7 @@ class Training:
             return
         self.world.watch.trains(self.life)
         self.step += 1
-        if self.step >= self.script.steps:
+        if self.completed:
             self._exit_all()
         else:
             self.world.after(self.script.step_s, self._plain_step)
@@ -144,15 +157,20 @@ class Training:
         if self.step == self.script.exits_early_at and self.round == 0:
             next(iter(self.nodes.values()))[0].rank_ends(0, 0, None, "")
             return
-        if self.step >= self.script.steps:
-            self._say_all(rank_link.Finished(self.step))
-            self._exit_all()
+        if self.completed:
+            if self.script.saves_last:
+                self._snapshot()  # and nobody waits for it
+            self._finish()
         elif self.step == self.target:
             self._await_confirmation()
         else:
             if self.step % self.script.save_every == 0:
                 self._snapshot()
             self.world.after(self.script.step_s, self._step)
+
+    def _finish(self) -> None:
+        self._say_all(rank_link.Finished(self.step))
+        self._exit_all()
 
     def _exit_all(self) -> None:
         for agent, local in list(self.nodes.values()):

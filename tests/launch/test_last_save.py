@@ -1,0 +1,124 @@
+"""A run is complete when what its ranks saved last is durable, though their script did not wait for that."""
+
+from __future__ import annotations
+
+import pytest
+from virtual_cluster.ranks import Script
+from virtual_cluster.world import World
+
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.commits import CommitTracker
+
+SLOW_S = 5.0
+
+
+@pytest.fixture
+def world() -> World:
+    """Its ranks have ended, and the save after their last step, 20, is on its way."""
+    made = World(nodes=3, script=Script(steps=20))
+    made.until_step(19)
+    made.slow_savers = dict.fromkeys(made.sites, SLOW_S)
+    made.run(lambda: bool(made.records("last_save")))
+    return made
+
+
+def test_the_run_ends_when_it_is_committed(world: World) -> None:
+    world.run(limit_s=SLOW_S - 1)
+    assert world.directory.verdict is None
+    verdict = world.until_over()
+    assert (verdict["verdict"], verdict["committed"]) == ("completed", 20)
+    assert world.records("last_save") == [{"step": 20}]
+    assert len(world.starts) == 1
+
+
+def test_or_could_not_be_written(world: World) -> None:
+    world.saver_fails = {("n2", 20)}
+    verdict = world.until_over()
+    assert (verdict["verdict"], verdict["committed"]) == ("completed", 10)
+    assert [fields["node"] for fields in world.records("persist_failed")] == ["n2"]
+
+
+def test_a_node_that_is_lost_meanwhile_costs_a_restart_and_not_the_save() -> None:
+    world = World(nodes=3, spares=1, script=Script(steps=20))
+    world.until_step(19)
+    world.slow_savers = dict.fromkeys(world.sites, SLOW_S)
+    world.run(lambda: bool(world.records("last_save")))
+    world.power_off("n2")
+    verdict = world.until_over()
+    assert (verdict["verdict"], verdict["committed"]) == ("completed", 20)
+    assert "n4" in world.members()
+
+
+def test_so_does_a_controller_that_is_killed(world: World) -> None:
+    world.kill_agent(world.controller.node)
+    world.start_agent("n1")
+    verdict = world.until_over()
+    assert (verdict["verdict"], verdict["committed"]) == ("completed", 20)
+
+
+def test_a_stop_waits_no_longer_than_it_may() -> None:
+    hung = World(nodes=2, script=Script(steps=20), stop_grace_s=8.0)
+    hung.until_step(19)
+    hung.slow_savers = dict.fromkeys(hung.sites, 1e6)
+    hung.run(lambda: bool(hung.records("last_save")))
+    hung.warn("TERM")
+    verdict = hung.until_over()
+    assert (verdict["verdict"], verdict["committed"]) == ("terminated", 10)
+
+
+def test_a_snapshot_of_which_the_controller_hears_later_than_of_the_end() -> None:
+    world = World(nodes=2, script=Script(steps=20))
+    world.until_step(19)
+    agent = world.agents["n2"]
+    say, held = agent.to_controller, []
+
+    def late(message: m.ToController) -> None:
+        if isinstance(message, m.SnapshotWhole):
+            held.append(message)
+        else:
+            say(message)
+
+    agent.to_controller = late  # type: ignore[method-assign]
+    world.run(lambda: bool(world.records("last_save")))
+    world.run(limit_s=3.0)
+    assert world.directory.verdict is None
+    say(held[-1])
+    verdict = world.until_over()
+    assert (verdict["verdict"], verdict["committed"]) == ("completed", 20)
+
+
+def test_an_order_to_write_that_comes_before_the_round_is_given_again() -> None:
+    world = World(nodes=2, script=Script(steps=60, save_every=10))
+    world.until_step(10)
+    world.slow_savers = dict.fromkeys(world.sites, 1000.0)
+    world.run(lambda: world.step >= 25)
+    world.slow_savers.clear()
+    world.fail_rank(0)
+    agent = world.agents["n2"]
+    hear, starts = agent._hear, []
+
+    def overtaken(message: m.ToAgent) -> None:
+        if isinstance(message, m.Start) and not starts:
+            starts.append(message)
+            world.after(0.5, lambda: hear(message))
+        else:
+            hear(message)
+
+    agent._hear = overtaken  # type: ignore[method-assign]
+    world.until_round(1)
+    assert world.last.restore == m.RestorePoint("memory", 20)
+    world.run(lambda: 20 in world.directory.committed, limit_s=5.0)
+
+
+def test_what_is_settled() -> None:
+    commits = CommitTracker()
+    commits.begin(["n1"])
+    assert (commits.is_settled(-1), commits.is_settled(5)) == (True, False)
+    assert commits.snapshot_whole("n1", 5) == 5
+    assert not commits.is_settled(5)
+    assert commits.abandon(5) is None
+    assert (commits.is_settled(5), commits.is_settled(6)) == (True, False)
+    commits.begin(["n1"])
+    assert not commits.is_settled(5)
+    commits.commit(7)
+    assert commits.is_settled(6)
