@@ -102,20 +102,20 @@ class ModelSpeed:
 class SpeedModel:
     """What is known of a run's model before the run is seen: makes its ``ModelSpeed``.
 
-    ``machine_of``: (type, GPUs of a node) of the run's nodes → their machine; raises UsageError for an unknown one.
+    ``on``: (type, GPUs of a node) of the run's nodes → the training and their machine, with what was measured of it;
+    raises UsageError for an unknown one.
     """
 
-    training: Training
-    machine_of: Callable[[str, int], Machine]
+    on: Callable[[str, int], tuple[Training, Machine]]
 
     def speed(
         self, measured: Sequence[Measurement], nodes: int, ranks_per_node: int, gpu: tuple[str, int], degrees: Degrees
     ) -> ModelSpeed:
         """Of a run of ``nodes`` nodes with these GPUs. Raises UsageError where it could not run as it does."""
-        machine = self.machine_of(gpu[0], gpu[1] or ranks_per_node)
-        speed = ModelSpeed(self.training, machine, ranks_per_node, degrees, tuple(measured), nodes)
+        training, machine = self.on(gpu[0], gpu[1] or ranks_per_node)
+        speed = ModelSpeed(training, machine, ranks_per_node, degrees, tuple(measured), nodes)
         if speed.layout(nodes) is None:
-            name, batch = self.training.model.name, self.training.global_batch
+            name, batch = training.model.name, training.global_batch
             raise UsageError(
                 f"--model {name}: no layout of it runs on the {nodes} x {ranks_per_node} {machine.gpu} of this run "
                 f"with a global batch of {batch}, its --layout kept: is it this model, GPU and batch?"

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from resilio_hpc.autoparallel.efficiency import shipped
 from resilio_hpc.autoparallel.frameworks import DEFAULT, machine_and_stack, space_of
 from resilio_hpc.autoparallel.hardware import Machine
 from resilio_hpc.autoparallel.model_source import find_model
@@ -18,6 +17,8 @@ from resilio_hpc.autoparallel.model_speed import SpeedModel
 from resilio_hpc.autoparallel.ranking import Training
 from resilio_hpc.autoparallel.uniform_model import uniform
 from resilio_hpc.cli.drain_options import Parser
+from resilio_hpc.cli.plan_predict import calibration_of, profile_of
+from resilio_hpc.cli.plan_setting import as_measured
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.launch import process_tree
 from resilio_hpc.launch.announce import stamped
@@ -97,8 +98,8 @@ def _understood(options: argparse.Namespace) -> tuple[dict[str, str], ResizeLimi
 def _model(options: argparse.Namespace) -> SpeedModel | None:
     """The planner's model of the run, where it is named. Raises UsageError."""
     if options.model is None:
-        if options.gpu or options.seq:
-            raise UsageError("--gpu and --seq are for --model: which model does the run train?")
+        if options.gpu or options.seq or options.calibration or options.profile:
+            raise UsageError("--gpu, --seq, --calibration and --profile are for --model: which one does the run train?")
         return None
     if not options.global_batch or options.batch == "scale":
         raise UsageError("--model needs --global-batch N, the samples of a step, and --batch keep")
@@ -106,15 +107,19 @@ def _model(options: argparse.Namespace) -> SpeedModel | None:
         raise UsageError(f"--seq {options.seq}: there must be at least 1 token")
     _, stack = machine_and_stack(options.gpu or "H100", 8, options.framework)
     model = uniform(find_model(options.model), options.seq)
-    training = Training(model, options.global_batch, shipped(), stack, space_of(options.framework))
+    known, nearby = calibration_of(options.calibration)
+    calibrated, profile = options.calibration is not None, profile_of(options.profile)
+    training = Training(model, options.global_batch, known, stack, space_of(options.framework), calibrated, nearby)
 
-    def machine_of(gpu: str, gpus_per_node: int) -> Machine:
+    def on(gpu: str, gpus_per_node: int) -> tuple[Training, Machine]:
         try:
-            return machine_and_stack(options.gpu or gpu, gpus_per_node, options.framework)[0]
+            machine = machine_and_stack(options.gpu or gpu, gpus_per_node, options.framework)[0]
         except UsageError as error:
             raise UsageError(f"{error} (--gpu TYPE says what the run's nodes have)") from None
+        told, machines, _ = as_measured(training, {machine.gpu: machine}, profile)
+        return told, machines[machine.gpu]
 
-    return SpeedModel(training, machine_of)
+    return SpeedModel(on)
 
 
 def _once(resizer: Resizer, options: argparse.Namespace) -> int:
@@ -225,6 +230,10 @@ def _parser() -> Parser:
     parser.add_argument("--gpu", default="", metavar="TYPE", help="with --model: h100, … (default: what Slurm says)")
     parser.add_argument("--seq", type=int, default=0, metavar="N", help="with --model: tokens of a sequence")
     parser.add_argument("--framework", default=DEFAULT, metavar="NAME", help=f"with --model (default: {DEFAULT})")
+    parser.add_argument("--calibration", type=Path, metavar="FILE.toml", help="with --model: of resilio plan calibrate")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE.h5", help="with --model: of resilio plan profile-comm and profile"
+    )
     parser.add_argument("--policy", type=Path, metavar="FILE", help="numbers for resize_policy.toml's")
     parser.add_argument("--json", action="store_true", help="a line of JSON per decision")
     parser.add_argument("--launcher", type=int, default=0, help=argparse.SUPPRESS)  # end when this parent is gone

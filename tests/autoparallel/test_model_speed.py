@@ -57,6 +57,6 @@ def test_the_degrees_of_the_run_are_kept() -> None:
 
 
 def test_a_model_that_could_not_run_as_the_run_does_is_a_mistake() -> None:
-    model = SpeedModel(replace(TRAINING, model=uniform(preset("gpt3-175b"))), lambda gpu, each: H100)
+    model = SpeedModel(lambda gpu, each: (replace(TRAINING, model=uniform(preset("gpt3-175b"))), H100))
     with pytest.raises(UsageError, match="no layout of it runs on the 1 x 8 H100"):
         model.speed([Measurement(1, 3.0)], 1, 8, ("h100", 8), lambda ranks: None)

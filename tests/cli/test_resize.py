@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from resilio_hpc.autoparallel import profile_file
+from resilio_hpc.autoparallel.comm_fit import Curve
+from resilio_hpc.autoparallel.efficiency import shipped
+from resilio_hpc.autoparallel.model_speed import any_degrees
 from resilio_hpc.cli import resize
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import SlurmError, UsageError
@@ -52,6 +56,8 @@ def test_the_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> No
         (["--json"], "--json is not for a resizer beside a launch"),
         (["--max-nodes", "-1"], "--max-nodes: -1 is not possible"),
         (["--model", "llama3-70b"], "--model needs --global-batch N"),
+        (["--profile", "cluster.h5"], "--calibration and --profile are for --model"),
+        (["--model", "llama3-70b", "--global-batch", "8", "--calibration", "/no/c.toml"], "/no/c.toml: No such file"),
         (["--model", "llama3-07b", "--global-batch", "8"], "llama3-07b"),
         (["nodes=3"], "nodes is chosen by resilio resize itself"),
         (["--maxnodes", "3"], "unrecognized arguments: --maxnodes 3"),
@@ -65,6 +71,30 @@ def test_what_a_launcher_is_to_pass_on_is_checked_first(words: list[str], said: 
 
 def test_options_of_the_command_may_be_passed_on_by_a_launcher() -> None:
     resize.check_words(["--max-nodes", "16", "--model", "llama3-70b", "--global-batch", "1024", "time=1:00:00"])
+
+
+MODEL = ["--model", "llama2-7b", "--global-batch", "64", "--gpu", "h100"]
+
+
+def seconds_on_two_nodes(*words: str) -> float:
+    """Of a step, as the planner sees it."""
+    model = resize._model(resize._parser().parse_intermixed_args([".", *MODEL, *words]))
+    assert model is not None
+    return model.speed((), 2, 8, ("", 8), any_degrees).step_s(2)
+
+
+def test_what_was_measured_of_the_cluster_makes_the_speed_of_the_model(tmp_path: Path) -> None:
+    profile, calibration = tmp_path / "cluster.h5", tmp_path / "cluster.toml"
+    slow = tuple(
+        Curve(name, span, ranks, 8, 1e-3, 1e9, 0.0, (1024, 4096), ((1e-3, 1e-3), (1e-3, 1e-3)))
+        for name in ("all-reduce", "all-gather", "reduce-scatter")
+        for span, ranks in (("node", 8), ("network", 16))
+    )
+    profile_file.write_communication(profile, slow, {"device": "NVIDIA H100 80GB HBM3", "backend": "nccl"})
+    shipped_s = seconds_on_two_nodes()
+    assert seconds_on_two_nodes("--profile", str(profile)) > 1.5 * shipped_s
+    calibration.write_text(f"gemm_hopper = {shipped().gemm_hopper * 0.9}\n")
+    assert seconds_on_two_nodes("--calibration", str(calibration)) > 1.05 * shipped_s
 
 
 class Looks:
