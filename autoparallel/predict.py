@@ -134,12 +134,14 @@ def predict(
 def _memory_gb(found: Prediction, number: int, kind: str) -> float:
     """Memory of the kind that the row measures: GiB or GB; allocated, held by the allocator, or all; of which rank."""
     kind = kind.lower()
-    capacity = found.problem.machines.memory
+    held, capacity = found.memory, found.problem.machines.memory
     if "smi" in kind:
-        return float(found.memory.seen(capacity)[number]) / GIB
-    size = found.memory.reserved(capacity)
-    if "allocated" in kind:
-        size = found.memory.last if "rank that logs" in kind else found.memory.peak
+        return float(held.seen(capacity)[number]) / GIB
+    reported = "reserved" if found.problem.stacks.reports_reserved[number] else "allocated"
+    if "reserved" in kind or ("allocated" not in kind and reported == "reserved"):
+        size = held.reserved(capacity)
+    else:
+        size = held.last if "rank that logs" in kind else held.peak
     return float(size[number]) / (GIB if "gib" in kind else 1e9)
 
 

@@ -127,9 +127,10 @@ def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, b
     dp = cells.whole("dp", max(1, gpus // (tp * pp * cp)))
     if gpus and tp * pp * cp * dp != gpus:
         raise UsageError(f"tp * pp * cp * dp = {tp * pp * cp * dp}, but num_gpus = {gpus}")
-    micro = cells.whole("micro_batch", _micro_batch(cells, framework, dp, pp))
     schedule = cells.text("schedule").lower()
     interleaved = "interleaved" in schedule and not cells.text("vpp") and pp > 1
+    vpp = 2 if interleaved else (cells.whole("vpp", 1) if pp > 1 else 1)
+    micro = cells.whole("micro_batch", _micro_batch(cells, framework, dp, pp * vpp))
     recompute, stated = _recompute(cells.text("recompute").lower(), framework)
     sequence = cells.text("sequence_parallel")
     return Layout(
@@ -140,7 +141,7 @@ def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, b
         ep=min(cells.whole("ep", 1), max(1, model.experts)),
         micro_batch=micro,
         global_batch=cells.whole("global_batch", micro * dp * max(1, 4 * (pp - 1))),
-        vpp=2 if interleaved else (cells.whole("vpp", 1) if pp > 1 else 1),
+        vpp=vpp,
         sequence_parallel=tp > 1 and (sequence == "1" if sequence else bool(_rule(framework).get("sequence_parallel"))),
         recompute=recompute,
         zero=_zero(cells.text("zero").lower()),
@@ -148,12 +149,12 @@ def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, b
     ), stated
 
 
-def _micro_batch(cells: Cells, framework: str, dp: int, pp: int) -> int:
-    """Where none is stated: torchtitan cuts a rank's batch into as many micro-batches as there are stages."""
+def _micro_batch(cells: Cells, framework: str, dp: int, stages: int) -> int:
+    """Where none is stated: torchtitan cuts a replica's batch into as many micro-batches as there are stages."""
     text = cells.text("global_batch")
-    if "torchtitan" not in framework or pp == 1 or not text:
+    if "torchtitan" not in framework or stages == 1 or not text:
         return 1
-    return max(1, cells.whole("global_batch") // (dp * pp))
+    return max(1, cells.whole("global_batch") // (dp * stages))
 
 
 def _recompute(text: str, framework: str) -> tuple[Recompute, bool]:

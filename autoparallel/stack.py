@@ -36,6 +36,7 @@ class Stack:
     ``keeps_products``: recomputation is operator by operator, and every second matrix product is kept.
     ``keeps_outputs``: what a pipeline stage sent is kept until its backward pass.
     ``expandable``: PyTorch's allocator grows its segments in place (expandable_segments).
+    ``reports_reserved``: the memory in its log is what the allocator holds, not what it has given out.
     """
 
     precision: int = 16
@@ -64,6 +65,7 @@ class Stack:
     keeps_outputs: bool = False
     keeps_products: bool = False
     expandable: bool = False
+    reports_reserved: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Stacks:
     keeps_outputs: Column
     keeps_products: Column
     expandable: Column
+    reports_reserved: Column
 
     @classmethod
     def of(cls, stacks: Sequence[Stack]) -> Stacks:

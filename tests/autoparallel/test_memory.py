@@ -192,9 +192,13 @@ def test_expandable_segments_leave_little_unused() -> None:
 
 
 def test_each_kind_of_measurement_has_its_prediction() -> None:
-    kinds = ("peak GiB", "torch max allocated (GB, 1e9)", "nvidia-smi")
+    kinds = ("peak GiB", "torch max allocated (GB, 1e9)", "nvidia-smi", "GiB reserved")
     rows = [{**ROW, "gpu": "H200", "memory_kind": kind} for kind in kinds]
-    reserved, allocated, seen = (float(row["pred_memory_gb"]) for row in predict_rows(rows, shipped()))
+    reserved, allocated, seen, same = (float(row["pred_memory_gb"]) for row in predict_rows(rows, shipped()))
+    assert same == reserved  # torchtitan's log tells what is reserved, Megatron's what is allocated
+    other = {**ROW, "gpu": "H200", "framework": "Megatron-Core"}
+    plain, named = predict_rows([other, {**other, "memory_kind": "allocated"}], shipped())
+    assert plain["pred_memory_gb"] == named["pred_memory_gb"]
     found = held_of(ROW)
     assert allocated == pytest.approx(float(found.peak[0]) / 1e9, rel=1e-5)
     assert reserved == pytest.approx(1.05 * float(found.peak[0] + found.gaps[0]) / 2**30, rel=1e-5)
@@ -227,11 +231,11 @@ def test_zero_that_no_source_states_is_taken_where_nothing_else_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "stated", "micro_batch"),
-    [("torchtitan", "", 4), ("torchtitan", "2", 2), ("Megatron-Core", "", 1)],
+    ("changes", "micro_batch"),
+    [({}, 4), ({"vpp": "2"}, 2), ({"micro_batch": "1"}, 1), ({"framework": "Megatron-Core"}, 1)],
 )
 def test_torchtitan_cuts_a_batch_into_as_many_micro_batches_as_there_are_stages(
-    framework: str, stated: str, micro_batch: int
+    changes: dict[str, str], micro_batch: int
 ) -> None:
-    row = {**ROW, "num_gpus": "64", "pp": "8", "global_batch": "256", "framework": framework, "micro_batch": stated}
-    assert case(row).layout.micro_batch == micro_batch
+    row = {**ROW, "num_gpus": "64", "pp": "8", "global_batch": "256", "micro_batch": ""}
+    assert case({**row, **changes}).layout.micro_batch == micro_batch
