@@ -82,9 +82,10 @@ class Ours(Method):
         from resilio_hpc.ckpt.arena_source import ArenaSource
         from resilio_hpc.ckpt.restore import restore
 
-        path = self.checkpointer._open_arenas().held(self.step)
+        arenas = self.checkpointer._open_arenas()
+        path = arenas.held(self.step)
         assert path is not None
-        with ArenaSource(path) as source:
+        with ArenaSource(path, memory=arenas.memory(self.step)) as source:
             restore(source, self.state, self.checkpointer._pool)
 
 

@@ -16,7 +16,7 @@ from resilio_hpc.ckpt import arena, tree
 from resilio_hpc.ckpt.records import TensorRecord, read_table
 from resilio_hpc.ckpt.slab import Box
 from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab
-from resilio_hpc.ckpt.whole_reader import read_whole
+from resilio_hpc.ckpt.whole_reader import copy_whole, read_whole
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c, populate
 
@@ -55,12 +55,14 @@ class ArenaSource:
     is_foreign = False
     tier = "memory"
 
-    def __init__(self, path: Path, mappings: Mappings | None = None) -> None:
-        """``mappings``: where it is mapped, beyond this object's life.
+    def __init__(self, path: Path, mappings: Mappings | None = None, memory: memoryview | None = None) -> None:
+        """``mappings``: where it is mapped, beyond this object's life. ``memory``: what of the arena is mapped already,
+        from its begin.
 
         Raises CorruptCheckpoint unless the arena holds a whole snapshot with a right table.
         """
         self._path, self._mappings = path, mappings
+        self._memory = memoryview(b"") if memory is None else memory
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -97,8 +99,11 @@ class ArenaSource:
         return self.view[offset : offset + size]
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
-        """See Source. Read, not mapped: to map the pages would take as long again."""
-        read_whole(self.step, [(self._fd, record, target) for record, target in wanted], False, pool)
+        """See Source. Read where it is not mapped: to map the pages first would take as long again."""
+        mapped = [each for each in wanted if each[0].offset + each[0].size_bytes <= len(self._memory)]
+        others = [each for each in wanted if each[0].offset + each[0].size_bytes > len(self._memory)]
+        copy_whole(self.step, self._memory, mapped, pool)
+        read_whole(self.step, [(self._fd, record, target) for record, target in others], False, pool)
 
     def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
         """See Source: what other ranks hold in memory cannot be had here."""
@@ -120,6 +125,7 @@ class ArenaSource:
     def close(self) -> None:
         """Close; what was mapped goes with the last slice of it."""
         self.__dict__.pop("view", None)
+        self._memory.release()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -23,6 +23,7 @@ LockPages = Callable[[mmap.mmap], Callable[[], None] | None]
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PIECE_BYTES = 64 << 20
+_MAP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Slot:
         self._lock_pages = lock_pages
         self._unlock_pages: Callable[[], None] | None = None
         self._fd = -1
+        self._is_allocated = False
+        self.present_bytes = 0  # of ``map``, from its begin: no access to these is a fault
         self._spill = spill
         self.on_disk = on_disk
         self.why_on_disk = ""
@@ -123,13 +126,32 @@ class Slot:
             self._unmap()
             if present > size:
                 os.ftruncate(self._fd, size)
-        if self.map is None:
+        if not self._is_allocated:
             self._allocate(size)  # also for an old file: a former life may have died half-way here
-            self.map = mmap.mmap(self._fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-            populate(self.map)
+        memory = self._mapped()
+        if not self._is_allocated:
+            populate(memory)
+            self._is_allocated = True
+            self.present_bytes = len(memory)
         if self._unlock_pages is None and not self.on_disk:
-            self._unlock_pages = self._lock_pages(self.map)
-        return memoryview(self.map)
+            self._unlock_pages = self._lock_pages(memory)
+        return memoryview(memory)
+
+    def map_snapshot(self, size: int, is_wanted: Callable[[], bool]) -> None:
+        """Map the pages of a whole snapshot of that size, until they are not wanted any more; only of one in memory."""
+        if self.on_disk:
+            return
+        with memoryview(self._mapped()) as memory:
+            while self.present_bytes < size and is_wanted():
+                end = min(self.present_bytes + _MAP_BYTES, size)
+                with memory[self.present_bytes : end] as piece:
+                    populate(piece)
+                self.present_bytes = end
+
+    def _mapped(self) -> mmap.mmap:
+        if self.map is None:
+            self.map = mmap.mmap(self._fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        return self.map
 
     def _allocate(self, size: int) -> None:
         """Piece by piece, with a look at what is left: all ranks of a node do this at the same time."""
@@ -177,6 +199,8 @@ class Slot:
         if self.map is not None:
             self.map.close()
             self.map = None
+        self._is_allocated = False
+        self.present_bytes = 0
 
 
 class ArenaPair:
@@ -197,6 +221,7 @@ class ArenaPair:
         """
         self.owner = owner
         self._lock = threading.Lock()
+        self._is_asked = False  # for what is being mapped
         self._slots = [
             Slot(
                 None if directory is None else arena.slot_path(directory, owner.rank, number),
@@ -277,12 +302,28 @@ class ArenaPair:
 
     def held(self, step: int) -> Path | None:
         """The arena that holds ``step``, of this rank."""
-        found = [
-            (header.sequence, slot.path)
-            for slot in self._slots
-            if (header := slot.header) is not None and header.step == step
-        ]
-        return max(found)[1] if found else None
+        found = self._holder(step)
+        return None if found is None else found[0].path
+
+    def map_held(self, step: int) -> None:
+        """Map the snapshot of ``step``, if there is one, until ``memory`` asks for it; may run beside the script."""
+        with self._lock:
+            found = self._holder(step)
+            if found is not None:
+                found[0].map_snapshot(found[1].size_bytes, lambda: not self._is_asked)
+
+    def memory(self, step: int) -> memoryview:
+        """Of the arena that holds ``step`` what is mapped by now, from its begin."""
+        self._is_asked = True
+        with self._lock:
+            found = self._holder(step)
+            if found is None or found[0].map is None:
+                return memoryview(b"")
+            return memoryview(found[0].map)[: found[0].present_bytes]
+
+    def _holder(self, step: int) -> tuple[Slot, Header] | None:
+        held = [(slot, header) for slot in self._slots if (header := slot.header) is not None and header.step == step]
+        return max(held, key=lambda found: found[1].sequence, default=None)
 
     def close(self) -> None:
         """Close both; the snapshots stay."""

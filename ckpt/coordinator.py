@@ -68,6 +68,8 @@ class Coordinator(Protocol):
     """On the node's own disk: steps are written there first, and read from there; None: nowhere."""
     read_ahead: Path | None
     """See ``is_read_ahead``."""
+    memory_step: int
+    """The step that is to be restored from this node's memory, which is made ready while the model is built; or -1."""
 
     def restore_points(self) -> Sequence[RestorePoint]:
         """The copies to try, in this order; empty: begin from nothing. Raises CheckpointError."""

@@ -40,6 +40,7 @@ class LocalCoordinator:
 
     arena_directory: Path | None = None
     read_ahead: Path | None = None
+    memory_step = -1
 
     def __init__(
         self,

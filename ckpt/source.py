@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from resilio_hpc.ckpt.records import BLOCK_BYTES, TensorRecord
 from resilio_hpc.ckpt.slab import Box, Shape
 from resilio_hpc.core.errors import CorruptCheckpoint
-from resilio_hpc.native import populate
+from resilio_hpc.native import populate_missing
 
 _POPULATE_BYTES = 1 << 20
 
@@ -87,4 +87,4 @@ def mismatch(step: int, record: TensorRecord, start: int) -> CorruptCheckpoint:
 def populate_large(target: memoryview) -> None:
     """Fresh pages all at once: faults one by one double the time of the copy."""
     if len(target) >= _POPULATE_BYTES:
-        populate(target)
+        populate_missing(target)

@@ -9,9 +9,54 @@ from typing import NamedTuple
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.bulk_io import Segment
 from resilio_hpc.ckpt.records import TensorRecord, blocks
-from resilio_hpc.ckpt.source import checksum_at, mismatch, populate_large
+from resilio_hpc.ckpt.source import Wanted, checksum_at, mismatch, populate_large
+from resilio_hpc.native import copy_blocks
 
 SHARE_BYTES = 256 << 20
+_COPY_BYTES = 32 << 20
+
+
+def copy_whole(step: int, memory: memoryview, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
+    """As ``read_whole``, from memory that has each tensor where it lies in the file."""
+
+    def copy(share: list[_BlockCopy]) -> None:
+        for record, target, parts in share:
+            populate_large(target[parts[0][0] : sum(parts[-1])])
+            crcs = copy_blocks(target, [(start, memory, record.offset + start, size) for start, size in parts])
+            for (start, _), crc in zip(parts, crcs, strict=True):
+                if crc != checksum_at(record, start):
+                    raise mismatch(step, record, start)
+
+    pending = [pool.submit(copy, share) for share in _copy_shares(wanted)]
+    wait(pending)
+    for future in pending:
+        future.result()
+
+
+class _BlockCopy(NamedTuple):
+    """Blocks of a tensor that follow one another, as (start, size), and the tensor's memory."""
+
+    record: TensorRecord
+    target: memoryview
+    parts: list[tuple[int, int]]
+
+
+def _copy_shares(wanted: Sequence[Wanted]) -> Iterator[list[_BlockCopy]]:
+    """What a thread copies in one go."""
+    share: list[_BlockCopy] = []
+    room = _COPY_BYTES
+    for record, target in wanted:
+        parts: list[tuple[int, int]] = []
+        for start, size in blocks(record.size_bytes):
+            parts.append((start, size))
+            room -= size
+            if room <= 0:
+                yield [*share, _BlockCopy(record, target, parts)]
+                share, parts, room = [], [], _COPY_BYTES
+        if parts:
+            share.append(_BlockCopy(record, target, parts))
+    if share:
+        yield share
 
 
 class _BlockRead(NamedTuple):

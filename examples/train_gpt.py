@@ -126,6 +126,7 @@ def main() -> None:
     if args.batch % run.world_size:
         raise SystemExit(f"--batch {args.batch} cannot be split over {run.world_size} ranks")
 
+    checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED, overlap=True)  # <- before the model
     torch.manual_seed(args.seed)  # the same weights everywhere ...
     gpt = GPT(args.layers, args.width, args.sequence).to(device)
     model = DistributedDataParallel(gpt, bucket_cap_mb=1)
@@ -141,7 +142,6 @@ def main() -> None:
     def state() -> dict[str, object]:
         return {"model": gpt, "optimizer": optimizer, "schedule": schedule, "random": rng_state()}
 
-    checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED, overlap=True)  # <-
     start = 0
     if restored := checkpoint.restore(state()):  # <-
         start = restored[0]

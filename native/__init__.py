@@ -4,6 +4,23 @@
 """
 
 from resilio_hpc.native import _direct_io as direct_io
-from resilio_hpc.native._memory import copy_blocks, copy_crc32c, crc32c, crc32c_portable, has_hardware, populate
+from resilio_hpc.native._memory import (
+    copy_blocks,
+    copy_crc32c,
+    crc32c,
+    crc32c_portable,
+    has_hardware,
+    populate,
+    populate_missing,
+)
 
-__all__ = ["copy_blocks", "copy_crc32c", "crc32c", "crc32c_portable", "direct_io", "has_hardware", "populate"]
+__all__ = [
+    "copy_blocks",
+    "copy_crc32c",
+    "crc32c",
+    "crc32c_portable",
+    "direct_io",
+    "has_hardware",
+    "populate",
+    "populate_missing",
+]

@@ -109,28 +109,50 @@ static PyObject *py_crc32c_portable(PyObject *module, PyObject *args) {
 #define MADV_POPULATE_WRITE 23
 #endif
 
-static PyObject *py_populate(PyObject *module, PyObject *args) {
+#define PRESENT_PAGES 4096
+
+/* Whether every page of anonymous memory is there; of a file mincore tells what is in the page cache instead. */
+static int is_present(uintptr_t first, uintptr_t end) {
+    unsigned char pages[PRESENT_PAGES];
+    if (mincore((void *)first, end - first, pages) != 0) return 0;
+    for (size_t i = 0; i < (end - first) >> 12; i++)
+        if (!(pages[i] & 1)) return 0;
+    return 1;
+}
+
+static int populate(uintptr_t first, uintptr_t end, int how) {
+    if (madvise((void *)first, end - first, how) == 0) return 0;
+    if (errno != EINVAL) return -1;
+    for (volatile uint8_t *at = (volatile uint8_t *)first; at < (volatile uint8_t *)end; at += 4096) {
+        uint8_t byte = *at; /* Linux before 5.14: fault the pages in one by one */
+        /* compared and set in one go: another thread may be filling the same memory */
+        if (how == MADV_POPULATE_WRITE)
+            __atomic_compare_exchange_n(at, &byte, byte, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    }
+    return 0;
+}
+
+static PyObject *populate_with(PyObject *args, const char *format, int only_missing) {
     Py_buffer target;
-    if (!PyArg_ParseTuple(args, "y*:populate", &target)) return NULL;
+    if (!PyArg_ParseTuple(args, format, &target)) return NULL;
     int failed = 0, how = target.readonly ? MADV_POPULATE_READ : MADV_POPULATE_WRITE;
     uintptr_t first = ((uintptr_t)target.buf + 4095) & ~(uintptr_t)4095; /* whole pages only: the rest faults by itself */
     uintptr_t end = ((uintptr_t)target.buf + (uintptr_t)target.len) & ~(uintptr_t)4095;
     Py_BEGIN_ALLOW_THREADS
-    if (end > first) failed = madvise((void *)first, end - first, how) != 0;
-    if (failed && errno == EINVAL) { /* Linux before 5.14: fault the pages in one by one */
-        volatile uint8_t *bytes = target.buf;
-        for (Py_ssize_t i = 0; i < target.len; i += 4096) {
-            uint8_t byte = bytes[i];
-            /* compared and set in one go: another thread may be filling the same memory */
-            if (how == MADV_POPULATE_WRITE)
-                __atomic_compare_exchange_n(&bytes[i], &byte, byte, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-        }
-        failed = 0;
+    for (uintptr_t at = first, next; at < end && !failed; at = next) {
+        next = only_missing && end - at > PRESENT_PAGES * 4096 ? at + PRESENT_PAGES * 4096 : end;
+        if (!only_missing || !is_present(at, next)) failed = populate(at, next, how) != 0;
     }
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&target);
     if (failed) return PyErr_SetFromErrno(PyExc_OSError);
     Py_RETURN_NONE;
+}
+
+static PyObject *py_populate(PyObject *module, PyObject *args) { return populate_with(args, "y*:populate", 0); }
+
+static PyObject *py_populate_missing(PyObject *module, PyObject *args) {
+    return populate_with(args, "w*:populate_missing", 1);
 }
 
 static PyMethodDef methods[] = {
@@ -139,6 +161,7 @@ static PyMethodDef methods[] = {
     {"crc32c", py_crc32c, METH_VARARGS, "crc32c(data, start=0) -> int"},
     {"crc32c_portable", py_crc32c_portable, METH_VARARGS, "crc32c_portable(data, start=0) -> int"},
     {"populate", py_populate, METH_VARARGS, "populate(mapping) -> None"},
+    {"populate_missing", py_populate_missing, METH_VARARGS, "populate_missing(memory) -> None"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -278,14 +278,14 @@ class Rounds:
     def started(self, agent: KnownAgent, message: m.RanksStarted) -> None:
         """A node's ranks run. For a script that tells of no steps that is all we shall ever know."""
         controller = self._controller
-        if controller.phase != "starting" or agent.started:
+        if controller.phase not in ("starting", "running") or agent.started:
             return
         agent.started = True
         controller.record(
             "ranks_started", node=message.node, round=message.round, seconds=message.seconds, mode=message.mode
         )  # fmt: skip
         controller.checkpoints.order_again(message.node)  # an order may have come before the round did
-        if self._others_awaited(message):
+        if controller.phase == "running" or self._others_awaited(message):
             return
         members = self._all_members()
         if not self.steps_reported and members and all(member.started for member in members):

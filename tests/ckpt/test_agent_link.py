@@ -155,6 +155,24 @@ def test_a_rank_saves_and_the_next_life_restores_from_the_copy_that_it_is_told(s
     assert finish(process) == "5"
 
 
+BUILD_AND_RESTORE = """
+    import time
+    import numpy as np
+    from resilio_hpc import ckpt
+    checkpoint = ckpt.Checkpointer()
+    while not any(slot.present_bytes for slot in checkpoint._arenas._slots):
+        time.sleep(0.01)  # the model is built
+    step, state = checkpoint.restore({"x": np.zeros(1000, dtype=np.int64), "step": 0})
+    assert (state["x"] == np.arange(1000)).all() and state["step"] == step
+    print(step)
+"""
+
+
+def test_what_will_be_restored_from_memory_is_mapped_meanwhile(agent: Agent) -> None:
+    save_step_5(agent)
+    assert finish(agent.rank(BUILD_AND_RESTORE, "memory:5", round_=1)) == "5"
+
+
 def test_a_bad_copy_in_memory_is_reported_and_dropped_and_the_rank_leaves_with_its_code(agent: Agent) -> None:
     save_step_5(agent)
     with (agent.arenas / "rank0.slot0").open("r+b") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import subprocess
 import sys
 import sysconfig
@@ -99,6 +100,20 @@ def test_populate_keeps_the_content() -> None:
         native.populate(mapping)
         assert mapping[5000:5003] == b"abc"
         assert mapping[:5000] == bytes(5000)
+
+
+@pytest.mark.parametrize("touched", [0, 3, 2048])  # pages
+def test_populate_missing_leaves_no_page_to_fault(touched: int) -> None:
+    pages = 2 * 4096 + 17
+    with mmap.mmap(-1, pages * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as mapping:
+        for number in range(touched):
+            mapping[number * 4096 * 3 + 5] = 7
+        native.populate_missing(mapping)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for number in range(pages):
+            mapping[number * 4096] = 1
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 200
+        assert all(mapping[number * 4096 * 3 + 5] == 7 for number in range(touched))
 
 
 OLD_KERNEL = """

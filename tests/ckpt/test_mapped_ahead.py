@@ -1,0 +1,140 @@
+"""An arena that was mapped before its restore: as verified as one that is read, and as good for the next saves."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from resilio_hpc.ckpt.arena_source import ArenaSource
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.records import BLOCK_BYTES
+from resilio_hpc.ckpt.restore import restore
+from resilio_hpc.ckpt.snapshot import Snapshot
+from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.core.errors import CorruptCheckpoint
+
+POOL = ThreadPoolExecutor(2)
+LARGE = 3 * BLOCK_BYTES + 12_345  # bytes: more than a thread takes in one go
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        yield Path(name)
+
+
+def a_life(directory: Path) -> ArenaPair:
+    """A process's arenas, of which none is mapped yet."""
+    return ArenaPair(directory, Owner(0, 0, 1, 1, 0, "own", "a run"), directory / "spill")
+
+
+def state(size: int, step: int) -> dict[str, object]:
+    return {
+        "large": np.arange(size, dtype=np.uint8) * np.uint8(step),
+        "small": [np.full(number, step, dtype=np.int16) for number in range(50)],
+        "step": step,
+    }
+
+
+def save(arenas: ArenaPair, step: int, size: int = LARGE) -> Path:
+    return Snapshot(arenas, step, flatten(state(size, step)), POOL).finish()[0]
+
+
+def restored(arenas: ArenaPair, step: int, into: dict[str, object] | None = None) -> dict[str, object]:
+    path, memory = arenas.held(step), arenas.memory(step)
+    assert path is not None
+    with ArenaSource(path, memory=memory) as source:
+        return restore(source, into, POOL)  # type: ignore[no-any-return]
+
+
+def check(found: dict[str, object], size: int, step: int) -> None:
+    wanted = state(size, step)
+    assert found["step"] == step
+    assert np.array_equal(found["large"], wanted["large"])  # type: ignore[arg-type]
+    assert all(map(np.array_equal, found["small"], wanted["small"]))  # type: ignore[call-overload]
+
+
+def test_it_gives_what_was_saved_new_and_in_place(shm: Path) -> None:
+    save(a_life(shm), 3)
+    arenas = a_life(shm)
+    assert len(arenas.memory(3)) == 0
+    arenas = a_life(shm)
+    arenas.map_held(3)
+    assert len(arenas.memory(3)) > LARGE
+    check(restored(arenas, 3), LARGE, 3)
+    mine = state(LARGE, 9)
+    large = mine["large"]
+    assert restored(arenas, 3, mine)["large"] is large
+    check(mine, LARGE, 3)
+
+
+def test_what_is_not_mapped_by_then_is_read(shm: Path) -> None:
+    first = a_life(shm)
+    many = {str(number): np.full(20_000_000, number, dtype=np.uint8) for number in range(4)}
+    Snapshot(first, 3, flatten(many), POOL).finish()
+    arenas = a_life(shm)
+    asked = iter([True, False])
+    slot, header = arenas._holder(3) or pytest.fail("step 3 is not held")
+    slot.map_snapshot(header.size_bytes, lambda: next(asked))
+    with arenas.memory(3) as memory:
+        assert 20_000_000 < len(memory) < 40_000_000
+    found = restored(arenas, 3)
+    assert all((found[str(number)] == number).all() for number in range(4))  # type: ignore[union-attr]
+    arenas.map_held(3)
+    with arenas.memory(3) as memory:
+        assert len(memory) == 33_554_432  # who has asked does not want it any more
+
+
+@pytest.mark.parametrize("at", [0, BLOCK_BYTES - 1, BLOCK_BYTES, LARGE - 1])
+def test_a_bit_that_flipped_is_found(at: int, shm: Path) -> None:
+    path = save(a_life(shm), 3)
+    arenas = a_life(shm)
+    arenas.map_held(3)
+    with ArenaSource(path) as source:
+        record = next(record for record in source.tensors if record.size_bytes == LARGE)
+    with path.open("r+b") as file:
+        file.seek(record.offset + at)
+        byte = file.read(1)
+        file.seek(record.offset + at)
+        file.write(bytes([byte[0] ^ 16]))
+    with pytest.raises(CorruptCheckpoint, match="large does not match its checksum at byte"):
+        restored(arenas, 3)
+
+
+@pytest.mark.parametrize("size", [LARGE // 20, LARGE, 2 * LARGE])
+def test_the_next_saves_use_it_whatever_their_size(size: int, shm: Path) -> None:
+    save(a_life(shm), 3)
+    arenas = a_life(shm)
+    arenas.map_held(3)
+    for step in (4, 5, 6):
+        path = save(arenas, step, size)
+        found = path.stat()
+        assert found.st_blocks * 512 >= found.st_size  # no page is missing
+        check(restored(arenas, step), size, step)
+
+
+def test_a_hole_that_a_former_life_left_is_filled_before_it_is_written_to(shm: Path) -> None:
+    path = save(a_life(shm), 3, 100_000)
+    os.truncate(path, path.stat().st_size + 4_000_000)  # it was about to grow
+    arenas = a_life(shm)
+    arenas.map_held(3)
+    check(restored(arenas, 3), 100_000, 3)
+    save(arenas, 4, 2_000_000)
+    assert save(arenas, 5, 2_000_000) == path
+    assert path.stat().st_blocks * 512 >= 2_000_000
+    check(restored(arenas, 5), 2_000_000, 5)
+
+
+def test_what_is_not_held_or_lies_on_disk_is_not_mapped(shm: Path) -> None:
+    on_disk = ArenaPair(shm, Owner(0, 0, 1, 1, 0, "own", "a run"), shm / "spill", on_disk=True)
+    save(on_disk, 3, 1000)
+    arenas = a_life(shm)
+    arenas.map_held(3)
+    arenas.map_held(4)
+    assert len(arenas.memory(3)) == len(arenas.memory(4)) == 0
