@@ -58,7 +58,7 @@ def problem(cases: Sequence[Case]) -> Problem:
 
 
 def read(rows: Sequence[Mapping[str, str]]) -> Read:
-    """Rows, understood; where nothing is said of recomputation, as little of it as fits into the GPU."""
+    """Rows, understood; where nothing is said of recomputation or ZeRO, as little of them as fits into the GPU."""
     done = Read([], [], {})
     for number, row in enumerate(rows):
         try:
@@ -66,26 +66,29 @@ def read(rows: Sequence[Mapping[str, str]]) -> Read:
             done.index.append(number)
         except UsageError as error:
             done.notes[number] = str(error)
-    return replace(done, cases=_with_recompute(done.cases))
+    return replace(done, cases=_filled(done.cases))
 
 
-def _with_recompute(cases: list[Case]) -> list[Case]:
-    """Fills open recomputation with the least that fits."""
+def _filled(cases: list[Case]) -> list[Case]:
+    """Fills open recomputation with the least that fits, and open ZeRO with stage 1 where that helps."""
     filled = list(cases)
-    waiting = [number for number, found in enumerate(cases) if found.open_recompute]
+    waiting = [number for number, found in enumerate(cases) if found.open_recompute or found.open_zero]
     for kind in LEAST_FIRST:
-        if not waiting:
-            break
-        for number in waiting:
-            filled[number] = _recomputing(cases[number], kind)
-        fits = _fits(problem([filled[number] for number in waiting]))
-        waiting = [number for number, enough in zip(waiting, fits, strict=True) if not enough]
+        for zero in (0, 1):
+            for number in waiting:
+                filled[number] = _filled_with(cases[number], kind, zero)
+            fits = _fits(problem([filled[number] for number in waiting])) if waiting else ()
+            waiting = [number for number, enough in zip(waiting, fits, strict=True) if not enough]
     return filled
 
 
-def _recomputing(found: Case, kind: Recompute) -> Case:
-    layout = replace(found.layout, recompute=kind)
-    return replace(found, layout=layout, assumed=(*found.assumed, f"recompute={kind.name.lower()}"))
+def _filled_with(found: Case, kind: Recompute, zero: int) -> Case:
+    layout, assumed = found.layout, found.assumed
+    if found.open_recompute:
+        layout, assumed = replace(layout, recompute=kind), (*assumed, f"recompute={kind.name.lower()}")
+    if found.open_zero:
+        layout, assumed = replace(layout, zero=zero), (*assumed, f"zero={zero}")
+    return replace(found, layout=layout, assumed=assumed)
 
 
 def _fits(asked: Problem) -> NDArray[np.bool_]:
@@ -129,11 +132,16 @@ def predict(
 
 
 def _memory_gb(found: Prediction, number: int, kind: str) -> float:
-    """Memory of the kind that the row measures: GiB or GB, of the process or of the device, of which rank."""
+    """Memory of the kind that the row measures: GiB or GB; allocated, held by the allocator, or all; of which rank."""
     kind = kind.lower()
+    held, capacity = found.memory, found.problem.machines.memory
     if "smi" in kind:
-        return float(found.memory.device[number]) / GIB
-    size = found.memory.last if "rank that logs" in kind else found.memory.peak
+        return float(held.seen(capacity)[number]) / GIB
+    reported = "reserved" if found.problem.stacks.reports_reserved[number] else "allocated"
+    if "reserved" in kind or ("allocated" not in kind and reported == "reserved"):
+        size = held.reserved(capacity)
+    else:
+        size = held.last if "rank that logs" in kind else held.peak
     return float(size[number]) / (GIB if "gib" in kind else 1e9)
 
 
@@ -152,7 +160,7 @@ def cells(found: Prediction, number: int, row: Mapping[str, str], noted: Sequenc
     tokens = layouts.global_batch[number] * models.seq[number]
     flops = models.flops_per_token[number] * tokens / time / layouts.num_gpus[number]
     spread = math.exp(float(found.half_width[number]))
-    fits = found.memory.device[number] <= found.problem.machines.memory[number]
+    fits = found.memory.least[number] <= found.problem.machines.memory[number]
     values = (time, time / spread, time * spread, _memory_gb(found, number, row.get("memory_kind") or ""))
     texts = [f"{value:.6g}" for value in values]
     note = _noted(noted)

@@ -27,7 +27,7 @@ OMNIPATH = 0.4
 
 @dataclass(frozen=True)
 class Case:
-    """One row, understood. ``assumed``: what was filled in; ``open_recompute``: nothing is said of recomputation."""
+    """One row, understood. ``assumed``: what was filled in; ``open_…``: nothing is said of recomputation, of ZeRO."""
 
     model: Transformer
     layout: Layout
@@ -36,6 +36,7 @@ class Case:
     framework: str
     assumed: tuple[str, ...] = field(default=())
     open_recompute: bool = False
+    open_zero: bool = False
 
 
 class Cells:
@@ -47,6 +48,10 @@ class Cells:
 
     def text(self, name: str) -> str:
         return (self.row.get(name) or "").strip()
+
+    def stated(self, name: str) -> bool:
+        """Whether the cell holds something that its source says."""
+        return bool(self.text(name)) and name not in re.split("[;,]", self.text("not_stated"))
 
     def whole(self, name: str, default: int | None = None) -> int:
         """A positive whole number, or the default; UsageError where there is neither."""
@@ -75,7 +80,8 @@ def case(row: Mapping[str, str]) -> Case:
         raise UsageError(f"pp * vpp = {layout.pp * layout.vpp} stages, but the model has {model.layers} layers")
     if layout.tp > model.heads:
         raise UsageError(f"tp = {layout.tp} does not divide {model.heads} heads")
-    return Case(model, layout, _machine(cells), _stack(cells, framework), framework, tuple(cells.assumed), not stated)
+    stack, assumed = _stack(cells, framework), tuple(cells.assumed)
+    return Case(model, layout, _machine(cells), stack, framework, assumed, not stated, not cells.stated("zero"))
 
 
 def _number_in(pattern: str, text: str) -> int:
@@ -121,9 +127,10 @@ def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, b
     dp = cells.whole("dp", max(1, gpus // (tp * pp * cp)))
     if gpus and tp * pp * cp * dp != gpus:
         raise UsageError(f"tp * pp * cp * dp = {tp * pp * cp * dp}, but num_gpus = {gpus}")
-    micro = cells.whole("micro_batch", 1)
     schedule = cells.text("schedule").lower()
     interleaved = "interleaved" in schedule and not cells.text("vpp") and pp > 1
+    vpp = 2 if interleaved else (cells.whole("vpp", 1) if pp > 1 else 1)
+    micro = cells.whole("micro_batch", _micro_batch(cells, framework, dp, pp * vpp))
     recompute, stated = _recompute(cells.text("recompute").lower(), framework)
     sequence = cells.text("sequence_parallel")
     return Layout(
@@ -134,12 +141,20 @@ def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, b
         ep=min(cells.whole("ep", 1), max(1, model.experts)),
         micro_batch=micro,
         global_batch=cells.whole("global_batch", micro * dp * max(1, 4 * (pp - 1))),
-        vpp=2 if interleaved else (cells.whole("vpp", 1) if pp > 1 else 1),
+        vpp=vpp,
         sequence_parallel=tp > 1 and (sequence == "1" if sequence else bool(_rule(framework).get("sequence_parallel"))),
         recompute=recompute,
         zero=_zero(cells.text("zero").lower()),
         zero_bubble="zero" in schedule and "bubble" in schedule,
     ), stated
+
+
+def _micro_batch(cells: Cells, framework: str, dp: int, stages: int) -> int:
+    """Where none is stated: torchtitan cuts a replica's batch into as many micro-batches as there are stages."""
+    text = cells.text("global_batch")
+    if "torchtitan" not in framework or stages == 1 or not text:
+        return 1
+    return max(1, cells.whole("global_batch") // (dp * stages))
 
 
 def _recompute(text: str, framework: str) -> tuple[Recompute, bool]:
@@ -175,7 +190,7 @@ def _stack(cells: Cells, framework: str) -> Stack:
     stack = Stack(**rule)  # type: ignore[arg-type]
     kernel = cells.text("attn_kernel").lower()
     if kernel:
-        plain = "softmax" in kernel or "local" in kernel
+        plain = any(word in kernel for word in ("softmax", "local", "unfused"))
         stack = replace(stack, flash=0 if plain else max(stack.flash, 1), causal=not plain)
     precision = cells.text("precision").lower()
     bits = 4 if "fp4" in precision else 8 if "fp8" in precision else 32 if "fp32" in precision else 16

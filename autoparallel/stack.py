@@ -27,7 +27,16 @@ class Stack:
     ``fine_recompute``: what does not fit is recomputed operator by operator, cheap ones first: norms, activations.
     ``dispatch_once``: a token goes once to a node, whatever the number of its experts there (DeepEP).
     ``fp32_weights``: weights are kept in fp32, and in half precision only while in use (FSDP mixed precision).
-    ``loss_bytes``: bytes per logit at the peak. ``buckets``: bytes of flat buffers for communication.
+    ``loss_bytes``: bytes per logit at the peak; ``parallel_loss_bytes``: where tp > 1 (0: the same);
+    ``loss_gap_bytes``: freed meanwhile, too small a gap for what comes next.
+    ``buckets``: elements of each of two flat buffers for communication, of gradients and of weights.
+    ``dropout``: models without a gated MLP are trained with dropout, whose masks are kept.
+    ``expert_tp``: experts are split over tensor-parallel ranks as far as these suffice.
+    ``keeps_gathered``: inputs gathered for tensor parallelism are kept for the backward pass, not gathered again.
+    ``keeps_products``: recomputation is operator by operator, and every second matrix product is kept.
+    ``keeps_outputs``: what a pipeline stage sent is kept until its backward pass.
+    ``expandable``: PyTorch's allocator grows its segments in place (expandable_segments).
+    ``reports_reserved``: the memory in its log is what the allocator holds, not what it has given out.
     """
 
     precision: int = 16
@@ -47,7 +56,16 @@ class Stack:
     fp32_weights: bool = False
     both_grads: bool = False
     loss_bytes: int = 6
+    parallel_loss_bytes: int = 0
+    loss_gap_bytes: int = 0
     buckets: float = 0.0
+    dropout: bool = False
+    expert_tp: bool = False
+    keeps_gathered: bool = False
+    keeps_outputs: bool = False
+    keeps_products: bool = False
+    expandable: bool = False
+    reports_reserved: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +89,16 @@ class Stacks:
     fp32_weights: Column
     both_grads: Column
     loss_bytes: Column
+    parallel_loss_bytes: Column
+    loss_gap_bytes: Column
     buckets: Column
+    dropout: Column
+    expert_tp: Column
+    keeps_gathered: Column
+    keeps_outputs: Column
+    keeps_products: Column
+    expandable: Column
+    reports_reserved: Column
 
     @classmethod
     def of(cls, stacks: Sequence[Stack]) -> Stacks:

@@ -147,7 +147,7 @@ def test_a_gpu_that_the_cluster_does_not_have_is_told_those_that_it_has(
     ("limits", "change"),
     [
         (("--tp", "8", "--pp", "1", "--micro-batch", "16", "--recompute", "none"), "recompute"),
-        (("--tp", "1", "--pp", "8", "--micro-batch", "16", "--recompute", "full", "--vpp", "1"), "micro-batch"),
+        (("--tp", "1", "--pp", "8", "--micro-batch", "32", "--recompute", "full", "--vpp", "1"), "micro-batch"),
         (("--tp", "1", "--pp", "1", "--zero", "0", "--micro-batch", "1", "--recompute", "full"), "tp"),
     ],
 )
