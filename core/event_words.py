@@ -281,6 +281,10 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         else f"{f.text('node', '?')} reads step {f.whole('step')} ahead of its ranks "
         f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB)"
     ),
+    "exit_overdue": lambda f: (
+        f"rank {f.whole('rank')} on {f.text('node', '?')} (process {f.whole('pid')}) finished training "
+        f"{seconds(f.number('waited_s'))} ago and has not ended: is its script still at work, or does it hang?"
+    ),
     "saver_died": lambda f: f"the saver on {f.text('node', '?')} died; a new one is started",
     "store_died": lambda f: f"the rendezvous store on {f.text('node', '?')} died: {f.text('error')}",
     "ranks_stopped": lambda f: f"ranks on {f.text('node', '?')} stopped in {seconds(f.number('seconds'))}",

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.event_words import words
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch import spawner_messages as sm
 from resilio_hpc.launch.console import Console, RankLogs
 from resilio_hpc.launch.error_file import describe_exit, read_error
-from resilio_hpc.launch.local_round import LocalRound
+from resilio_hpc.launch.local_round import LINGERS_S, LocalRound
 from resilio_hpc.launch.process_tree import TOKEN_VARIABLE
 from resilio_hpc.launch.rank_env import Placement, RoundSetting, rank_argv, rank_variables
 from resilio_hpc.launch.rank_server import RankServer
@@ -77,8 +78,14 @@ class LocalRanks:
             self._on_event(event)
 
     def tick(self) -> None:
-        """Show the ranks' output."""
+        """Show the ranks' output, and tell of those that do not end."""
         self._console.poll()
+        agent = self._agent
+        local = agent.core.local
+        for rank in local.lingering(time.monotonic()) if local is not None else ():
+            overdue = {"rank": rank.rank, "pid": self._pids.get(rank.local_rank), "waited_s": LINGERS_S}
+            agent.record("exit_overdue", **overdue)
+            agent.say(words("exit_overdue", {"node": agent.settings.node, **overdue}))
 
     # -- what the core wants -----------------------------------------------------------------------------------
 

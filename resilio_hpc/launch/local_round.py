@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
 
+LINGERS_S = 120.0  # a script may have work to do after training; or its libraries hang while they are torn down
+
 
 @dataclass
 class LocalRank:
@@ -25,6 +27,8 @@ class LocalRank:
     first_step_at: float | None = None
     restored: tuple[int, str] = (-1, "")
     may_exit: bool = False  # it said Finished or Stopped
+    finished_at: float = 0.0  # when
+    is_told: bool = False  # that it has not ended since
     stopped: bool = False
     done: bool = False
     bad_copy: tuple[m.RestorePoint, str] | None = None  # what could not be restored, and why
@@ -92,7 +96,7 @@ class LocalRound:
         elif isinstance(message, rank_link.StopAck):
             return self._stop_answer(local, message)
         else:  # Stopped, Finished
-            rank.may_exit = True
+            rank.may_exit, rank.finished_at = True, now
             rank.stopped = isinstance(message, rank_link.Stopped)
             rank.step = max(rank.step, message.step)
         return []
@@ -121,6 +125,17 @@ class LocalRound:
             self.node, rank.rank, local, kind, at, exit_code, signal, message[:4000], traceback[-16000:], bad_copy
         )  # fmt: skip
         return [m.RankFailed(self.node, self.epoch, self.number, failure)]
+
+    def lingering(self, now: float) -> list[LocalRank]:
+        """Ranks whose training is finished since LINGERS_S, and that have not ended; each is told once."""
+        found = [
+            rank
+            for rank in self.ranks.values()
+            if rank.may_exit and not rank.done and not rank.is_told and now - rank.finished_at > LINGERS_S
+        ]
+        for rank in found:
+            rank.is_told = True
+        return found
 
     def propose_stop(self, target: int) -> list[m.ToController]:
         """A stop is proposed: answer at once if no rank is attached, else when all attached ranks have answered."""

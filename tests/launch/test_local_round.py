@@ -15,7 +15,7 @@ from resilio_hpc.core.rank_link import (
     Stopped,
 )  # fmt: skip
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.local_round import LocalRound
+from resilio_hpc.launch.local_round import LINGERS_S, LocalRound
 
 MEMBER = m.Member("n2", 1, "n2-ib", 2, 2)
 STATE = m.RoundState(3, 7, (m.Member("n1", 0, "n1-ib", 2, 0), MEMBER), 1, 1, ())
@@ -89,6 +89,16 @@ def test_ranks_that_stopped_or_finished_may_exit() -> None:
             local.said(index, word, 0.0)
         assert local.exited(0, 0, None, 50.0, NO_ERROR) == []
         assert local.exited(1, 0, None, 50.0, NO_ERROR) == [m.RanksDone("n2", 3, 7, stopped, 12, -1)]
+
+
+def test_a_rank_that_finished_and_does_not_end_is_told_once() -> None:
+    local = local_round()
+    local.said(0, Finished(12), 100.0)
+    local.said(1, Finished(12), 150.0)
+    assert local.lingering(100.0 + LINGERS_S) == []
+    assert [rank.rank for rank in local.lingering(101.0 + LINGERS_S)] == [2]
+    local.exited(1, 0, None, 50.0, NO_ERROR)
+    assert local.lingering(1000.0) == []
 
 
 def test_ranks_told_to_end_may_end_as_they_like_if_they_know_no_steps() -> None:
