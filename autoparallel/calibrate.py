@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from resilio_hpc.autoparallel.cost import iteration
 from resilio_hpc.autoparallel.efficiency import Bounds, Efficiency, bounds, shipped
-from resilio_hpc.autoparallel.nearby import CLUSTER, Nearby, covariance, features
+from resilio_hpc.autoparallel.nearby import CLUSTER, EXPERTS, Nearby, covariance, features
 from resilio_hpc.autoparallel.predict import problem
 from resilio_hpc.autoparallel.rows import Case
 
@@ -62,16 +62,16 @@ def fit(residuals: Callable[[Vector], Vector], start: Vector, limits: Bounds, ro
 
 
 def _posterior(
-    cases: Sequence[Case], times: Vector, deviations: Vector, clusters: NDArray[np.int_]
+    cases: Sequence[Case], times: Vector, deviations: Vector, clusters: NDArray[np.int_], spreads: Vector
 ) -> tuple[Efficiency, Vector]:
     """Parameters common to all clusters, and one factor of each cluster on all its times."""
     asked, base, limits = problem(cases), shipped(), bounds()
-    size, ones = limits.prior.size, np.ones(clusters.max() + 1)
+    size, ones = limits.prior.size, np.ones(spreads.size)
     whole = Bounds(
         low=np.append(limits.low, ones / 2),
         high=np.append(limits.high, ones * 2),
         prior=np.append(limits.prior, ones),
-        spread=np.append(limits.spread, ones * CLUSTER),
+        spread=np.append(limits.spread, spreads),
     )
 
     def residuals(values: Vector) -> Vector:
@@ -80,6 +80,12 @@ def _posterior(
 
     found = fit(residuals, whole.prior, whole)
     return base.with_vector(found[:size]), found[size:]
+
+
+def _level(case: Case) -> tuple[str, float]:
+    """What shares a factor of its own, and how large that may be (standard deviation of its logarithm)."""
+    model, gpu = case.model, case.machine.gpu
+    return (f"{gpu} {model.layers}x{model.hidden}x{model.experts}", EXPERTS) if model.experts else (gpu, CLUSTER)
 
 
 def fit_files(files: Sequence[tuple[Sequence[Case], Vector]]) -> Efficiency:
@@ -95,14 +101,15 @@ def fit_files(files: Sequence[tuple[Sequence[Case], Vector]]) -> Efficiency:
     times = np.concatenate([times for _, times in chosen])
     sizes = [len(some) for some, _ in chosen]
     weights = np.concatenate([np.full(n, np.sqrt(min(n, ROWS_PER_FILE) / n)) for n in sizes])
-    names = [(number, case.machine.gpu) for number, (some, _) in enumerate(chosen) for case in some]
+    names = [(number, _level(case)) for number, (some, _) in enumerate(chosen) for case in some]
     known = {name: number for number, name in enumerate(dict.fromkeys(names))}
     clusters = np.array([known[name] for name in names])
-    first, levels = _posterior(cases, times, NOISE / weights, clusters)
+    spreads = np.array([spread for _, (_, spread) in known])
+    first, levels = _posterior(cases, times, NOISE / weights, clusters, spreads)
     error = np.abs(np.log(iteration(problem(cases), first).iteration * levels[clusters] / times))
     parts = np.split(error, np.cumsum(sizes)[:-1])
     noise = np.concatenate([np.full(len(p), np.clip(1.48 * np.median(p), 0.05, 0.3)) for p in parts])
-    return _posterior(cases, times, noise / weights, clusters)[0]
+    return _posterior(cases, times, noise / weights, clusters, spreads)[0]
 
 
 def calibrate(known: Efficiency, cases: Sequence[Case], times: Vector) -> tuple[Efficiency, Nearby]:

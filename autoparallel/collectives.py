@@ -69,9 +69,23 @@ def gather(size: Column, group: Group, machines: Machines, efficiency: Efficienc
     return np.where(group.size > 1, time, 0.0)
 
 
+def tree_gain(size: Column, domains: Column) -> Column:
+    """How much less an all-reduce of ``size`` ranks sends between ``domains`` domains in a tree than in a ring.
+
+    A ring sends 2(n-1)/n of the bytes through each domain's network, a tree of domains 2(d-1)/d: half of it for two.
+    """
+    apart = np.maximum(domains, 2)
+    return np.where(domains > 1, (1 - 1 / np.maximum(size, 1)) / (1 - 1 / apart), 1.0)
+
+
 def all_reduce(size: Column, group: Group, machines: Machines, efficiency: Efficiency) -> Column:
-    """Seconds of an all-reduce of ``size`` bytes."""
-    return 2 * gather(size, group, machines, efficiency)
+    """Seconds of an all-reduce of ``size`` bytes: inside of the domains in rings, between them in trees."""
+    gain = 1 + efficiency.tree * (tree_gain(group.size, group.size / group.local) - 1)
+    link = machines.link * efficiency.link
+    outer = np.minimum(link, _share(group, machines, efficiency) * gain)
+    bandwidth = np.where(group.size > group.local, outer, link)
+    time = 2 * size * (group.size - 1) / group.size / bandwidth + _latency(group, efficiency)
+    return np.where(group.size > 1, time, 0.0)
 
 
 def all_to_all(size: Column, outer: Column, group: Group, machines: Machines, efficiency: Efficiency) -> Column:

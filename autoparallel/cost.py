@@ -70,26 +70,25 @@ def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> t
     activations = tokens * models.hidden * 2
     exposed = 1 - efficiency.tp_overlap * problem.stacks.overlap_tp / 2
     # Two all-reduces per pass; with sequence parallelism a gather and a scatter take the place of each.
-    tensor = (2 + again) * 2 * all_reduce(activations, group.tp, machines, efficiency)
+    reduced = all_reduce(activations, group.tp, machines, efficiency)
+    spread = 2 * gather(activations, group.tp, machines, efficiency)
+    tensor = (2 + again) * 2 * np.where(layouts.sequence_parallel > 0, spread, reduced)
     routed = activations * models.topk / np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
-    expert = (
-        (2 + again)
-        * 2
-        * models.moe_share
-        * all_to_all(routed, routed * _once(problem, group), group.ep, machines, efficiency)
-    )
+    once = problem.stacks.dispatch_once > 0
+    inner = routed * np.where(once, _distinct(models.topk, group.ep.size), 1.0)
+    outer = routed * np.where(once, _distinct(models.topk, group.ep.size / group.ep.local), 1.0)
+    exchange = all_to_all(inner, outer, group.ep, machines, efficiency)
+    expert = (2 + again) * 2 * models.moe_share * exchange
     keys = 2 * tokens * layouts.cp * 2 * models.kv_heads * models.head_dim / layouts.tp
     context = (1.5 + again / 2) * 2 * gather(keys, group.cp, machines, efficiency)
     hidden = efficiency.ep_overlap * problem.stacks.overlap_ep * (layouts.vpp > 1)
     return tensor * exposed, expert * (1 - hidden), context
 
 
-def _once(problem: Problem, group: Groups) -> Column:
-    """Part of the routed traffic between nodes that is left when a token goes once to each node."""
-    topk = np.maximum(problem.models.topk, 1)
-    nodes = np.maximum(group.ep.size / group.ep.local, 1)
-    distinct = nodes * (1 - (1 - 1 / nodes) ** topk)
-    return np.where(problem.stacks.dispatch_once > 0, distinct / topk, 1.0)
+def _distinct(topk: Column, places: Column) -> Column:
+    """Part of the copies of a token that is left when it goes once to each place that has one of its experts."""
+    places = np.maximum(places, 1)
+    return places * (1 - (1 - 1 / places) ** np.maximum(topk, 1)) / np.maximum(topk, 1)
 
 
 def _sharding(problem: Problem, group: Groups, efficiency: Efficiency) -> Column:
@@ -121,9 +120,9 @@ def _gradients(problem: Problem, group: Groups, efficiency: Efficiency) -> Colum
     """Seconds of the data-parallel reduction of one stage's gradients (and gathering of parameters, ZeRO-1)."""
     models, layouts, stacks = problem.models, problem.layouts, problem.stacks
     held = held_parameters(problem)
-    reduce = gather(held * stacks.grad_bytes, group.dp, problem.machines, efficiency)
-    back = np.where(layouts.zero >= 1, 2.0, stacks.grad_bytes)
-    time = reduce + gather(held * back, group.dp, problem.machines, efficiency)
+    size, machines = held * stacks.grad_bytes, problem.machines
+    scattered = gather(size, group.dp, machines, efficiency) + gather(held * 2.0, group.dp, machines, efficiency)
+    time = np.where(layouts.zero >= 1, scattered, all_reduce(size, group.dp, machines, efficiency))
     return np.where((layouts.zero >= 3) | (models.hidden == 0), 0.0, time)
 
 

@@ -47,6 +47,7 @@ class Efficiency:
     link_alpha_us: float
     nic: float
     nic_alpha_us: float
+    tree: float
     p2p: float
     tp_overlap: float
     dp_overlap: float

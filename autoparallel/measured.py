@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
+import numpy as np
+
+from resilio_hpc.autoparallel.collectives import tree_gain
 from resilio_hpc.autoparallel.comm_fit import Curve
 from resilio_hpc.autoparallel.compute_samples import Sample
 from resilio_hpc.autoparallel.efficiency import NAMES, Efficiency, bounds
@@ -65,7 +68,7 @@ def _is_of(device: str, machine: Machine, notes: list[str], what: str) -> bool:
 
 
 def _bandwidth(profile: Profile, span: str) -> float | None:
-    """Bus bandwidth of ring collectives, bytes/s."""
+    """Bus bandwidth of collectives, bytes/s."""
     found = [curve.bandwidth for name in _RINGS if (curve := profile.curve(name, span))]
     return median(found) if found else None
 
@@ -84,14 +87,31 @@ def _steps(curve: Curve) -> float:
     return 1.5 + math.log2(curve.ranks_per_node)
 
 
+def _network(profile: Profile, efficiency: Efficiency) -> tuple[float | None, Efficiency]:
+    """Bus bandwidth of rings between nodes, bytes/s, and what trees gain over them."""
+    rings = [curve.bandwidth for name in _RINGS[1:] if (curve := profile.curve(name, "network"))]
+    reduce = profile.curve("all-reduce", "network")
+    if reduce is None:
+        return (median(rings) if rings else None), efficiency
+    most = float(tree_gain(np.array(reduce.ranks), np.array(reduce.ranks / reduce.ranks_per_node))) - 1
+    if not rings:
+        return reduce.bandwidth / (1 + efficiency.tree * most), efficiency
+    ring = median(rings)
+    place, limits = NAMES.index("tree"), bounds()
+    gain = (reduce.bandwidth / ring - 1) / most if most > 0 else efficiency.tree
+    return ring, replace(efficiency, tree=float(np.clip(gain, limits.low[place], limits.high[place])))
+
+
 def _between(
     profile: Profile, machine: Machine, efficiency: Efficiency, notes: list[str]
 ) -> tuple[Machine, Efficiency]:
-    bandwidth, reduce = _bandwidth(profile, "network"), profile.curve("all-reduce", "network")
+    reduce = profile.curve("all-reduce", "network")
+    bandwidth, own = _network(profile, efficiency)
     if machine.domain_gpus != machine.node_gpus:
         if bandwidth is not None:
             notes.append("profile: nodes share an NVLink domain: their network is taken as shipped")
         return machine, efficiency
+    efficiency = own
     if bandwidth is not None:
         machine = replace(machine, nic_gbytes_s=bandwidth / efficiency.nic / 1e9)
     if reduce is not None and reduce.ranks_per_node < machine.node_gpus:

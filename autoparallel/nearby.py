@@ -1,6 +1,7 @@
 """What measurements of a cluster say of layouts that resemble them, beyond what the model's parameters can tell.
 
-A Gaussian process over ln(time): one part for the cluster as a whole, one that fades with the distance between layouts.
+A Gaussian process over ln(time): one part for the cluster as a whole, one that fades with the distance between layouts, and
+one that mixtures of experts share with others of the same model.
 The distances and standard deviations below hold for all clusters: round numbers that do well on the published tables
 together, none of them for one cluster.
 """
@@ -21,14 +22,17 @@ from resilio_hpc.core.errors import UsageError
 
 Matrix = NDArray[np.float64]
 CLUSTER = 0.1  # standard deviation of ln(time) from cluster to cluster, all else equal
+EXPERTS = 0.35  # the same from one mixture of experts to another: kernels differ, and what of them is fused
 LAYOUT = 0.12  # the same from layout to layout of one cluster, after the model
 NOISE = 0.03  # the same from run to run: BLOOM's logs differ by 3 % within a day, 6.5 % over four days
 
 # Doublings after which two layouts have half an influence or less on each other; of the last five: per unit.
 DISTANCES = {
-    "tp": 2.0, "pp": 3.0, "micro_batch": 2.0, "hidden": 3.0, "seq": 3.0, "replicas": 4.0, "micro_batches": 4.0,
-    "heads": 4.0, "layers": 8.0, "recompute": 1.0, "zero": 2.0, "experts": 2.0, "precision": 1.33, "arch": 2.0,
+    "tp": 1.0, "pp": 3.0, "micro_batch": 4.0, "hidden": 3.0, "seq": 3.0, "replicas": 4.0, "micro_batches": 4.0,
+    "heads": 4.0, "layers": 8.0, "recompute": 1.0, "zero": 2.0, "experts": 2.0, "precision": 2.0, "arch": 2.0,
 }  # fmt: skip
+# The same for what mixtures of experts have in common beyond that: the model, its precision, the GPU.
+ALIKE = {"hidden": 1.0, "heads": 1.0, "layers": 1.0, "precision": 3.0, "arch": 1.0}
 
 
 def features(problem: Problem) -> Matrix:
@@ -62,9 +66,19 @@ def likeness(first: Matrix, second: Matrix) -> Matrix:
     return np.asarray(np.exp(-np.sqrt((apart**2).sum(-1))))
 
 
+def shared(first: Matrix, second: Matrix) -> Matrix:
+    """Covariance of ln(time) of layouts with layouts (``features``), the parameters of the model being known."""
+    names = list(DISTANCES)
+    places = [names.index(name) for name in ALIKE]
+    scale = np.array([DISTANCES[name] / distance for name, distance in ALIKE.items()])
+    experts = np.outer(first[:, names.index("experts")] > 0, second[:, names.index("experts")] > 0)
+    models = experts * likeness(first[:, places] * scale, second[:, places] * scale)
+    return np.asarray(CLUSTER**2 + EXPERTS**2 * models + LAYOUT**2 * likeness(first, second))
+
+
 def covariance(points: Matrix) -> Matrix:
     """Of ln(time) of these measurements, the parameters of the model being known."""
-    return np.asarray(CLUSTER**2 + LAYOUT**2 * likeness(points, points) + NOISE**2 * np.eye(len(points)))
+    return shared(points, points) + NOISE**2 * np.eye(len(points))
 
 
 @dataclass(frozen=True)
@@ -76,8 +90,7 @@ class Nearby:
 
     def factor(self, problem: Problem) -> Column:
         """By which times of the model are to be multiplied."""
-        alike = likeness(features(problem), self.points)
-        return np.asarray(np.exp((CLUSTER**2 + LAYOUT**2 * alike) @ self.weights))
+        return np.asarray(np.exp(shared(features(problem), self.points) @ self.weights))
 
     def text(self) -> str:
         """As TOML, the end of a calibration."""

@@ -133,8 +133,11 @@ def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficie
     moe = models.moe_share
     widths = (1 - moe) * models.ffn + moe * (models.topk * models.expert_ffn + models.shared_ffn)
     activation = (1 + models.matrices) * widths / layouts.tp
-    routed = moe * models.topk * efficiency.dispatch * models.hidden / layouts.tp
-    casts = np.where(stacks.precision <= 8, 1.25, 1.0)
+    # Fused: of the passes over routed tokens the exchange alone, there and back; of the activation the products' own.
+    fused = stacks.fused_experts > 0
+    passes = np.where(fused, efficiency.dispatch / 3, efficiency.dispatch)
+    routed = moe * models.topk * passes * models.hidden / layouts.tp
+    casts = np.where((stacks.precision <= 8) & ~fused, 1.25, 1.0)
     total: Column = (norms + inner + activation) * efficiency.elementwise + routed
     return 2 * tokens * total * casts
 

@@ -198,10 +198,18 @@ def _stack(cells: Cells, framework: str) -> Stack:
         stack,
         precision=bits,
         row_scales="rowwise" in precision,
+        fused_experts=_fused_experts(cells, framework, precision),
         overlap_tp=2 if "asynctp" in framework else stack.overlap_tp,
         both_grads="deepspeed" in framework and precision.startswith("bf16"),
         grad_bytes=_gradient_bytes(stack, framework, precision),
     )
+
+
+def _fused_experts(cells: Cells, framework: str, precision: str) -> bool:
+    """Whether this release has the kernels; tables name it in the framework or in the source of the row."""
+    since = str(_rule(framework).get("fused_experts_since", ""))
+    found = re.search(r"\b(\d\d\.\d\d)(?:\.\d+)? nemo container", f"{framework} {cells.text('source').lower()}")
+    return bool(since and found and found[1] >= since and ("mx" in precision))
 
 
 def _gradient_bytes(stack: Stack, framework: str, precision: str) -> int:

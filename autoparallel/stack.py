@@ -25,7 +25,8 @@ class Stack:
     ``overlap_ep``: with an interleaved pipeline, expert-parallel communication runs beside another chunk's compute.
     ``balanced``: routing is forced to load all experts alike, as it is in benchmarks.
     ``fine_recompute``: what does not fit is recomputed operator by operator, cheap ones first: norms, activations.
-    ``dispatch_once``: a token goes once to a node, whatever the number of its experts there (DeepEP).
+    ``dispatch_once``: a token goes once to a node and once to a GPU, whatever the number of its experts there (DeepEP).
+    ``fused_experts``: grouped products quantise and activate in their own kernels, dispatch sorts by expert (HybridEP).
     ``fp32_weights``: weights are kept in fp32, and in half precision only while in use (FSDP mixed precision).
     ``loss_bytes``: bytes per logit at the peak; ``parallel_loss_bytes``: where tp > 1 (0: the same);
     ``loss_gap_bytes``: freed meanwhile, too small a gap for what comes next.
@@ -50,6 +51,7 @@ class Stack:
     grad_bytes: int = 4
     gather_whole: bool = False
     dispatch_once: bool = False
+    fused_experts: bool = False
     overlap_ep: bool = False
     balanced: bool = False
     fine_recompute: bool = False
@@ -83,6 +85,7 @@ class Stacks:
     grad_bytes: Column
     gather_whole: Column
     dispatch_once: Column
+    fused_experts: Column
     overlap_ep: Column
     balanced: Column
     fine_recompute: Column

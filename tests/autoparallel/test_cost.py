@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from resilio_hpc.autoparallel.collectives import tree_gain
 from resilio_hpc.autoparallel.cost import Cost, Problem, iteration, stage_layers
 from resilio_hpc.autoparallel.efficiency import NAMES, bounds, read, shipped
 from resilio_hpc.autoparallel.hardware import Machine, Machines, machine, machines
@@ -26,6 +27,10 @@ def asked(layout: Layout = BASE, model: Transformer = GPT3, gpu: Machine | None 
         Machines.of([gpu or machine("A100")]),
         Stacks.of([Stack(**stack)]),  # type: ignore[arg-type]
     )
+
+
+def experts(topk: int) -> Transformer:
+    return replace(GPT3, layers=48, hidden=2048, heads=32, ffn=768, experts=128, topk=topk, expert_ffn=768)
 
 
 def seconds(*args: object, **kwargs: object) -> float:
@@ -68,6 +73,41 @@ def test_time_is_never_below_the_peak_of_the_machine() -> None:
 
 def test_tensor_parallelism_over_nodes_is_slow() -> None:
     assert seconds(replace(BASE, tp=32, pp=2)) > 1.2 * seconds()
+
+
+def test_a_tree_between_two_nodes_carries_half_of_what_a_ring_does_and_gathers_have_none() -> None:
+    tensor = Layout(tp=16, pp=1, dp=4, micro_batch=2, global_batch=1024)
+    gpu = replace(machine("A100"), nic_gbytes_s=50.0)
+
+    def traffic(layout: Layout, gain: float) -> float:
+        quick = replace(shipped(), tree=gain, link_alpha_us=1e-3, nic_alpha_us=1e-3)
+        return float(iteration(asked(layout, gpu=gpu), quick).tensor_parallel[0])
+
+    assert traffic(tensor, 1e-9) / traffic(tensor, 1.0) == pytest.approx(15 / 8, rel=1e-3)
+    whole = replace(tensor, sequence_parallel=True)
+    assert traffic(whole, 1e-9) == traffic(whole, 1.0)
+    many = float(tree_gain(np.array(512.0), np.array(64.0)))
+    assert 1 < many < 1.02 and float(tree_gain(np.array(8.0), np.array(1.0))) == 1
+
+
+def test_a_token_goes_once_to_a_gpu_that_has_several_of_its_experts() -> None:
+    layout = Layout(tp=1, pp=1, dp=8, ep=8, micro_batch=2, global_batch=1024)
+    quick = replace(shipped(), link_alpha_us=1e-3)
+    parts = {
+        (topk, once): iteration(asked(layout, experts(topk), dispatch_once=once), quick).expert_parallel[0]
+        for topk in (1, 8)
+        for once in (False, True)
+    }
+    assert parts[1, True] == pytest.approx(parts[1, False])
+    # Of 8 copies to 8 GPUs at random 8 (1 - (7/8)^8) = 5.25 arrive.
+    assert parts[8, True] / parts[8, False] == pytest.approx(5.25 / 8, rel=0.01)
+
+
+def test_fused_experts_save_passes_over_tokens_and_nothing_of_dense_layers() -> None:
+    layout = Layout(tp=1, pp=1, dp=8, ep=8, micro_batch=2, global_batch=1024)
+    model, gpu = experts(8), machine("GB200")
+    assert seconds(layout, model, gpu, fused_experts=True) < 0.95 * seconds(layout, model, gpu)
+    assert seconds(gpu=gpu, fused_experts=True) == seconds(gpu=gpu)
 
 
 def test_interleaving_shrinks_the_bubble_and_holds_more() -> None:

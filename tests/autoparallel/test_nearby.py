@@ -48,6 +48,19 @@ def test_one_odd_layout_moves_its_like_more_than_others() -> None:
     assert moved[0] > moved[1] > moved[3]
 
 
+def test_one_mixture_of_experts_tells_more_of_itself_than_of_another_and_nothing_of_dense_models() -> None:
+    rows = """layers,hidden,heads,ffn,experts,topk,seq,global_batch,micro_batch,gpu,num_gpus,tp,pp,ep
+48,2048,32,768,128,8,4096,512,2,H100,64,1,1,8
+48,2048,32,768,128,8,4096,1024,1,H100,128,2,2,16
+94,8192,64,1536,128,8,4096,512,2,H100,64,1,1,8
+48,2048,32,768,,,4096,512,2,H100,64,1,1,
+"""
+    points = nearby.features(problem(read(list(csv.DictReader(io.StringIO(rows)))).cases))
+    first = nearby.shared(points[:1], points)[0]
+    assert first[0] > first[1] > 2 * first[2] > 0
+    assert first[3] < nearby.CLUSTER**2 + nearby.LAYOUT**2
+
+
 def test_parameters_stay_within_their_bounds_whatever_was_measured() -> None:
     known, _ = calibrate(shipped(), CASES, model_times() * 40)
     limits = bounds()

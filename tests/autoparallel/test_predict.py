@@ -111,6 +111,24 @@ def test_sharding_is_read_from_the_text(text: str, zero: int) -> None:
     assert case({**ROW, "zero": text}).layout.zero == zero
 
 
+@pytest.mark.parametrize(
+    ("framework", "source", "precision", "fused"),
+    [
+        ("NeMo / Megatron-Core", "performance summary 26.06.01 NeMo Container", "MXFP8", True),
+        ("NeMo / Megatron-Core", "performance summary 26.04 NeMo Container", "MXFP8", False),
+        ("NeMo / Megatron-Core, 26.08 NeMo Container", "", "fp8-mx", True),
+        ("NeMo / Megatron-Core", "performance summary 26.08 NeMo Container", "BF16", False),
+        ("NeMo / Megatron-Core", "", "MXFP8", False),
+        ("torchtitan", "26.08 NeMo Container", "MXFP8", False),
+    ],
+)
+def test_fused_experts_come_with_the_release_that_has_them(
+    framework: str, source: str, precision: str, fused: bool
+) -> None:
+    row = {**ROW, "framework": framework, "source": source, "precision": precision}
+    assert case(row).stack.fused_experts is fused
+
+
 def test_experts_are_read_with_their_widths() -> None:
     mlp = "swiglu moe +1 shared, first 3 layers dense ffn 18432, MLA"
     model = case({**ROW, "mlp": mlp, "experts": "256", "topk": "8", "ffn": "2048"}).model

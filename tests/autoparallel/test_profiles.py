@@ -25,6 +25,7 @@ from resilio_hpc.autoparallel.profile import Profile
 from resilio_hpc.core.errors import UsageError
 
 SIZES = sizes_to(256 << 20)
+RING = ("all-reduce", "network")
 ABOUT = {"device": "NVIDIA H100 80GB HBM3", "backend": "nccl"}
 
 
@@ -150,6 +151,20 @@ def test_the_cost_model_gives_back_what_was_measured() -> None:
             assert time == pytest.approx(latency_s + 2 * (ranks - 1) / ranks * size / bandwidth, rel=0.06)
     sent = float(collectives.transfer(np.array([float(1 << 28)]), np.zeros(1), machines, efficiency)[0])
     assert sent == pytest.approx((1 << 28) / 9e9, rel=0.06)
+
+
+def test_what_trees_gain_between_nodes_is_measured_where_rings_are_too() -> None:
+    whole = cluster()
+    trees = replace(whole, curves=tuple(one for one in whole.curves if (one.collective, one.span) != RING))
+    faster = measured("all-reduce", "network", 16, 8, 80e-6, 1.7 * 90e9)
+    found, efficiency, _ = apply(replace(trees, curves=(*trees.curves, faster)), machine("H100"), shipped())
+    assert efficiency.tree == pytest.approx(0.8, rel=0.1)
+    assert found.nic_gbytes_s * efficiency.nic == pytest.approx(90, rel=0.05)
+    alone = replace(whole, curves=tuple(one for one in whole.curves if one.span == "node"))
+    found, efficiency, _ = apply(replace(alone, curves=(*alone.curves, faster)), machine("H100"), shipped())
+    group, size = Group(np.array([16.0]), np.array([8.0])), np.array([float(1 << 28)])
+    time = float(collectives.all_reduce(size, group, Machines.of([found]), efficiency)[0])
+    assert time == pytest.approx(80e-6 + 15 / 8 * size[0] / (1.7 * 90e9), rel=0.06)
 
 
 def test_a_slower_network_makes_a_slower_iteration_and_other_gpus_are_left_alone() -> None:
