@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from cluster_fixture import repair, skip_without_slurm, unique_name
 
+from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.process import Completed
 from resilio_hpc.demo.stage import binds
 from resilio_hpc.slurm.audit import AuditLog
@@ -63,10 +64,22 @@ def states_of(cluster: DevCluster) -> dict[str, NodeState]:
 @pytest.fixture(autouse=True)
 def all_in_service(cluster: DevCluster) -> Iterator[None]:
     yield
-    states = states_of(cluster)
-    away = [name for name, state in states.items() if state.drain or state.base == "DOWN"]
-    if away:
-        client(cluster).resume(away)
+    deadline = time.monotonic() + 60.0
+    while True:
+        states = states_of(cluster)
+        away = [name for name, state in states.items() if state.drain or state.base == "DOWN"]
+        try:
+            if away:
+                client(cluster).resume(away)
+        except SlurmError:  # nodes are in states of no use until they have registered with a slurmctld that was killed
+            if time.monotonic() > deadline:
+                raise
+        else:
+            if away or all(state.base in ("IDLE", "MIXED", "ALLOCATED") for state in states.values()):
+                break
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
     repair(cluster)
 
 

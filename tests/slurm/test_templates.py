@@ -69,7 +69,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(repaired_cluster: DevCluster) ->
 
 def test_a_chain_over_a_time_limit(repaired_cluster: DevCluster) -> None:
     job = Submitted(repaired_cluster, "chain")
-    program = [*GPT, "--step-seconds", "0.2", "--steps", "250", "--every", "20"]
+    program = [*GPT, "--step-seconds", "0.2", "--steps", "350", "--every", "20"]
     job.submit("chained", [*ONE, "nodes=2", "spares=1"], program)
     job.wait_for("committed")
     repaired_cluster.end_at_time_limit(job.job, after_s=20)
