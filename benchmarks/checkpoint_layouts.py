@@ -3,13 +3,15 @@
     python benchmarks/checkpoint_layouts.py [--megabytes 1000] [--rounds 5] [--json FILE]
 
 Tensors of numpy are cut into grids of processes. Each load is made by as many processes as its grid has; what counts is
-the time until the last of them has everything. The layouts are taken in turn.
+the time until the last of them has everything. The layouts are taken in turn. Then the same tensors are restored whole
+by several processes each, as replicas do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import shutil
 import statistics
@@ -26,11 +28,13 @@ from rich.table import Table
 
 from checkpoint_methods import drop_caches
 from measure import machine, shown
+from resilio_hpc.native import populate
 
 COLUMNS, TENSORS = 2048, 12
 SAVES = ((4, 1), (2, 2), (1, 4))
 LOADS = ((4, 1), (2, 2), (1, 4), (3, 1), (2, 1), (1, 1))
 TIMEOUT_S = 300.0
+REPLICAS = (1, 2, 4)
 Grid = tuple[int, int]
 
 
@@ -46,30 +50,42 @@ def child(act: str, directory: Path, rows: int, grid: Grid, rank: int) -> None:
     """One process: makes its state, says that it is ready, waits for a line, saves or loads, tells the seconds."""
     import numpy
 
-    from resilio_hpc.ckpt import Checkpointer, Slab
+    from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab
 
     shape = (rows, COLUMNS)
-    first, mine = part(shape, grid, rank)
-    state = {}
+    whole = act.startswith("whole-")
+    first, mine = ((0, 0), shape) if whole else part(shape, grid, rank)
+    state: dict[str, Any] = {}
     for number in range(TENSORS):
-        local = numpy.zeros(mine, dtype=numpy.float32)
-        if act == "save":
-            local += numpy.arange(first[0], first[0] + mine[0], dtype=numpy.float32)[:, None] + number
-        state[f"layer.{number}"] = Slab(local, shape, first)
-    checkpoint = Checkpointer(directory)
+        local = numpy.full(mine, -1.0, dtype=numpy.float32)  # memory that is there, as in a model that was built
+        if act.endswith("save"):
+            local[:] = numpy.arange(first[0], first[0] + mine[0], dtype=numpy.float32)[:, None] + number
+        state[f"layer.{number}"] = local if whole else Slab(local, shape, first)
+    checkpoint = Checkpointer(directory, layout=REPLICATED) if whole else Checkpointer(directory)
     print("ready", flush=True)
     sys.stdin.readline()
     began = time.perf_counter()
-    if act == "save":
+    if act.endswith("save"):
         checkpoint.save(1, state).wait("committed", TIMEOUT_S)
     else:
         assert checkpoint.restore(state) is not None
     seconds = time.perf_counter() - began
-    if act == "load":
-        for number, slab in enumerate(state.values()):
+    if act.endswith("load"):
+        for number, found in enumerate(state.values()):
+            local = found if whole else found.tensor
             expected = numpy.arange(first[0], first[0] + mine[0], dtype=numpy.float32) + number
-            assert (slab.tensor[:, 0] == expected).all() and (slab.tensor[:, -1] == expected).all()
+            assert (local[:, 0] == expected).all() and (local[:, -1] == expected).all()
     print(seconds, flush=True)
+
+
+def take_memory(size: int) -> None:
+    """Have so many bytes of free memory that were used before.
+
+    A virtual machine gives free memory back to its host. To get a GB of it again takes up to four seconds, and which
+    load meets that is chance.
+    """
+    with mmap.mmap(-1, size) as memory:
+        populate(memoryview(memory))
 
 
 def together(act: str, directory: Path, rows: int, grid: Grid) -> float:
@@ -77,7 +93,7 @@ def together(act: str, directory: Path, rows: int, grid: Grid) -> float:
     world = grid[0] * grid[1]
     children = []
     for rank in range(world):
-        place = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
         argv = [sys.executable, __file__, "--child", act, str(directory), str(rows), *map(str, grid), str(rank)]
         children.append(
             subprocess.Popen(
@@ -90,6 +106,7 @@ def together(act: str, directory: Path, rows: int, grid: Grid) -> float:
             if one.stdout.readline() != "ready\n":
                 raise SystemExit("a process did not start")
         drop_caches()
+        take_memory(3 * 4 * rows * COLUMNS * TENSORS)
         for one in children:
             assert one.stdin is not None
             one.stdin.write("go\n")
@@ -124,6 +141,11 @@ def main() -> None:
                     seconds.append(together("load", directory, rows, grid))
             results[f"{saved[0]}x{saved[1]}"] = {f"{high}x{wide}": found[high, wide] for high, wide in LOADS}
             console.print(f"  saved as {saved[0]}x{saved[1]}: done")
+        together("whole-save", parent / "whole", rows, (1, 1))
+        replicas: dict[int, list[float]] = {count: [] for count in REPLICAS}
+        for _ in range(options.rounds):
+            for count, seconds in replicas.items():
+                seconds.append(together("whole-load", parent / "whole", rows, (count, 1)))
     finally:
         shutil.rmtree(parent, ignore_errors=True)
     table = Table(title=f"{options.megabytes} MB: seconds, median (times the load in the layout of the save)")
@@ -134,8 +156,14 @@ def main() -> None:
         medians = [statistics.median(seconds) for seconds in loads.values()]
         table.add_row(name, *(f"{shown(median)} ({median / plain:.2f})" for median in medians))
     console.print(table)
+    for count, seconds in replicas.items():
+        console.print(f"all of it by each of {count} processes: {shown(statistics.median(seconds))} s")
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "megabytes": options.megabytes, "results": results}))
+        options.json.write_text(
+            json.dumps(
+                {"machine": machine(), "megabytes": options.megabytes, "results": results} | {"replicas": replicas}
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -156,8 +156,7 @@ class AgentCoordinator:
         self._directory = environment.get("RESILIO_CHECKPOINT_DIR")
         self._link = link
         self._point = parse_restore_point(environment.get("RESILIO_RESTORE", ""))
-        in_memory = self._point is not None and self._point.source == "memory"
-        self.memory_step = self._point.step if self._point is not None and in_memory else -1
+        self.memory_step = self._point.step if self._point is not None and self._point.source == "memory" else -1
 
     def restore_points(self) -> Sequence[RestorePoint]:
         """The one that all ranks of this round restore. Raises CorruptCheckpoint when there is none because all are

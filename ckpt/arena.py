@@ -30,7 +30,7 @@ STATE_AT = 2048
 EMPTY, WRITING, WHOLE = b"EMPTY\0\0\0", b"WRITING\0", b"WHOLE\0\0\0"
 
 _MAGIC = b"RESIL-AR"
-_VERSION = 1
+_VERSION = 2  # 1 had blocks of 16 MiB
 # magic, version, layout, step, sequence, rank, local rank, world size, local world size, round, table CRC,
 # table offset, table size, whole size, run id
 _FIELDS = struct.Struct("<8s2I q Q 6I 3Q 128s")

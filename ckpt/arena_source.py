@@ -146,6 +146,7 @@ def _is_at(path: Path, file: tuple[int, int]) -> bool:
 
 
 def _map(fd: int, size: int) -> memoryview:
+    os.fstat(fd)  # of one that is closed, an error; mmap would make new memory
     view = memoryview(mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
     populate(view)  # faults one by one cost seven times the copy
     return view

@@ -108,6 +108,11 @@ class Slot:
         """Give the right to write back."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
+    @property
+    def has_huge_pages(self) -> bool:
+        """Is it mapped in no time? So it is where the mount has ``huge=within_size``, or another such option."""
+        return os.fstat(self._fd).st_blksize > PAGE and not self.on_disk
+
     def clear(self) -> None:
         """Forget the snapshot (locked)."""
         if self.size_bytes >= PAGE:
@@ -313,13 +318,16 @@ class ArenaPair:
                 found[0].map_snapshot(found[1].size_bytes, lambda: not self._is_asked)
 
     def memory(self, step: int) -> memoryview:
-        """Of the arena that holds ``step`` what is mapped by now, from its begin."""
+        """Of the arena that holds ``step`` what is mapped by now, from its begin; all where that takes no time."""
         self._is_asked = True
         with self._lock:
             found = self._holder(step)
-            if found is None or found[0].map is None:
+            if found is None:
                 return memoryview(b"")
-            return memoryview(found[0].map)[: found[0].present_bytes]
+            slot, header = found
+            if slot.has_huge_pages:
+                slot.map_snapshot(header.size_bytes, lambda: True)
+            return memoryview(b"") if slot.map is None else memoryview(slot.map)[: slot.present_bytes]
 
     def _holder(self, step: int) -> tuple[Slot, Header] | None:
         held = [(slot, header) for slot in self._slots if (header := slot.header) is not None and header.step == step]

@@ -20,6 +20,7 @@ WRITE_CHUNK_BYTES, WRITE_DEPTH = 8 << 20, 4
 READ_CHUNK_BYTES, READ_DEPTH = 4 << 20, 4  # per thread: what is read waits in as much memory for its copy
 _AHEAD_BYTES = 128 << 10  # the kernel cuts a longer range off where a device's readahead is short
 _FAR_KIB = 2048
+ROOM_BYTES = 64 << 20  # for who reads or writes a file block by block: as many blocks as fit, at a time
 CACHED_CHUNK_BYTES = 256 << 10  # stays in the processor's cache between its copy and its checksum
 
 Result = TypeVar("Result")
@@ -91,8 +92,7 @@ def read(fd: int, segments: Sequence[Segment | BoxSegment], direct: bool = True)
     because the file is in memory.
     Raises CorruptCheckpoint for segments that overlap, OSError, with ENODATA for a file that ends too early.
     """
-    if any(_end(one) > other.offset for one, other in pairwise(segments)):
-        raise CorruptCheckpoint("two tensors of the checkpoint share bytes of a file")
+    check_apart(segments)
 
     def act(file: int) -> list[int]:
         return direct_io.read(file, segments, READ_DEPTH, READ_CHUNK_BYTES, True)
@@ -102,8 +102,15 @@ def read(fd: int, segments: Sequence[Segment | BoxSegment], direct: bool = True)
     return _direct_or_cached(fd, os.O_RDONLY, act)
 
 
-def _end(segment: Segment | BoxSegment) -> int:
-    return segment.offset + (segment.size if isinstance(segment, BoxSegment) else len(segment.target))
+def check_apart(segments: Sequence[Segment | BoxSegment]) -> None:
+    """Raises CorruptCheckpoint for segments that overlap, or are not by offset."""
+    if any(one.offset + size_of(one) > other.offset for one, other in pairwise(segments)):
+        raise CorruptCheckpoint("two tensors of the checkpoint share bytes of a file")
+
+
+def size_of(segment: Segment | BoxSegment) -> int:
+    """Of its bytes in the file."""
+    return segment.size if isinstance(segment, BoxSegment) else len(segment.target)
 
 
 def read_ahead(fd: int, offset: int, size: int) -> None:

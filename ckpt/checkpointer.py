@@ -284,6 +284,7 @@ class Checkpointer:
                 place.world_size,
                 self._layout,
                 alone=place.local_world_size == 1,
+                local_rank=place.local_rank,
                 copies=self._copies_here(manifest),
                 cached=is_read_ahead(self._coordinator.read_ahead, point.step),
             )
@@ -296,7 +297,7 @@ class Checkpointer:
     def _copies_here(self, manifest: Manifest) -> Mapping[str, Path]:
         local = self._coordinator.local_directory
         try:
-            return {} if local is None else local_disk.copies(local, self.directory, manifest)
+            return {} if local is None else local_disk.answering_copies(local, self.directory, manifest)
         except FileNotFoundError:
             return {}  # a node that never had any
         except OSError as error:

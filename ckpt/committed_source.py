@@ -14,6 +14,7 @@ from resilio_hpc.ckpt import tensors, tree
 from resilio_hpc.ckpt.records import Layout, Manifest, Table, TensorRecord
 from resilio_hpc.ckpt.shard_files import ShardFiles
 from resilio_hpc.ckpt.shard_reader import ShardReader
+from resilio_hpc.ckpt.shared_blocks import SharedBlocks, name_of
 from resilio_hpc.ckpt.slab import Box, Shape, any_overlap
 from resilio_hpc.ckpt.slab_reader import Part, read_parts
 from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab
@@ -32,19 +33,21 @@ class CommittedSource:
         world_size: int,
         layout: Layout,
         alone: bool = True,
+        local_rank: int = 0,
         copies: Mapping[str, Path] = MappingProxyType({}),
         cached: bool = False,
     ) -> None:
-        """``alone`` False: other ranks of this node read the same bytes. ``copies``: see ShardFiles. ``cached``: the
-        page cache has them, or will.
+        """``alone`` False: other ranks of this node read the same bytes. ``local_rank``: see ``read_parts``.
+        ``copies``: see ShardFiles. ``cached``: the page cache has them, or will.
 
         Raises LayoutMismatch when this step is not for such a world, CorruptCheckpoint, OSError.
         """
         self.step = manifest.step
         self.is_foreign = layout == "own" and manifest.world_size != world_size
         self._manifest = manifest
-        self._alone, self._cached = alone, cached
+        self._alone, self._local_rank, self._cached = alone, local_rank, cached
         self._direct = (alone or layout == "own") and not cached
+        self._shared = None if alone or cached else SharedBlocks(name_of(directory, manifest))
         self._trees: dict[int, Any] = {}
         self._all: dict[str, list[tuple[int, TensorRecord]]] | None = None
         self._files = ShardFiles(directory, copies)
@@ -184,16 +187,18 @@ class CommittedSource:
         ]
         direct = False if self._cached else self._alone or None
         for copy, some in self._files.by_copy(parts).items():
-            self._files.read(copy, partial(read_parts, self.step, some, direct, pool))
+            self._files.read(copy, partial(read_parts, self.step, some, direct, pool, self._local_rank, self._shared))
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
         """See Source."""
         reads = [(self._where[record.path], record, target) for record, target in wanted]
         for copy, some in self._files.by_copy(reads).items():
-            self._files.read(copy, partial(read_whole, self.step, some, self._direct, pool))
+            self._files.read(copy, partial(read_whole, self.step, some, self._direct, pool, self._shared))
 
     def close(self) -> None:
         """Close the files."""
+        if self._shared is not None:
+            self._shared.close()
         self._files.close()
 
     def __enter__(self) -> Self:

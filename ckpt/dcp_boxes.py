@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from resilio_hpc.ckpt import tensors
 from resilio_hpc.ckpt.dcp_metadata import SavedTensor
 from resilio_hpc.ckpt.records import Manifest, TensorRecord
 from resilio_hpc.ckpt.shard_reader import ShardReader
+from resilio_hpc.ckpt.shared_blocks import SharedBlocks, name_of
 from resilio_hpc.ckpt.slab import Box
 from resilio_hpc.ckpt.slab_reader import Part, read_parts
 from resilio_hpc.ckpt.whole_reader import read_whole
@@ -28,13 +29,18 @@ class Read(NamedTuple):
     target: Any
 
 
-def read_boxes(directory: Path, manifest: Manifest, reads: Sequence[Read], alone: bool, threads: int) -> None:
-    """Fill all targets. ``directory``: of the step; ``alone``: no other process of this node reads the same.
+def read_boxes(
+    directory: Path, manifest: Manifest, reads: Sequence[Read], alone: bool, local_rank: int, threads: int
+) -> None:
+    """Fill all targets.
 
+    ``directory``: of the step; ``alone``: no other process of this node reads the same; ``local_rank``: see
+    ``read_parts``.
     Raises CorruptCheckpoint for bytes that are not as they were written, OSError for a device that fails.
     """
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(threads, "resilio-read"))
+        shared = stack.enter_context(closing(SharedBlocks(name_of(directory, manifest))))
         files: dict[str, ShardReader] = {}
         for read in reads:
             shard, _ = manifest.shard_of(read.saved.rank)
@@ -42,10 +48,10 @@ def read_boxes(directory: Path, manifest: Manifest, reads: Sequence[Read], alone
                 files[shard.file] = stack.enter_context(ShardReader(directory, shard))
         fds = {record.rank: reader.fd for reader in files.values() for record in reader.shard.ranks}
         for batch in _batches([read for read in reads if read.box.size]):
-            # a whole tensor is probably wanted by the others of this node as well: they share the page cache
+            # a whole tensor is probably wanted by the others of this node as well
             for direct in (True, False):
                 some = [entry for entry in batch if (alone or _is_own_part(entry[0])) is direct]
-                _fill(manifest.step, fds, some, direct, pool)
+                _fill(manifest.step, fds, some, direct, pool, local_rank, shared)
             for read, memory in batch:
                 if memory is not read.target:
                     tensors.copy_into(read.target, memory)
@@ -77,7 +83,13 @@ def _is_like(target: Any, dtype: str) -> bool:
 
 
 def _fill(
-    step: int, fds: dict[int, int], batch: Sequence[tuple[Read, Any]], direct: bool, pool: ThreadPoolExecutor
+    step: int,
+    fds: dict[int, int],
+    batch: Sequence[tuple[Read, Any]],
+    direct: bool,
+    pool: ThreadPoolExecutor,
+    local_rank: int,
+    shared: SharedBlocks,
 ) -> None:
     wholes: dict[tuple[int, int], tuple[int, TensorRecord, memoryview]] = {}
     parts: list[Part] = []
@@ -88,5 +100,5 @@ def _fill(
             wholes[fd, record.offset] = (fd, record, memory)
         else:  # also one that is wanted twice: two names of one tensor
             parts.append(Part(fd, record, read.box, memory, read.box.shape, (0,) * len(read.box.shape)))
-    read_whole(step, list(wholes.values()), direct, pool)
-    read_parts(step, parts, direct, pool)
+    read_whole(step, list(wholes.values()), direct, pool, shared)
+    read_parts(step, parts, direct, pool, local_rank, shared)

@@ -131,6 +131,7 @@ class ResilioReader(StorageReader):
                 self._manifest,
                 [*reads, *(read for some in inside for read in some.values())],
                 place.local_world_size == 1,
+                place.local_rank,
                 copy_threads(place.local_world_size),
             )
         except CorruptCheckpoint as error:

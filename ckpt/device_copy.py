@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
-from resilio_hpc.ckpt.records import BLOCK_BYTES, blocks
+from resilio_hpc.ckpt.records import blocks
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.native import crc32c
 
 _SHARE_BYTES = 32 << 20
+_PART_BYTES = 16 << 20  # of a tensor that is not contiguous the device holds as much once more
 """Checksums of so much are computed in one go, while more is arriving."""
 
 
@@ -185,7 +186,7 @@ class DeviceCopies:
 
         for value, at, checksums in transfers:
             done, number, ends = 0, 0, blocks(value.nbytes)
-            for part in parts(value, BLOCK_BYTES):
+            for part in parts(value, _PART_BYTES):
                 with _failures():
                     self._device.copy(part, self._room[at + done : at + done + part.nbytes])
                 done += part.nbytes

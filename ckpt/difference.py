@@ -68,6 +68,10 @@ def _tensors(table: Table, other: Table) -> Iterator[tuple[str, str]]:
                     yield path, f"{name} {_text(before)} → {_text(after)}"
                     break
             else:
+                sizes = mine[path].block_bytes, theirs[path].block_bytes
+                if sizes[0] != sizes[1]:
+                    yield path, f"checksums of {sizes[0] >> 20} → {sizes[1] >> 20} MiB each, which cannot be compared"
+                    continue
                 changed = sum(a != b for a, b in zip(mine[path].checksums, theirs[path].checksums, strict=False))
                 if changed:
                     yield path, f"content, in {changed} of {len(mine[path].checksums)} block(s)"

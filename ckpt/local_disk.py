@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt import catalogue, hung_disk
 from resilio_hpc.ckpt.records import Manifest
 from resilio_hpc.core.durable import make_directory
 from resilio_hpc.core.errors import CheckpointError
@@ -123,6 +123,16 @@ class LocalDisk:
         is_whole = files and files <= {shard.file for shard in manifest.shards}
         return manifest.order if is_whole and (manifest.epoch, manifest.round) == (epoch, round_) else -1
 
+    def try_out(self) -> None:
+        """Have that disk read and write something small. Raises OSError; may hang with it."""
+        hung_disk.read_page(self._path / _HELD)
+        fd = os.open(self._path / _HELD, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.utime(fd)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
     def close(self) -> None:
         """Let go of the lock."""
         os.close(self._lock)
@@ -147,6 +157,19 @@ def copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[st
         if _is_private(path / name):
             found.update({file.name: path / name for file in (path / name).iterdir() if file.name in files})
     return found
+
+
+def answering_copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[str, Path]:
+    """``copies``, where that disk still reads; TimeoutError where it does not within ``hung_disk.ANSWER_S``."""
+
+    def look() -> Mapping[str, Path]:
+        found = copies(directory, checkpoints, manifest)
+        for name, where in found.items():
+            with contextlib.suppress(OSError):  # an answer; what it means, whoever reads the file will tell
+                hung_disk.read_page(where / name)
+        return found
+
+    return hung_disk.in_time(look, hung_disk.ANSWER_S)
 
 
 def sweep(directory: Path, abandoned_s: float = ABANDONED_S) -> None:

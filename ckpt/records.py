@@ -17,9 +17,11 @@ from resilio_hpc.ckpt.tensors import Kind
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 
 FORMAT = "resilio-checkpoint"
-VERSION = 1
-BLOCK_BYTES = 16 << 20
+VERSION = 2
+"""What is written; 1, which is read as well, had larger blocks."""
+BLOCK_BYTES = 1 << 20  # with a checksum: whoever wants a byte of it reads all of it
 """A tensor has one CRC32C for each so many of its bytes."""
+_OLD_BLOCK_BYTES = 16 << 20
 
 Layout = Literal["own", "replicated"]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -49,6 +51,20 @@ class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: Count
     checksums: tuple[Checksum, ...]
     slab: SlabRecord | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        """Of each of its blocks but the last."""
+        return BLOCK_BYTES if len(self.checksums) == _count(self.size_bytes, BLOCK_BYTES) else _OLD_BLOCK_BYTES
+
+    def block(self, number: int) -> tuple[int, int]:
+        """The (start, size) of one."""
+        start = number * self.block_bytes
+        return start, min(self.block_bytes, self.size_bytes - start)
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """Of each, in the order of ``checksums``."""
+        return _cut(self.size_bytes, self.block_bytes)
 
 
 class Extent(msgspec.Struct, frozen=True):
@@ -99,7 +115,6 @@ class Manifest(msgspec.Struct, frozen=True):
     world_size: Count
     layout: Layout
     shards: tuple[ShardRecord, ...]
-    block_bytes: Count = BLOCK_BYTES
 
     @property
     def size_bytes(self) -> int:
@@ -131,15 +146,17 @@ _encoder = msgspec.json.Encoder()
 _SHARD_NAME = re.compile(r"node-(0|[1-9][0-9]{0,8})\.h5")
 
 
-def block(size_bytes: int, number: int) -> tuple[int, int]:
-    """The (start, size) of one checksummed block of a tensor."""
-    start = number * BLOCK_BYTES
-    return start, min(BLOCK_BYTES, size_bytes - start)
-
-
 def blocks(size_bytes: int) -> list[tuple[int, int]]:
-    """The (start, size) of all of them."""
-    return [block(size_bytes, number) for number in range(-(-size_bytes // BLOCK_BYTES))]
+    """The (start, size) of each block of a tensor that is to be written."""
+    return _cut(size_bytes, BLOCK_BYTES)
+
+
+def _cut(size_bytes: int, block_bytes: int) -> list[tuple[int, int]]:
+    return [(start, min(block_bytes, size_bytes - start)) for start in range(0, size_bytes, block_bytes)]
+
+
+def _count(size_bytes: int, block_bytes: int) -> int:
+    return -(-size_bytes // block_bytes)
 
 
 def sha256(data: bytes) -> str:
@@ -158,7 +175,7 @@ def read_table(data: bytes, file_size: int) -> Table:
         if record.offset >= 0:
             if record.offset + record.size_bytes > file_size:
                 raise CorruptCheckpoint(f"tensor {record.path} lies beyond the end of its file")
-            if len(record.checksums) != len(range(0, record.size_bytes, BLOCK_BYTES)):
+            if len(record.checksums) != _count(record.size_bytes, record.block_bytes):
                 raise CorruptCheckpoint(f"tensor {record.path} lacks checksums")
         if record.slab is not None:
             _check_slab(record, record.slab)
@@ -196,8 +213,8 @@ def read_manifest(data: bytes, step: int) -> Manifest:
             raise CorruptCheckpoint(f"manifest of step {step}: format {sealed.format!r}, version {sealed.version}")
         if sealed.version > VERSION:
             raise CheckpointError(
-                f"step {step} was written in version {sealed.version} of the format, this resilio_hpc reads up to "
-                f"{VERSION}; upgrade it"
+                f"step {step} was written in version {sealed.version} of the format, this resilio_hpc reads versions "
+                f"up to {VERSION}; upgrade it"
             )
         if sha256(bytes(sealed.manifest)) != sealed.sha256:
             raise CorruptCheckpoint(f"manifest of step {step} does not match its checksum")
@@ -211,9 +228,7 @@ def read_manifest(data: bytes, step: int) -> Manifest:
 def check_manifest(manifest: Manifest, step: int) -> None:
     """Raises CorruptCheckpoint when a manifest contradicts itself or names files outside its directory."""
     why = ""
-    if manifest.block_bytes != BLOCK_BYTES:
-        why = f"its blocks have {manifest.block_bytes} bytes"
-    elif manifest.step != step:
+    if manifest.step != step:
         why = f"it is of step {manifest.step}"
     else:
         why = why_incomplete(manifest.shards, manifest.world_size)

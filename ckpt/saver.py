@@ -12,17 +12,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue, helper_process
 from resilio_hpc.ckpt.arena_source import ArenaSource, Mappings
-from resilio_hpc.ckpt.local_disk import LocalDisk, advice
+from resilio_hpc.ckpt.local_disk import advice
+from resilio_hpc.ckpt.local_way import LocalWay
 from resilio_hpc.ckpt.records import Layout, ShardRecord
 from resilio_hpc.ckpt.saver_messages import (
     Answer,
     Commit,
     Committed,
-    Local,
     LocalFailed,
     Persist,
     Persisted,
@@ -31,9 +32,8 @@ from resilio_hpc.ckpt.saver_messages import (
     SaverFailed,
     decode_request,
 )
-from resilio_hpc.ckpt.shard_copy import copy_shard
 from resilio_hpc.core.durable import make_directory
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, WireError, os_error_text
+from resilio_hpc.core.errors import CheckpointError, WireError, os_error_text
 from resilio_hpc.core.json_lines import encode_line
 
 
@@ -57,30 +57,22 @@ def persist(request: Persist, say: Callable[[Progress], None], mappings: Mapping
 
     Once it is on that disk the arenas may be overwritten, so what that disk then loses is lost: this save fails.
     """
+    with ExitStack() as memory:
+        arenas = _open_arenas(request, memory, mappings)
+        if request.local:
+            record = LocalWay(request, arenas, memory.close, say, partial(_staging, request)).take()
+            if isinstance(record, ShardRecord):
+                return Persisted(request.step, request.round, record)
+            text = f"{os_error_text(record, request.local)}: {advice(record)}"
+            say(LocalFailed(request.step, f"{text}; until then steps go straight to {request.directory}"))
+        return Persisted(request.step, request.round, _write_directly(request, arenas))
+
+
+def _write_directly(request: Persist, arenas: Sequence[ArenaSource]) -> ShardRecord:
     from resilio_hpc.ckpt.shard_file import write_shard
 
-    with ExitStack() as memory, ExitStack() as disk:
-        arenas = _open_arenas(request, memory, mappings)
-        try:
-            copy = _write_locally(request, arenas, disk) if request.local else None
-        except OSError as error:
-            copy = None
-            text = f"{os_error_text(error, request.local)}: {advice(error)}"
-            say(LocalFailed(request.step, f"{text}; until then steps go straight to {request.directory}"))
-        if copy is None:
-            staging = _staging(request)
-            record = write_shard(
-                arenas, staging, request.node_rank, bytes_per_s=request.bytes_per_s, verify=request.verify
-            )
-        else:
-            memory.close()
-            where, record, seconds = copy
-            say(Local(request.step, record.size_bytes, seconds))
-            try:
-                copy_shard(where, record, _staging(request), request.bytes_per_s)
-            except CorruptCheckpoint as error:
-                raise CorruptCheckpoint(f"{error}; memory had been let go by then, so this save is lost") from error
-        return Persisted(request.step, request.round, record)
+    staging = _staging(request)
+    return write_shard(arenas, staging, request.node_rank, bytes_per_s=request.bytes_per_s, verify=request.verify)
 
 
 def _open_arenas(request: Persist, stack: ExitStack, mappings: Mappings | None) -> list[ArenaSource]:
@@ -96,20 +88,6 @@ def _open_arenas(request: Persist, stack: ExitStack, mappings: Mappings | None) 
     if len({arena.header.layout for arena in arenas}) != 1:
         raise CheckpointError(f"step {request.step}: the ranks of this node do not have the same layout")
     return arenas
-
-
-def _write_locally(
-    request: Persist, arenas: Sequence[ArenaSource], stack: ExitStack
-) -> tuple[Path, ShardRecord, float]:
-    """Where the file is, its record, and how long that took. The place stays locked while ``stack`` is open."""
-    from resilio_hpc.ckpt.shard_file import write_shard
-
-    started = time.monotonic()
-    disk = stack.enter_context(LocalDisk(Path(request.local), Path(request.directory), request.holder))
-    size = sum(arena.header.size_bytes for arena in arenas)
-    where = disk.new_step(request.step, request.epoch, request.round, size)
-    record = write_shard(arenas, where, request.node_rank, 0o600, verify=request.verify)
-    return where, record, time.monotonic() - started
 
 
 def _staging(request: Persist) -> Path:

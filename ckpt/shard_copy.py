@@ -13,13 +13,13 @@ from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.arena import PAGE
 from resilio_hpc.ckpt.bulk_io import Piece, Segment
 from resilio_hpc.ckpt.extents import gaps, hash_gaps
-from resilio_hpc.ckpt.records import BLOCK_BYTES, Extent, ShardRecord, blocks
+from resilio_hpc.ckpt.records import Extent, ShardRecord
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.core.durable import new_file
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
 
-_ROOM_BYTES = BLOCK_BYTES + PAGE  # beside arenas, where memory may be short; a block begins anywhere in its page
+_ROOM_BYTES = (16 << 20) + PAGE  # beside arenas, where memory may be short; a block begins anywhere in its page
 _PIECE_BYTES = 1 << 20
 
 
@@ -48,7 +48,7 @@ def copy_shard(source: Path, shard: ShardRecord, target: Path, bytes_per_s: floa
             for table in tables
             for tensor in table.tensors
             if tensor.offset >= 0
-            for (start, size), checksum in zip(blocks(tensor.size_bytes), tensor.checksums, strict=True)
+            for (start, size), checksum in zip(tensor.blocks(), tensor.checksums, strict=True)
         )
         named = [rank.table for rank in shard.ranks] + [table.tree for table in tables]
         fd = stack.enter_context(new_file(target / shard.file))

@@ -9,7 +9,7 @@ from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.arena import PAGE
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.bulk_io import Block, Piece
-from resilio_hpc.ckpt.records import ShardRecord, blocks
+from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.ckpt.shard_metadata import HdfImage, Place, RankPart
 from resilio_hpc.core.durable import new_file
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -57,7 +57,7 @@ def _write_rank(fd: int, arena: ArenaSource, places: Sequence[Place], bytes_per_
     named = [
         (Block(record.offset + start, checksum, size), record.path)
         for record in sorted(records, key=lambda record: record.offset)
-        for (start, size), checksum in zip(blocks(record.size_bytes), record.checksums, strict=True)
+        for (start, size), checksum in zip(record.blocks(), record.checksums, strict=True)
         if verify
     ]
     bad = bulk_io.write(fd, arena.view, sorted(pieces), [block for block, _ in named], bytes_per_s)

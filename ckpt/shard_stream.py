@@ -19,7 +19,6 @@ from resilio_hpc.ckpt import bulk_io, tensors
 from resilio_hpc.ckpt.arena import PAGE
 from resilio_hpc.ckpt.bulk_io import Piece
 from resilio_hpc.ckpt.records import (
-    BLOCK_BYTES,
     Extent,
     Layout,
     RankRecord,
@@ -38,7 +37,7 @@ from resilio_hpc.ckpt.verify import Progress
 from resilio_hpc.core.durable import sync_directory
 from resilio_hpc.native import crc32c
 
-_ROOM_BYTES = 4 * BLOCK_BYTES
+_PART_BYTES = 16 << 20
 _LONGEST_CHECKSUM = (1 << 32) - 1
 _MADV_PAGEOUT = 21  # asm-generic/mman-common.h; Linux 5.4
 _encode = msgspec.json.Encoder().encode
@@ -91,11 +90,11 @@ def _record(leaf: Leaf, layout: Layout) -> TensorRecord:
 
 
 class _Writer:
-    """Writes tensors past the page cache, by way of a room of four blocks."""
+    """Writes tensors past the page cache, by way of a room of many blocks."""
 
     def __init__(self, fd: int, progress: Progress, let_go: bool) -> None:
         self._fd, self._progress, self._let_go = fd, progress, let_go
-        self._room = memoryview(mmap.mmap(-1, _ROOM_BYTES))
+        self._room = memoryview(mmap.mmap(-1, bulk_io.ROOM_BYTES))
 
     def write(self, tensor: Any, offset: int) -> list[int]:
         """Write a tensor; the CRC32C of each of its blocks."""
@@ -104,13 +103,13 @@ class _Writer:
         for run in _runs_of(tensor):
             at = 0
             while at < len(run):
-                size = min(len(run) - at, _ROOM_BYTES - filled)
+                size = min(len(run) - at, bulk_io.ROOM_BYTES - filled)
                 self._room[filled : filled + size] = run[at : at + size]
                 at, filled = at + size, filled + size
-                if filled == _ROOM_BYTES:
+                if filled == bulk_io.ROOM_BYTES:
                     checksums += self._flush(filled, offset)
                     offset, filled = offset + filled, 0
-            if self._let_go and len(run) >= BLOCK_BYTES:
+            if self._let_go and len(run) >= _PART_BYTES:
                 _let_go(run)
         return checksums + self._flush(filled, offset)
 
@@ -127,10 +126,10 @@ def _runs_of(tensor: Any) -> Iterator[memoryview]:
     """The bytes of a tensor in row-major order: its own memory, in pieces, or copies of parts if it is strided."""
     memory = tensors.bytes_of(tensor)
     if memory is not None:
-        for start in range(0, len(memory), _ROOM_BYTES):
-            yield memory[start : start + _ROOM_BYTES]
+        for start in range(0, len(memory), bulk_io.ROOM_BYTES):
+            yield memory[start : start + bulk_io.ROOM_BYTES]
         return
-    for box in runs(tuple(tensor.shape), BLOCK_BYTES // tensor.itemsize):
+    for box in runs(tuple(tensor.shape), _PART_BYTES // tensor.itemsize):
         part = tensor[tuple(slice(first, first + length) for first, length in zip(box.start, box.shape, strict=True))]
         copy = memoryview(bytearray(part.nbytes))
         tensors.copy_out(part, copy)

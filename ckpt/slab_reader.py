@@ -6,6 +6,7 @@ out the runs that belong to the box, in the pass that computes the checksum (``n
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,11 +17,14 @@ from typing import NamedTuple
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment, Strides
-from resilio_hpc.ckpt.records import BLOCK_BYTES, TensorRecord, block
+from resilio_hpc.ckpt.records import TensorRecord
+from resilio_hpc.ckpt.shared_blocks import SHARE_BYTES as SHARED_BYTES
+from resilio_hpc.ckpt.shared_blocks import SharedBlocks
 from resilio_hpc.ckpt.slab import Box, Shape
 from resilio_hpc.ckpt.source import mismatch, populate_large
 
 _SHARE_BYTES = 64 << 20
+_LONG = 4  # blocks: of longer parts those at the edges are read with them, though a neighbour reads them, too
 
 
 class Part(NamedTuple):
@@ -38,10 +42,12 @@ class Part(NamedTuple):
 
 
 class _BlockRead(NamedTuple):
-    """A block that a part touches. ``turn``: another one than 0 where another part wants the same tensor, too."""
+    """A block that a part touches. ``turn``: another one than 0 where another part wants the same tensor, too.
+    ``file``: the same number in all processes, so that all go through the files in the same order."""
 
-    turn: int
     direct: bool
+    turn: int
+    file: int
     fd: int
     offset: int
     start: int
@@ -49,11 +55,20 @@ class _BlockRead(NamedTuple):
     part: Part
 
 
-def read_parts(step: int, parts: Sequence[Part], direct: bool | None, pool: ThreadPoolExecutor) -> None:
+def read_parts(
+    step: int,
+    parts: Sequence[Part],
+    direct: bool | None,
+    pool: ThreadPoolExecutor,
+    local_rank: int = 0,
+    shared: SharedBlocks | None = None,
+) -> None:
     """Read them all, in the order of the files, a few neighbours at a time.
 
-    ``direct``: see ``bulk_io.read``; None: what only this process is likely to want. Raises CorruptCheckpoint for bytes
-    that are not as they were written, OSError for a device that fails.
+    ``direct``: see ``bulk_io.read``; None: what only this process is likely to want. ``shared``: how to read the rest;
+    None: by way of the page cache. ``local_rank``: of this process among those of the node; each begins elsewhere with
+    what is not shared, so that who wants the same is not in the others' way. Raises CorruptCheckpoint for bytes that
+    are not as they were written, OSError for a device that fails.
     """
     seen: Counter[tuple[int, int]] = Counter()
     reads: list[_BlockRead] = []
@@ -61,7 +76,7 @@ def read_parts(step: int, parts: Sequence[Part], direct: bool | None, pool: Thre
         if part.box.size:
             reads += _reads(part, seen[part.fd, part.record.offset], direct)
             seen[part.fd, part.record.offset] += 1
-    reads.sort(key=lambda read: read[:4])
+    reads.sort(key=lambda read: (*read[:3], read.offset))
     fresh = {id(part.target): part.target for part in parts}
     lock = threading.Lock()
 
@@ -71,33 +86,44 @@ def read_parts(step: int, parts: Sequence[Part], direct: bool | None, pool: Thre
                 target = fresh.pop(id(one.part.target), None)
             if target is not None:
                 populate_large(target)
-        _read_share(step, share)
+        _read_share(step, share, shared)
 
-    pending = [pool.submit(read, share) for share in _shares(reads)]
+    together = [read for read in reads if shared is not None and not read.direct]
+    pending = [shared.pool.submit(read, share) for share in _shares(together, SHARED_BYTES)] if shared else []
+    shares = list(_shares(reads[len(together) :], _SHARE_BYTES))
+    first = int(_begin(local_rank) * len(shares))
+    pending += [pool.submit(read, share) for share in shares[first:] + shares[:first]]
     wait(pending)
     for future in pending:
         future.result()
 
 
+def _begin(local_rank: int) -> float:
+    """0, 1/2, 1/4, 3/4, 1/8 …: neighbours, who want the same most often, are far apart, and so are all together."""
+    digits = f"{local_rank:b}"
+    return float(int(digits[::-1], 2) / 2 ** len(digits))
+
+
 def read_part(step: int, part: Part) -> None:
     """As ``read_parts``, one part and directly, in this thread."""
-    for share in _shares(list(_reads(part, 0, True)) if part.box.size else []):
+    for share in _shares(list(_reads(part, 0, True)) if part.box.size else [], _SHARE_BYTES):
         _read_share(step, share)
 
 
-def _read_share(step: int, share: Sequence[_BlockRead]) -> None:
-    if not share[0].direct and not bulk_io.is_read_ahead_far(share[0].fd):
+def _read_share(step: int, share: Sequence[_BlockRead], shared: SharedBlocks | None = None) -> None:
+    fd, direct, segments = share[0].fd, share[0].direct, [one.segment for one in share]
+    if not direct and shared is None and not bulk_io.is_read_ahead_far(fd):
         for one in share:
-            bulk_io.read_ahead(one.fd, one.offset, block(one.part.record.size_bytes, one.start // BLOCK_BYTES)[1])
-    for bad in bulk_io.read(share[0].fd, [one.segment for one in share], share[0].direct):
+            bulk_io.read_ahead(fd, one.offset, bulk_io.size_of(one.segment))
+    for bad in bulk_io.read(fd, segments, direct) if direct or shared is None else shared.read(fd, segments):
         raise mismatch(step, share[bad].part.record, share[bad].start)
 
 
-def _shares(reads: Sequence[_BlockRead]) -> Iterator[list[_BlockRead]]:
-    """What a thread reads in one go: neighbours in one file, up to _SHARE_BYTES of them."""
+def _shares(reads: Sequence[_BlockRead], size: int) -> Iterator[list[_BlockRead]]:
+    """What a thread reads in one go: neighbours in one file, up to ``size`` bytes of them."""
     share: list[_BlockRead] = []
     for read in reads:
-        if share and (read[:3] != share[0][:3] or read.offset - share[0].offset >= _SHARE_BYTES):
+        if share and (read[:4] != share[0][:4] or read.offset - share[0].offset >= size):
             yield share
             share = []
         share.append(read)
@@ -111,8 +137,10 @@ def _reads(part: Part, turn: int, direct: bool | None) -> Iterator[_BlockRead]:
     is_one_run = run == part.box.size * _item(part.record)
     extent = _extent(strides)
     is_apart = extent == part.box.size * _item(part.record) < _whole_bytes(part.record)
-    for number in _touched(strides):
-        start, size = block(part.record.size_bytes, number)
+    is_long = extent >= _LONG * part.record.block_bytes
+    file = os.fstat(part.fd).st_ino
+    for number in _touched(strides, part.record.block_bytes):
+        start, size = part.record.block(number)
         is_inside = first <= start and start + size <= first + extent
         offset, checksum = part.record.offset + start, part.record.checksums[number]
         segment: Segment | BoxSegment
@@ -120,10 +148,9 @@ def _reads(part: Part, turn: int, direct: bool | None) -> Iterator[_BlockRead]:
             segment = Segment(offset, part.target[to + start - first : to + start - first + size], checksum)
         else:
             segment = BoxSegment(offset, part.target, checksum, size, start, strides)
-        # other processes of this node share out what is left of a tensor: blocks at the edges, and columns
-        yield _BlockRead(
-            turn, is_apart and is_inside if direct is None else direct, part.fd, offset, start, segment, part
-        )
+        # other processes of this node want what is left of a tensor: columns, and blocks at the edges
+        alone = is_apart and (is_inside or is_long)
+        yield _BlockRead(alone if direct is None else direct, turn, file, part.fd, offset, start, segment, part)
 
 
 def strides_of(part: Part) -> Strides:
@@ -156,15 +183,15 @@ def _extent(strides: Strides) -> int:
     return strides[2] + sum((count - 1) * source for count, source, _ in strides[3])
 
 
-def _touched(strides: Strides) -> Iterator[int]:
-    """The numbers of the blocks in which the box has a byte, in order."""
+def _touched(strides: Strides, size: int) -> Iterator[int]:
+    """The numbers of the blocks, of that ``size``, in which the box has a byte, in order."""
     first, _, run, levels = strides
-    far = [level for level in levels if level[1] > BLOCK_BYTES]  # between the runs of others no block has its place
+    far = [level for level in levels if level[1] > size]  # between the runs of others no block has its place
     length = _extent((0, 0, run, levels[len(far) :]))
     last = -1
     for at in product(*(range(0, count * step, step) for count, step, _ in far)):
         begin = first + sum(at)
-        for number in range(max(last + 1, begin // BLOCK_BYTES), (begin + length - 1) // BLOCK_BYTES + 1):
+        for number in range(max(last + 1, begin // size), (begin + length - 1) // size + 1):
             yield number
             last = number
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
-from resilio_hpc.ckpt.records import BLOCK_BYTES, TensorRecord
+from resilio_hpc.ckpt.records import TensorRecord
 from resilio_hpc.ckpt.slab import Box, Shape
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import populate_missing
@@ -76,7 +76,7 @@ class Source(Protocol):
 
 def checksum_at(record: TensorRecord, start: int) -> int:
     """The CRC32C of the block that begins at ``start``."""
-    return record.checksums[start // BLOCK_BYTES]
+    return record.checksums[start // record.block_bytes]
 
 
 def mismatch(step: int, record: TensorRecord, start: int) -> CorruptCheckpoint:

@@ -9,12 +9,11 @@ from pathlib import Path
 from resilio_hpc.ckpt import bulk_io, catalogue
 from resilio_hpc.ckpt.bulk_io import Segment
 from resilio_hpc.ckpt.extents import hash_gaps
-from resilio_hpc.ckpt.records import BLOCK_BYTES, Manifest, RankRecord, Table, blocks
+from resilio_hpc.ckpt.records import Manifest, RankRecord, Table
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.view import why_wrong
 from resilio_hpc.core.errors import CorruptCheckpoint
 
-_ROOM_BYTES = 4 * BLOCK_BYTES
 Progress = Callable[[int], None]
 """Called with the bytes read since the last call."""
 
@@ -55,7 +54,7 @@ def verify_step(directory: Path, manifest: Manifest, progress: Progress = lambda
 
 def verify_files(path: Path, manifest: Manifest, progress: Progress = lambda size: None) -> list[Damage]:
     """As ``verify_step``, of files that lie in ``path``."""
-    room = memoryview(bytearray(min(_ROOM_BYTES, manifest.size_bytes)))
+    room = memoryview(bytearray(min(bulk_io.ROOM_BYTES, manifest.size_bytes)))
     damages: list[Damage] = []
     for shard in manifest.shards:
         try:
@@ -94,7 +93,7 @@ def _verify_shard(reader: ShardReader, room: memoryview, progress: Progress) -> 
 def _parts(rank: RankRecord, table: Table) -> Iterator[_Part]:
     for record in table.tensors:
         if record.offset >= 0:
-            for (start, size), checksum in zip(blocks(record.size_bytes), record.checksums, strict=True):
+            for (start, size), checksum in zip(record.blocks(), record.checksums, strict=True):
                 yield _Part(record.offset + start, size, checksum, rank.rank, record.path)
 
 
@@ -121,7 +120,7 @@ def _batches(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
     some: list[_Part] = []
     size = 0
     for part in parts:
-        if some and size + part.size > _ROOM_BYTES:
+        if some and size + part.size > bulk_io.ROOM_BYTES:
             yield some
             some, size = [], 0
         some.append(part)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import groupby
 from typing import NamedTuple
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.bulk_io import Segment
-from resilio_hpc.ckpt.records import TensorRecord, blocks
+from resilio_hpc.ckpt.records import TensorRecord
+from resilio_hpc.ckpt.shared_blocks import SHARE_BYTES as SHARED_BYTES
+from resilio_hpc.ckpt.shared_blocks import SharedBlocks
 from resilio_hpc.ckpt.source import Wanted, checksum_at, mismatch, populate_large
 from resilio_hpc.native import copy_blocks
 
@@ -47,7 +50,7 @@ def _copy_shares(wanted: Sequence[Wanted]) -> Iterator[list[_BlockCopy]]:
     room = _COPY_BYTES
     for record, target in wanted:
         parts: list[tuple[int, int]] = []
-        for start, size in blocks(record.size_bytes):
+        for start, size in record.blocks():
             parts.append((start, size))
             room -= size
             if room <= 0:
@@ -60,46 +63,61 @@ def _copy_shares(wanted: Sequence[Wanted]) -> Iterator[list[_BlockCopy]]:
 
 
 class _BlockRead(NamedTuple):
-    """A block of a tensor in a file, and where it goes."""
+    """A block of a tensor in a file, and where it goes in the tensor's memory."""
 
     fd: int
     offset: int
-    target: memoryview
-    record: TensorRecord
     start: int
+    size: int
+    record: TensorRecord
+    target: memoryview
+
+    @property
+    def room(self) -> memoryview:
+        return self.target[self.start : self.start + self.size]
 
 
 def read_whole(
-    step: int, wanted: Sequence[tuple[int, TensorRecord, memoryview]], direct: bool, pool: ThreadPoolExecutor
+    step: int,
+    wanted: Sequence[tuple[int, TensorRecord, memoryview]],
+    direct: bool,
+    pool: ThreadPoolExecutor,
+    shared: SharedBlocks | None = None,
 ) -> None:
     """Fill memory of the size of each tensor, which lies in the file of that descriptor; each thread a part of its own.
 
-    Raises CorruptCheckpoint for bytes that are not as they were written, OSError for a device that fails.
+    ``shared``: how to read what is not read directly; None: by way of the page cache. Raises CorruptCheckpoint for
+    bytes that are not as they were written, OSError for a device that fails.
     """
+    if direct:
+        shared = None
     parts = [
-        _BlockRead(fd, record.offset + start, target[start : start + size], record, start)
+        _BlockRead(fd, record.offset + start, start, size, record, target)
         for fd, record, target in wanted
-        for start, size in blocks(record.size_bytes)
+        for start, size in record.blocks()
     ]
 
     def read(share: list[_BlockRead]) -> None:
-        for part in share:
-            populate_large(part.target)
-        segments = [Segment(part.offset, part.target, checksum_at(part.record, part.start)) for part in share]
-        for bad in bulk_io.read(share[0].fd, segments, direct):
+        for _, found in groupby(share, key=lambda part: id(part.target)):
+            parts = list(found)
+            populate_large(parts[0].target[parts[0].start : parts[-1].start + parts[-1].size])
+        segments = [Segment(part.offset, part.room, checksum_at(part.record, part.start)) for part in share]
+        fd = share[0].fd
+        for bad in shared.read(fd, segments) if shared else bulk_io.read(fd, segments, direct):
             raise mismatch(step, share[bad].record, share[bad].start)
 
-    pending = [pool.submit(read, share) for share in _shares(sorted(parts, key=lambda part: part[:2]))]
+    shares = _shares(sorted(parts, key=lambda part: part[:2]), SHARED_BYTES if shared else SHARE_BYTES)
+    pending = [(shared.pool if shared else pool).submit(read, share) for share in shares]
     wait(pending)
     for future in pending:
         future.result()
 
 
-def _shares(parts: Sequence[_BlockRead]) -> Iterator[list[_BlockRead]]:
-    """What a thread reads in one go: neighbours in one file, up to SHARE_BYTES."""
+def _shares(parts: Sequence[_BlockRead], size: int) -> Iterator[list[_BlockRead]]:
+    """What a thread reads in one go: neighbours in one file, up to ``size`` bytes."""
     share: list[_BlockRead] = []
     for part in parts:
-        if share and (part.fd != share[0].fd or part.offset - share[0].offset > SHARE_BYTES):
+        if share and (part.fd != share[0].fd or part.offset - share[0].offset >= size):
             yield share
             share = []
         share.append(part)

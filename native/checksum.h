@@ -186,13 +186,29 @@ HARDWARE_TARGET static uint64_t copy_piece(uint64_t crc, uint8_t *target, const 
     crc = shift(long_shift, (uint32_t)crc) ^ second;
     return shift(long_shift, (uint32_t)crc) ^ third;
 }
+
+/* Does the target lie a little further into its page than the source? The processor compares the last 12 bits of
+ * addresses: it takes each load for one of what was stored just before, and waits. */
+static inline int is_just_ahead(const uint8_t *target, const uint8_t *source) {
+    uintptr_t ahead = ((uintptr_t)target - (uintptr_t)source) & 4095;
+    return ahead > 0 && ahead < 128;
+}
+
+/* A piece for such a target: its checksum, then copied from its end on, where no load follows a store like that. */
+HARDWARE_TARGET static uint64_t copy_piece_backwards(uint64_t crc, uint8_t *target, const uint8_t *source) {
+    crc = three_streams(crc, source, LONG, long_shift);
+    for (size_t line = PIECE; line; line -= 64) stream_line(target + line - 64, source + line - 64);
+    return crc;
+}
 #endif
 
 static uint32_t copy_checksum(uint32_t crc, uint8_t *target, const uint8_t *source, size_t size) {
 #if defined(__x86_64__)
     if (has_hardware && size >= STREAM_FROM && ((uintptr_t)target & 15) == 0) {
+        uint64_t (*copy)(uint64_t, uint8_t *, const uint8_t *) =
+            is_just_ahead(target, source) ? copy_piece_backwards : copy_piece;
         for (; size >= PIECE; source += PIECE, target += PIECE, size -= PIECE)
-            crc = (uint32_t)copy_piece(crc, target, source);
+            crc = (uint32_t)copy(crc, target, source);
         _mm_sfence();
     }
 #endif

@@ -313,6 +313,38 @@ static PyObject *py_read_cached(PyObject *module, PyObject *args) {
     return finish_read(&job, error);
 }
 
+/* What belongs to segments out of a file that is mapped, and was verified by whoever put it there. */
+static PyObject *py_copy_segments(PyObject *module, PyObject *args) {
+    PyObject *segment_list;
+    Py_buffer memory;
+    if (!PyArg_ParseTuple(args, "y*O:copy_segments", &memory, &segment_list)) return NULL;
+    Py_ssize_t count;
+    struct segment *segments = get_segments(segment_list, &count);
+    for (Py_ssize_t i = 0; segments != NULL && i < count; i++) {
+        if (segments[i].offset + (off_t)segments[i].size <= (off_t)memory.len) continue;
+        PyErr_Format(PyExc_ValueError, "segment %zd ends behind the memory", i);
+        release_segments(segments, count);
+        segments = NULL;
+    }
+    if (segments == NULL) {
+        PyBuffer_Release(&memory);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const uint8_t *data = (const uint8_t *)memory.buf + segments[i].offset;
+        if (segments[i].box == NULL)
+            memcpy(segments[i].target.buf, data, segments[i].size);
+        else
+            scatter(segments[i].box, segments[i].target.buf, (int64_t)segments[i].at, data, (int64_t)segments[i].size);
+    }
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* what the caller looks at next in shared memory was so after the copies */
+    Py_END_ALLOW_THREADS
+    release_segments(segments, count);
+    PyBuffer_Release(&memory);
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_read(PyObject *module, PyObject *args) {
     PyObject *segment_list;
     int fd, concurrent;
@@ -354,6 +386,7 @@ static PyMethodDef methods[] = {
      "write(fd, memory, pieces, blocks, depth, chunk_bytes, bytes_per_s, concurrent) -> int"},
     {"read", py_read, METH_VARARGS, "read(fd, segments, depth, chunk_bytes, concurrent) -> list[int]"},
     {"read_cached", py_read_cached, METH_VARARGS, "read_cached(fd, segments, chunk_bytes) -> list[int]"},
+    {"copy_segments", py_copy_segments, METH_VARARGS, "copy_segments(memory, segments) -> None"},
     {"is_concurrent", py_concurrent, METH_NOARGS, "is_concurrent() -> bool"},
     {NULL, NULL, 0, NULL},
 };

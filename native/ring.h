@@ -21,6 +21,7 @@
 #endif
 
 #define MAX_DEPTH 64
+#define STALLED_S 3
 
 /* One read or write. `result`: bytes moved, or -errno; valid once it is no longer `in_flight`. */
 struct transfer {
@@ -47,8 +48,44 @@ struct ring {
 #ifdef HAS_IO_URING
 static uint32_t *ring_word(struct ring *ring, uint32_t offset) { return (uint32_t *)((uint8_t *)ring->map + offset); }
 
-static int ring_enter(struct ring *ring, unsigned submit, unsigned wait) {
-    return (int)syscall(__NR_io_uring_enter, ring->ring, submit, wait, wait ? IORING_ENTER_GETEVENTS : 0, NULL, 0);
+static int ring_submit(struct ring *ring, const struct io_uring_sqe *entry) {
+    uint32_t *tail = ring_word(ring, ring->params.sq_off.tail);
+    uint32_t index = *tail & *ring_word(ring, ring->params.sq_off.ring_mask);
+    ring->entries[index] = *entry;
+    ring_word(ring, ring->params.sq_off.array)[index] = index;
+    __atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
+    int taken;
+    do taken = (int)syscall(__NR_io_uring_enter, ring->ring, 1, 0, 0, NULL, 0);
+    while (taken < 0 && errno == EINTR);
+    if (taken == 1) return 1;
+    __atomic_store_n(tail, *tail - 1, __ATOMIC_RELEASE); /* the kernel has not seen it: out of resources, for now */
+    return 0;
+}
+
+/* For a completion, or until nothing has come for STALLED_S: ETIME (from Linux 5.11 on). */
+static int ring_wait(struct ring *ring) {
+    unsigned flags = IORING_ENTER_GETEVENTS;
+#ifdef IORING_FEAT_EXT_ARG
+    if (ring->params.features & IORING_FEAT_EXT_ARG) {
+        struct __kernel_timespec patience = {STALLED_S, 0};
+        struct io_uring_getevents_arg until = {.ts = (uint64_t)(uintptr_t)&patience};
+        flags |= IORING_ENTER_EXT_ARG;
+        return (int)syscall(__NR_io_uring_enter, ring->ring, 0, 1, flags, &until, sizeof until);
+    }
+#endif
+    return (int)syscall(__NR_io_uring_enter, ring->ring, 0, 1, flags, NULL, 0);
+}
+
+#define CANCELS UINT64_MAX
+
+/* Linux has left transfers with its own threads that none of them ever took up (seen with 6.18). Such a one can be
+ * taken back, and is done by hand then. What a device has is not: that comes when it comes. */
+static void ring_take_back(struct ring *ring) {
+    for (unsigned slot = 0; slot < MAX_DEPTH; slot++) {
+        if (!ring->transfers[slot].in_flight) continue;
+        struct io_uring_sqe entry = {.opcode = IORING_OP_ASYNC_CANCEL, .fd = -1, .addr = slot, .user_data = CANCELS};
+        ring_submit(ring, &entry); /* if not, the next time */
+    }
 }
 #endif
 
@@ -108,26 +145,18 @@ static void ring_begin(struct ring *ring, unsigned slot, uint8_t *memory, size_t
     *transfer = (struct transfer){memory, size, offset, 0, 0};
 #ifdef HAS_IO_URING
     if (ring->ring >= 0) {
-        uint32_t *tail = ring_word(ring, ring->params.sq_off.tail);
-        uint32_t index = *tail & *ring_word(ring, ring->params.sq_off.ring_mask);
-        struct io_uring_sqe *entry = &ring->entries[index];
-        memset(entry, 0, sizeof *entry);
-        entry->opcode = ring->writes ? IORING_OP_WRITE : IORING_OP_READ;
-        entry->fd = ring->file;
-        entry->addr = (uint64_t)(uintptr_t)memory;
-        entry->len = (uint32_t)size;
-        entry->off = (uint64_t)offset;
-        entry->user_data = slot;
-        ring_word(ring, ring->params.sq_off.array)[index] = index;
-        __atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
-        int taken;
-        do taken = ring_enter(ring, 1, 0);
-        while (taken < 0 && errno == EINTR);
-        if (taken == 1) {
+        struct io_uring_sqe entry = {
+            .opcode = ring->writes ? IORING_OP_WRITE : IORING_OP_READ,
+            .fd = ring->file,
+            .addr = (uint64_t)(uintptr_t)memory,
+            .len = (uint32_t)size,
+            .off = (uint64_t)offset,
+            .user_data = slot,
+        };
+        if (ring_submit(ring, &entry)) {
             transfer->in_flight = 1;
             return;
         }
-        __atomic_store_n(tail, *tail - 1, __ATOMIC_RELEASE); /* the kernel has not seen it: out of resources, for now */
     }
 #endif
     transfer->result = transfer_now(ring, memory, size, offset);
@@ -141,18 +170,22 @@ static ssize_t ring_end(struct ring *ring, unsigned slot, size_t needed) {
         uint32_t *head = ring_word(ring, ring->params.cq_off.head);
         uint32_t tail = __atomic_load_n(ring_word(ring, ring->params.cq_off.tail), __ATOMIC_ACQUIRE);
         if (*head == tail) {
-            if (ring_enter(ring, 0, 1) < 0 && errno != EINTR) usleep(100); /* its memory is the kernel's until it is done */
+            if (ring_wait(ring) >= 0 || errno == EINTR) continue;
+            if (errno == ETIME) ring_take_back(ring);
+            else usleep(100); /* its memory is the kernel's until it is done */
             continue;
         }
         uint32_t index = *head & *ring_word(ring, ring->params.cq_off.ring_mask);
         struct io_uring_cqe *done = (struct io_uring_cqe *)ring_word(ring, ring->params.cq_off.cqes) + index;
-        ring->transfers[done->user_data].result = done->res;
-        ring->transfers[done->user_data].in_flight = 0;
+        if (done->user_data < MAX_DEPTH) {
+            ring->transfers[done->user_data].result = done->res;
+            ring->transfers[done->user_data].in_flight = 0;
+        }
         __atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
     }
 #endif
     ssize_t result = transfer->result;
-    if (result == -EAGAIN || result == -EINTR) result = 0;
+    if (result == -EAGAIN || result == -EINTR || result == -ECANCELED) result = 0;
     while (result >= 0 && (size_t)result < needed) {
         ssize_t more = transfer_now(ring, transfer->memory + result, transfer->size - (size_t)result,
                                     transfer->offset + result);

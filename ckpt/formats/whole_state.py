@@ -9,16 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from resilio_hpc.ckpt import catalogue, tree
+from resilio_hpc.ckpt import bulk_io, catalogue, tree
 from resilio_hpc.ckpt.committed_source import CommittedSource
-from resilio_hpc.ckpt.records import BLOCK_BYTES, Manifest, TensorRecord
+from resilio_hpc.ckpt.records import Manifest, TensorRecord
 from resilio_hpc.ckpt.slab import Box, Shape, runs
 from resilio_hpc.ckpt.slab_reader import Part, read_part
 from resilio_hpc.ckpt.tensors import Kind, numpy_dtype
 from resilio_hpc.ckpt.tree import TensorRef, place
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch, UsageError
 
-_ROOM_BYTES = 4 * BLOCK_BYTES
 _TORCH_HAS = {"bool"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _TORCH_HAS |= {"float16", "float32", "float64", "complex64", "complex128"}
 _CHOOSE = "; --rank R exports what one process saved"
@@ -58,7 +57,7 @@ class WholeState:
         self._manifest, self._whole = manifest, rank is None
         step = catalogue.step_directory(directory, manifest.step)
         self._source = CommittedSource(step, manifest, rank or 0, manifest.world_size, manifest.layout)
-        self._room = memoryview(mmap.mmap(-1, _ROOM_BYTES))
+        self._room = memoryview(mmap.mmap(-1, bulk_io.ROOM_BYTES))
         try:
             state = tree.decode(self._source.tree)
             if rank is None and manifest.layout == "own":
@@ -149,7 +148,7 @@ class WholeState:
         if not tensor.size_bytes:
             return
         item = tensor.size_bytes // prod(tensor.shape)
-        for box in runs(tensor.shape, _ROOM_BYTES // item):
+        for box in runs(tensor.shape, bulk_io.ROOM_BYTES // item):
             room = self._room[: box.size * item]
             self._read(tensor, box, room)
             yield room

@@ -16,6 +16,7 @@ from typing import Any
 
 import zmq
 
+from resilio_hpc.ckpt import shared_blocks
 from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import LaunchError, ResilioError, WireError
@@ -26,6 +27,7 @@ from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.agent_files import AgentFiles
 from resilio_hpc.launch.agent_settings import AGENT_FAILED, AGENT_LIVES, AgentSettings
 from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
+from resilio_hpc.launch.callers import Names
 from resilio_hpc.launch.controller_host import ControllerHost
 from resilio_hpc.launch.device_eviction import DeviceEviction
 from resilio_hpc.launch.identity import identify
@@ -88,8 +90,7 @@ class Agent(AgentFiles):
             self.notifier.take,
         )  # fmt: skip
         incarnation = secrets.token_hex(4)
-        self._name = f"{settings.node}/{incarnation}".encode()
-        self._calls = 0  # a connection's name is never used twice: a listener may not know yet that the last one died
+        self._names = Names(settings.node)
         self.snapshots = LocalSnapshots(self)
         self.devices = DeviceEviction(self)
         slots = self.devices.slots
@@ -230,6 +231,7 @@ class Agent(AgentFiles):
         else:
             leftovers.remove(self.local_dir)
         leftovers.remove(self.arena_dir)
+        shared_blocks.sweep()
         self.context.destroy(linger=200)
         return self.exit_code or 0
 
@@ -265,8 +267,7 @@ class Agent(AgentFiles):
     def follow(self, record: EpochRecord) -> None:
         """Connect to a controller."""
         self._hang_up()
-        self._calls += 1
-        self.caller = wire.call(self.context, self.keys, record.endpoint, self._name + b"/%d" % self._calls)
+        self.caller = wire.call(self.context, self.keys, record.endpoint, self._names.next())
         self.monitor = self.caller.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     def _hang_up(self) -> None:

@@ -1,13 +1,29 @@
 """On which connection to answer an agent: it hangs up and calls again, and what it said before may come afterwards.
 
-A connection is called ``node/incarnation/number``. Of those of one process the highest number is the newest: when a
-cable is plugged in again, TCP delivers what was said on connections that nobody listens to any more, and whatever is
-answered there is lost.
+A connection is called ``node/boot/nanoseconds``, after the moment at which it was opened. Of those of one boot the
+latest is the newest, whichever process opened it: when a cable is plugged in again, or after an agent was killed, TCP
+delivers what was said on connections that nobody listens to any more, and whatever is answered there is lost.
 """
 
 from __future__ import annotations
 
+import secrets
+import time
+
+from resilio_hpc.prolog_epilog.node import boot_id
+
 MAX_CALLERS = 25_000  # agents and orphans whom we could answer
+
+
+class Names:
+    """Names for one process's connections. None is used twice: a listener may not know yet that the last one died."""
+
+    def __init__(self, node: str) -> None:
+        self._boot = f"{node}/{boot_id() or secrets.token_hex(4)}".encode()
+
+    def next(self) -> bytes:
+        """Of a connection that is opened now."""
+        return b"%b/%d" % (self._boot, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
 
 class Callers:
@@ -35,7 +51,7 @@ def speaks_for(name: bytes, node: str) -> bool:
 
 
 def _is_older(name: bytes, known: bytes) -> bool:
-    process, _, number = name.rpartition(b"/")
-    known_process, _, known_number = known.rpartition(b"/")
-    numbered = number.isdigit() and known_number.isdigit()
-    return numbered and process == known_process and int(number) < int(known_number)
+    boot, _, opened = name.rpartition(b"/")
+    known_boot, _, known_opened = known.rpartition(b"/")
+    numbered = opened.isdigit() and known_opened.isdigit()
+    return numbered and boot == known_boot and int(opened) < int(known_opened)

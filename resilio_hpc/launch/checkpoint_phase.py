@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from resilio_hpc.launch.controller import Controller
 
 SETTLE_S = 10.0  # how long a round that must go back waits to hear whether the last commit was made after all
+AGAIN_S = 10.0  # how often what is not answered is ordered again
 CheckpointMessage = m.SnapshotWhole | m.Persisted | m.PersistFailed | m.Committed
 
 
@@ -26,6 +27,7 @@ class CheckpointPhase:
         self._unanswered: tuple[str, int] | None = None  # the node and step of the last order to commit
         self._asked = False  # the run directory, whether that was carried out
         self._settle_by = 0.0
+        self._next_again = 0.0
         self._goes_on_from: int | None = None  # the step that this round's ranks started from; None: not started
 
     @property
@@ -40,7 +42,9 @@ class CheckpointPhase:
 
     def awaits(self, step: int) -> int:
         """The step that is being made durable, or ``step`` where that will be: every member holds it. Else -1."""
-        return self._commits.in_flight if self._commits.in_flight >= 0 or self._commits.is_settled(step) else step
+        if self._commits.in_flight >= 0:
+            return self._commits.in_flight
+        return -1 if self._commits.is_settled(step) else step
 
     def learn(self, committed: Iterable[int] = (), bad_copies: Iterable[m.RestorePoint] = ()) -> None:
         """Committed steps and bad copies that others know of."""
@@ -62,14 +66,17 @@ class CheckpointPhase:
             for member in self._controller.members:
                 self._persist(self._commits.snapshot_whole(member.node, restore.step))
 
+    def tick(self) -> None:
+        """Order again what was not answered: whatever lost it, a round must not go on without commits."""
+        if self._controller.now() >= self._next_again:
+            self._order_persist(self._commits.unwritten)
+            self._order_commit()
+
     def order_again(self, node: str) -> None:
         """``node`` may have missed what it was told."""
-        controller, step = self._controller, self._commits.in_flight
-        if step >= 0:
-            for member in controller.members:
-                if member.node == node:
-                    self._order_persist(member, step)
-            if node == controller.members[0].node:
+        if self._commits.in_flight >= 0:
+            self._order_persist((node,))
+            if node == self._controller.members[0].node:
                 self._order_commit()
 
     def handle(self, message: CheckpointMessage) -> None:
@@ -104,6 +111,7 @@ class CheckpointPhase:
                 controller.epoch, controller.round, commits.in_flight, controller.world_size, commits.records
             )
             self._unanswered = (controller.members[0].node, order.step)
+            self._next_again = controller.now() + AGAIN_S
             controller.send(controller.members[0].node, order)
 
     def _committed(self, message: m.Committed) -> None:
@@ -138,13 +146,16 @@ class CheckpointPhase:
             controller.broadcast(m.StageReached(controller.epoch, step, "committed"))  # nobody shall wait for it
             step = self._commits.abandon(step)
         if step is not None:
-            for member in controller.members:
-                self._order_persist(member, step)
+            self._order_persist(self._commits.unwritten)
 
-    def _order_persist(self, member: m.Member, step: int) -> None:
-        controller = self._controller
-        order = m.Persist(controller.epoch, controller.round, step, copies.partner_of(member, controller))
-        controller.send(member.node, order)
+    def _order_persist(self, nodes: Collection[str]) -> None:
+        """Have ``nodes`` write their files of the step in flight."""
+        controller, step = self._controller, self._commits.in_flight
+        self._next_again = controller.now() + AGAIN_S
+        for member in controller.members:
+            if member.node in nodes:
+                partner = copies.partner_of(member, controller)
+                controller.send(member.node, m.Persist(controller.epoch, controller.round, step, partner))
 
     def past_told(self) -> None:
         """The run directory has told which steps are committed."""

@@ -109,6 +109,7 @@ class ChildLink:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel's hands, with a disk that hangs
+            self._process.wait(CLOSE_S)
         self._process = None
         self._unsent.clear()

@@ -48,6 +48,11 @@ class CommitTracker:
         self._records[node] = record
         return self.records
 
+    @property
+    def unwritten(self) -> frozenset[str]:
+        """The nodes whose files of the step in flight are not durable; empty while there is none."""
+        return self.nodes - self._records.keys() if self.in_flight >= 0 else frozenset()
+
     def is_settled(self, step: int) -> bool:
         """``step``, or a newer one, is durable or never will be."""
         return step <= max(self.committed, self._given_up)

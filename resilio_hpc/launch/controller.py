@@ -124,6 +124,8 @@ class Controller:
                 self.rounds.watch()
             elif self.phase == "running":
                 self.regrouping.part_with_leavers()
+            if self.phase in ("starting", "running"):
+                self.checkpoints.tick()
             self.stop.tick(self.now(), self.unix())
         return self._flush()
 

@@ -41,7 +41,7 @@ class NodeRanks:
         self._ranks_alive = False
         self._before: LocalRound | None = None  # the local ranks of the last round, once they are being stopped
         self._facts: dict[tuple[str, int], m.ToController] = {}
-        self._ordered: tuple[int, int, int, str] = (-1, -1, -1, "")  # (epoch, round, step, order) given to the saver
+        self._ordered: tuple[int, int, int, bool] = (-1, -1, -1, False)  # of the saver: epoch, round, step, to commit?
 
     # -- the controller's orders -------------------------------------------------------------------------------
 
@@ -163,8 +163,8 @@ class NodeRanks:
             self._ports.terminate_ranks()
 
     def _write(self, message: m.Persist | m.Commit, local: LocalRound) -> None:
-        order = (message.epoch, message.round, message.step, type(message).__name__)
-        if order == self._ordered:
+        order = (message.epoch, message.round, message.step, isinstance(message, m.Commit))
+        if order[:3] == self._ordered[:3] and order <= self._ordered:
             return  # repeated: its answer is on the way, or among the facts that are said again
         if isinstance(message, m.Commit) and self._ports.monotonic() > self._lease:
             # it lay here while we stood still: others may have gone on from an older step by now

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,15 +20,24 @@ from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.native import populate
 
 POOL = ThreadPoolExecutor(2)
-LARGE = 3 * BLOCK_BYTES + 12_345  # bytes: more than a thread takes in one go
+LARGE = 48 * BLOCK_BYTES + 12_345  # bytes: more than a thread takes in one go
 
 
 @pytest.fixture
 def shm() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
         yield Path(name)
+
+
+@pytest.fixture
+def huge(tmp_path: Path) -> Iterator[Path]:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "huge=within_size", "none", tmp_path], timeout=10).returncode:
+        pytest.skip("no tmpfs with huge pages can be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", "-l", tmp_path], check=True, timeout=10)
 
 
 def a_life(directory: Path) -> ArenaPair:
@@ -138,3 +149,30 @@ def test_what_is_not_held_or_lies_on_disk_is_not_mapped(shm: Path) -> None:
     arenas.map_held(3)
     arenas.map_held(4)
     assert len(arenas.memory(3)) == len(arenas.memory(4)) == 0
+
+
+def test_in_huge_pages_it_need_not_be_mapped_ahead(huge: Path) -> None:
+    path = save(a_life(huge), 3)
+    assert huge_kb(path) * 1024 > LARGE // 2
+    arenas = a_life(huge)
+    with arenas.memory(3) as memory:
+        assert len(memory) > LARGE
+    check(restored(arenas, 3), LARGE, 3)
+    save(arenas, 4)
+    check(restored(a_life(huge), 4), LARGE, 4)
+    with path.open("r+b") as file:
+        file.seek(LARGE // 2)
+        byte = file.read(1)
+        file.seek(LARGE // 2)
+        file.write(bytes([byte[0] ^ 16]))
+    with pytest.raises(CorruptCheckpoint, match="large does not match its checksum at byte"):
+        restored(a_life(huge), 3)
+
+
+def huge_kb(path: Path) -> int:
+    """How much of a file in memory can be mapped in huge pages."""
+    size = path.stat().st_size
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), size) as memory:
+        populate(memory)
+        maps = Path("/proc/self/smaps").read_text().split(str(path))[1]
+        return int(maps.split("ShmemPmdMapped:")[1].split()[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import bulk_io, records, slab_reader
+from resilio_hpc.ckpt import bulk_io, records, shared_blocks, slab_reader
 from resilio_hpc.ckpt.bulk_io import BoxSegment
 from resilio_hpc.ckpt.records import Extent, SlabRecord, Table, TensorRecord, read_table
+from resilio_hpc.ckpt.shared_blocks import SharedBlocks
 from resilio_hpc.ckpt.slab import Box
 from resilio_hpc.ckpt.slab_reader import Part, read_part, read_parts
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -51,18 +53,26 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def use_small_blocks(patch: pytest.MonkeyPatch) -> None:
-    for module in (records, slab_reader):
+    for module in (records, shared_blocks):
         patch.setattr(module, "BLOCK_BYTES", 4096)
+    patch.setattr(shared_blocks, "_SMALL_BYTES", 0)
 
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_any_box_of_any_shape_is_read_right(data: st.DataObject) -> None:
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ThreadPoolExecutor(2) as pool,
+        closing(SharedBlocks(f"test-{os.getpid()}")) as blocks,
+    ):
         use_small_blocks(patch)
+        shared = data.draw(st.sampled_from([None, blocks]))
         shape = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4)))
         item = data.draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
         direct = data.draw(st.sampled_from([True, False, None]))
+        local_rank = data.draw(st.integers(0, 70))
+        patch.setattr(slab_reader, "_SHARE_BYTES", data.draw(st.sampled_from([1, 8192, 64 << 20])))
         first = tuple(data.draw(st.integers(0, length - 1)) for length in shape)
         size = tuple(data.draw(st.integers(1, length - at)) for length, at in zip(shape, first, strict=True))
         room = tuple(length + data.draw(st.integers(0, 2)) for length in size)
@@ -73,7 +83,14 @@ def test_any_box_of_any_shape_is_read_right(data: st.DataObject) -> None:
         try:
             os.write(file, b"x" * 100 + whole.tobytes())
             memory = memoryview(target.reshape(-1).view("u1"))
-            read_parts(1, [Part(file, record_of(whole, 100), Box(first, size), memory, room, to)], direct, pool)
+            read_parts(
+                1,
+                [Part(file, record_of(whole, 100), Box(first, size), memory, room, to)],
+                direct,
+                pool,
+                local_rank,
+                shared,
+            )
         finally:
             os.close(file)
         expected = np.zeros(room, dtype=f"V{item}")
@@ -107,6 +124,36 @@ def test_only_the_blocks_that_are_touched_are_read_each_once(
     os.close(file)
     assert np.array_equal(target, cut(whole, box))
     assert asked == [5, 6, 7, 8, 9, 10]
+
+
+def test_neighbours_share_columns_and_the_edges_of_short_parts(
+    small_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = np.arange(64 * 256, dtype=np.float64).reshape(64, 256)  # two rows a block
+    asked: list[tuple[int, bool]] = []
+    read = slab_reader.bulk_io.read
+
+    def noted(fd: int, segments: Any, direct: bool) -> list[int]:
+        asked.extend((segment.offset // small_blocks, direct) for segment in segments)
+        return read(fd, segments, direct)
+
+    monkeypatch.setattr(slab_reader.bulk_io, "read", noted)
+    file = os.memfd_create("tensor")
+    os.write(file, whole.tobytes())
+
+    def found(box: Box) -> list[tuple[int, bool]]:
+        asked.clear()
+        target = np.zeros(box.shape)
+        part = Part(file, record_of(whole, 0), box, memoryview(target).cast("B"), box.shape, (0, 0))
+        with ThreadPoolExecutor(1) as pool:
+            read_parts(1, [part], None, pool)
+        assert np.array_equal(target, cut(whole, box))
+        return sorted(asked)
+
+    assert found(Box((1, 0), (6, 256))) == [(0, False), (1, True), (2, True), (3, False)]
+    assert found(Box((1, 0), (10, 256))) == [(number, True) for number in range(6)]
+    assert found(Box((0, 9), (10, 3))) == [(number, False) for number in range(5)]
+    os.close(file)
 
 
 @pytest.mark.parametrize("direct", [True, False])

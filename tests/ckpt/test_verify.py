@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt import catalogue, verify
+from resilio_hpc.ckpt import bulk_io, catalogue
 from resilio_hpc.ckpt.extents import gaps
 from resilio_hpc.ckpt.verify import Damage, verify_step
 
@@ -86,7 +86,7 @@ def test_more_blocks_than_there_is_room_for_are_read_in_turns(directory: Path, m
         for place in (at, at + 70_000, at + 119_999):
             file.seek(place)
             file.write(b"\xff")
-    monkeypatch.setattr(verify, "_ROOM_BYTES", 120_000)
+    monkeypatch.setattr(bulk_io, "ROOM_BYTES", 120_000)
     assert [damage.tensor for damage in found(directory)] == ["w"]
 
 

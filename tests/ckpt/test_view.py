@@ -60,7 +60,7 @@ def test_slabs_of_all_ranks_are_one_dataset(shape: tuple[int, ...], grid: tuple[
             assert json.loads(file[f"rank{number}/$tree"][()])["rank"] == number
             assert file[f"rank{number}/own"][...].tolist() == [number] * 3
         about = [file.attrs[name] for name in ("format", "version", "step", "world_size", "layout")]
-        assert about == ["resilio-checkpoint", 1, 1, len(states), "own"]
+        assert about == ["resilio-checkpoint", 2, 1, len(states), "own"]
         assert "reads NaN, or 0" in file.attrs["note"]
 
 

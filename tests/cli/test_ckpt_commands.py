@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt.records import seal
+from resilio_hpc.ckpt.records import VERSION, seal
 from resilio_hpc.cli.ckpt_common import size_text
 from resilio_hpc.cli.main import main
 
@@ -131,7 +131,7 @@ def test_a_manifest_that_is_garbage_or_too_new_is_damage(directory: Path, capsys
     for content, word in (
         (b"garbage", "cannot be read"),
         (seal(b"{}"), "cannot be read"),
-        (path.read_bytes().replace(b'"version":1', b'"version":9'), "upgrade"),
+        (path.read_bytes().replace(f'"version":{VERSION}'.encode(), b'"version":9'), "upgrade"),
     ):
         path.write_bytes(content)
         code, out, _ = call(capsys, "verify", directory)

@@ -132,3 +132,47 @@ def test_what_is_settled() -> None:
     assert not commits.is_settled(5)
     commits.commit(7)
     assert commits.is_settled(6)
+
+
+@pytest.mark.parametrize(("node", "kind"), [("n1", m.Persist), ("n2", m.Persist), ("n1", m.Commit)])
+def test_an_order_that_is_lost_is_given_again(node: str, kind: type[m.ToAgent]) -> None:
+    world = World(nodes=2, script=Script(steps=20))
+    world.until_step(5)
+    agent, lost = world.agents[node], []
+    hear = agent._hear
+
+    def deaf(message: m.ToAgent) -> None:
+        if isinstance(message, kind) and not lost:
+            lost.append(message)
+        else:
+            hear(message)
+
+    agent._hear = deaf  # type: ignore[method-assign]
+    verdict = world.until_over()
+    assert lost
+    assert (verdict["verdict"], verdict["committed"]) == ("completed", 20)
+    assert len(world.starts) == 1
+
+
+def test_files_are_not_written_anew_by_an_order_that_comes_after_that_to_commit() -> None:
+    world = World(nodes=2, script=Script(steps=20))
+    world.until_step(5)
+    agent = world.agents["n1"]
+    hear, persist = agent._hear, agent.persist
+    orders: list[m.ToAgent] = []
+    written: list[int] = []
+
+    def twice(message: m.ToAgent) -> None:
+        hear(message)
+        if isinstance(message, m.Persist | m.Commit):
+            orders.append(message)
+            hear(orders[-2] if isinstance(message, m.Commit) else message)
+
+    def write(message: m.Persist, member: m.Member, world_size: int) -> None:
+        written.append(message.step)
+        persist(message, member, world_size)
+
+    agent._hear = twice  # type: ignore[method-assign]
+    agent.persist = write  # type: ignore[method-assign]
+    assert world.until_over()["committed"] == 20
+    assert written == [10, 20]

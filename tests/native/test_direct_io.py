@@ -228,6 +228,12 @@ def bad_calls(memory: mmap.mmap) -> Iterator[tuple[str, tuple[object, ...]]]:
     yield "read_cached", (0, [(5, bytearray(3), 0), (7, bytearray(3), 0)], PAGE)
     yield "read_cached", (0, [(5, b"read-only", 0)], PAGE)
     yield "read_cached", (0, [], 100)
+    yield "copy_segments", (memory, [(5, bytearray(3), 0), (7, bytearray(3), 0)])
+    yield "copy_segments", (memory, [(-1, bytearray(3), 0)])
+    yield "copy_segments", (memory, [(5, b"read-only", 0)])
+    yield "copy_segments", (0, [])
+    for offset in (SIZE - 2, SIZE, 10 * SIZE, 1 << 60):
+        yield "copy_segments", (memory, [(0, bytearray(3), 0), (offset, bytearray(3), 0)])
 
 
 def test_what_makes_no_sense_is_refused(memory: mmap.mmap) -> None:
@@ -270,3 +276,15 @@ def test_a_process_that_is_killed_in_the_middle_leaves_nothing_that_hangs(tmp_pa
     process.send_signal(signal.SIGKILL)
     assert process.wait(20) == -signal.SIGKILL
     process.stdout.close()
+
+
+def test_what_the_kernel_never_takes_up_is_taken_back_and_done_by_hand() -> None:
+    """An empty pipe in its place, which nobody will ever fill; by hand it is refused, since it has no places."""
+    read, write = os.pipe()
+    began = time.monotonic()
+    with pytest.raises(OSError) as caught:
+        direct_io.read(read, [(0, memoryview(bytearray(5 * PAGE)), 0)], 4, PAGE, True)
+    assert caught.value.errno == errno.ESPIPE
+    assert time.monotonic() - began > 1  # it was in the kernel's hands
+    os.close(read)
+    os.close(write)

@@ -46,6 +46,18 @@ def test_hardware_and_portable_agree_and_the_copy_is_exact(size: int, offset: in
     assert target[offset + size :] == b"\xaa" * 16
 
 
+@pytest.mark.parametrize("ahead", [0, 16, 32, 64, 112, 128, 4080])
+def test_a_copy_is_exact_wherever_in_its_page_the_target_lies(ahead: int) -> None:
+    size = 300_001
+    with mmap.mmap(-1, 2 << 20) as source, mmap.mmap(-1, 2 << 20) as target:
+        source[:size] = os.urandom(size)
+        with memoryview(source) as view, memoryview(target) as room:
+            crc = native.copy_crc32c(room[ahead : ahead + size], view[:size])
+        assert crc == native.crc32c_portable(source[:size])
+        assert target[ahead : ahead + size] == source[:size]
+        assert not any(target[:ahead]) and not any(target[ahead + size :])
+
+
 @given(st.binary(max_size=5000), st.integers(0, 5000))
 def test_a_checksum_continues_where_another_ended(data: bytes, cut: int) -> None:
     assert native.crc32c(data[cut:], native.crc32c(data[:cut])) == native.crc32c(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -61,24 +62,21 @@ def states_of(cluster: DevCluster) -> dict[str, NodeState]:
             time.sleep(0.5)
 
 
+def in_service(cluster: DevCluster) -> bool:
+    """Whether every node takes jobs; those that do not are asked back."""
+    states = states_of(cluster)
+    away = [name for name, state in states.items() if state.drain or state.base == "DOWN"]
+    if away:
+        with contextlib.suppress(SlurmError):  # such as have not registered again with a slurmctld that was killed
+            client(cluster).resume(away)
+    return not away and all(state.base in ("IDLE", "MIXED", "ALLOCATED") for state in states.values())
+
+
 @pytest.fixture(autouse=True)
 def all_in_service(cluster: DevCluster) -> Iterator[None]:
     yield
     deadline = time.monotonic() + 60.0
-    while True:
-        states = states_of(cluster)
-        away = [name for name, state in states.items() if state.drain or state.base == "DOWN"]
-        try:
-            if away:
-                client(cluster).resume(away)
-        except SlurmError:  # nodes are in states of no use until they have registered with a slurmctld that was killed
-            if time.monotonic() > deadline:
-                raise
-        else:
-            if away or all(state.base in ("IDLE", "MIXED", "ALLOCATED") for state in states.values()):
-                break
-        if time.monotonic() > deadline:
-            break
+    while not in_service(cluster) and time.monotonic() < deadline:
         time.sleep(0.5)
     repair(cluster)
 

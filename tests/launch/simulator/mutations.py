@@ -60,6 +60,7 @@ def orders_are_said_once(patch: Patch) -> None:
     """To the connection that was heard last, though nobody may listen there any more."""
     patch.setattr(callers, "_is_older", lambda name, known: False)
     patch.setattr(Rounds, "_say_again", lambda self: None)
+    patch.setattr(CheckpointPhase, "tick", lambda self: None)
 
 
 def half_is_enough(patch: Patch) -> None:
@@ -190,6 +191,7 @@ def orders_come_in_order(patch: Patch) -> None:
         del checkpoints.order_again
 
     patch.setattr(Rounds, "started", started)
+    patch.setattr(CheckpointPhase, "tick", lambda self: None)
 
 
 ALL: tuple[Callable[[Patch], None], ...] = (

@@ -36,7 +36,6 @@ class VirtualAgent(Process):
         self.site = site
         self.stores: set[int] = set()  # ports
         self.connection: Connection | None = None  # to the controller that we follow
-        self.calls = 0
         self.port = world.port(site)
         self.endpoint = f"{self.node}:{self.port}"
         self.host = VirtualHost(world, self)
@@ -146,8 +145,8 @@ class VirtualAgent(Process):
 
     def next_name(self) -> bytes:
         """Of another connection, as the real agent calls it."""
-        self.calls += 1
-        return f"{self.node}/{self.incarnation}/{self.calls}".encode()
+        self.site.calls += 1
+        return f"{self.node}/boot/{self.site.calls}".encode()
 
     # -- ports -------------------------------------------------------------------------------------------------
 

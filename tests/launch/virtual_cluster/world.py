@@ -44,6 +44,7 @@ class Site:
     clock: tuple[float, float] = (0.0, 1.0)  # the monotonic one: where it began, how fast it goes
     unix_offset_s: float = 0.0
     incarnations: int = 0
+    calls: int = 0  # of all of them
     kept: m.RoundState | None = None
     ballot: Ballot | None = None
     memory: dict[tuple[int, int], Snapshot] = field(default_factory=dict)  # (rank, step)

@@ -1,0 +1,92 @@
+"""Work on a node's own disk, which may stop answering: in a thread of its own, which can be left behind.
+
+Nothing ends a thread that waits in the kernel. Whoever needs what it was to do goes another way; should the disk come
+back, the thread ends by itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from resilio_hpc.ckpt.arena import PAGE
+
+PATIENCE_S = 30.0
+"""Of a save: a disk that moved nothing for so long hangs. Linux gives up on an NVMe command after 30 s by itself."""
+ANSWER_S = 10.0
+"""For something small."""
+_LEAST_CPU_S = 1.0  # more than a process needs that only waits
+_COUNTERS = frozenset({"wchar", "read_bytes", "write_bytes"})  # rchar grows by reading them
+
+Result = TypeVar("Result")
+
+
+def begin(act: Callable[[], Result]) -> Future[Result]:
+    """Have a thread do it that keeps no process from ending."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(act())
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="resilio-disk", daemon=True).start()
+    return future
+
+
+def in_time(act: Callable[[], Result], patience_s: float) -> Result:
+    """What ``act`` returns or raises; TimeoutError (an OSError) where it takes longer than that."""
+    future = begin(act)
+    wait([future], patience_s)
+    if not future.done():
+        raise no_answer(patience_s)
+    return future.result()
+
+
+def no_answer(patience_s: float) -> TimeoutError:
+    """The error for a disk that does not answer."""
+    return TimeoutError(errno.ETIMEDOUT, f"it has not answered for {patience_s:g} s")
+
+
+def read_page(path: Path) -> None:
+    """Read the first page of a file, from the device where the page cache can be passed by. Raises OSError."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(path, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        fd = os.open(path, flags)
+    try:
+        os.preadv(fd, [mmap.mmap(-1, PAGE)], 0)
+    finally:
+        os.close(fd)
+
+
+class Activity(NamedTuple):
+    """What this process has done so far: its counters in /proc/self/io, None where there are none, and its CPU time."""
+
+    counters: tuple[str, ...] | None
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> Activity:
+        """Of all its threads, and of what io_uring does for it."""
+        try:
+            lines = Path("/proc/self/io").read_text().splitlines()
+        except OSError:
+            return cls(None, time.process_time())
+        return cls(tuple(line for line in lines if line.partition(":")[0] in _COUNTERS), time.process_time())
+
+    def has_stopped(self, since: Activity) -> bool:
+        """Has nothing been read or written ``since`` then, nor computed (which the allocation of memory is)?"""
+        is_known = self.counters is not None and since.counters is not None
+        return is_known and self.counters == since.counters and self.cpu_s - since.cpu_s < _LEAST_CPU_S

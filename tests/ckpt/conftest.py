@@ -1,0 +1,40 @@
+"""Rings in memory, and a file whose blocks are read through them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ring_readers import CONTENT
+
+from resilio_hpc.ckpt import shared_blocks
+
+
+@pytest.fixture
+def rings() -> Iterator[Path]:
+    """A directory in memory for rings; nothing is left in it."""
+    directory = Path(f"/dev/shm/test-rings-{os.getpid()}")
+    directory.mkdir(mode=0o700)
+    try:
+        yield directory
+        assert list(directory.iterdir()) == []
+    finally:
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+
+
+@pytest.fixture
+def file(disk_path: Path) -> Iterator[int]:
+    (disk_path / "shard").write_bytes(CONTENT)
+    fd = os.open(disk_path / "shard", os.O_RDWR)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_blocks, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(shared_blocks, "_LOCK_PATIENCE_S", 0.2)

@@ -1,0 +1,165 @@
+"""The ring that processes of a node read common blocks through: each once, and as written."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ring_readers import BLOCK, CONTENT, count_reads, is_right, together, wanted
+
+from resilio_hpc.ckpt import bulk_io, shared_blocks
+from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment
+from resilio_hpc.ckpt.shared_blocks import SharedBlocks
+from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.native import crc32c
+
+
+def test_who_reads_the_same_reads_it_once(rings: Path, file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = count_reads(monkeypatch)
+    blocks = [SharedBlocks("x", rings) for _ in range(4)]
+    found = [wanted() for _ in blocks]
+    results: list[list[int]] = []
+
+    def act(one: SharedBlocks, segments: list[Segment]) -> None:
+        for share in range(0, 24, 8):
+            results.append(one.read(file, segments[share : share + 8]))
+
+    together(
+        *(lambda one=one, segments=segments: act(one, segments) for one, segments in zip(blocks, found, strict=True))
+    )
+    assert all(map(is_right, found))
+    assert results == [[]] * 12
+    assert sum(sizes) == 24 * BLOCK
+    assert len(sizes) <= 12  # neighbours in one go
+    for one in blocks:
+        one.close()
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_whoever_wants_what_in_a_small_ring_gets_it(data: st.DataObject) -> None:
+    directory = Path(f"/dev/shm/test-rings-small-{os.getpid()}")
+    file = os.memfd_create("shard")
+    os.write(file, CONTENT)
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        directory.mkdir(mode=0o700)
+        stack.callback(directory.rmdir)
+        stack.callback(os.close, file)
+        patch.setattr(shared_blocks, "SLOTS", data.draw(st.integers(1, 6)))
+        sets = data.draw(st.lists(st.sets(st.integers(0, 22), min_size=1), min_size=1, max_size=4))
+        shift = data.draw(st.sampled_from([0, 100, 4096, 70_000]))
+        blocks = [stack.enter_context(closing(SharedBlocks("x", directory))) for _ in sets]
+        found = [wanted(sorted(numbers), shift) for numbers in sets]
+        results: list[list[int]] = []
+        together(
+            *(
+                lambda one=one, segments=segments: results.append(one.read(file, segments))
+                for one, segments in zip(blocks, found, strict=True)
+            )
+        )
+        assert results == [[]] * len(sets)
+        assert all(map(is_right, found))
+
+
+def test_boxes_and_small_blocks_go_to_their_places(rings: Path, file: int) -> None:
+    rows = np.frombuffer(CONTENT[:BLOCK], dtype=np.uint8).reshape(1024, 1024)
+    target: Any = np.zeros((1024, 16), dtype=np.uint8)
+    box = BoxSegment(
+        0, memoryview(target).cast("B"), crc32c(CONTENT[:BLOCK]), BLOCK, 0, (8, 0, 16, ((1024, 1024, 16),))
+    )
+    small = Segment(BLOCK + 5, memoryview(bytearray(100)), crc32c(CONTENT[BLOCK + 5 :][:100]))
+    with closing(SharedBlocks("x", rings)) as one:
+        assert one.read(file, [box, small, *wanted([2])]) == []
+        assert one.read(file, []) == []
+    assert np.array_equal(target, rows[:, 8:24])
+    assert bytes(small.target) == CONTENT[BLOCK + 5 :][:100]
+
+
+def test_flipped_bits_and_short_files_are_told(rings: Path, file: int) -> None:
+    os.pwrite(file, bytes([CONTENT[3 * BLOCK] ^ 1]), 3 * BLOCK)
+    os.pwrite(file, bytes([CONTENT[9 * BLOCK - 1] ^ 128]), 9 * BLOCK - 1)
+    with closing(SharedBlocks("x", rings)) as one:
+        small = Segment(3 * BLOCK, memoryview(bytearray(10)), crc32c(CONTENT[3 * BLOCK :][:10]))
+        found = wanted(range(20))
+        assert one.read(file, found) == [3, 8]
+        assert is_right([one for at, one in enumerate(found) if at not in (3, 8)])
+        assert one.read(file, [small]) == [0]
+        os.truncate(file, 23 * BLOCK + 100)
+        with pytest.raises(OSError) as caught:
+            one.read(file, wanted([21, 22, 23]))
+        assert caught.value.errno == errno.ENODATA
+
+
+def test_tensors_that_share_bytes_are_refused(rings: Path, file: int) -> None:
+    with closing(SharedBlocks("x", rings)) as one, pytest.raises(CorruptCheckpoint, match="share bytes"):
+        one.read(file, [*wanted([2]), *wanted([2])])
+
+
+def test_a_device_that_fails_is_an_error(rings: Path, file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> int:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "preadv", broken)
+    found = wanted()
+    with closing(SharedBlocks("x", rings)) as one:
+        assert one.read(file, found) == []  # the other way works
+        assert is_right(found)
+        monkeypatch.setattr(bulk_io, "read", broken)
+        with pytest.raises(OSError, match="input/output error"):
+            one.read(file, wanted([5, 6]))
+        monkeypatch.undo()
+        assert one.read(file, wanted()) == []
+
+
+def test_where_no_ring_can_be_had_the_page_cache_serves(
+    rings: Path, file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    path = rings / f"resilio-blocks-{os.geteuid()}-x"
+
+    def read_it() -> None:
+        found = wanted()
+        with closing(SharedBlocks("x", rings)) as one:
+            assert one.read(file, found) == []
+            assert one._ring is None
+        assert is_right(found)
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    read_it()
+    assert not path.exists()
+    monkeypatch.undo()
+    path.symlink_to("/dev/null")
+    read_it()
+    path.unlink()
+    with path.open("w") as used:  # and not swept
+        fcntl.flock(used, fcntl.LOCK_SH)
+        path.chmod(0o666)  # others could write there
+        read_it()
+        path.unlink()
+    path.mkdir()
+    read_it()
+    path.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a file of another user")
+def test_what_somebody_else_put_there_is_neither_used_nor_removed(rings: Path, file: int) -> None:
+    path = rings / f"resilio-blocks-{os.geteuid()}-x"
+    path.touch(0o600)
+    os.chown(path, 65534, 65534)
+    found = wanted()
+    with closing(SharedBlocks("x", rings)) as one:
+        assert one.read(file, found) == []
+        assert one._ring is None
+    assert is_right(found)
+    assert path.stat().st_size == 0
+    path.unlink()

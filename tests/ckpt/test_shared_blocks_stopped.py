@@ -1,0 +1,240 @@
+"""The ring of common blocks while its readers stop, die or lag: the others read on, and what they read is right."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ring_readers import BLOCK, is_right, reader, wanted
+
+from resilio_hpc.ckpt import shared_blocks
+from resilio_hpc.ckpt.shared_blocks import SharedBlocks, sweep
+from resilio_hpc.native import direct_io
+
+
+def test_processes_are_right_while_others_are_killed_and_stopped(rings: Path, file: int, disk_path: Path) -> None:
+    victims = [reader(rings, disk_path, "claim") for _ in range(2)]
+    for victim in victims:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "reads\n"
+    victims += [reader(rings, disk_path) for _ in range(2)]
+    good = [reader(rings, disk_path) for _ in range(2)]
+    time.sleep(0.3)
+    victims[0].kill()
+    victims[1].send_signal(signal.SIGSTOP)
+    victims[2].kill()
+    victims[3].send_signal(signal.SIGSTOP)
+    try:
+        for process in good:
+            assert process.communicate(timeout=60)[0] == "done\n"
+        assert len(list(rings.iterdir())) == 1  # the stopped ones have it
+    finally:
+        for victim in victims:
+            victim.kill()
+            victim.communicate()
+    sweep(rings)
+
+
+def test_a_block_that_is_there_just_after_the_look_is_not_waited_for(
+    rings: Path, file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_blocks, "_PATIENCE_S", 20.0)
+    with closing(SharedBlocks("x", rings)) as one, closing(SharedBlocks("x", rings)) as other:
+        assert [one.read(file, wanted([5])), other.read(file, wanted([5]))] == [[], []]
+        ring, reader = one._ring, other._ring
+        assert ring is not None
+        assert reader is not None
+        segments, status = wanted([0]), os.fstat(file)
+        keys = {0: (status.st_dev, status.st_ino, 0, segments[0].crc32c)}
+        _, mine, _ = ring._look(keys)
+        look = reader._look
+
+        def slow(sought: Any) -> Any:
+            found = look(sought)
+            if mine:
+                ring._fill(file, mine, keys, segments)
+                mine.clear()
+            return found
+
+        monkeypatch.setattr(reader, "_look", slow)
+        found, began = wanted([0]), time.monotonic()
+        assert other.read(file, found) == []
+        assert time.monotonic() - began < 10
+        assert is_right(found)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_slot_of_a_reader_who_stopped_is_not_used_again(
+    rings: Path, file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(SharedBlocks("x", rings)) as stopped, closing(SharedBlocks("x", rings)) as other:
+        mine = wanted()
+        goes_on = threading.Event()
+        preadv = os.preadv
+
+        def slow(fd: int, rooms: Any, offset: int) -> int:
+            if threading.current_thread() is thread and not goes_on.is_set():
+                goes_on.wait(30)
+            return preadv(fd, rooms, offset)
+
+        monkeypatch.setattr(os, "preadv", slow)
+        thread = threading.Thread(target=lambda: stopped.read(file, mine))
+        thread.start()
+        while stopped._ring is None or not stopped._ring._changes():
+            time.sleep(0.01)
+        for shift in range(0, 5 * 4096, 4096):  # round the ring
+            first = wanted(range(20), shift)
+            assert other.read(file, first) == []
+            assert is_right(first)
+        assert other._ring is not None
+        claimed = [slot for slot in range(shared_blocks.SLOTS) if other._ring._entry(slot).claimed]
+        assert len(claimed) == 4  # of the one that stands still
+        goes_on.set()
+        thread.join(30)
+        assert is_right(mine)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_when_all_slots_are_with_readers_who_stopped_all_is_read_from_the_file(rings: Path, file: int) -> None:
+    with closing(SharedBlocks("x", rings)) as one:
+        assert one.read(file, wanted()) == []
+        assert one._ring is not None
+        for slot in range(shared_blocks.SLOTS):
+            one._ring._claim(shared_blocks._Claim(slot, slot), 1, (1, 1, slot, 0))
+        found = wanted()
+        assert one.read(file, found) == []
+        assert is_right(found)
+
+
+def test_a_slot_that_got_another_block_while_it_was_copied_does_not_count(
+    rings: Path, file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(SharedBlocks("x", rings)) as one, closing(SharedBlocks("x", rings)) as other:
+        assert one.read(file, wanted()) == []
+        copy = direct_io.copy_segments
+        raced: list[int] = []
+
+        class Racing:
+            @staticmethod
+            def copy_segments(memory: memoryview, segments: Any) -> None:
+                if not raced:  # all slots get other blocks, then it copies
+                    raced.append(1)
+                    assert other.read(file, wanted(range(20), 4096 * 7)) == []
+                    for slot in range(shared_blocks.SLOTS):
+                        start = shared_blocks._TABLE_BYTES + slot * BLOCK
+                        one._ring._memory[start : start + BLOCK] = bytes(BLOCK)  # type: ignore[union-attr]
+                        claim = shared_blocks._Claim(slot, slot + 5)
+                        one._ring._claim(claim, 1, (1, 1, slot, 0))  # type: ignore[union-attr]
+                        one._ring._release(claim, True)  # type: ignore[union-attr]
+                copy(memory, segments)
+
+        monkeypatch.setattr(shared_blocks, "direct_io", Racing)
+        found = wanted()
+        assert one.read(file, found) == []
+        assert raced
+        assert is_right(found)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_table_that_somebody_holds_is_not_waited_for_long(rings: Path, file: int) -> None:
+    with closing(SharedBlocks("x", rings)) as one:
+        assert one.read(file, wanted([0])) == []
+        holder = os.open(next(rings.iterdir()), os.O_RDWR)
+        shared_blocks._lock_table(holder, fcntl.F_WRLCK)
+        found = wanted()
+        began = time.monotonic()
+        assert one.read(file, found) == []
+        assert time.monotonic() - began < 5
+        assert is_right(found)
+        os.close(holder)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_table_of_another_time_is_not_waited_for_for_ever(rings: Path, file: int) -> None:
+    """As of a process with a clock of its own (time namespaces), or garbage."""
+    with closing(SharedBlocks("x", rings)) as one:
+        assert one.read(file, wanted([0])) == []
+        assert one._ring is not None
+        for slot in range(shared_blocks.SLOTS):
+            one._ring._claim(shared_blocks._Claim(slot, 1), 1 << 63, (1, 1, slot, 0))
+        found = wanted()
+        assert one.read(file, found) == []
+        assert is_right(found)
+
+
+class Killed(BaseException):
+    """In the place of SIGKILL."""
+
+
+class Torn:
+    """A struct whose writer is killed after some words."""
+
+    def __init__(self, whole: struct.Struct, left: int) -> None:
+        self.size, self.unpack_from = whole.size, whole.unpack_from
+        self._left = left
+
+    def pack_into(self, memory: Any, at: int, *words: int) -> None:
+        for number, word in enumerate(words):
+            if self._left == 0:
+                raise Killed
+            struct.pack_into("=Q", memory, at + 8 * number, word)
+            self._left -= 1
+
+
+@pytest.mark.parametrize("words", range(6))
+def test_who_is_killed_while_he_changes_an_entry_leaves_no_block_that_counts(
+    rings: Path, file: int, monkeypatch: pytest.MonkeyPatch, words: int
+) -> None:
+    with closing(SharedBlocks("x", rings)) as one:
+        assert one.read(file, wanted([0])) == []
+        ring = one._ring
+        assert ring is not None
+        before = ring._entry(0)
+        assert (before.claimed, before.key[2:]) == (0, (0, wanted([0])[0].crc32c))
+        claim = shared_blocks._Claim(0, 77)
+
+        def torn(act: Callable[[], None]) -> shared_blocks._Entry:
+            for name in ("_ENTRY", "_KEY", "_CLAIMED"):
+                monkeypatch.setattr(shared_blocks, name, Torn(getattr(shared_blocks, name), words))
+            with suppress(Killed):
+                act()
+            monkeypatch.undo()
+            return ring._entry(0)
+
+        after = torn(lambda: ring._claim(claim, 5, (6, 6, 6, 6)))
+        assert after == before if words == 0 else after.claimed
+        ring._claim(claim, 5, (6, 6, 6, 6))
+        after = torn(lambda: ring._release(claim, False))  # it could not be read
+        assert after.claimed or after.key == (0, 0, 0, 0)
+
+
+def test_the_last_one_removes_the_ring_and_what_killed_ones_left_is_swept(
+    rings: Path, file: int, disk_path: Path
+) -> None:
+    path = rings / f"resilio-blocks-{os.geteuid()}-x"
+    one, other = SharedBlocks("x", rings), SharedBlocks("x", rings)
+    for blocks in (one, other):
+        assert blocks.read(file, wanted()) == []
+    one.close()
+    sweep(rings)
+    assert path.stat().st_mode & 0o777 == 0o600
+    other.close()
+    assert not path.exists()
+    killed = reader(rings, disk_path, "claim")
+    assert killed.stdout is not None
+    killed.stdout.readline()
+    killed.kill()
+    killed.communicate()
+    assert path.exists()
+    with closing(SharedBlocks("another step", rings)) as later:
+        assert later.read(file, wanted([0])) == []
+        assert not path.exists()
