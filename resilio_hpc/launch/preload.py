@@ -15,7 +15,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from resilio_hpc.launch import gloo_groups, process_tree
+from resilio_hpc.core import gloo_groups
+from resilio_hpc.launch import process_tree
 
 TORCH_MODULES = (
     "torch",

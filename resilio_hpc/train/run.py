@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from resilio_hpc.ckpt import agent_link
 from resilio_hpc.ckpt.coordinator import Place
+from resilio_hpc.core import gloo_groups
 from resilio_hpc.core.rank_link import Finished, StopAt, StopConfirmed, Stopped
 from resilio_hpc.train.agreed_stop import AgreedStop
 
@@ -111,8 +112,10 @@ def attach() -> Run:
     """Connect to the launcher that started this rank. Harmless, and all there is to it, without one.
 
     Under the launcher SIGTERM is left to the agent, which makes an agreed stop of it; a script's own handler stays.
-    Reads torchrun's environment (a lone process is rank 0 of 1). Further calls return the same Run.
+    Reads torchrun's environment (a lone process is rank 0 of 1). Further calls return the same Run. Gloo's process
+    groups live from now on as long as the process, since torch 2.13 can deadlock where one is destroyed.
     """
+    gloo_groups.keep_alive()
     if not _attached:
         _attached.append(_attach(os.environ))
     return _attached[0]

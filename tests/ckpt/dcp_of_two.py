@@ -16,6 +16,8 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.fsdp import fully_shard
 
+from resilio_hpc.core.gloo_groups import keep_alive
+
 
 def live(rank: int, directory: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2)
@@ -36,6 +38,7 @@ def live(rank: int, directory: Path) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    keep_alive()
     child = os.fork()
     live(1 if child == 0 else 0, Path(sys.argv[1]))
     if child:

@@ -25,6 +25,7 @@ from resilio_hpc.ckpt import Checkpointer, catalogue, coordinator
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.view import write_view
+from resilio_hpc.core.gloo_groups import keep_alive
 
 RANKS = 4
 
@@ -183,6 +184,7 @@ def main(rank: int, directory: Path) -> None:
 def in_processes(run: Callable[[int, Path], None], directory: Path, ranks: int = RANKS) -> int:
     """Call ``run`` with each rank in a process of its own; 1 if any of them failed."""
     torch.set_num_threads(1)
+    keep_alive()
     children = []
     for number in range(ranks):
         child = os.fork()

@@ -14,6 +14,8 @@ import traceback
 
 import torch._dynamo  # which the first optimizer of every rank would import
 
+from resilio_hpc.core.gloo_groups import keep_alive
+
 RANKS = 2
 
 
@@ -43,6 +45,7 @@ def rank_process(rank: int, port: int, argv: list[str]) -> int:
 
 
 def main() -> None:
+    keep_alive()  # the scripts are plain ones
     torch.set_num_threads(1)
     for argv in json.loads(sys.argv[1]):
         port = free_port()

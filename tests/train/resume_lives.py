@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from resilio_hpc.launch.gloo_groups import keep_alive
+from resilio_hpc.core.gloo_groups import keep_alive
 from resilio_hpc.train import warm_up_ddp
 
 RANKS, STEPS, STOP_AT = 4, 6, 3

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from resilio_hpc.launch.gloo_groups import keep_alive
+from resilio_hpc.core.gloo_groups import keep_alive
 
 RANKS, LIMIT_S = 4, 20.0
 

@@ -16,7 +16,10 @@ from typing import Any
 
 
 def keep_alive() -> None:
-    """From now on gloo process groups live as long as their process. Does nothing where torch is not imported."""
+    """Gloo process groups, those made already and those to come, live as long as their process.
+
+    Does nothing where torch is not imported, and nothing further when called again.
+    """
     module = sys.modules.get("torch.distributed.distributed_c10d")
     create = getattr(module, "_new_process_group_helper", None)
     if create is None or hasattr(create, "__wrapped__"):
@@ -25,10 +28,14 @@ def keep_alive() -> None:
     @functools.wraps(create)
     def create_and_keep(*arguments: Any, **options: Any) -> Any:
         made = create(*arguments, **options)
-        backend = options.get("backend", arguments[3] if len(arguments) > 3 else "")
-        group = made[0] if isinstance(made, tuple) else made
-        if "gloo" in str(backend).lower() or str(backend).lower() == "undefined":
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        _keep(made[0] if isinstance(made, tuple) else made, options.get("backend", (*arguments, *[""] * 4)[3]))
         return made
 
-    setattr(module, "_new_process_group_helper", create_and_keep)  # noqa: B010 - mypy knows no such attribute
+    for group, (backend, _) in module._world.pg_map.items():  # type: ignore[union-attr]  # mypy knows no such attribute
+        _keep(group, backend)
+    setattr(module, "_new_process_group_helper", create_and_keep)  # noqa: B010 - nor this one
+
+
+def _keep(group: object, backend: object) -> None:
+    if "gloo" in str(backend).lower() or str(backend).lower() == "undefined":
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
