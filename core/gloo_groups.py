@@ -11,8 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.machinery
 import sys
+import types
+from collections.abc import Sequence
 from typing import Any
+
+MODULE = "torch.distributed.distributed_c10d"
 
 
 def keep_alive() -> None:
@@ -20,7 +25,7 @@ def keep_alive() -> None:
 
     Does nothing where torch is not imported, and nothing further when called again.
     """
-    module = sys.modules.get("torch.distributed.distributed_c10d")
+    module = sys.modules.get(MODULE)
     create = getattr(module, "_new_process_group_helper", None)
     if create is None or hasattr(create, "__wrapped__"):
         return
@@ -39,3 +44,29 @@ def keep_alive() -> None:
 def _keep(group: object, backend: object) -> None:
     if "gloo" in str(backend).lower() or str(backend).lower() == "undefined":
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def keep_alive_when_imported() -> None:
+    """``keep_alive()`` as soon as this process imports torch's collectives, if it ever does."""
+    sys.meta_path.insert(0, _OnImport())
+
+
+class _OnImport:
+    """Finds torch's module as usual, once, and calls ``keep_alive()`` when it has been executed."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_keep(module: types.ModuleType) -> None:
+                execute(module)
+                keep_alive()
+
+            spec.loader.exec_module = execute_and_keep  # type: ignore[method-assign]
+        return spec

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.machinery
+import importlib.util
 import io
 import os
 import runpy
@@ -142,7 +143,19 @@ def _record(error: BaseException) -> None:
         print(f"cannot write the error file {path}: {failure}", file=sys.stderr)
 
 
+def _let_gloo_end() -> None:
+    """By the file's path: ours may not be among the modules of the script's Python, and shall not become one."""
+    spec = importlib.util.spec_from_file_location(
+        "_resilio_gloo", Path(__file__).parents[1] / "core" / "gloo_groups.py"
+    )
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.keep_alive_when_imported()
+
+
 if __name__ == "__main__":
+    _let_gloo_end()
     if not sys.flags.safe_path:
         del sys.path[0]  # this file's own directory
     run(sys.argv[1], sys.argv[2:])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from resilio_hpc.core import gloo_groups
 from resilio_hpc.core.process import run
+from resilio_hpc.launch import rank_main
 
 LIVES = 25
 
@@ -36,6 +37,20 @@ dist.destroy_process_group()
 """
     done = run([sys.executable, "-c", program, str(tmp_path / "store")], timeout_s=60.0)
     assert done.stdout.split() == ["1", "0"], "one reference, never given back"
+
+
+def test_a_rank_that_is_executed_anew_keeps_them_without_a_word_of_ours(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text("""
+import sys
+finders = len(sys.meta_path)
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+print(hasattr(c10d._new_process_group_helper, "__wrapped__"))
+print(finders - len(sys.meta_path), "resilio_hpc" in sys.modules)
+""")
+    done = run([sys.executable, "-u", rank_main.__file__, "script", str(script)], timeout_s=60.0)
+    assert done.stdout.split() == ["True", "1", "False"]
 
 
 def test_it_is_put_in_place_once() -> None:
