@@ -27,6 +27,7 @@ from resilio_hpc.native import crc32c
 
 PAGE = 4096
 STATE_AT = 2048
+HUGE_AT, HUGE = 2056, b"HUGE\0\0\0\0"  # whether it is in huge pages; says nothing about what is in it
 EMPTY, WRITING, WHOLE = b"EMPTY\0\0\0", b"WRITING\0", b"WHOLE\0\0\0"
 
 _MAGIC = b"RESIL-AR"

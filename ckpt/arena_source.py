@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from resilio_hpc.ckpt.slab import Box
 from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab
 from resilio_hpc.ckpt.whole_reader import copy_whole, read_whole
 from resilio_hpc.core.errors import CorruptCheckpoint
-from resilio_hpc.native import crc32c, populate
+from resilio_hpc.native import crc32c, map_shared, populate
 
 _NAMELESS_SAVES = 3
 
@@ -146,7 +145,6 @@ def _is_at(path: Path, file: tuple[int, int]) -> bool:
 
 
 def _map(fd: int, size: int) -> memoryview:
-    os.fstat(fd)  # of one that is closed, an error; mmap would make new memory
-    view = memoryview(mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+    view = map_shared(fd, size, False)
     populate(view)  # faults one by one cost seven times the copy
     return view

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -69,7 +68,7 @@ class Device(Protocol):
         """What the current stream is given from now on waits for ``mark``."""
         ...
 
-    def lock_pages(self, memory: mmap.mmap) -> Callable[[], None] | None:
+    def lock_pages(self, memory: memoryview) -> Callable[[], None] | None:
         """Have the device write straight into this memory; what ends that, before it is unmapped. None: there is no
         device in use, or it refuses: then copies take longer, and the host waits for them."""
         ...
@@ -118,7 +117,7 @@ class Cuda:
         assert isinstance(mark, _Recorded)
         torch.cuda.current_stream(where).wait_event(mark.event)
 
-    def lock_pages(self, memory: mmap.mmap) -> Callable[[], None] | None:
+    def lock_pages(self, memory: memoryview) -> Callable[[], None] | None:
         """See Device."""
         torch = sys.modules.get("torch")
         if torch is None or self.refusal or not torch.cuda.is_initialized():

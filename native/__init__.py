@@ -4,6 +4,7 @@
 """
 
 from resilio_hpc.native import _direct_io as direct_io
+from resilio_hpc.native._mapping import make_huge, map_shared
 from resilio_hpc.native._memory import (
     copy_blocks,
     copy_crc32c,
@@ -21,6 +22,8 @@ __all__ = [
     "crc32c_portable",
     "direct_io",
     "has_hardware",
+    "make_huge",
+    "map_shared",
     "populate",
     "populate_missing",
 ]

@@ -8,7 +8,6 @@ which nobody waits in time sees what came later, and the snapshot is wrong. What
 from __future__ import annotations
 
 import ctypes
-import mmap
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -89,7 +88,7 @@ class FakeDevice:
                 run()
             self._begun = max(self._begun, number)
 
-    def lock_pages(self, memory: mmap.mmap) -> Callable[[], None] | None:
+    def lock_pages(self, memory: memoryview) -> Callable[[], None] | None:
         if not self._locks:
             self.refusal = "no pages are locked here"
             return None

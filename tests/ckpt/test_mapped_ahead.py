@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import subprocess
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from resilio_hpc.ckpt import arena_writer
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.records import BLOCK_BYTES
@@ -20,20 +20,35 @@ from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import CorruptCheckpoint
-from resilio_hpc.native import populate
+from resilio_hpc.native import make_huge, map_shared, populate
 
 POOL = ThreadPoolExecutor(2)
 LARGE = 48 * BLOCK_BYTES + 12_345  # bytes: more than a thread takes in one go
 
 
 @pytest.fixture
-def shm() -> Iterator[Path]:
+def memory() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
         yield Path(name)
 
 
 @pytest.fixture
-def huge(tmp_path: Path) -> Iterator[Path]:
+def shm(memory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In small pages, as before Linux 6.1 and where memory is in pieces."""
+    monkeypatch.setattr(arena_writer, "make_huge", lambda mapping: False)
+    return memory
+
+
+@pytest.fixture
+def given(memory: Path) -> Path:
+    """In huge pages that the kernel gathers."""
+    if not save(a_life(memory), 1) or not a_life(memory)._slots[0].has_huge_pages:
+        pytest.skip("this kernel gathers no huge pages (Linux 6.1), or has none left")
+    return memory
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "huge=within_size", "none", tmp_path], timeout=10).returncode:
         pytest.skip("no tmpfs with huge pages can be mounted here")
     yield tmp_path
@@ -151,7 +166,9 @@ def test_what_is_not_held_or_lies_on_disk_is_not_mapped(shm: Path) -> None:
     assert len(arenas.memory(3)) == len(arenas.memory(4)) == 0
 
 
-def test_in_huge_pages_it_need_not_be_mapped_ahead(huge: Path) -> None:
+@pytest.mark.parametrize("kind", ["given", "mounted"])
+def test_in_huge_pages_it_need_not_be_mapped_ahead(kind: str, request: pytest.FixtureRequest) -> None:
+    huge: Path = request.getfixturevalue(kind)
     path = save(a_life(huge), 3)
     assert huge_kb(path) * 1024 > LARGE // 2
     arenas = a_life(huge)
@@ -169,10 +186,44 @@ def test_in_huge_pages_it_need_not_be_mapped_ahead(huge: Path) -> None:
         restored(a_life(huge), 3)
 
 
+def test_what_grew_in_small_pages_is_not_taken_for_huge(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory had no more of them."""
+    save(a_life(given), 2, 100 << 20)
+    save(a_life(given), 3, 100 << 20)
+    assert all(slot.has_huge_pages for slot in a_life(given)._slots)
+    left = iter([True, False])
+    monkeypatch.setattr(arena_writer, "make_huge", lambda mapping: next(left) and make_huge(mapping))
+    arenas = a_life(given)
+    path = save(arenas, 4, 300 << 20)  # of four pieces more the first gets them, and nobody asks for the last two
+    assert next(left, None) is None
+    assert path.stat().st_blocks * 512 >= path.stat().st_size
+    arenas = a_life(given)
+    assert sorted(slot.has_huge_pages for slot in arenas._slots) == [False, True]
+    assert len(arenas.memory(4)) == 0
+    check(restored(arenas, 4), 300 << 20, 4)
+
+
+def test_a_full_file_system_is_told_and_keeps_the_other_snapshot(tmp_path: Path) -> None:
+    """Huge pages take no more of it than there is, and nobody writes to a page that is not there."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={200 << 20}", "none", tmp_path]
+    if subprocess.run(mount, timeout=10).returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        arenas = a_life(tmp_path)
+        save(arenas, 1)
+        with pytest.raises(OSError, match="No space left"):
+            arenas._slots[1].make_room(180 << 20)
+        assert arenas._slots[1].size_bytes == 0
+        check(restored(arenas, 1), LARGE, 1)
+        arenas._slots[1].make_room(100 << 20)[:] = bytes(100 << 20)
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True, timeout=10)
+
+
 def huge_kb(path: Path) -> int:
     """How much of a file in memory can be mapped in huge pages."""
     size = path.stat().st_size
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), size) as memory:
+    with path.open("r+b") as file, map_shared(file.fileno(), size, True) as memory:
         populate(memory)
         maps = Path("/proc/self/smaps").read_text().split(str(path))[1]
         return int(maps.split("ShmemPmdMapped:")[1].split()[0])
