@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilio_hpc.ckpt import arena
+from resilio_hpc.ckpt import arena, huge_memory
 from resilio_hpc.ckpt.arena import EMPTY, HUGE, HUGE_AT, PAGE, STATE_AT, WHOLE, WRITING, Header
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.core.memory_left import is_in_memory, refuse_to_fill_memory
-from resilio_hpc.native import make_huge, map_shared, populate
+from resilio_hpc.native import map_shared, populate
 
 LockPages = Callable[[memoryview], Callable[[], None] | None]
 """Have devices write straight into this memory; what ends that. None: there is no need, or no way."""
@@ -23,7 +23,6 @@ LockPages = Callable[[memoryview], Callable[[], None] | None]
 _SHARED_MEMORY = Path("/dev/shm")
 _PIECE_BYTES = 64 << 20
 _MAP_BYTES = 32 << 20
-_HUGE_PAGE = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -111,11 +110,9 @@ class Slot:
     @property
     def has_huge_pages(self) -> bool:
         """Is it mapped in no time? So it is where the kernel gave huge pages, or the mount does (``huge=always``)."""
-        return not self.on_disk and (self._mount_has_huge_pages or os.pread(self._fd, len(HUGE), HUGE_AT) == HUGE)
-
-    @property
-    def _mount_has_huge_pages(self) -> bool:
-        return os.fstat(self._fd).st_blksize > PAGE
+        if self.on_disk:
+            return False
+        return huge_memory.mount_has_huge_pages(self._fd) or os.pread(self._fd, len(HUGE), HUGE_AT) == HUGE
 
     def clear(self) -> None:
         """Forget the snapshot (locked)."""
@@ -176,21 +173,12 @@ class Slot:
                 piece = min(_PIECE_BYTES, size - at)
                 if os.lseek(self._fd, at, os.SEEK_HOLE) < at + piece:
                     refuse_to_fill_memory(piece)
-                    has_huge_pages = has_huge_pages and self._allocate_huge_pages(at, piece)
-                    os.posix_fallocate(self._fd, at, piece)
+                    has_huge_pages = huge_memory.allocate(self._fd, self._mapped(), at, at + piece, has_huge_pages)
         except OSError:
             self._unmap()
             os.ftruncate(self._fd, min(present, size))  # what was taken goes back, and nobody maps the hole
             raise
         os.pwrite(self._fd, HUGE if has_huge_pages else bytes(len(HUGE)), HUGE_AT)
-
-    def _allocate_huge_pages(self, at: int, size: int) -> bool:
-        """Whether the kernel has them, from Linux 6.1 on: each is gathered around one page that is there."""
-        if self._mount_has_huge_pages:
-            return True
-        for huge_page in range(at, at + size, _HUGE_PAGE):
-            os.posix_fallocate(self._fd, huge_page, PAGE)
-        return make_huge(self._mapped()[at : at + size])
 
     def begin(self) -> None:
         """From here until ``finish`` the slot holds nothing (locked)."""

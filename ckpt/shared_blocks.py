@@ -27,11 +27,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from resilio_hpc.ckpt import bulk_io
+from resilio_hpc.ckpt import bulk_io, huge_memory
 from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment, size_of
 from resilio_hpc.ckpt.records import BLOCK_BYTES, Manifest
 from resilio_hpc.core.memory_left import refuse_to_fill_memory
-from resilio_hpc.native import copy_crc32c, direct_io
+from resilio_hpc.native import copy_crc32c, direct_io, map_shared
 
 SLOTS = 64
 THREADS = 2
@@ -50,7 +50,7 @@ _HEADER = struct.Struct("=QQ")  # the slot to be used next; how often the table 
 _CLAIMED, _KEY = struct.Struct("=Q"), struct.Struct("=QQQQ")
 _ENTRY = struct.Struct("=QQQQQQ")  # written in this order, whose writer may be killed within it
 _WORDS = _ENTRY.size // 8
-_TABLE_BYTES = _PAGE
+_TABLE_BYTES, _BYTES = _PAGE, _PAGE + SLOTS * BLOCK_BYTES
 
 _Key = tuple[int, int, int, int]
 """A block: device, inode, offset, checksum."""
@@ -154,15 +154,17 @@ class _Ring:
         self._fd = self._open()
         try:
             with self._locked():
-                if os.fstat(self._fd).st_size != _TABLE_BYTES + SLOTS * BLOCK_BYTES:
-                    refuse_to_fill_memory(SLOTS * BLOCK_BYTES)
-                    os.posix_fallocate(self._fd, 0, _TABLE_BYTES + SLOTS * BLOCK_BYTES)
-            self._map = mmap.mmap(self._fd, _TABLE_BYTES + SLOTS * BLOCK_BYTES)
+                is_whole = os.fstat(self._fd).st_blocks * 512 >= _BYTES  # who made it may have been killed
+                if not is_whole:
+                    refuse_to_fill_memory(_BYTES)
+                    os.ftruncate(self._fd, _BYTES)
+                self._memory = map_shared(self._fd, _BYTES, True)
+                if not is_whole:
+                    huge_memory.allocate(self._fd, self._memory, 0, _BYTES)
         except BaseException:
             _remove_if_unused(self._fd, self._path)
             os.close(self._fd)
             raise
-        self._memory = memoryview(self._map)
 
     def _open(self) -> int:
         while True:
@@ -223,7 +225,7 @@ class _Ring:
         return sorted([*rest, *wanted])
 
     def _changes(self) -> int:
-        changes: int = _HEADER.unpack_from(self._map)[1]
+        changes: int = _HEADER.unpack_from(self._memory)[1]
         return changes
 
     def _await_change(self, seen: int) -> None:
@@ -238,7 +240,7 @@ class _Ring:
         mine: dict[int, _Claim] = {}
         with self._locked():
             now = time.monotonic_ns()
-            words = struct.unpack_from(f"={SLOTS * _WORDS}Q", self._map, _HEADER.size)
+            words = struct.unpack_from(f"={SLOTS * _WORDS}Q", self._memory, _HEADER.size)
             filling = {slot: claimed for slot, claimed in enumerate(words[::_WORDS]) if claimed}
             late = {slot for slot, claimed in filling.items() if now - claimed > _PATIENCE_S * 1e9}
             keys = zip(*(words[word::_WORDS] for word in range(2, _WORDS)), strict=True)
@@ -259,11 +261,11 @@ class _Ring:
             return here, mine, self._changes()
 
     def _next_slot(self, taken: Set[int]) -> int:
-        cursor, changes = _HEADER.unpack_from(self._map)
+        cursor, changes = _HEADER.unpack_from(self._memory)
         slot: int = cursor % SLOTS
         while slot in taken:
             slot = (slot + 1) % SLOTS
-        _HEADER.pack_into(self._map, 0, (slot + 1) % SLOTS, changes)
+        _HEADER.pack_into(self._memory, 0, (slot + 1) % SLOTS, changes)
         return slot
 
     def _direct(self, fd: int, status: os.stat_result) -> int:
@@ -327,26 +329,26 @@ class _Ring:
         return {index for index in order if self._entry(here[index].slot).token == here[index].token}
 
     def _entry(self, slot: int) -> _Entry:
-        claimed, token, *key = _ENTRY.unpack_from(self._map, self._at(slot))
+        claimed, token, *key = _ENTRY.unpack_from(self._memory, self._at(slot))
         return _Entry(claimed, token, tuple(key))
 
     def _at(self, slot: int) -> int:
         return _HEADER.size + slot * _ENTRY.size
 
     def _claim(self, claim: _Claim, now: int, key: _Key) -> None:
-        _ENTRY.pack_into(self._map, self._at(claim.slot), now, claim.token, *key)
+        _ENTRY.pack_into(self._memory, self._at(claim.slot), now, claim.token, *key)
         self._note_change()
 
     def _release(self, claim: _Claim, is_filled: bool) -> None:
         if self._entry(claim.slot).token == claim.token:
             if not is_filled:
-                _KEY.pack_into(self._map, self._at(claim.slot) + _ENTRY.size - _KEY.size, *_NOTHING)
-            _CLAIMED.pack_into(self._map, self._at(claim.slot), 0)
+                _KEY.pack_into(self._memory, self._at(claim.slot) + _ENTRY.size - _KEY.size, *_NOTHING)
+            _CLAIMED.pack_into(self._memory, self._at(claim.slot), 0)
             self._note_change()
 
     def _note_change(self) -> None:
-        cursor, changes = _HEADER.unpack_from(self._map)
-        _HEADER.pack_into(self._map, 0, cursor, (changes + 1) % (1 << 64))
+        cursor, changes = _HEADER.unpack_from(self._memory)
+        _HEADER.pack_into(self._memory, 0, cursor, (changes + 1) % (1 << 64))
 
     def close(self) -> None:
         """The last one removes the file."""
@@ -354,8 +356,6 @@ class _Ring:
             os.close(file)
         _remove_if_unused(self._fd, self._path)
         self._memory.release()
-        with contextlib.suppress(BufferError):  # an error that is still told of holds a piece of it
-            self._map.close()
         os.close(self._fd)
 
 

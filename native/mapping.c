@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
@@ -89,8 +90,8 @@ static PyObject *make_huge(PyObject *module, PyObject *args) {
     uintptr_t first = ((uintptr_t)target.buf + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
     uintptr_t end = ((uintptr_t)target.buf + (uintptr_t)target.len) & ~(uintptr_t)(HUGE_PAGE - 1);
     int failed;
-    Py_BEGIN_ALLOW_THREADS
-    failed = first < end && madvise((void *)first, end - first, MADV_COLLAPSE) != 0;
+    Py_BEGIN_ALLOW_THREADS /* other page sizes have other huge pages */
+    failed = first < end && (sysconf(_SC_PAGESIZE) != 4096 || madvise((void *)first, end - first, MADV_COLLAPSE) != 0);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&target);
     return PyBool_FromLong(!failed);

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import arena_writer
+from resilio_hpc.ckpt import huge_memory
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.records import BLOCK_BYTES
@@ -35,7 +35,7 @@ def memory() -> Iterator[Path]:
 @pytest.fixture
 def shm(memory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In small pages, as before Linux 6.1 and where memory is in pieces."""
-    monkeypatch.setattr(arena_writer, "make_huge", lambda mapping: False)
+    monkeypatch.setattr(huge_memory, "make_huge", lambda mapping: False)
     return memory
 
 
@@ -192,7 +192,7 @@ def test_what_grew_in_small_pages_is_not_taken_for_huge(given: Path, monkeypatch
     save(a_life(given), 3, 100 << 20)
     assert all(slot.has_huge_pages for slot in a_life(given)._slots)
     left = iter([True, False])
-    monkeypatch.setattr(arena_writer, "make_huge", lambda mapping: next(left) and make_huge(mapping))
+    monkeypatch.setattr(huge_memory, "make_huge", lambda mapping: next(left) and make_huge(mapping))
     arenas = a_life(given)
     path = save(arenas, 4, 300 << 20)  # of four pieces more the first gets them, and nobody asks for the last two
     assert next(left, None) is None

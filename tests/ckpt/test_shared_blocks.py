@@ -151,6 +151,23 @@ def test_where_no_ring_can_be_had_the_page_cache_serves(
     path.rmdir()
 
 
+def test_a_ring_whose_maker_was_killed_is_made_whole(rings: Path, file: int) -> None:
+    """Nobody writes to a page that is not there: with shared memory full, that would be a SIGBUS."""
+    path = rings / f"resilio-blocks-{os.geteuid()}-x"
+    with path.open("wb") as half:
+        path.chmod(0o600)
+        os.ftruncate(half.fileno(), shared_blocks._BYTES)
+        os.posix_fallocate(half.fileno(), 0, 10 << 20)
+        fcntl.flock(half, fcntl.LOCK_SH)  # not swept, but found as it is
+        with closing(SharedBlocks("x", rings)) as one:
+            found = wanted()
+            assert one.read(file, found) == []
+            assert one._ring is not None
+            assert os.fstat(half.fileno()).st_blocks * 512 >= shared_blocks._BYTES
+        assert is_right(found)
+    path.unlink()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a file of another user")
 def test_what_somebody_else_put_there_is_neither_used_nor_removed(rings: Path, file: int) -> None:
     path = rings / f"resilio-blocks-{os.geteuid()}-x"
