@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from resilio_hpc.ckpt import bulk_io, huge_memory
+from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment, size_of
 from resilio_hpc.ckpt.records import BLOCK_BYTES, Manifest
 from resilio_hpc.core.memory_left import refuse_to_fill_memory
@@ -157,10 +157,8 @@ class _Ring:
                 is_whole = os.fstat(self._fd).st_blocks * 512 >= _BYTES  # who made it may have been killed
                 if not is_whole:
                     refuse_to_fill_memory(_BYTES)
-                    os.ftruncate(self._fd, _BYTES)
+                    os.posix_fallocate(self._fd, 0, _BYTES)  # of small pages: to gather huge ones would take longer
                 self._memory = map_shared(self._fd, _BYTES, True)
-                if not is_whole:
-                    huge_memory.allocate(self._fd, self._memory, 0, _BYTES)
         except BaseException:
             _remove_if_unused(self._fd, self._path)
             os.close(self._fd)
