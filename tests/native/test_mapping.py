@@ -104,9 +104,9 @@ def test_a_hole_around_one_page_becomes_a_huge_page_of_zeros(file: int) -> None:
     assert bytes(view[HUGE_PAGE : 2 * HUGE_PAGE]) == bytes(8192) + b"here" + bytes(HUGE_PAGE - 8196)
 
 
-def test_what_cannot_be_gathered_is_told_and_nothing_else_happens(file: int, tmp_path: Path) -> None:
+def test_what_cannot_be_gathered_is_told_and_nothing_else_happens(file: int, disk_path: Path) -> None:
     assert not make_huge(map_shared(file, SIZE, True)), "nothing is there to be gathered"
-    with (tmp_path / "on-disk").open("w+b") as on_disk:
+    with (disk_path / "on-disk").open("w+b") as on_disk:
         on_disk.write(bytes(SIZE))
         on_disk.flush()
         assert not make_huge(map_shared(on_disk.fileno(), SIZE, True))
