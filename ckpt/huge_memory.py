@@ -7,7 +7,7 @@ import os
 from resilio_hpc.ckpt.arena import PAGE
 from resilio_hpc.native import make_huge
 
-_HUGE_PAGE = 2 << 20
+HUGE_PAGE = 2 << 20
 
 
 def mount_has_huge_pages(fd: int) -> bool:
@@ -22,7 +22,7 @@ def allocate(fd: int, memory: memoryview, begin: int, end: int, in_huge_pages: b
     page that is there. Raises OSError (ENOSPC).
     """
     if in_huge_pages and not mount_has_huge_pages(fd):
-        for huge_page in range(begin, end, _HUGE_PAGE):
+        for huge_page in range(begin, end, HUGE_PAGE):
             os.posix_fallocate(fd, huge_page, min(PAGE, end - huge_page))
         in_huge_pages = make_huge(memory[begin:end])
     os.posix_fallocate(fd, begin, end - begin)

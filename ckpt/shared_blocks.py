@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resilio_hpc.ckpt import bulk_io
+from resilio_hpc.ckpt.arena import PAGE
 from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment, size_of
+from resilio_hpc.ckpt.huge_memory import HUGE_PAGE
 from resilio_hpc.ckpt.records import BLOCK_BYTES, Manifest
 from resilio_hpc.core.memory_left import refuse_to_fill_memory
 from resilio_hpc.native import copy_crc32c, direct_io, map_shared
@@ -45,12 +47,11 @@ _PATIENCE_S = 2.0  # then a block that somebody else reads is read here, too
 _LOCK_PATIENCE_S = 1.0  # who holds the lock does nothing but look into the table; this one was stopped
 _POLL_S = 0.0002
 _SHARED_MEMORY = Path("/dev/shm")
-_PAGE, _HUGE_PAGE = 4096, 2 << 20
 _HEADER = struct.Struct("=QQ")  # the slot to be used next; how often the table was changed
 _CLAIMED, _KEY = struct.Struct("=Q"), struct.Struct("=QQQQ")
 _ENTRY = struct.Struct("=QQQQQQ")  # written in this order, whose writer may be killed within it
 _WORDS = _ENTRY.size // 8
-_TABLE_BYTES, _BYTES = _PAGE, _PAGE + SLOTS * BLOCK_BYTES
+_TABLE_BYTES, _BYTES = PAGE, PAGE + SLOTS * BLOCK_BYTES
 
 _Key = tuple[int, int, int, int]
 """A block: device, inode, offset, checksum."""
@@ -288,10 +289,10 @@ class _Ring:
         filled: dict[int, _Claim] = {}
         try:
             for run in _runs([(segments[index].offset, size_of(segments[index]), index) for index in mine]):
-                begin = run[0][0] & -_PAGE
+                begin = run[0][0] & -PAGE
                 needed = run[-1][0] + run[-1][1] - begin
                 with contextlib.suppress(OSError):  # who reads from the file instead will say so
-                    if os.preadv(file, [self._room()[: (needed + _PAGE - 1) & -_PAGE]], begin) < needed:
+                    if os.preadv(file, [self._room()[: (needed + PAGE - 1) & -PAGE]], begin) < needed:
                         continue
                     for offset, size, index in run:
                         start, data = self._start(mine[index].slot), offset - begin
@@ -307,11 +308,11 @@ class _Ring:
     def _room(self) -> memoryview:
         """Of this thread: large pages, since a device is told of each."""
         if not hasattr(self._rooms, "memory"):
-            size = _BATCH * (BLOCK_BYTES + _GAP_BYTES) + 2 * _PAGE
-            room = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            size = _BATCH * (BLOCK_BYTES + _GAP_BYTES) + 2 * PAGE
+            room = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with contextlib.suppress(OSError):
                 room.madvise(mmap.MADV_HUGEPAGE)
-            first = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % _HUGE_PAGE
+            first = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % HUGE_PAGE
             self._rooms.memory = memoryview(room)[first : first + size]
         memory: memoryview = self._rooms.memory
         return memory

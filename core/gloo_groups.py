@@ -9,7 +9,6 @@ everything anyway.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.machinery
 import sys
@@ -43,6 +42,8 @@ def keep_alive() -> None:
 
 def _keep(group: object, backend: object) -> None:
     if "gloo" in str(backend).lower() or str(backend).lower() == "undefined":
+        import ctypes  # here, since every rank that is executed anew runs the rest of this file
+
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 

@@ -67,12 +67,13 @@ def test_it_stays_for_as_long_as_anybody_has_a_part_of_it(file: int) -> None:
 
 
 def test_who_may_only_read_cannot_write(file: int) -> None:
-    view = map_shared(os.open(f"/proc/self/fd/{file}", os.O_RDONLY), 100, False)
-    assert view.readonly
-    with pytest.raises(TypeError):
-        view[0] = 1
-    with pytest.raises(PermissionError):
-        map_shared(os.open(f"/proc/self/fd/{file}", os.O_RDONLY), 100, True)
+    with open(f"/proc/self/fd/{file}", "rb") as only_read:
+        view = map_shared(only_read.fileno(), 100, False)
+        assert view.readonly
+        with pytest.raises(TypeError):
+            view[0] = 1
+        with pytest.raises(PermissionError):
+            map_shared(only_read.fileno(), 100, True)
 
 
 @pytest.mark.parametrize("size", [0, -1, SIZE + 1])
