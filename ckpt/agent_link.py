@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resilio_hpc.ckpt import catalogue
-from resilio_hpc.ckpt.coordinator import READ_AHEAD_VARIABLE, OnStage, Place, RestorePoint, local_directory
+from resilio_hpc.ckpt import arena, catalogue
+from resilio_hpc.ckpt.coordinator import ARRIVING, READ_AHEAD_VARIABLE, OnStage, Place, RestorePoint, local_directory
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError, WireError
 
@@ -22,6 +22,7 @@ EXIT_RESTORE_FAILED = 98
 """Exit code of a rank whose restore point turned out bad; the controller chooses another."""
 
 _STEP_DONE_INTERVAL_S = 0.05
+_LOOK_S = 0.01
 
 Message = TypeVar("Message", rank_link.StopAt, rank_link.StopConfirmed, rank_link.Stage)
 
@@ -130,17 +131,16 @@ def current(environment: Mapping[str, str] = os.environ) -> AgentLink | None:
 
 
 def parse_restore_point(text: str) -> RestorePoint | None:
-    """$RESILIO_RESTORE: "", "memory:<step>" or "committed:<step>". Raises UsageError."""
+    """$RESILIO_RESTORE: "", "memory:<step>" (or, while it is on its way there, "arriving:<step>"), or
+    "committed:<step>". Raises UsageError."""
     if not text:
         return None
     source, _, step = text.partition(":")
-    if not step.isdecimal():
-        raise UsageError(f"RESILIO_RESTORE={text!r} is not memory:STEP or committed:STEP")
-    if source == "memory":
+    if step.isdecimal() and source in ("memory", ARRIVING):
         return RestorePoint("memory", int(step))
-    if source == "committed":
+    if step.isdecimal() and source == "committed":
         return RestorePoint("committed", int(step))
-    raise UsageError(f"RESILIO_RESTORE={text!r} is not memory:STEP or committed:STEP")
+    raise UsageError(f"RESILIO_RESTORE={text!r} is not memory:STEP, {ARRIVING}:STEP or committed:STEP")
 
 
 class AgentCoordinator:
@@ -148,15 +148,33 @@ class AgentCoordinator:
 
     def __init__(self, link: AgentLink, environment: Mapping[str, str]) -> None:
         self.place = link.place
-        arena = environment.get("RESILIO_ARENA_DIR")
-        self.arena_directory = Path(arena) if arena else None
+        arenas = environment.get("RESILIO_ARENA_DIR")
+        self.arena_directory = Path(arenas) if arenas else None
         self.local_directory = local_directory(None, environment)
         begun = environment.get(READ_AHEAD_VARIABLE)
         self.read_ahead = Path(begun) if begun else None
         self._directory = environment.get("RESILIO_CHECKPOINT_DIR")
         self._link = link
-        self._point = parse_restore_point(environment.get("RESILIO_RESTORE", ""))
-        self.memory_step = self._point.step if self._point is not None and self._point.source == "memory" else -1
+        text = environment.get("RESILIO_RESTORE", "")
+        self._point = parse_restore_point(text)
+        self._arrives = self._point is not None and text.startswith(ARRIVING)
+        in_memory = self._point is not None and self._point.source == "memory" and not self._arrives
+        self.memory_step = self._point.step if self._point is not None and in_memory else -1
+
+    def await_arenas(self) -> None:
+        """Until the snapshot is whole. If it never will be, the agent says so, and all ranks are ended."""
+        while self._arrives and self._link.usable:
+            if self._is_here():
+                self._arrives = False
+            else:
+                time.sleep(_LOOK_S)
+
+    def _is_here(self) -> bool:
+        if self.arena_directory is None or self._point is None:
+            return True
+        slots = (arena.slot_path(self.arena_directory, self.place.rank, number) for number in (0, 1))
+        held = (arena.read_header(path) for path in slots)
+        return any(header is not None and header.step == self._point.step for header in held)
 
     def restore_points(self) -> Sequence[RestorePoint]:
         """The one that all ranks of this round restore. Raises CorruptCheckpoint when there is none because all are

@@ -275,13 +275,12 @@ class ArenaPair:
     def finish(self, slot: Slot, header: Header) -> None:
         """Complete a reserved slot, and drop snapshots that this one makes wrong: the same step again, or a later one
         of a life that was rolled back."""
-        slot.finish(header)
+        others = [(other.path, other.header) for other in self._slots if other is not slot]
+        slot.finish(header)  # from here on a rank for which it was brought may save into the other one
         slot.unlock()
-        for other in self._slots:
-            if other is not slot:
-                held = other.header
-                if held is not None and held.step >= header.step:
-                    arena.mark_empty(other.path, held.step)
+        for path, held in others:
+            if held is not None and held.step >= header.step:
+                arena.mark_empty(path, held.step)
 
     def abandon(self, slot: Slot) -> None:
         """A reserved slot could not be filled; it is empty now."""

@@ -191,6 +191,7 @@ class Checkpointer:
 
     def _open_arenas(self) -> ArenaPair:
         if self._arenas is None:
+            self._coordinator.await_arenas()
             place, directory = self.place, self._coordinator.arena_directory
             name = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
             spill = (self._local or Path(tempfile.gettempdir())) / f"resilio-arenas-{os.getuid()}-{name}"

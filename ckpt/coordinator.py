@@ -69,7 +69,11 @@ class Coordinator(Protocol):
     read_ahead: Path | None
     """See ``is_read_ahead``."""
     memory_step: int
-    """The step that is to be restored from this node's memory, which is made ready while the model is built; or -1."""
+    """The step in this node's memory that is to be restored, which is made ready while the model is built; or -1."""
+
+    def await_arenas(self) -> None:
+        """Return when nobody else fills this process's arenas: a lost node's snapshots come while ranks initialise."""
+        ...
 
     def restore_points(self) -> Sequence[RestorePoint]:
         """The copies to try, in this order; empty: begin from nothing. Raises CheckpointError."""
@@ -98,6 +102,8 @@ class Coordinator(Protocol):
 
 LOCAL_VARIABLE = "RESILIO_LOCAL_CHECKPOINT_DIR"
 READ_AHEAD_VARIABLE = "RESILIO_READ_AHEAD"
+ARRIVING = "arriving"
+"""What $RESILIO_RESTORE says in the place of ``memory`` when the snapshot is on its way from another node's."""
 
 _current: Coordinator | None = None
 

@@ -70,6 +70,9 @@ class LocalCoordinator:
         self._busy_with = -1
         self._out_of_patience = False
 
+    def await_arenas(self) -> None:
+        """They are this process's alone."""
+
     def restore_points(self) -> Sequence[RestorePoint]:
         """Every committed step, newest first. Raises CorruptCheckpoint when there are only damaged ones.
 

@@ -75,6 +75,12 @@ class Fetched(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     seconds: float
 
 
+class StillFetching(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """replicator → agent, every second or so: it is being fetched."""
+
+    number: int
+
+
 class FetchFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """replicator → agent: some of it could not be had."""
 
@@ -83,7 +89,7 @@ class FetchFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
 
 
 Request = Serve | Fetch | Begin | Cancel
-Answer = Serving | Fetched | FetchFailed
+Answer = Serving | StillFetching | Fetched | FetchFailed
 
 decode_request = LineDecoder[Request](Request, "a request to the replicator").decode
 decode_answer = LineDecoder[Answer](Answer, "an answer of the replicator").decode

@@ -18,6 +18,7 @@ from resilio_hpc.ckpt.arena import PAGE, Header
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner, Slot
 from resilio_hpc.ckpt.replicator_messages import (
     Answer,
+    StillFetching,
     Data,
     Fetch,
     Fetched,
@@ -36,6 +37,8 @@ from resilio_hpc.core.errors import CheckpointError, WireError
 
 SILENT_S = 10.0
 """Nothing came for so long: the other side is gone."""
+TELL_S = 1.0
+"""How often the agent hears of a fetch that takes long."""
 _DEPTH = 12
 """Chunks that are asked for and not here yet."""
 
@@ -61,6 +64,7 @@ class _Fetching:
     ranks: deque[int]
     began: float
     heard_at: float
+    told_at: float
     size_bytes: int = 0
     arriving: _Arriving | None = None
 
@@ -108,8 +112,13 @@ class SnapshotTaker:
     def tick(self) -> None:
         """Do not wait for ever."""
         now = self._now
-        if now is not None and time.monotonic() - now.heard_at > SILENT_S:
+        if now is None:
+            return
+        if time.monotonic() - now.heard_at > SILENT_S:
             self._fail(f"{now.order.endpoint} said nothing for {SILENT_S:g} s")
+        elif time.monotonic() - now.told_at > TELL_S:
+            now.told_at = time.monotonic()
+            self._answers.append(StillFetching(now.order.number))
 
     def serve(self) -> None:
         """Take what has come."""
@@ -210,7 +219,7 @@ class SnapshotTaker:
         order = self._waiting.popleft()
         socket = wire.call(self._context, self._keys, order.endpoint, secrets.token_bytes(8).hex().encode())
         now = time.monotonic()
-        self._now = _Fetching(order, socket, deque(order.ranks), now, now)
+        self._now = _Fetching(order, socket, deque(order.ranks), now, now, now)
         self._say(self._now, self._wanted(self._now))
 
     @staticmethod

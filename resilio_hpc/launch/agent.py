@@ -142,6 +142,7 @@ class Agent(AgentFiles):
             self.core.tick()
             self.ranks.tick()
             self.snapshots.saver.tick()
+            self.copies.tick()
             self.held_directories.tick()
             self.read_ahead.tick()
             self.devices.tick()
@@ -324,14 +325,14 @@ class Agent(AgentFiles):
         self.ranks.open_store(round_number)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
-        """Start the local ranks of a round, when their devices were looked at and what they restore is here."""
+        """Start the local ranks of a round, when their devices were looked at."""
         if not self.devices.holds(local, start):
             self.start_ranks(local, start)
 
     def start_ranks(self, local: LocalRound, start: m.Start) -> None:
-        """Start them, when the snapshots that they need are here."""
+        """Start them. Snapshots that they need and others have come meanwhile (RES-16)."""
         self.read_ahead.begin(local, start)
-        if not self.copies.fetch(local, start):
+        if self.copies.fetch(local, start):
             self.ranks.spawn(local, start)
 
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
@@ -341,7 +342,7 @@ class Agent(AgentFiles):
 
     def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
         """Write this node's file of a step, and copy the partner's snapshots of it."""
-        self.snapshots.persist(message, member, world_size)
+        self.copies.when_brought(message.step, lambda: self.snapshots.persist(message, member, world_size))
         self.copies.keep(message, world_size)
 
     def commit(self, message: m.Commit) -> None:

@@ -59,7 +59,7 @@ class Start(Struct, frozen=True):
 
     ``follows``: the last life of the ranks before. Who knows nothing of its start missed what was decided
     then, and holds snapshots of a life from which this one does not go on. ``fetches``: where the restore point is in
-    memory, the ranks whose snapshots have to be brought to their nodes first.
+    memory, the ranks whose snapshots have to be brought to their nodes.
     """
 
     epoch: Count
@@ -75,6 +75,10 @@ class Start(Struct, frozen=True):
         if self.restore is not None and any(fetch.rank == rank and not fetch.endpoint for fetch in self.fetches):
             return RestorePoint("committed", self.restore.step)
         return self.restore
+
+    def arrives(self, rank: int) -> bool:
+        """Whether its snapshot is to be brought from another node's memory."""
+        return any(fetch.rank == rank and fetch.endpoint for fetch in self.fetches)
 
 
 class Persist(Struct, frozen=True):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilio_hpc.ckpt.coordinator import ARRIVING
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.event_words import words
 from resilio_hpc.launch import messages as m
@@ -147,7 +148,8 @@ class LocalRanks:
         setting = RoundSetting(
             agent.run.run_id, agent.run.path, start.state.round, start.state.epoch, start.state.restarts,
             start.master_address, start.master_port, self.server.path, agent.arena_dir,
-            f"{restore.source}:{restore.step}" if restore else "", agent.read_ahead.begun,
+            f"{ARRIVING if start.arrives(placement.rank) else restore.source}:{restore.step}" if restore else "",
+            agent.read_ahead.begun,
         )  # fmt: skip
         local = placement.local_rank
         devices = agent.devices.variables

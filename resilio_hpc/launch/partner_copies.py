@@ -1,15 +1,18 @@
 """The agent's partner copies: snapshots of another node in this one's memory, and what is fetched for its own ranks.
 
 Whoever is told to write a step to disk also copies its partner's snapshots of that step, in the background, through the
-replicator. When a node is lost, its successor fetches them before it starts ranks (``ckpt.replicator``).
+replicator. When a node is lost, its successor fetches them while its ranks initialise (``ckpt.replicator``).
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilio_hpc.ckpt.replicator_messages import (
+    StillFetching,
     Begin,
     Cancel,
     Fetch,
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from resilio_hpc.launch.agent import Agent
 
 MAX_DEATHS = 5
+SILENT_S = 120.0
+"""A replicator tells every second that it is fetching, but not while it takes memory for a large snapshot."""
 DIED = "the replicator process was killed"
 
 
@@ -42,11 +47,12 @@ class _Copy:
 
 @dataclass
 class _Restore:
-    """Ranks that start when their snapshots have come."""
+    """Snapshots that ranks wait for."""
 
-    local: LocalRound
-    start: m.Start
+    round: int
+    point: m.RestorePoint
     missing: set[int] = field(default_factory=set)  # numbers of fetches
+    then: list[Callable[[], None]] = field(default_factory=list)
 
 
 class PartnerCopies:
@@ -64,6 +70,7 @@ class PartnerCopies:
         self._restore: _Restore | None = None
         self._deaths = 0
         self._life = m.NO_LIFE  # the one that this node has begun
+        self._heard_at = 0.0  # when the replicator said something last
 
     def start(self) -> None:
         """Start the replicator."""
@@ -129,22 +136,39 @@ class PartnerCopies:
         self._copy = (number, _Copy(message.step, ranks, world_size))
 
     def fetch(self, local: LocalRound, start: m.Start) -> bool:
-        """Have the snapshots brought here that ranks of this node are to restore. False: they are here."""
+        """Have the snapshots brought here that ranks of this node are to restore, if any. False: they cannot be."""
         ours = {rank.rank for rank in local.ranks.values()}
         wanted: dict[str, list[int]] = {}
         for fetch in start.fetches:
             if fetch.rank in ours and fetch.endpoint:
                 wanted.setdefault(fetch.endpoint, []).append(fetch.rank)
         if not wanted or start.restore is None:
-            return False
+            return True
         if not self.link.takes:
             self._agent.core.copies_failed(local.number, start.restore, DIED)
-            return True
-        self._restore = restore = _Restore(local, start)
+            return False
+        self._restore = restore = _Restore(local.number, start.restore)
+        self._heard_at = time.monotonic()
         world = sum(member.local_world_size for member in start.state.members)
         for endpoint, ranks in wanted.items():
             restore.missing.add(self._ask(start.restore.step, ranks, world, endpoint, owner=local.member))
         return True
+
+    def when_brought(self, step: int, act: Callable[[], None]) -> None:
+        """Do something with this node's snapshots of ``step``: now, or when those that are being fetched are here.
+
+        Never if they do not come: then another round begins.
+        """
+        if self._restore is not None and self._restore.point.step == step:
+            self._restore.then.append(act)
+        else:
+            act()
+
+    def tick(self) -> None:
+        """Ranks do not wait for ever for a replicator that is stopped."""
+        if self._restore is not None and time.monotonic() - self._heard_at > SILENT_S:
+            self.link.end()
+            self._died()
 
     def serve(self) -> None:
         """Take the replicator's answers."""
@@ -152,8 +176,11 @@ class PartnerCopies:
         if lines is None:
             self._died()
             return
+        self._heard_at = time.monotonic()
         for line in lines:
             answer = decode_answer(line)
+            if isinstance(answer, StillFetching):
+                continue
             if isinstance(answer, Serving):
                 self.port = answer.port
             elif self._copy is not None and answer.number == self._copy[0]:
@@ -181,14 +208,14 @@ class PartnerCopies:
             restore.missing.discard(answer.number)
             if not restore.missing:
                 self._restore = None
-                self._agent.ranks.spawn(restore.local, restore.start)
+                for act in restore.then:
+                    act()
         else:
             self._restore_failed(restore, getattr(answer, "error", DIED))
 
     def _restore_failed(self, restore: _Restore, error: str) -> None:
         self.give_up()  # the other fetches
-        assert restore.start.restore is not None
-        self._agent.core.copies_failed(restore.local.number, restore.start.restore, error)
+        self._agent.core.copies_failed(restore.round, restore.point, error)
 
     def _died(self) -> None:
         """The copies are still there; a new process gives them away."""

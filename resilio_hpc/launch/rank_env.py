@@ -41,7 +41,7 @@ class RoundSetting:
     master_port: int
     agent_socket: Path
     arena_dir: Path
-    restore: str  # "", "memory:<step>" or "committed:<step>"
+    restore: str  # see ``ckpt.agent_link.parse_restore_point``
     read_ahead: Path  # names the step that is being read ahead
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -11,14 +12,19 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from resilio_hpc.ckpt import agent_link, arena, saver
 from resilio_hpc.ckpt.agent_link import AgentLink, parse_restore_point
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.coordinator import Place, RestorePoint
 from resilio_hpc.ckpt.saver_messages import Commit, Committed, Persist, Persisted
+from resilio_hpc.ckpt.snapshot import Snapshot
+from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError
 
@@ -311,6 +317,7 @@ def test_without_a_launcher_there_is_no_link() -> None:
 def test_restore_points_are_read_strictly() -> None:
     assert parse_restore_point("") is None
     assert parse_restore_point("memory:12") == RestorePoint("memory", 12)
+    assert parse_restore_point("arriving:12") == RestorePoint("memory", 12)
     assert parse_restore_point("committed:0") == RestorePoint("committed", 0)
     for text in ("memory", "memory:", "memory:-1", "disk:3", "memory:1:2"):
         with pytest.raises(UsageError, match="RESILIO_RESTORE"):
@@ -328,3 +335,33 @@ def test_a_rank_killed_while_its_snapshot_is_written_out_does_no_harm(agent: Age
     again = agent.rank(RESTORE, "committed:5", round_=1)
     agent.accept()
     assert finish(again) == "5"
+
+
+def bring(agent: Agent, step: int, size: int) -> None:
+    """What a replicator does for a rank that has come to this node."""
+    pair = ArenaPair(agent.arenas, Owner(0, 0, 1, 1, 0, "own", "run"), agent.directory / "spill")
+    Snapshot(pair, step, flatten({"x": np.arange(size), "step": step}), ThreadPoolExecutor(1)).finish()
+
+
+def test_a_rank_initialises_while_its_snapshot_comes_and_restores_it_when_it_is_whole(agent: Agent) -> None:
+    process = agent.rank(RESTORE, "arriving:5")
+    agent.accept()
+    assert isinstance(agent.hear(), rank_link.Attach)
+    assert agent.link is not None
+    bring(agent, 4, 10)  # of a former life of this node
+    assert not select.select([agent.link], [], [], 1.0)[0]
+    assert process.poll() is None
+    bring(agent, 5, 1000)
+    restored = agent.hear()
+    assert isinstance(restored, rank_link.Restored)
+    assert (restored.step, restored.source) == (5, "memory")
+    assert finish(process) == "5"
+
+
+def test_a_rank_that_waits_for_a_snapshot_ends_with_its_agent(agent: Agent) -> None:
+    process = agent.rank(RESTORE, "arriving:5")
+    agent.accept()
+    assert isinstance(agent.hear(), rank_link.Attach)
+    assert agent.link is not None
+    agent.link.close()
+    finish(process, agent_link.EXIT_RESTORE_FAILED)

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.ckpt import arena
+from resilio_hpc.ckpt.arena import Header
 from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner, Slot
 from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
@@ -184,6 +185,22 @@ def test_saving_a_step_again_keeps_one_of_it(shm: Path) -> None:
     for step in (1, 2, 2):
         save(arenas, step)
     assert held_steps(shm) == [2]
+
+
+def test_who_brings_a_snapshot_takes_nothing_of_what_is_saved_once_it_is_whole(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank restores while the process that brought it is held up."""
+    finish = Slot.finish
+
+    def held_up(slot: Slot, header: Header) -> None:
+        finish(slot, header)
+        if header.step == 5:
+            save(pair(shm), 6)
+
+    monkeypatch.setattr(Slot, "finish", held_up)
+    save(pair(shm), 5)
+    assert held_steps(shm) == [5, 6]
 
 
 def test_a_new_life_adopts_the_arenas_of_the_former(shm: Path) -> None:

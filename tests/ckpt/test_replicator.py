@@ -35,6 +35,7 @@ from resilio_hpc.ckpt.replicator_messages import (
     Request,
     Serve,
     Serving,
+    StillFetching,
     Want,
     asking,
     decode_answer,
@@ -73,14 +74,20 @@ class Replicator:
         self.input.flush()
 
     def answer(self) -> Answer:
-        return decode_answer(self.output.readline())
+        while isinstance(answer := decode_answer(self.output.readline()), StillFetching):
+            pass
+        return answer
 
     def ask(self, request: Request) -> Answer:
         self.send(request)
         return self.answer()
 
     def says_nothing(self, seconds: float) -> bool:
-        return not select.select([self.output], [], [], seconds)[0]
+        deadline = time.monotonic() + seconds
+        while select.select([self.output], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not isinstance(decode_answer(self.output.readline()), StillFetching):
+                return False
+        return True
 
     def take(self, rank: int, step: int, floats: int = 1000, world: int = 4) -> ArenaPair:
         """A snapshot of a rank of this node."""

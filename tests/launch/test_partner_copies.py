@@ -22,6 +22,7 @@ from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core import wire
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch import partner_copies
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.message_parts import Partner
 from resilio_hpc.launch.partner_copies import PartnerCopies
@@ -42,7 +43,7 @@ class Node:
         self.arenas.mkdir()
         self.local.mkdir()
         self.recorded: list[tuple[str, dict[str, Any]]] = []
-        self.spawned: list[int] = []
+        self.brought: list[int] = []  # steps that ranks waited for
         self.said: list[str] = []
         self.failed: list[tuple[int, m.RestorePoint, str]] = []
         agent: Any = SimpleNamespace(
@@ -50,7 +51,6 @@ class Node:
             settings=SimpleNamespace(node="n", address="127.0.0.1", options=SimpleNamespace(partner_copies=enabled)),
             say=self.said.append, record=lambda kind, **fields: self.recorded.append((kind, fields)),
             core=SimpleNamespace(copies_failed=lambda *failed: self.failed.append(failed)),
-            ranks=SimpleNamespace(spawn=lambda local, start: self.spawned.append(local.number)),
         )  # fmt: skip
         self.copies = PartnerCopies(agent)
         self.copies.start()
@@ -77,9 +77,17 @@ class Node:
             fd = self.copies.link.fileno()
             if fd is not None and select.select([fd], [], [], 0.1)[0]:
                 self.copies.serve()
+            self.copies.tick()
 
     def keep(self, step: int, partner: Node, number: int = 0) -> None:
         self.copies.keep(m.Persist(1, number, step, Partner(partner.rank, 1, partner.endpoint)), 2)
+
+    def fetch(self, step: int, other: Node, rank: int | None = None) -> None:
+        """Ranks of round 1 start here and restore a step from ``other``."""
+        rank = self.rank if rank is None else rank
+        assert self.copies.fetch(*start(rank, step, other.endpoint))
+        self.copies.when_brought(step, lambda: self.brought.append(step))
+        assert self.brought == []
 
     def kept(self) -> list[int]:
         return sorted(held.step for held in self.copies.held())
@@ -122,9 +130,8 @@ def test_a_step_that_is_written_is_copied_and_comes_back(nodes: list[Node]) -> N
     assert other.copies.held() == (m.Held(0, 5, 2, True),)
     arena.remove(one.arenas)  # its memory is lost
     one.arenas.mkdir(exist_ok=True)
-    assert one.copies.fetch(*start(0, 5, other.endpoint))
-    assert one.spawned == []
-    one.serve_until(lambda: one.spawned == [1])
+    one.fetch(5, other)
+    one.serve_until(lambda: one.brought == [5])
     assert [(held.rank, held.step) for held in arena.scan(one.arenas)] == [(0, 5)]
     assert one.told("fetched") == 1
 
@@ -199,32 +206,31 @@ def test_a_new_replicator_knows_the_life_and_which_copies_count(nodes: list[Node
     other.copies.link._process.kill()  # type: ignore[union-attr]
     other.serve_until(lambda: other.told("replicator_died") == 1 and other.copies.port > 0)
     assert other.kept() == [1]
-    assert one.copies.fetch(*start(0, 1, other.endpoint))  # answered when Begin was carried out
-    one.serve_until(lambda: one.spawned == [1])
+    one.fetch(1, other)  # answered when Begin was carried out
+    one.serve_until(lambda: one.brought == [1])
     assert [held.step for held in arena.scan(other.arenas / "copies")] == [1]
 
 
-def test_ranks_do_not_start_after_a_fetch_that_was_given_up(nodes: list[Node]) -> None:
+def test_nothing_happens_after_a_fetch_that_was_given_up(nodes: list[Node]) -> None:
     one, other = nodes
     other.save(5)
     os.kill(other.pid, signal.SIGSTOP)
-    local, order = start(0, 5, other.endpoint)
-    assert one.copies.fetch(local, order)
+    one.fetch(5, other, rank=1)
     one.copies.give_up()  # another round is prepared
     os.kill(other.pid, signal.SIGCONT)
     other.save(6)
-    again = m.Start(1, order.state, "127.0.0.1", 1, m.RestorePoint("memory", 6), (1, 0), (m.Fetch(1, other.endpoint),))
-    assert one.copies.fetch(LocalRound("n2", order.state, MEMBERS[1], again.restore), again)
-    one.serve_until(lambda: len(one.spawned) == 1)
+    one.fetch(6, other, rank=1)
+    one.serve_until(lambda: one.brought == [6])
     assert one.told("fetched") == 1
 
 
 def test_a_snapshot_that_is_gone_fails_the_start_and_names_the_copy(nodes: list[Node]) -> None:
     one, other = nodes
-    assert one.copies.fetch(*start(0, 5, other.endpoint))
+    one.fetch(5, other)
     one.serve_until(lambda: bool(one.failed))
     assert one.failed == [(1, m.RestorePoint("memory", 5), "there is no snapshot of step 5 of rank 0")]
-    assert one.spawned == []
+    one.copies.when_brought(5, lambda: one.brought.append(0))  # nothing is on its way any more
+    assert one.brought == [0]
 
 
 def test_a_replicator_that_is_killed_is_started_again_and_gives_what_was_kept(nodes: list[Node]) -> None:
@@ -237,8 +243,8 @@ def test_a_replicator_that_is_killed_is_started_again_and_gives_what_was_kept(no
     other.serve_until(lambda: other.told("replicator_died") == 1)
     assert other.copies.port == 0
     other.serve_until(lambda: other.copies.port not in (0, former))
-    assert one.copies.fetch(*start(0, 5, other.endpoint))
-    one.serve_until(lambda: one.spawned == [1])
+    one.fetch(5, other)
+    one.serve_until(lambda: one.brought == [5])
 
 
 def test_a_replicator_that_keeps_dying_is_told_and_not_started_again(nodes: list[Node]) -> None:
@@ -255,17 +261,45 @@ def test_a_replicator_killed_while_ranks_wait_for_it_fails_their_start(nodes: li
     one, other = nodes
     other.save(5)
     os.kill(other.pid, signal.SIGSTOP)
-    assert one.copies.fetch(*start(0, 5, other.endpoint))
+    one.fetch(5, other)
     one.copies.link._process.kill()  # type: ignore[union-attr]
     one.serve_until(lambda: bool(one.failed))
     assert one.failed[0][2] == "the replicator process was killed"
     os.kill(other.pid, signal.SIGCONT)
 
 
+def test_a_slow_giver_is_waited_for_and_a_replicator_that_is_stopped_is_not(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = nodes
+    monkeypatch.setattr(partner_copies, "SILENT_S", 2.0)
+    other.save(5)
+    os.kill(other.pid, signal.SIGSTOP)
+    one.fetch(5, other, rank=1)
+    began = time.monotonic()
+    one.serve_until(lambda: time.monotonic() - began > 4.0)  # it tells that it still asks
+    assert one.failed == []
+    os.kill(one.pid, signal.SIGSTOP)
+    one.serve_until(lambda: bool(one.failed))
+    assert one.failed[0][2] == partner_copies.DIED
+    one.serve_until(lambda: one.copies.port > 0)  # a new one serves
+    os.kill(other.pid, signal.SIGCONT)
+    assert one.brought == []
+
+
+def test_without_a_replicator_ranks_are_not_started(nodes: list[Node]) -> None:
+    one, other = nodes
+    one.copies.link.end()
+    assert not one.copies.fetch(*start(0, 5, other.endpoint))
+    assert one.failed == [(1, m.RestorePoint("memory", 5), partner_copies.DIED)]
+
+
 def test_what_is_here_or_in_the_shared_directory_is_not_waited_for(nodes: list[Node]) -> None:
     one, other = nodes
-    assert not one.copies.fetch(*start(1, 5, other.endpoint)[:1], start(0, 5, "")[1])
-    assert not one.copies.fetch(start(0, 5, "")[0], start(1, 5, other.endpoint)[1])
+    for local, order in ((1, start(0, 5, "")[1]), (0, start(1, 5, other.endpoint)[1])):
+        assert one.copies.fetch(start(local, 5, "")[0], order)
+        one.copies.when_brought(5, lambda: one.brought.append(5))
+    assert one.brought == [5, 5]
 
 
 def test_without_the_option_nothing_runs(tmp_path: Path) -> None:

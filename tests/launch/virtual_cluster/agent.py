@@ -260,29 +260,36 @@ class VirtualAgent(Process):
         self._world.after(0.01, lambda: self.event(opened))
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
-        ours = {rank.rank for rank in local.ranks.values()}
-        wanted = [fetch for fetch in start.fetches if fetch.rank in ours and fetch.endpoint]
-        if wanted:
-            self.copies.bring(wanted, start, local, lambda: self._fork(local, start))
-        else:
-            self._fork(local, start)
-
-    def _fork(self, local: LocalRound, start: m.Start) -> None:
         world, life = self._world, self._life
         self._lives.add(life_of(local))
         training = world.training(start)
+        ours = {rank.rank for rank in local.ranks.values()}
+        wanted = [fetch for fetch in start.fetches if fetch.rank in ours and fetch.endpoint]
+        awaited = {"fork", "snapshots"} if wanted else {"fork"}
+
+        def came(what: str) -> None:
+            awaited.discard(what)
+            if not awaited:
+                training.joined(self, local)
 
         def forked() -> None:
             if self.alive and life == self._life and world.spawns:
                 self.event(lambda: self.core.ranks_started(local.number, FORK_S, "fork"))
-                training.joined(self, local)
+                came("fork")
 
+        if wanted:
+            self.copies.bring(wanted, start, local, lambda: came("snapshots"))
         world.after(FORK_S, forked)
 
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         self._world.tell_rank(self, local_rank, message)
 
     def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
+        self.copies.when_brought(message.step, lambda: self._write(message, member))
+        if message.partner is not None:
+            self.copies.keep(message, message.partner, world_size)
+
+    def _write(self, message: m.Persist, member: m.Member) -> None:
         world, site = self._world, self.site
         ranks = range(member.first_rank, member.first_rank + member.local_world_size)
         copies = [site.memory.get((rank, message.step)) for rank in ranks]
@@ -299,8 +306,6 @@ class VirtualAgent(Process):
                 self.event(lambda: self.core.persisted(message.round, message.step, record))
 
         world.storage.save(self, world.slow_savers.get(self.node, world.save_s), write)
-        if message.partner is not None:
-            self.copies.keep(message, message.partner, world_size)
 
     def commit(self, message: m.Commit) -> None:
         directory, ordered_at = self._world.directory, self._world.now

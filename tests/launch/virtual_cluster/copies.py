@@ -27,6 +27,8 @@ class VirtualCopies:
         self._agent, self._world = agent, world
         self.life = m.NO_LIFE
         self._generation = 0
+        self._brings = -1  # the step that is on its way for ranks of this node
+        self._then: list[Callable[[], None]] = []
         self._copying = 0
 
     def held(self) -> tuple[m.Held, ...]:
@@ -39,6 +41,14 @@ class VirtualCopies:
 
     def give_up(self) -> None:
         self._generation += 1
+        self._brings, self._then = -1, []
+
+    def when_brought(self, step: int, act: Callable[[], None]) -> None:
+        """As ``partner_copies.PartnerCopies.when_brought``."""
+        if step == self._brings:
+            self._then.append(act)
+        else:
+            act()
 
     def keep(self, message: m.Persist, partner: Partner, world_size: int) -> None:
         """As ``partner_copies.PartnerCopies.keep``."""
@@ -63,15 +73,18 @@ class VirtualCopies:
         """As ``partner_copies.PartnerCopies.fetch``."""
         restore, world_size = start.restore, sum(member.local_world_size for member in start.state.members)
         assert restore is not None
+        self._brings = restore.step
 
         def arrived(found: dict[Key, Snapshot]) -> None:
+            waiting, self._brings, self._then = self._then, -1, []
             if len(found) < len(wanted):
                 self._world.record("not_fetched", {"node": self._agent.node, "step": restore.step})
                 self._agent.core.copies_failed(local.number, restore, "said nothing for 10 s")
                 return
             self._agent.site.memory |= found
             self._world.record("fetched", {"node": self._agent.node, "step": restore.step})
-            then()
+            for act in (then, *waiting):
+                act()
 
         self._ask({(fetch.rank, restore.step): fetch.endpoint for fetch in wanted}, world_size, m.NO_LIFE, arrived)
 
