@@ -14,10 +14,11 @@ _IOPRIO_WHO_PROCESS, _LOWEST_BEST_EFFORT = 1, 2 << 13 | 7  # linux/ioprio.h
 _SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 
 
-def begin(outlives_parent: bool = False) -> FileIO | None:
+def begin(outlives_parent: bool = False, is_urgent: bool = False) -> FileIO | None:
     """Become a helper at low priority that dies with its parent; where answers go. None: the parent is dead already.
 
-    ``outlives_parent``: it does not die with it, and ends by itself.
+    ``outlives_parent``: it does not die with it, and ends by itself. ``is_urgent``: it does what others wait for, too,
+    and has threads that ``step_back`` for the rest.
     Standard output is standard error from here on: a stray print of some library must not become an answer.
     """
     if not outlives_parent:
@@ -28,14 +29,15 @@ def begin(outlives_parent: bool = False) -> FileIO | None:
     # Ctrl-C and Slurm's signals may reach the whole group or step; the parent decides when we end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    _step_back()
+    if not is_urgent:
+        step_back()
     answers = FileIO(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
 
 
-def _step_back() -> None:
-    """Last in line for processors and disks. SCHED_BATCH: a process that wakes up ends nobody's turn."""
+def step_back() -> None:
+    """Make this thread last in line for processors and disks. SCHED_BATCH: who wakes up ends nobody's turn."""
     os.nice(_NICE)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -3,8 +3,8 @@ gives away what is held here.
 
 ``python -m resilio_hpc.ckpt.replicator`` reads requests (see ``replicator_messages``) as JSON lines from standard
 input, answers on standard output, and ends with its input or its parent. Who wants a snapshot reads it from the one who
-has it, piece by piece, over an authenticated and encrypted connection; the arena is pinned for as long. One thread, one
-fetch at a time. Needs neither torch nor h5py.
+has it, over an authenticated and encrypted connection; the arena is pinned for as long. One fetch at a time; threads do
+what takes long. Needs neither torch nor h5py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Replicator:
         socket, self.port = wire.listen_anywhere(self._context, keys, serve.host)
         arenas, copies = Path(serve.arenas), Path(serve.copies)
         copies.mkdir(mode=0o700, exist_ok=True)
-        self._giver = SnapshotGiver(socket, (arenas, copies))
+        self._giver = SnapshotGiver(socket, serve.host, (arenas, copies))
         self._taker = SnapshotTaker(self._context, keys, arenas, copies, Path(serve.spill))
 
     def take(self, request: Request) -> None:
@@ -62,17 +62,16 @@ class Replicator:
     def serve_once(self, stdin: int) -> bool:
         """Wait for something to do, and do it, but for standard input. True: that can be read."""
         poller = zmq.Poller()
-        taking = self._taker.socket
-        for watched in (stdin, self._gatekeeper.socket, self._giver.socket, taking):
-            if watched is not None:
-                poller.register(watched, zmq.POLLIN)
+        listener = self._giver.listener.fileno()
+        for watched in (stdin, self._gatekeeper.socket, self._giver.socket, listener, self._taker.wakes):
+            poller.register(watched, zmq.POLLIN)
         ready = dict(poller.poll(_TICK_MS))
         if self._gatekeeper.socket in ready:
             self._gatekeeper.serve()
         if self._giver.socket in ready:
             self._giver.serve()
-        if taking is not None and taking in ready:
-            self._taker.serve()
+        if listener in ready:
+            self._giver.accept()
         self._giver.tick()
         self._taker.tick()
         return stdin in ready
@@ -84,7 +83,7 @@ class Replicator:
 
 def main() -> int:
     """Serve until the input ends."""
-    answers = helper_process.begin()
+    answers = helper_process.begin(is_urgent=True)
     if answers is None:
         return 0
     replicator: Replicator | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from resilio_hpc.ckpt.sealed_stream import Stream
 from resilio_hpc.core.json_lines import LineDecoder
 from resilio_hpc.core.wire import Codec
 
@@ -105,23 +106,17 @@ class Want(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     life: Life = ANY
 
 
-class Read(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Send these bytes of the snapshot that you keep for me. Answer: Data, with the bytes in a frame behind it."""
-
-    offset: int
-    size: int
-
-
 class Release(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """I need no more of it."""
 
 
 class Have(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """It is kept; ``header``: the first page of its arena."""
+    """It is kept; ``header``: the first page of its arena. The rest comes over ``stream``."""
 
     rank: int
     step: int
     header: bytes
+    stream: Stream
 
 
 class Miss(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -130,11 +125,5 @@ class Miss(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     error: str
 
 
-class Data(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """The bytes from ``offset`` on are in the next frame."""
-
-    offset: int
-
-
-asking: Codec[Want | Read | Release] = Codec(Want | Read | Release)
-giving: Codec[Have | Miss | Data] = Codec(Have | Miss | Data)
+asking: Codec[Want | Release] = Codec(Want | Release)
+giving: Codec[Have | Miss] = Codec(Have | Miss)

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import secrets
+import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from resilio_hpc.ckpt import arena
+from resilio_hpc.ckpt import arena, sealed_stream
 from resilio_hpc.ckpt.arena import PAGE, Header
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner, Slot
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.helper_process import step_back
 from resilio_hpc.ckpt.replicator_messages import (
     Answer,
-    StillFetching,
-    Data,
     Fetch,
     Fetched,
     FetchFailed,
     Have,
-    Miss,
-    Read,
     Release,
+    StillFetching,
     Want,
     asking,
     giving,
 )
-from resilio_hpc.ckpt.snapshot_giver import CHUNK_BYTES
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import CheckpointError, WireError
 
@@ -39,52 +38,24 @@ SILENT_S = 10.0
 """Nothing came for so long: the other side is gone."""
 TELL_S = 1.0
 """How often the agent hears of a fetch that takes long."""
-_DEPTH = 12
-"""Chunks that are asked for and not here yet."""
-
-
-@dataclass
-class _Arriving:
-    """A snapshot on its way into a slot."""
-
-    pair: ArenaPair
-    slot: Slot
-    room: memoryview
-    header: Header
-    asked_to: int = PAGE
-    missing: dict[int, int] = field(default_factory=dict)  # offset → size of what was asked for
-
-
-@dataclass
-class _Fetching:
-    """The fetch that is being carried out."""
-
-    order: Fetch
-    socket: zmq.Socket[bytes]
-    ranks: deque[int]
-    began: float
-    heard_at: float
-    told_at: float
-    size_bytes: int = 0
-    arriving: _Arriving | None = None
+_STREAMS = 4  # at once, of ranks that wait; copies beside training come one after the other
+_LOOK_MS = 100
 
 
 class SnapshotTaker:
-    """Carries out one fetch at a time, in the order in which they were wanted."""
+    """Carries out one fetch at a time, in the order in which they were wanted. Nothing here waits."""
 
     def __init__(self, context: zmq.Context[Any], keys: wire.Keys, arenas: Path, copies: Path, spill: Path) -> None:
         """``arenas``: of this node's own ranks; ``copies``: of others'; ``spill``: see ArenaPair."""
-        self._context, self._keys = context, keys
-        self._arenas, self._copies, self._spill = arenas, copies, spill
+        self.wakes = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """For poll: readable when ``tick`` has something to do."""
+        self.pairs: dict[int, ArenaPair] = {}  # of copies, by rank: their pages stay mapped
+        self.context, self.keys = context, keys
+        self.arenas, self.copies, self.spill = arenas, copies, spill
         self._waiting: deque[Fetch] = deque()
         self._now: _Fetching | None = None
-        self._pairs: dict[int, ArenaPair] = {}  # of copies, by rank: their pages stay mapped
+        self._told_at = 0.0
         self._answers: list[Answer] = []
-
-    @property
-    def socket(self) -> zmq.Socket[bytes] | None:
-        """For poll, while something is fetched."""
-        return self._now.socket if self._now is not None else None
 
     def answers(self) -> list[Answer]:
         """How fetches have ended."""
@@ -98,150 +69,180 @@ class SnapshotTaker:
 
     def forget_all_but(self, copies: Collection[tuple[int, int]]) -> None:
         """Only these copies, (rank, step), are of the present life."""
-        for held in arena.scan(self._copies):
+        for held in arena.scan(self.copies):
             if (held.rank, held.step) not in copies:
                 arena.mark_empty(held.path, held.step)
 
     def cancel(self, numbers: Sequence[int]) -> None:
-        """Give these up; what was half here is nothing."""
+        """Give these up; what is half here will be nothing."""
         self._waiting = deque(order for order in self._waiting if order.number not in numbers)
         if self._now is not None and self._now.order.number in numbers:
-            self._hang_up()
-            self._next()
+            self._now.give_up()
 
     def tick(self) -> None:
-        """Do not wait for ever."""
-        now = self._now
-        if now is None:
+        """Take what has come to its end, and go on."""
+        if self._now is None:
             return
-        if time.monotonic() - now.heard_at > SILENT_S:
-            self._fail(f"{now.order.endpoint} said nothing for {SILENT_S:g} s")
-        elif time.monotonic() - now.told_at > TELL_S:
-            now.told_at = time.monotonic()
-            self._answers.append(StillFetching(now.order.number))
-
-    def serve(self) -> None:
-        """Take what has come."""
-        now = self._now
-        if now is None:
+        if self._now.is_alive():
+            if time.monotonic() - self._told_at > TELL_S and not self._now.is_given_up:
+                self._told_at = time.monotonic()
+                self._answers.append(StillFetching(self._now.order.number))
             return
-        for frames in wire.receive_all(now.socket):
-            try:
-                self._take(now, giving.decode(frames[0]), frames[1:])
-            except (WireError, CheckpointError, OSError) as error:
-                self._fail(str(error))
-            if self._now is not now:
-                return
-
-    def _take(self, now: _Fetching, message: Have | Miss | Data, rest: list[bytes]) -> None:
-        now.heard_at = time.monotonic()
-        if isinstance(message, Miss):
-            raise CheckpointError(message.error)
-        if isinstance(message, Have):
-            self._take_header(now, message)
-        elif now.arriving is not None and rest:
-            arriving, data = now.arriving, rest[0]
-            if arriving.missing.pop(message.offset, -1) != len(data):
-                raise CheckpointError("bytes came that nobody asked for")
-            arriving.room[message.offset : message.offset + len(data)] = data
-            self._ask(now, arriving)
-
-    def _take_header(self, now: _Fetching, message: Have) -> None:
-        header = arena.unpack(message.header)
-        wanted = (now.ranks[0], now.order.step, now.order.world_size)
-        found = () if header is None else (header.rank, header.step, header.world_size)
-        if header is None or found != wanted or now.arriving is not None:
-            raise CheckpointError("another snapshot came than was asked for")
-        pair = self._pair(now.order, header)
-        slot, room, sequence = pair.reserve(header.step, header.size_bytes)
-        order = now.order
-        if order.into_arenas:
-            local_rank = header.rank - order.first_rank
-            header = replace(header, local_rank=local_rank, local_world_size=order.local_world_size)
-        header = replace(header, sequence=sequence)
-        now.arriving = _Arriving(pair, slot, room, header)
-        self._ask(now, now.arriving)
-
-    def _pair(self, order: Fetch, header: Header) -> ArenaPair:
-        if header.rank in self._pairs and not order.into_arenas:
-            return self._pairs[header.rank]
-        owner = Owner(
-            header.rank, header.local_rank, header.world_size, header.local_world_size, header.round, header.layout,
-            header.run_id,
-        )  # fmt: skip
-        pair = ArenaPair(self._arenas if order.into_arenas else self._copies, owner, self._spill)
-        if not order.into_arenas:
-            self._pairs[header.rank] = pair
-        return pair
-
-    def _ask(self, now: _Fetching, arriving: _Arriving) -> None:
-        end = arriving.header.size_bytes
-        while len(arriving.missing) < _DEPTH and arriving.asked_to < end:
-            size = min(CHUNK_BYTES, end - arriving.asked_to)
-            arriving.missing[arriving.asked_to] = size
-            self._say(now, Read(arriving.asked_to, size))
-            arriving.asked_to += size
-        if not arriving.missing:
-            self._arrived(now, arriving)
-
-    def _arrived(self, now: _Fetching, arriving: _Arriving) -> None:
-        arriving.room.release()
-        arriving.pair.finish(arriving.slot, arriving.header)
-        self._done_with(now, arriving)
-        now.size_bytes += arriving.header.size_bytes
-        now.ranks.popleft()
-        self._say(now, Release())
-        if now.ranks:
-            self._say(now, self._wanted(now))
-            return
-        order = now.order
-        if not order.into_arenas:
-            self._drop_all_but(order.ranks)
-        self._answers.append(Fetched(order.number, now.size_bytes, round(time.monotonic() - now.began, 4)))
-        self._hang_up()
+        os.eventfd_read(self.wakes)
+        now, self._now = self._now, None
+        if not now.is_given_up:
+            if isinstance(now.answer, Fetched) and not now.order.into_arenas:
+                self._drop_all_but(now.order.ranks)
+            self._answers.append(now.answer)
         self._next()
 
     def _drop_all_but(self, ranks: list[int]) -> None:
         """Whose copies are not kept here any more need no memory."""
-        for rank in [rank for rank in self._pairs if rank not in ranks]:
-            self._pairs.pop(rank).close()
-        arena.remove_slots(self._copies, keep=ranks)
-
-    def _fail(self, error: str) -> None:
-        assert self._now is not None
-        self._answers.append(FetchFailed(self._now.order.number, error))
-        self._hang_up()
-        self._next()
+        for rank in [rank for rank in self.pairs if rank not in ranks]:
+            self.pairs.pop(rank).close()
+        arena.remove_slots(self.copies, keep=ranks)
 
     def _next(self) -> None:
-        if self._now is not None or not self._waiting:
-            return
-        order = self._waiting.popleft()
-        socket = wire.call(self._context, self._keys, order.endpoint, secrets.token_bytes(8).hex().encode())
-        now = time.monotonic()
-        self._now = _Fetching(order, socket, deque(order.ranks), now, now, now)
-        self._say(self._now, self._wanted(self._now))
+        if self._now is None and self._waiting:
+            self._told_at = time.monotonic()
+            self._now = _Fetching(self, self._waiting.popleft())
+            self._now.start()
 
-    @staticmethod
-    def _wanted(now: _Fetching) -> Want:
-        return Want(now.ranks[0], now.order.step, now.order.world_size, now.order.life)
 
-    def _hang_up(self) -> None:
-        now, self._now = self._now, None
-        if now is None:
-            return
-        if now.arriving is not None:
-            now.arriving.room.release()
-            with contextlib.suppress(OSError):
-                now.arriving.pair.abandon(now.arriving.slot)
-            self._done_with(now, now.arriving)
-        wire.send(now.socket, [asking.encode(Release())])
-        now.socket.close(100)
+class _Fetching(threading.Thread):
+    """One fetch. ``answer`` holds when the thread has ended, and ``is_given_up`` is not."""
 
-    def _done_with(self, now: _Fetching, arriving: _Arriving) -> None:
-        now.arriving = None
-        if now.order.into_arenas:
-            arriving.pair.close()  # from here on it is the rank's
+    def __init__(self, taker: SnapshotTaker, order: Fetch) -> None:
+        super().__init__(name="resilio-fetch", daemon=True)
+        self.order = order
+        self.answer: Fetched | FetchFailed = FetchFailed(order.number, "it was not begun")
+        self.is_given_up = False
+        self._taker = taker
+        self._lock = threading.Lock()  # for the next four, and for a snapshot to become whole
+        self._ranks = deque(order.ranks)
+        self._missing = set(order.ranks)
+        self._size_bytes = 0
+        self._error = ""
 
-    def _say(self, now: _Fetching, message: Want | Read | Release) -> None:
-        wire.send(now.socket, [asking.encode(message)])
+    def give_up(self) -> None:
+        """From the return on, nothing becomes whole any more."""
+        with self._lock:
+            self.is_given_up = True
+            self._ranks.clear()
+
+    def run(self) -> None:
+        """Fetch the snapshots of all ranks, several at once where ranks wait for them."""
+        began = time.monotonic()
+        if not self.order.into_arenas:
+            step_back()
+        try:
+            count = min(_STREAMS, len(self.order.ranks)) if self.order.into_arenas else 1
+            others = [threading.Thread(target=self._work, daemon=True) for _ in range(count - 1)]
+            for thread in others:
+                thread.start()
+            self._work()
+            for thread in others:
+                thread.join()
+            if self._error or self._missing:
+                self.answer = FetchFailed(self.order.number, self._error or "it ended half-way")
+            else:
+                self.answer = Fetched(self.order.number, self._size_bytes, round(time.monotonic() - began, 4))
+        finally:
+            os.eventfd_write(self._taker.wakes, 1)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._ranks:
+                    return
+                rank = self._ranks.popleft()
+            try:
+                self._fetch(rank)
+            except (CheckpointError, WireError, OSError, zmq.ZMQError) as error:
+                with self._lock:
+                    self._error = self._error or _in_words(error, self.order.endpoint)
+                    self._ranks.clear()
+
+    @property
+    def _goes_on(self) -> bool:
+        return not self.is_given_up and not self._error
+
+    def _fetch(self, rank: int) -> None:
+        order, taker = self.order, self._taker
+        name = secrets.token_bytes(8).hex().encode()
+        asked = wire.call(taker.context, taker.keys, order.endpoint, name)
+        try:
+            wire.send(asked, [asking.encode(Want(rank, order.step, order.world_size, order.life))])
+            have = self._answer(asked)
+            if have is not None:
+                self._take(have, self._header(have, rank))
+            wire.send(asked, [asking.encode(Release())])
+        finally:
+            asked.close(100)
+
+    def _answer(self, asked: zmq.Socket[bytes]) -> Have | None:
+        """None: it was given up. Raises CheckpointError, WireError."""
+        deadline = time.monotonic() + SILENT_S
+        while self._goes_on:
+            if asked.poll(_LOOK_MS):
+                answer = giving.decode(asked.recv_multipart()[0])
+                if isinstance(answer, Have):
+                    return answer
+                raise CheckpointError(answer.error)
+            if time.monotonic() > deadline:
+                raise TimeoutError
+        return None
+
+    def _header(self, have: Have, rank: int) -> Header:
+        order, header = self.order, arena.unpack(have.header)
+        wanted = (rank, order.step, order.world_size)
+        if header is None or (header.rank, header.step, header.world_size) != wanted:
+            raise CheckpointError("another snapshot came than was asked for")
+        if not order.into_arenas:
+            return header
+        return replace(header, local_rank=rank - order.first_rank, local_world_size=order.local_world_size)
+
+    def _take(self, have: Have, header: Header) -> None:
+        host = self.order.endpoint.rpartition(":")[0]
+        with socket.create_connection((host, have.stream.port), SILENT_S) as connection:
+            connection.sendall(have.stream.token)
+            pair = self._pair(header)
+            try:
+                slot, room, sequence = pair.reserve(header.step, header.size_bytes)
+                whole = False
+                try:
+                    into = room[PAGE : header.size_bytes]
+                    if sealed_stream.take(connection, have.stream.key, into, lambda: self._goes_on):
+                        with self._lock:
+                            if self._goes_on:
+                                pair.finish(slot, replace(header, sequence=sequence))
+                                whole = True
+                                self._size_bytes += header.size_bytes
+                                self._missing.discard(header.rank)
+                finally:
+                    if not whole:
+                        pair.abandon(slot)
+            finally:
+                if self.order.into_arenas:
+                    pair.close()  # from here on it is the rank's
+
+    def _pair(self, header: Header) -> ArenaPair:
+        taker, into_arenas = self._taker, self.order.into_arenas
+        if header.rank in taker.pairs and not into_arenas:
+            return taker.pairs[header.rank]
+        owner = Owner(
+            header.rank, header.local_rank, header.world_size, header.local_world_size, header.round, header.layout,
+            header.run_id,
+        )  # fmt: skip
+        pair = ArenaPair(taker.arenas if into_arenas else taker.copies, owner, taker.spill)
+        if not into_arenas:
+            taker.pairs[header.rank] = pair
+        return pair
+
+
+def _in_words(error: Exception, endpoint: str) -> str:
+    if isinstance(error, TimeoutError):
+        return f"{endpoint} said nothing for {SILENT_S:g} s"
+    if isinstance(error, ConnectionError):
+        return f"{endpoint} hung up"
+    return str(error)

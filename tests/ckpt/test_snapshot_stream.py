@@ -1,0 +1,459 @@
+"""Snapshots on their way between nodes: what is cut, changed or asked for by strangers; who is slow, who gives up."""
+
+from __future__ import annotations
+
+import select
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from resilio_hpc.ckpt import arena, sealed_stream, snapshot_giver, snapshot_taker
+from resilio_hpc.ckpt.arena_source import ArenaSource
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.replicator_messages import (
+    ANY,
+    Answer,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    Have,
+    Release,
+    StillFetching,
+    Want,
+    asking,
+    giving,
+)
+from resilio_hpc.ckpt.sealed_stream import Stream
+from resilio_hpc.ckpt.snapshot import Snapshot
+from resilio_hpc.ckpt.snapshot_giver import SnapshotGiver
+from resilio_hpc.ckpt.snapshot_taker import SnapshotTaker
+from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.core import wire
+from resilio_hpc.core.errors import CheckpointError
+
+POOL = ThreadPoolExecutor(4)
+KEYS = wire.Keys.derive(wire.new_secret())
+HOST = "127.0.0.1"
+CHUNK = 1 << 20
+SEALED = CHUNK + 16
+KEY = bytes(range(32))
+
+
+def sealed(data: bytes, key: bytes = KEY) -> bytes:
+    """What goes over the connection."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sent = POOL.submit(give_and_close, ours, data, key)
+        found = b""
+        while piece := theirs.recv(1 << 20):
+            found += piece
+        sent.result()
+    return found
+
+
+def give_and_close(connection: socket.socket, data: bytes, key: bytes) -> None:
+    with connection:
+        sealed_stream.give(connection, key, memoryview(data))
+
+
+def send_and_close(connection: socket.socket, data: bytes) -> None:
+    with connection:
+        connection.sendall(data)
+
+
+def taken(stream: bytes, size: int, key: bytes = KEY) -> bytes:
+    """What arrives of such bytes."""
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(10)
+    with theirs:
+        sent = POOL.submit(send_and_close, ours, stream)
+        into = bytearray(size)
+        try:
+            assert sealed_stream.take(theirs, key, memoryview(into), lambda: True)
+        finally:
+            theirs.close()
+            sent.exception()  # it may not have got rid of all
+    return bytes(into)
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 4097])
+def test_what_is_given_arrives(size: int) -> None:
+    data = np.random.default_rng(size).bytes(size)
+    on_the_way = sealed(data)
+    assert size < 100 or data[:100] not in on_the_way
+    assert taken(on_the_way, size) == data
+
+
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "a bit of the first chunk": lambda s: bytes([s[0] ^ 1]) + s[1:],
+    "a bit of the last tag": lambda s: s[:-1] + bytes([s[-1] ^ 128]),
+    "chunks exchanged": lambda s: s[SEALED : 2 * SEALED] + s[:SEALED] + s[2 * SEALED :],
+    "a chunk twice": lambda s: s[:SEALED] * 2 + s[2 * SEALED :],
+    "a chunk left out": lambda s: s[SEALED:] + bytes(SEALED),
+    "nothing but zeros": lambda s: bytes(len(s)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_is_changed_on_the_way_is_found(change: Callable[[bytes], bytes]) -> None:
+    data = np.random.default_rng(1).bytes(3 * CHUNK + 5)
+    with pytest.raises(CheckpointError, match="did not send"):
+        taken(change(sealed(data)), len(data))
+
+
+def test_what_was_sealed_with_another_key_is_not_taken() -> None:
+    with pytest.raises(CheckpointError, match="did not send"):
+        taken(sealed(bytes(100), bytes(32)), 100)
+    with pytest.raises(CheckpointError, match="no key"):
+        taken(sealed(bytes(100)), 100, KEY[:16])
+
+
+@pytest.mark.parametrize("size", [0, 1, SEALED - 1, SEALED, 2 * SEALED + 20])
+def test_what_is_cut_off_is_an_error(size: int) -> None:
+    stream = sealed(bytes(2 * CHUNK + 5))
+    with pytest.raises(ConnectionError):
+        taken(stream[:size], 2 * CHUNK + 5)
+
+
+# -- whole nodes, in this process ------------------------------------------------------------------------------
+
+
+@dataclass
+class Node:
+    """A giver and a taker as in a replicator, whose answers are collected."""
+
+    root: Path
+    context: zmq.Context[zmq.Socket[bytes]]
+    heard: list[Answer] = field(default_factory=list)
+    readers: list[zmq.Socket[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.arenas, self.copies = self.root / "arenas", self.root / "copies"
+        for path in (self.arenas, self.copies):
+            path.mkdir(parents=True)
+        self.gatekeeper = wire.Gatekeeper(self.context, KEYS, wire.Counters())
+        asked, port = wire.listen_anywhere(self.context, KEYS, HOST)
+        self.endpoint = f"{HOST}:{port}"
+        self.giver = SnapshotGiver(asked, HOST, (self.arenas, self.copies))
+        self.taker = SnapshotTaker(self.context, KEYS, self.arenas, self.copies, self.root / "spill")
+
+    def save(self, rank: int, step: int, floats: int = 1000) -> ArenaPair:
+        pair = ArenaPair(self.arenas, Owner(rank, rank, 8, 8, 0, "own", "run"), self.root / "spill")
+        state = {"w": np.full(floats, rank * 1000 + step, dtype=np.float32)}
+        Snapshot(pair, step, flatten(state), POOL).finish()
+        return pair
+
+    def serve(self) -> None:
+        poller = zmq.Poller()
+        watched = (self.gatekeeper.socket, self.giver.socket, self.giver.listener.fileno(), self.taker.wakes)
+        for one in watched:
+            poller.register(one, zmq.POLLIN)
+        ready = dict(poller.poll(50))
+        if self.gatekeeper.socket in ready:
+            self.gatekeeper.serve()
+        if self.giver.socket in ready:
+            self.giver.serve()
+        if self.giver.listener.fileno() in ready:
+            self.giver.accept()
+        self.giver.tick()
+        self.taker.tick()
+        self.heard += self.taker.answers()
+
+    def serve_until(self, holds: Callable[[], bool], limit_s: float = 20.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while not holds():
+            assert time.monotonic() < deadline, self.heard
+            self.serve()
+
+    def ends(self) -> Answer:
+        """How the next fetch ends."""
+        self.serve_until(lambda: any(not isinstance(answer, StillFetching) for answer in self.heard))
+        found = [answer for answer in self.heard if not isinstance(answer, StillFetching)]
+        self.heard.clear()
+        assert len(found) == 1
+        return found[0]
+
+    def asks(self, want: Want) -> Have:
+        """What this node's giver answers to a new reader."""
+        asked = wire.call(self.context, KEYS, self.endpoint, b"reader")
+        self.readers.append(asked)
+        asked.send(asking.encode(want))
+        self.serve_until(lambda: bool(asked.poll(0)))
+        have = giving.decode(asked.recv_multipart()[0])
+        assert isinstance(have, Have)
+        return have
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        made = Node(Path(name), context)
+        yield made
+        made.giver.listener.close()
+        for reader in made.readers:
+            reader.close(0)
+        context.destroy(linger=0)
+
+
+def steps(directory: Path) -> list[tuple[int, int]]:
+    return sorted((held.rank, held.step) for held in arena.scan(directory))
+
+
+def value(directory: Path, rank: int) -> float:
+    (held,) = [held for held in arena.scan(directory) if held.rank == rank]
+    with ArenaSource(held.path) as source:
+        (record,) = source.tensors
+        into = np.empty(record.shape, dtype=np.float32)
+        source.fill([(record, memoryview(into.view(np.uint8)))], POOL)
+    assert (into == into[0]).all()
+    return float(into[0])
+
+
+@pytest.mark.parametrize("ranks_wait", [True, False])
+def test_snapshots_come_side_by_side_where_ranks_wait(
+    node: Node, ranks_wait: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, lock, now, most = sealed_stream.take, threading.Lock(), 0, 0
+    four = threading.Barrier(4)
+
+    def counted(*arguments: object) -> bool:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(now, most)
+        if ranks_wait:
+            four.wait(10)
+        whole = take(*arguments)  # type: ignore[arg-type]
+        with lock:
+            now -= 1
+        return whole
+
+    monkeypatch.setattr(sealed_stream, "take", counted)
+    for rank in range(8):
+        node.save(rank, 5)
+    arenas, copies = node.root / "new arenas", node.root / "new copies"
+    for path in (arenas, copies):
+        path.mkdir()
+    node.taker = SnapshotTaker(node.context, KEYS, arenas, copies, node.root / "spill")
+    node.taker.begin(Fetch(1, 5, list(range(8)), 8, node.endpoint, ANY, ranks_wait, 0, 8 if ranks_wait else 0))
+    assert isinstance(node.ends(), Fetched)
+    assert [value(arenas if ranks_wait else copies, rank) for rank in range(8)] == [
+        rank * 1000 + 5 for rank in range(8)
+    ]
+    assert most == (4 if ranks_wait else 1)
+
+
+def test_memory_that_takes_long_to_be_had_is_no_silence(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve = ArenaPair.reserve
+
+    def slow(pair: ArenaPair, step: int, size: int) -> object:
+        time.sleep(2.5)
+        return reserve(pair, step, size)
+
+    node.save(0, 5, floats=2_000_000)
+    monkeypatch.setattr(snapshot_taker, "SILENT_S", 1.0)
+    monkeypatch.setattr(snapshot_giver, "FORGOTTEN_S", 1.0)
+    monkeypatch.setattr(ArenaPair, "reserve", slow)
+    node.taker.begin(Fetch(1, 5, [0], 8, node.endpoint))
+    node.serve_until(lambda: len(node.heard) >= 2)
+    assert node.heard[:2] == [StillFetching(1), StillFetching(1)]
+    assert isinstance(node.ends(), Fetched)
+    assert value(node.copies, 0) == 5
+
+
+def test_what_is_given_up_half_way_never_becomes_whole(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, reached, go_on = sealed_stream.take, threading.Event(), threading.Event()
+
+    def held_up(*arguments: object) -> bool:
+        whole = take(*arguments)  # type: ignore[arg-type]
+        reached.set()
+        assert go_on.wait(10)
+        return whole
+
+    monkeypatch.setattr(sealed_stream, "take", held_up)
+    node.save(0, 5)
+    node.taker.begin(Fetch(1, 5, [0], 8, node.endpoint))
+    node.serve_until(reached.is_set)
+    node.taker.cancel([1])
+    node.taker.begin(Fetch(2, 5, [0], 8, node.endpoint))
+    assert steps(node.copies) == []
+    go_on.set()
+    answer = node.ends()
+    assert isinstance(answer, Fetched)
+    assert answer.number == 2
+    assert steps(node.copies) == [(0, 5)]
+
+
+def test_no_room_is_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(pair: ArenaPair, step: int, size: int) -> object:
+        raise OSError(28, "No space left on device", "/dev/shm")
+
+    node.save(0, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(ArenaPair, "reserve", full)
+        node.taker.begin(Fetch(1, 5, [0], 8, node.endpoint))
+        answer = node.ends()
+    assert isinstance(answer, FetchFailed)
+    assert "No space left on device" in answer.error
+    node.taker.begin(Fetch(2, 5, [0], 8, node.endpoint))
+    assert isinstance(node.ends(), Fetched)
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection((HOST, port), 10)
+
+
+def said(node: Node, connection: socket.socket) -> bytes:
+    """All that comes until the end."""
+    found = POOL.submit(lambda: b"".join(iter(lambda: connection.recv(1 << 20), b"")))
+    node.serve_until(found.done)
+    try:
+        return found.result()
+    except ConnectionResetError:
+        return b""
+
+
+def test_a_stream_is_given_once_and_to_nobody_else(node: Node) -> None:
+    node.save(0, 5)
+    have = node.asks(Want(0, 5, 8))
+    for token in (b"", bytes(32), have.stream.token[:31] + b"\0", have.stream.token[1:] + b"\0" * 100):
+        with connect(have.stream.port) as connection:
+            connection.sendall(token)
+            connection.shutdown(socket.SHUT_WR)
+            assert said(node, connection) == b""
+    with connect(have.stream.port) as connection:
+        connection.sendall(have.stream.token)
+        assert len(said(node, connection)) > 4000
+    with connect(have.stream.port) as connection:
+        connection.sendall(have.stream.token)
+        assert said(node, connection) == b""
+
+
+def can_be_overwritten(pair: ArenaPair) -> bool:
+    """Is step 5, the older one of two, free?"""
+    Snapshot(pair, 7, flatten({"w": np.zeros(10)}), POOL).finish()
+    return pair.held(5) is None
+
+
+@pytest.mark.parametrize("ends", ["stalls", "hangs up", "releases", "never comes"])
+def test_a_reader_that_is_gone_or_stopped_keeps_nothing(node: Node, ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_giver, "STALLED_S", 1.0)
+    monkeypatch.setattr(snapshot_giver, "FORGOTTEN_S", 1.0 if ends == "never comes" else 60.0)
+    pair = node.save(0, 5, floats=8_000_000)  # more than buffers hold
+    Snapshot(pair, 6, flatten({"w": np.zeros(10)}), POOL).finish()
+    have = node.asks(Want(0, 5, 8))
+    connection = None
+    if ends != "never comes":
+        connection = connect(have.stream.port)
+        connection.sendall(have.stream.token)
+        node.serve_until(lambda: bool(select.select([connection], [], [], 0)[0]))
+    assert not can_be_overwritten(pair)
+    if connection is not None and ends == "hangs up":
+        connection.close()
+    elif ends == "releases":
+        node.readers[0].send(asking.encode(Release()))
+    deadline = time.monotonic() + 10
+    while not can_be_overwritten(pair):
+        assert time.monotonic() < deadline
+        node.serve()
+    if connection is not None:
+        connection.close()
+
+
+# -- givers that are not what they should be -------------------------------------------------------------------
+
+
+class Impostor:
+    """Gives a snapshot as the test wants it."""
+
+    def __init__(
+        self, node: Node, have: Callable[[Stream], Have], act: Callable[[socket.socket, Stream], None]
+    ) -> None:
+        self.asked, port = wire.listen_anywhere(node.context, KEYS, HOST)
+        self.endpoint = f"{HOST}:{port}"
+        self._listener = socket.create_server((HOST, 0))
+        self._stream = Stream.new(self._listener.getsockname()[1])
+        self._have, self._act = have, act
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with self._listener.accept()[0] as connection:
+            connection.recv(32, socket.MSG_WAITALL)
+            self._act(connection, self._stream)
+
+    def serve(self) -> None:
+        """Answer a Want."""
+        if self.asked.poll(0):
+            caller, _ = self.asked.recv_multipart()
+            self.asked.send_multipart([caller, giving.encode(self._have(self._stream))])
+
+    def close(self) -> None:
+        self.asked.close(0)
+        self._listener.close()
+
+
+def half(connection: socket.socket, stream: Stream, content: bytes) -> None:
+    connection.sendall(sealed(content, stream.key)[:SEALED])
+
+
+def garbage(connection: socket.socket, stream: Stream, content: bytes) -> None:
+    connection.sendall(bytes(len(content) + 16 * 3))
+
+
+def silence(connection: socket.socket, stream: Stream, content: bytes) -> None:
+    time.sleep(3)
+
+
+@pytest.mark.parametrize(
+    ("act", "why"), [(half, "hung up"), (garbage, "did not send"), (silence, "said nothing for 1 s")]
+)
+def test_a_giver_that_fails_half_way_costs_the_fetch_alone(
+    node: Node, act: Callable[[socket.socket, Stream, bytes], None], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_taker, "SILENT_S", 1.0)
+    pair = node.save(0, 5, floats=600_000)
+    path = pair.held(5)
+    assert path is not None
+    data = path.read_bytes()
+    header = arena.unpack(data[: arena.PAGE])
+    assert header is not None
+    content = data[arena.PAGE : header.size_bytes]
+    impostor = Impostor(
+        node, lambda stream: Have(0, 5, data[: arena.PAGE], stream), lambda c, stream: act(c, stream, content)
+    )
+    node.taker.begin(Fetch(1, 5, [0], 8, impostor.endpoint))
+    while not node.heard or isinstance(node.heard[-1], StillFetching):
+        impostor.serve()
+        node.serve()
+    answer = node.ends()
+    assert isinstance(answer, FetchFailed)
+    assert why in answer.error
+    assert steps(node.copies) == []
+    impostor.close()
+    node.taker.begin(Fetch(2, 5, [0], 8, node.endpoint))  # of the right one
+    assert isinstance(node.ends(), Fetched)
+
+
+@pytest.mark.parametrize("header", [b"", bytes(4096), None], ids=["none", "no snapshot", "another rank's"])
+def test_a_giver_that_offers_something_else_is_refused(node: Node, header: bytes | None) -> None:
+    pair = node.save(1, 5)
+    path = pair.held(5)
+    assert path is not None
+    page = path.read_bytes()[: arena.PAGE] if header is None else header
+    impostor = Impostor(node, lambda stream: Have(0, 5, page, stream), lambda c, stream: None)
+    node.taker.begin(Fetch(1, 5, [0], 8, impostor.endpoint))
+    while not node.heard:
+        impostor.serve()
+        node.serve()
+    assert node.ends() == FetchFailed(1, "another snapshot came than was asked for")
+    impostor.close()
