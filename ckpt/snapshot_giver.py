@@ -15,7 +15,7 @@ import zmq
 
 from resilio_hpc.ckpt import arena, sealed_stream
 from resilio_hpc.ckpt.helper_process import step_back
-from resilio_hpc.ckpt.replicator_messages import ANY, Have, Life, Miss, Release, Want, asking, giving
+from resilio_hpc.ckpt.replicator_messages import ANY, Have, Life, Miss, Want, asking, giving
 from resilio_hpc.ckpt.sealed_stream import Stream
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
@@ -31,7 +31,7 @@ _MAX_STRANGERS = 256
 
 
 class _Kept:
-    """A pinned snapshot that somebody reads; it is let go when it was read, or released. Safe to use from any thread."""
+    """A pinned snapshot that somebody reads; it is let go when it was read, or released. For use from any thread."""
 
     def __init__(self, fd: int, size: int, port: int, is_urgent: bool) -> None:
         self.stream = Stream.new(port)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilio_hpc.ckpt.replicator_messages import (
-    StillFetching,
     Begin,
     Cancel,
     Fetch,
@@ -20,6 +19,7 @@ from resilio_hpc.ckpt.replicator_messages import (
     Request,
     Serve,
     Serving,
+    StillFetching,
     decode_answer,
 )
 from resilio_hpc.core.json_lines import encode_line
