@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -36,6 +37,8 @@ from resilio_hpc.core.errors import CheckpointError, WireError
 
 SILENT_S = 10.0
 """Nothing came for so long: the other side is gone."""
+CONNECT_S = 3.0
+"""For a node that has answered just before."""
 TELL_S = 1.0
 """How often the agent hears of a fetch that takes long."""
 _STREAMS = 4  # at once, of ranks that wait; copies beside training come one after the other
@@ -118,7 +121,8 @@ class _Fetching(threading.Thread):
         self.answer: Fetched | FetchFailed = FetchFailed(order.number, "it was not begun")
         self.is_given_up = False
         self._taker = taker
-        self._lock = threading.Lock()  # for the next four, and for a snapshot to become whole
+        self._lock = threading.Lock()  # for the next five, and for a snapshot to become whole
+        self._connections: set[socket.socket] = set()
         self._ranks = deque(order.ranks)
         self._missing = set(order.ranks)
         self._size_bytes = 0
@@ -128,7 +132,14 @@ class _Fetching(threading.Thread):
         """From the return on, nothing becomes whole any more."""
         with self._lock:
             self.is_given_up = True
-            self._ranks.clear()
+            self._end()
+
+    def _end(self) -> None:
+        """Nothing is waited for any more: the next fetch may be urgent."""
+        self._ranks.clear()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def run(self) -> None:
         """Fetch the snapshots of all ranks, several at once where ranks wait for them."""
@@ -161,7 +172,7 @@ class _Fetching(threading.Thread):
             except (CheckpointError, WireError, OSError, zmq.ZMQError) as error:
                 with self._lock:
                     self._error = self._error or _in_words(error, self.order.endpoint)
-                    self._ranks.clear()
+                    self._end()
 
     @property
     def _goes_on(self) -> bool:
@@ -204,27 +215,38 @@ class _Fetching(threading.Thread):
 
     def _take(self, have: Have, header: Header) -> None:
         host = self.order.endpoint.rpartition(":")[0]
-        with socket.create_connection((host, have.stream.port), SILENT_S) as connection:
-            connection.sendall(have.stream.token)
-            pair = self._pair(header)
+        with socket.create_connection((host, have.stream.port), CONNECT_S) as connection:
+            connection.settimeout(SILENT_S)
+            with self._lock:
+                if not self._goes_on:
+                    return
+                self._connections.add(connection)
             try:
-                slot, room, sequence = pair.reserve(header.step, header.size_bytes)
-                whole = False
+                connection.sendall(have.stream.token)
+                pair = self._pair(header)
                 try:
-                    into = room[PAGE : header.size_bytes]
-                    if sealed_stream.take(connection, have.stream.key, into, lambda: self._goes_on):
-                        with self._lock:
-                            if self._goes_on:
-                                pair.finish(slot, replace(header, sequence=sequence))
-                                whole = True
-                                self._size_bytes += header.size_bytes
-                                self._missing.discard(header.rank)
+                    self._fill(pair, header, connection, have.stream.key)
                 finally:
-                    if not whole:
-                        pair.abandon(slot)
+                    if self.order.into_arenas:
+                        pair.close()  # from here on it is the rank's
             finally:
-                if self.order.into_arenas:
-                    pair.close()  # from here on it is the rank's
+                with self._lock:
+                    self._connections.discard(connection)
+
+    def _fill(self, pair: ArenaPair, header: Header, connection: socket.socket, key: bytes) -> None:
+        slot, room, sequence = pair.reserve(header.step, header.size_bytes)
+        whole = False
+        try:
+            if sealed_stream.take(connection, key, room[PAGE : header.size_bytes], lambda: self._goes_on):
+                with self._lock:
+                    if self._goes_on:
+                        pair.finish(slot, replace(header, sequence=sequence))
+                        whole = True
+                        self._size_bytes += header.size_bytes
+                        self._missing.discard(header.rank)
+        finally:
+            if not whole:
+                pair.abandon(slot)
 
     def _pair(self, header: Header) -> ArenaPair:
         taker, into_arenas = self._taker, self.order.into_arenas

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from resilio_hpc.launch.agent import Agent
 
 MAX_DEATHS = 5
-SILENT_S = 120.0
-"""A replicator tells every second that it is fetching, but not while it takes memory for a large snapshot."""
+SILENT_S = 60.0
+"""A replicator tells every second that it is fetching, but not while it still takes memory for what was given up."""
 DIED = "the replicator process was killed"
 
 

@@ -212,6 +212,24 @@ def test_what_is_given_up_half_way_never_becomes_whole(node: Node, monkeypatch: 
     assert steps(node.copies) == [(0, 5)]
 
 
+def test_what_is_given_up_holds_up_nothing_however_silent_its_giver_is(node: Node) -> None:
+    path = node.save(0, 5).held(5)
+    assert path is not None
+    page = path.read_bytes()[: arena.PAGE]
+    reached = threading.Event()
+    silent = Impostor(node, lambda stream: Have(0, 5, page, stream), lambda c, stream: (reached.set(), time.sleep(8)))
+    node.taker.begin(Fetch(1, 5, [0], 8, silent.endpoint))
+    while not reached.is_set():
+        silent.serve()
+        node.serve()
+    node.taker.cancel([1])
+    node.taker.begin(Fetch(2, 5, [0], 8, node.endpoint))
+    node.serve_until(lambda: len(node.heard) > 0, limit_s=5.0)
+    assert isinstance(node.ends(), Fetched)
+    assert steps(node.copies) == [(0, 5)]
+    silent.close()
+
+
 def test_no_room_is_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(pair: ArenaPair, step: int, size: int) -> object:
         raise OSError(28, "No space left on device", "/dev/shm")
@@ -295,7 +313,7 @@ class Impostor:
     """Gives a snapshot as the test wants it."""
 
     def __init__(
-        self, node: Node, have: Callable[[Stream], Have], act: Callable[[socket.socket, Stream], None]
+        self, node: Node, have: Callable[[Stream], Have], act: Callable[[socket.socket, Stream], object]
     ) -> None:
         self.asked, port = wire.listen_anywhere(node.context, KEYS, HOST)
         self.endpoint = f"{HOST}:{port}"
