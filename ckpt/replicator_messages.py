@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
+
 import msgspec
 
-from resilio_hpc.ckpt.sealed_stream import Stream
 from resilio_hpc.core.json_lines import LineDecoder
 from resilio_hpc.core.wire import Codec
 
 Life = tuple[int, int]
 """(epoch, round) of a start of all ranks; later ones are larger."""
 ANY: Life = (-1, -1)
+TOKEN_BYTES = KEY_BYTES = 32
 
 
 class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -108,6 +110,19 @@ class Want(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 class Release(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """I need no more of it."""
+
+
+class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the bytes can be had once (see ``sealed_stream``), by whoever says ``token`` there first."""
+
+    port: int
+    token: bytes
+    key: bytes
+
+    @classmethod
+    def new(cls, port: int) -> Stream:
+        """One that nobody can guess."""
+        return cls(port, secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(KEY_BYTES))
 
 
 class Have(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

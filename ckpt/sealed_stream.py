@@ -1,38 +1,23 @@
 """Bulk data from one node to another, over TCP, each chunk encrypted and authenticated with AES-256-GCM.
 
-Giver and taker have agreed on a Stream over the run's authenticated wire, whose own cipher takes five times the
-processor time. The key is drawn anew for each stream and never used twice; a chunk's nonce is its number, so chunks
+Giver and taker have agreed on a key over the run's authenticated wire, whose own cipher takes five times the
+processor time. It is drawn anew for each stream and never used twice; a chunk's nonce is its number, so chunks
 that are changed, dropped or put in another order do not decrypt. The total size is known to both sides.
 """
 
 from __future__ import annotations
 
-import secrets
 import socket
 from collections.abc import Callable
 
-import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from resilio_hpc.core.errors import CheckpointError
 
-TOKEN_BYTES = 32
 _CHUNK_BYTES = 1 << 20
 _TAG_BYTES = 16
-
-
-class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the bytes can be had once, by whoever says ``token`` there first."""
-
-    port: int
-    token: bytes
-    key: bytes
-
-    @classmethod
-    def new(cls, port: int) -> Stream:
-        """One that nobody can guess."""
-        return cls(port, secrets.token_bytes(TOKEN_BYTES), AESGCM.generate_key(256))
+_KEY_BYTES = 32
 
 
 def give(connection: socket.socket, key: bytes, memory: memoryview) -> None:
@@ -51,7 +36,7 @@ def take(connection: socket.socket, key: bytes, memory: memoryview, goes_on: Cal
 
     Raises CheckpointError for bytes that are not what was given, OSError, TimeoutError.
     """
-    if len(key) != 32:
+    if len(key) != _KEY_BYTES:
         raise CheckpointError("the other node gave no key")
     cipher = AESGCM(key)
     room = memoryview(bytearray(_CHUNK_BYTES + _TAG_BYTES))

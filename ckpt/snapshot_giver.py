@@ -15,8 +15,7 @@ import zmq
 
 from resilio_hpc.ckpt import arena, sealed_stream
 from resilio_hpc.ckpt.helper_process import step_back
-from resilio_hpc.ckpt.replicator_messages import ANY, Have, Life, Miss, Want, asking, giving
-from resilio_hpc.ckpt.sealed_stream import Stream
+from resilio_hpc.ckpt.replicator_messages import ANY, TOKEN_BYTES, Have, Life, Miss, Stream, Want, asking, giving
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.native import map_shared
@@ -125,7 +124,7 @@ class SnapshotGiver:
         with connection:
             try:
                 connection.settimeout(_TOKEN_S)
-                token = bytearray(sealed_stream.TOKEN_BYTES)
+                token = bytearray(TOKEN_BYTES)
                 sealed_stream.receive_exactly(connection, memoryview(token))
             except OSError:
                 return

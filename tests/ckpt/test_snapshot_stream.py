@@ -28,11 +28,11 @@ from resilio_hpc.ckpt.replicator_messages import (
     Have,
     Release,
     StillFetching,
+    Stream,
     Want,
     asking,
     giving,
 )
-from resilio_hpc.ckpt.sealed_stream import Stream
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.snapshot_giver import SnapshotGiver
 from resilio_hpc.ckpt.snapshot_taker import SnapshotTaker
