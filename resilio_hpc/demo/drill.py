@@ -74,6 +74,7 @@ class DrillRun:
         self._done: list[float] = []  # when each act was done, Unix seconds
         self._seen = 0  # events that were there when the last act was done
         self._next_look = 0.0
+        self._progressed_at = 0.0
         self._told = False  # the ranks, that they may end
 
     def run(self, started: Callable[[], None] = lambda: None) -> DrillResult:
@@ -156,7 +157,9 @@ class DrillRun:
 
     def _is_due(self, act: Act) -> bool:
         if not self._done:
-            return progressed(self._events)
+            if not self._progressed_at and progressed(self._events):
+                self._progressed_at = time.time()
+            return 0.0 < self._progressed_at <= time.time() - act.after_s
         wait_s = act.after_s + act.jitter_s * (self._repeat % JITTERS) / JITTERS
         happened = not act.on or any(event.kind == act.on for event in self._events[self._seen :])
         return happened and time.time() >= self._done[-1] + wait_s
