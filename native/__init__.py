@@ -10,7 +10,6 @@ from resilio_hpc.native._memory import (
     copy_crc32c,
     crc32c,
     crc32c_portable,
-    has_hardware,
     populate,
     populate_missing,
 )
@@ -21,7 +20,6 @@ __all__ = [
     "crc32c",
     "crc32c_portable",
     "direct_io",
-    "has_hardware",
     "make_huge",
     "map_shared",
     "populate",

@@ -1,8 +1,8 @@
 /* CRC32C, alone or while copying; every function takes and returns the inverted register.
  *
- * Castagnoli, reflected polynomial 0x82f63b78, RFC 3720 appendix B.4. The CPU's instruction takes 3 cycles but starts one
- * each cycle, so three independent streams run side by side and are joined with tables (the method of Mark Adler's
- * crc32c.c and Intel's "Fast CRC Computation for iSCSI Polynomial").
+ * Castagnoli, reflected polynomial 0x82f63b78, RFC 3720 appendix B.4. Three ways: tables; the CPU's instruction, which
+ * takes 3 cycles but starts one each cycle, so three independent streams run side by side and are joined with tables (the
+ * method of Mark Adler's crc32c.c and Intel's "Fast CRC Computation for iSCSI Polynomial"); carry-less products (folding.h).
  */
 #ifndef RESILIO_CHECKSUM_H
 #define RESILIO_CHECKSUM_H
@@ -38,7 +38,10 @@ static inline uint64_t CRC1(uint64_t crc, uint8_t value) {
 static uint32_t portable_table[8][256];
 static uint32_t long_shift[4][256];
 static uint32_t short_shift[4][256];
-static int has_hardware;
+
+/* What the processor has, and what is used of it. */
+enum instructions { TABLES, CRC32, FOLDING };
+static enum instructions available, used;
 
 /* ---- tables ---------------------------------------------------------------------------------------------------- */
 
@@ -65,6 +68,17 @@ static void build_shift(uint32_t tables[4][256], size_t length) {
         for (uint32_t n = 0; n < 256; n++) tables[byte][n] = gf2_times(from, n << (8 * byte));
 }
 
+#if defined(__x86_64__)
+/* x^n modulo the polynomial. */
+static uint32_t power_of_x(unsigned n) {
+    uint32_t power = 0x80000000u;
+    while (n--) power = power & 1 ? (power >> 1) ^ POLYNOMIAL : power >> 1;
+    return power;
+}
+
+#include "folding.h"
+#endif
+
 static uint32_t shift(uint32_t tables[4][256], uint32_t crc) {
     return tables[0][crc & 0xff] ^ tables[1][(crc >> 8) & 0xff] ^ tables[2][(crc >> 16) & 0xff] ^ tables[3][crc >> 24];
 }
@@ -83,10 +97,13 @@ static void build_tables(void) {
     build_shift(long_shift, LONG);
     build_shift(short_shift, SHORT);
 #if defined(__x86_64__)
-    has_hardware = __builtin_cpu_supports("sse4.2") != 0;
+    build_folding_factors();
+    available = __builtin_cpu_supports("sse4.2") ? CRC32 : TABLES;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq")) available = FOLDING;
 #elif defined(__aarch64__)
-    has_hardware = (getauxval(AT_HWCAP) & (1 << 7)) != 0; /* HWCAP_CRC32 */
+    available = getauxval(AT_HWCAP) & (1 << 7) ? CRC32 : TABLES; /* HWCAP_CRC32 */
 #endif
+    used = available;
 }
 
 /* ---- checksum -------------------------------------------------------------------------------------------------- */
@@ -147,72 +164,23 @@ HARDWARE_TARGET static uint32_t crc_hardware(uint32_t start, const uint8_t *data
 #endif
 
 static uint32_t checksum(uint32_t crc, const uint8_t *data, size_t size) {
-    return has_hardware ? crc_hardware(crc, data, size) : crc_portable(crc, data, size);
+#if defined(__x86_64__)
+    if (used == FOLDING && size >= FOLDED) {
+        size_t folded = size - size % FOLDED;
+        crc = crc_folding(crc, data, folded);
+        data += folded;
+        size -= folded;
+    }
+#endif
+    return used == TABLES ? crc_portable(crc, data, size) : crc_hardware(crc, data, size);
 }
 
 /* ---- copy ------------------------------------------------------------------------------------------------------ */
 
-#define PIECE (3 * LONG)
+#define PIECE (3 * LONG) /* stays in the first-level cache between checksum and copy */
 
-#if defined(__x86_64__)
-#define STREAM_FROM (256 * 1024)
-
-/* One cache line past the caches: an arena is read again much later, so loading its lines first would be waste. */
-static inline void stream_line(uint8_t *target, const uint8_t *source) {
-    __m128i a = _mm_loadu_si128((const __m128i *)source);
-    __m128i b = _mm_loadu_si128((const __m128i *)(source + 16));
-    __m128i c = _mm_loadu_si128((const __m128i *)(source + 32));
-    __m128i d = _mm_loadu_si128((const __m128i *)(source + 48));
-    _mm_stream_si128((__m128i *)target, a);
-    _mm_stream_si128((__m128i *)(target + 16), b);
-    _mm_stream_si128((__m128i *)(target + 32), c);
-    _mm_stream_si128((__m128i *)(target + 48), d);
-}
-
-/* A piece, its three streams side by side, line by line: memory reads and writes overlap with the checksums. */
-HARDWARE_TARGET static uint64_t copy_piece(uint64_t crc, uint8_t *target, const uint8_t *source) {
-    uint64_t second = 0, third = 0;
-    for (size_t line = 0; line < LONG; line += 64) {
-        const uint8_t *data = source + line;
-        for (size_t i = 0; i < 64; i += 8) {
-            crc = CRC8(crc, load8(data + i));
-            second = CRC8(second, load8(data + LONG + i));
-            third = CRC8(third, load8(data + 2 * LONG + i));
-        }
-        stream_line(target + line, data);
-        stream_line(target + LONG + line, data + LONG);
-        stream_line(target + 2 * LONG + line, data + 2 * LONG);
-    }
-    crc = shift(long_shift, (uint32_t)crc) ^ second;
-    return shift(long_shift, (uint32_t)crc) ^ third;
-}
-
-/* Does the target lie a little further into its page than the source? The processor compares the last 12 bits of
- * addresses: it takes each load for one of what was stored just before, and waits. */
-static inline int is_just_ahead(const uint8_t *target, const uint8_t *source) {
-    uintptr_t ahead = ((uintptr_t)target - (uintptr_t)source) & 4095;
-    return ahead > 0 && ahead < 128;
-}
-
-/* A piece for such a target: its checksum, then copied from its end on, where no load follows a store like that. */
-HARDWARE_TARGET static uint64_t copy_piece_backwards(uint64_t crc, uint8_t *target, const uint8_t *source) {
-    crc = three_streams(crc, source, LONG, long_shift);
-    for (size_t line = PIECE; line; line -= 64) stream_line(target + line - 64, source + line - 64);
-    return crc;
-}
-#endif
-
-static uint32_t copy_checksum(uint32_t crc, uint8_t *target, const uint8_t *source, size_t size) {
-#if defined(__x86_64__)
-    if (has_hardware && size >= STREAM_FROM && ((uintptr_t)target & 15) == 0) {
-        uint64_t (*copy)(uint64_t, uint8_t *, const uint8_t *) =
-            is_just_ahead(target, source) ? copy_piece_backwards : copy_piece;
-        for (; size >= PIECE; source += PIECE, target += PIECE, size -= PIECE)
-            crc = (uint32_t)copy(crc, target, source);
-        _mm_sfence();
-    }
-#endif
-    while (size) { /* pieces that stay in the first-level cache between checksum and copy */
+static uint32_t copy_pieces(uint32_t crc, uint8_t *target, const uint8_t *source, size_t size) {
+    while (size) {
         size_t piece = size < PIECE ? size : PIECE;
         crc = checksum(crc, source, piece);
         memcpy(target, source, piece);
@@ -221,6 +189,45 @@ static uint32_t copy_checksum(uint32_t crc, uint8_t *target, const uint8_t *sour
         size -= piece;
     }
     return crc;
+}
+
+#if defined(__x86_64__)
+#define STREAM_FROM (256 * 1024)
+#define LINE 64
+
+/* Whole pieces past the caches to a cache line: an arena is read again much later, so loading its lines first would be
+ * waste. Copied first: read in one stream, memory gives them fastest; their three streams are then in the cache. */
+static uint32_t stream_pieces(uint32_t crc, uint8_t *target, const uint8_t *source, size_t size) {
+    for (; size; source += PIECE, target += PIECE, size -= PIECE) {
+        for (size_t at = 0; at < PIECE; at += LINE) {
+            const __m128i *from = (const __m128i *)(source + at);
+            __m128i *to = (__m128i *)(target + at);
+            __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1), c = _mm_loadu_si128(from + 2),
+                    d = _mm_loadu_si128(from + 3);
+            _mm_stream_si128(to, a);
+            _mm_stream_si128(to + 1, b);
+            _mm_stream_si128(to + 2, c);
+            _mm_stream_si128(to + 3, d);
+        }
+        crc = checksum(crc, source, PIECE);
+    }
+    _mm_sfence();
+    return crc;
+}
+#endif
+
+static uint32_t copy_checksum(uint32_t crc, uint8_t *target, const uint8_t *source, size_t size) {
+#if defined(__x86_64__)
+    if (used != TABLES && size >= STREAM_FROM) {
+        size_t head = -(uintptr_t)target % LINE, whole = (size - head) / PIECE * PIECE;
+        crc = copy_pieces(crc, target, source, head);
+        crc = (used == FOLDING ? stream_folding : stream_pieces)(crc, target + head, source + head, whole);
+        target += head + whole;
+        source += head + whole;
+        size -= head + whole;
+    }
+#endif
+    return copy_pieces(crc, target, source, size);
 }
 
 #endif

@@ -104,6 +104,17 @@ static PyObject *py_crc32c_portable(PyObject *module, PyObject *args) {
     return crc_with(args, "y*|I:crc32c_portable", crc_portable);
 }
 
+static PyObject *py_use(PyObject *module, PyObject *args) {
+    int wanted;
+    if (!PyArg_ParseTuple(args, "i:use", &wanted)) return NULL;
+    if (wanted < TABLES || wanted > (int)available) {
+        PyErr_Format(PyExc_ValueError, "use: %d is not among the processor's 0 to %d", wanted, (int)available);
+        return NULL;
+    }
+    used = (enum instructions)wanted;
+    Py_RETURN_NONE;
+}
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
@@ -160,6 +171,7 @@ static PyMethodDef methods[] = {
     {"copy_blocks", py_copy_blocks, METH_VARARGS, "copy_blocks(target, [(at, source, start, size), ...]) -> [int, ...]"},
     {"crc32c", py_crc32c, METH_VARARGS, "crc32c(data, start=0) -> int"},
     {"crc32c_portable", py_crc32c_portable, METH_VARARGS, "crc32c_portable(data, start=0) -> int"},
+    {"use", py_use, METH_VARARGS, "use(instructions) -> None"},
     {"populate", py_populate, METH_VARARGS, "populate(mapping) -> None"},
     {"populate_missing", py_populate_missing, METH_VARARGS, "populate_missing(memory) -> None"},
     {NULL, NULL, 0, NULL},
@@ -172,7 +184,7 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__memory(void) {
     build_tables();
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "has_hardware", has_hardware) < 0) {
+    if (module != NULL && PyModule_AddIntConstant(module, "available", (int)available) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc import native
+from resilio_hpc.native import _memory
 
 VECTORS = [  # RFC 3720 appendix B.4, and the check value of CRC-32C
     (b"", 0x00000000),
@@ -26,6 +28,18 @@ VECTORS = [  # RFC 3720 appendix B.4, and the check value of CRC-32C
 ]
 
 
+@pytest.fixture(params=[0, 1, 2], ids=["tables", "crc32", "folding"])
+def instructions(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Whatever processor these run on, each of its ways to compute checksums is tried."""
+    wanted: int = request.param
+    if wanted > _memory.available:
+        pytest.skip("this processor has no such instructions")
+    _memory.use(wanted)
+    yield wanted
+    _memory.use(_memory.available)
+
+
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize(("data", "expected"), VECTORS)
 def test_checksum_gives_the_published_values(data: bytes, expected: int) -> None:
     assert native.crc32c(data) == expected
@@ -33,7 +47,10 @@ def test_checksum_gives_the_published_values(data: bytes, expected: int) -> None
     assert native.copy_crc32c(bytearray(len(data)), data) == expected
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 767, 768, 769, 12287, 12288, 12289, 300_001, 1 << 20])
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize(
+    "size", [1, 7, 8, 127, 128, 129, 256, 767, 768, 769, 12287, 12288, 12289, 262_143, 262_144, 300_001, 1 << 20]
+)
 @pytest.mark.parametrize("offset", [0, 1, 13])
 def test_hardware_and_portable_agree_and_the_copy_is_exact(size: int, offset: int) -> None:
     source = os.urandom(size + offset)
@@ -46,7 +63,8 @@ def test_hardware_and_portable_agree_and_the_copy_is_exact(size: int, offset: in
     assert target[offset + size :] == b"\xaa" * 16
 
 
-@pytest.mark.parametrize("ahead", [0, 16, 32, 64, 112, 128, 4080])
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("ahead", [0, 1, 16, 32, 63, 64, 112, 128, 4080])
 def test_a_copy_is_exact_wherever_in_its_page_the_target_lies(ahead: int) -> None:
     size = 300_001
     with mmap.mmap(-1, 2 << 20) as source, mmap.mmap(-1, 2 << 20) as target:
@@ -58,9 +76,32 @@ def test_a_copy_is_exact_wherever_in_its_page_the_target_lies(ahead: int) -> Non
         assert not any(target[:ahead]) and not any(target[ahead + size :])
 
 
-@given(st.binary(max_size=5000), st.integers(0, 5000))
-def test_a_checksum_continues_where_another_ended(data: bytes, cut: int) -> None:
-    assert native.crc32c(data[cut:], native.crc32c(data[:cut])) == native.crc32c(data)
+@pytest.mark.usefixtures("instructions")
+def test_a_checksum_tells_any_bit_that_is_changed() -> None:
+    data = bytearray(os.urandom(1500))
+    right = native.crc32c(data)
+    for bit in range(8 * len(data)):
+        data[bit // 8] ^= 1 << bit % 8
+        assert native.crc32c(data) != right
+        data[bit // 8] ^= 1 << bit % 8
+    assert native.crc32c(data) == right
+
+
+@pytest.mark.parametrize("wanted", [-1, 3])
+def test_instructions_that_there_are_not_are_refused(wanted: int) -> None:
+    with pytest.raises(ValueError, match="not among the processor's"):
+        _memory.use(wanted)
+
+
+@pytest.mark.parametrize("wanted", range(_memory.available + 1))
+@given(data=st.binary(max_size=5000), cut=st.integers(0, 5000), start=st.integers(0, (1 << 32) - 1))
+def test_a_checksum_continues_where_another_ended(wanted: int, data: bytes, cut: int, start: int) -> None:
+    _memory.use(wanted)
+    try:
+        whole, parts = native.crc32c(data, start), native.crc32c(data[cut:], native.crc32c(data[:cut], start))
+    finally:
+        _memory.use(_memory.available)
+    assert whole == parts == native.crc32c_portable(data, start)
 
 
 def test_sizes_that_differ_are_refused_and_nothing_is_written() -> None:
