@@ -34,7 +34,6 @@ from measure import machine, shown
 
 TIMEOUT_S = 1800.0
 WIDTH = 1024
-BATCH = 96
 LIMIT = "bare write"
 OURS = ("ours", "ours, overlapped")
 OTHERS = tuple(name for name in METHODS | PEERS if name not in ("limit", "ours"))
@@ -51,10 +50,10 @@ def model_of(megabytes: int) -> tuple[Any, Any]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-6, foreach=False)
 
 
-def step(model: Any, optimizer: Any) -> None:
+def step(model: Any, optimizer: Any, batch: int) -> None:
     import torch
 
-    model(torch.rand(BATCH, WIDTH)).square().mean().backward()
+    model(torch.rand(batch, WIDTH)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -123,12 +122,12 @@ def method_of(name: str, directory: Path, model: Any, optimizer: Any, here: Plac
     return kind(directory, tensors_of(model, optimizer, here.rank), here)
 
 
-def measure(name: str, directory: Path, megabytes: int, pairs: int, steps: int) -> dict[str, Any]:
+def measure(name: str, directory: Path, megabytes: int, pairs: int, steps: int, batch: int) -> dict[str, Any]:
     here = place()
     meet = join(here, name in OTHERS and (METHODS | PEERS)[name].needs_group)
     model, optimizer = model_of(megabytes)
     for _ in range(3):
-        step(model, optimizer)
+        step(model, optimizer, batch)
     fences = Fences()
     method = method_of(name, directory, model, optimizer, here, fences)
     number = 0
@@ -140,7 +139,7 @@ def measure(name: str, directory: Path, megabytes: int, pairs: int, steps: int) 
             began = time.perf_counter()
             for _ in range(steps):
                 at = time.perf_counter()
-                step(model, optimizer)
+                step(model, optimizer, batch)
                 took = time.perf_counter() - at
                 if pair >= 0:
                     found["draining" if waits else "plain"].append(took) if waits or not saves else None
@@ -157,11 +156,11 @@ def measure(name: str, directory: Path, megabytes: int, pairs: int, steps: int) 
                 found["with" if saves else "without"].append(block / steps)
     size = sum(p.nbytes for p in model.parameters()) * 3 / 1e9
     fence = list(fences.waits_s)
-    wrong = 0 if name == LIMIT else check(method, model, optimizer, number + 1)
+    wrong = 0 if name == LIMIT else check(method, model, optimizer, number + 1, batch)
     return {**found, "fence": fence, "gigabytes": size, "wrong": wrong}
 
 
-def check(method: Method, model: Any, optimizer: Any, number: int) -> int:
+def check(method: Method, model: Any, optimizer: Any, number: int, batch: int) -> int:
     """Save once more, train, load: how many tensors are not as they were at the save."""
 
     def now() -> Fingerprint:
@@ -169,7 +168,7 @@ def check(method: Method, model: Any, optimizer: Any, number: int) -> int:
 
     saved = now()
     wait = method.save(number)
-    step(model, optimizer)
+    step(model, optimizer, batch)
     wait()
     method.load()
     return differing(saved, now())
@@ -178,7 +177,16 @@ def check(method: Method, model: Any, optimizer: Any, number: int) -> int:
 def one_run(name: str, options: argparse.Namespace) -> dict[str, Any] | str:
     """All processes of one method; the measurements of the slowest, or why there are none."""
     argv = [__file__, "--child", name, "--megabytes", str(options.megabytes // options.processes)]
-    argv += ["--pairs", str(options.pairs), "--steps", str(options.steps), "--directory", "{directory}"]
+    argv += [
+        "--pairs",
+        str(options.pairs),
+        "--steps",
+        str(options.steps),
+        "--batch",
+        str(options.batch),
+        "--directory",
+        "{directory}",
+    ]
     threads = {"OMP_NUM_THREADS": str(options.threads)}
     results = run(name, argv, options.processes, options.directory, TIMEOUT_S, **threads)
     if isinstance(results, str):
@@ -213,6 +221,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="that share the state (1)")
     parser.add_argument("--pairs", type=int, default=20, metavar="N", help="blocks with and without saves (20 each)")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="of a block (3)")
+    parser.add_argument("--batch", type=int, default=96, metavar="N", help="rows of a step: how long it takes (96)")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="METHOD")
     parser.add_argument("--directory", type=Path, default=Path.cwd(), help="on the disk to be measured (here)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every timing there")
@@ -220,7 +229,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         tell_failures()
-        tell(measure(options.child, options.directory, options.megabytes, options.pairs, options.steps))
+        tell(measure(options.child, options.directory, options.megabytes, options.pairs, options.steps, options.batch))
     console = Console(width=None if sys.stdout.isatty() else 120)
     title = f"{options.megabytes} MB, {options.processes} process(es) of {options.threads} thread(s): seconds, medians"
     table = Table(title=title, title_justify="left")

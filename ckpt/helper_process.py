@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 from io import FileIO
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
@@ -31,6 +32,7 @@ def begin(outlives_parent: bool = False, is_urgent: bool = False) -> FileIO | No
         signal.signal(number, signal.SIG_IGN)
     if not is_urgent:
         step_back()
+        _step_back_as_session()
     answers = FileIO(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
@@ -44,3 +46,11 @@ def step_back() -> None:
     call = _SYS_IOPRIO_SET.get(os.uname().machine)
     if call is not None:  # which only some schedulers of disks heed
         ctypes.CDLL(None).syscall(call, _IOPRIO_WHO_PROCESS, 0, _LOWEST_BEST_EFFORT)
+
+
+def _step_back_as_session() -> None:
+    """Where the kernel shares processors out among sessions, niceness counts only within one (sched(7)); ours is our
+    own."""
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):  # there is no such file, or it may not be written
+            Path("/proc/self/autogroup").write_text(str(_NICE))

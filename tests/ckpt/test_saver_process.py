@@ -58,6 +58,10 @@ def saver_of(pid: int) -> int:
     return saver
 
 
+def nice_of_session(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
+
+
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -323,6 +327,9 @@ def test_a_saver_gives_way_and_keeps_to_its_bandwidth(tmp_path: Path) -> None:
     for pid in savers:
         assert os.sched_getscheduler(pid) == os.SCHED_BATCH
         assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+        if Path("/proc/self/autogroup").is_file():  # where sessions share the processors, it steps back as one, too
+            assert nice_of_session(pid) == 10
+            assert nice_of_session(os.getpid()) == 0
 
 
 @pytest.mark.parametrize("gb_per_s", [0.0, -1.0, float("nan")])
