@@ -1,14 +1,16 @@
 """The HDF5 metadata of a shard file, made by h5py; everything else is written at the offsets of its datasets.
 
 Dataset ``/rank<R>/<path of the tensor>`` for each tensor, contiguous; ``/rank<R>/$tree`` and ``/rank<R>/$table`` (JSON
-as bytes) for the plain values and the table. The attribute ``dtype`` names what HDF5 has no name for: see
-``stored_types``.
+as bytes, filled up with spaces) for the plain values and the table. The attribute ``dtype`` names what HDF5 has no name
+for: see ``stored_types``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ from resilio_hpc.ckpt.stored_types import BYTE, Stored, stored_as
 from resilio_hpc.native import crc32c
 
 _PIECE_BYTES = 1 << 20
+_ALIGNED = {"alignment_threshold": 64 * 1024, "alignment_interval": PAGE}
+Tensors = tuple[tuple[Any, ...], ...]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -59,29 +63,61 @@ class HdfImage:
 
     def __init__(self, parts: Sequence[RankPart]) -> None:
         """``places``: of each rank, what goes where, tree and table last. Raises OSError."""
-        self.places: list[list[Place]] = [[] for _ in parts]
+        self.places: list[list[Place]] = []
         self.ranks: list[RankRecord] = []
-        self._fd = os.memfd_create("resilio-hdf5", os.MFD_CLOEXEC)
         try:
-            self._make(parts)
+            self._skeleton = self._take_kept(parts) or self._make(parts)
         except (RuntimeError, ValueError) as error:  # how h5py reports what libhdf5 could not do
-            self.close()
             raise OSError(errno.ENOMEM, f"libhdf5: {error}") from error
-        except BaseException:
-            self.close()
-            raise
+        self._fd = self._skeleton.fd
         self.size_bytes = os.fstat(self._fd).st_size
 
-    def _make(self, parts: Sequence[RankPart]) -> None:
-        with (
-            open(self._fd, "r+b", buffering=0, closefd=False) as memory,
-            h5py.File(memory, "w", libver="latest", alignment_threshold=64 * 1024, alignment_interval=PAGE) as file,
-        ):
+    def _take_kept(self, parts: Sequence[RankPart]) -> _Skeleton | None:
+        """That of the save before, where this one has the same tensors and its tree and table have room."""
+        try:
+            skeleton = _kept.pop()
+        except IndexError:
+            return None
+        if skeleton.tensors != _tensors(parts):
+            return None
+        for part, room in zip(parts, skeleton.rooms, strict=True):
+            if not self._fill(part, room):
+                self.places.clear()
+                self.ranks.clear()
+                return None
+        with _hdf(skeleton.fd, "r+") as file:
+            file.attrs.modify("step", parts[0].step)
+        return skeleton
+
+    def _make(self, parts: Sequence[RankPart]) -> _Skeleton:
+        skeleton = _Skeleton(os.memfd_create("resilio-hdf5", os.MFD_CLOEXEC), _tensors(parts))
+        with _hdf(skeleton.fd, "w") as file:
             file.attrs["format"] = "resilio-checkpoint"
             file.attrs["step"] = parts[0].step
-            for part, places in zip(parts, self.places, strict=True):
+            for part in parts:
                 group = file.create_group(f"rank{part.rank}")
-                self.ranks.append(_make_rank(group, part, places))
+                room = _make_room(group, part)
+                skeleton.rooms.append(room)
+                is_filled = self._fill(part, room)
+                assert is_filled
+        return skeleton
+
+    def _fill(self, part: RankPart, room: _Room) -> bool:
+        """Where everything of this rank goes; False when its tree or table is too long for that."""
+        tree = _padded(part.tree, room.tree)
+        table = _padded(_table(part, room), room.table)
+        if tree is None or table is None:
+            return False
+        places = [
+            Place(offset, record.size_bytes, record.offset)
+            for record, offset in zip(part.tensors, room.tensors, strict=True)
+            if offset >= 0
+        ]
+        ends = [Place(room.tree.offset, len(tree), data=tree), Place(room.table.offset, len(table), data=table)]
+        self.places.append([*places, *ends])
+        extent = Extent(room.table.offset, len(table), crc32c(table))
+        self.ranks.append(RankRecord(part.rank, extent, sha256(table)))
+        return True
 
     def write(self, fd: int) -> str:
         """Make an empty file as large as it will be, and write the metadata; the hash of these. Raises OSError."""
@@ -105,10 +141,8 @@ class HdfImage:
             yield from ((start, min(_PIECE_BYTES, end - start)) for start in range(at, end, _PIECE_BYTES))
 
     def close(self) -> None:
-        """Let the memory go."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Keep it for the next save."""
+        _kept[:] = [self._skeleton]
 
     def __enter__(self) -> Self:
         return self
@@ -117,18 +151,83 @@ class HdfImage:
         self.close()
 
 
-def _make_rank(group: Any, part: RankPart, places: list[Place]) -> RankRecord:
-    mine = part.layout == "own" or part.rank == 0
+@dataclass(frozen=True)
+class _Hole:
+    """Room in the file for a tree or a table, which spaces fill up."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Of a rank: where its tensors begin in the file (-1: another rank's is the one that is written)."""
+
+    tensors: tuple[int, ...]
+    tree: _Hole
+    table: _Hole
+
+
+class _Skeleton:
+    """The file in memory, and of which tensors it is. h5py takes 0.1 ms for each of them, so one serves many saves."""
+
+    def __init__(self, fd: int, tensors: Tensors) -> None:
+        self.fd, self.tensors = fd, tensors
+        self.rooms: list[_Room] = []
+        weakref.finalize(self, os.close, fd)
+
+
+_kept: list[_Skeleton] = []
+"""Of the last save, or of none; whoever pops it has it alone."""
+os.register_at_fork(after_in_child=_kept.clear)  # it is the parent's file
+
+
+def _tensors(parts: Sequence[RankPart]) -> Tensors:
+    return tuple(
+        (part.rank, part.layout, *((one.path, one.kind, one.dtype, one.shape, one.slab) for one in part.tensors))
+        for part in parts
+    )
+
+
+@contextlib.contextmanager
+def _hdf(fd: int, mode: str) -> Iterator[Any]:
+    with (
+        open(fd, "r+b", buffering=0, closefd=False) as memory,
+        h5py.File(memory, mode, libver="latest", **(_ALIGNED if mode == "w" else {})) as file,
+    ):
+        yield file
+
+
+def _padded(data: bytes, hole: _Hole) -> bytes | None:
+    return data.ljust(hole.size) if len(data) <= hole.size else None
+
+
+def _table(part: RankPart, room: _Room) -> bytes:
     records = tuple(
-        _make_tensor(group, name, record, places)
+        msgspec.structs.replace(record, offset=offset, checksums=record.checksums if offset >= 0 else ())
+        for record, offset in zip(part.tensors, room.tensors, strict=True)
+    )
+    tree = part.tree.ljust(room.tree.size)
+    return _encode(Table(Extent(room.tree.offset, len(tree), crc32c(tree)), records))
+
+
+def _make_room(group: Any, part: RankPart) -> _Room:
+    mine = part.layout == "own" or part.rank == 0
+    tensors = tuple(
+        _make_dataset(group, name, stored_as(record), record.slab)
         if (mine if record.slab is None else record.slab.replica == 0)
-        else msgspec.structs.replace(record, offset=-1, checksums=())
+        else -1
         for record, name in zip(part.tensors, dataset_names(part.tensors), strict=True)
     )
-    tree_offset = _make_bytes(group, "$tree", part.tree, places)
-    table = _encode(Table(Extent(tree_offset, len(part.tree), crc32c(part.tree)), records))
-    extent = Extent(_make_bytes(group, "$table", table, places), len(table), crc32c(table))
-    return RankRecord(part.rank, extent, sha256(table))
+    tree = _make_hole(group, "$tree", len(part.tree))
+    table = _table(part, _Room(tensors, tree, _Hole(0, 0)))
+    return _Room(tensors, tree, _make_hole(group, "$table", len(table)))
+
+
+def _make_hole(group: Any, name: str, size: int) -> _Hole:
+    """With some room to grow: numbers in it have more digits another time."""
+    size += size // 64 + 64
+    return _Hole(_make_dataset(group, name, Stored(BYTE, (size,))), size)
 
 
 def dataset_names(records: Sequence[TensorRecord]) -> Iterator[str]:
@@ -137,18 +236,6 @@ def dataset_names(records: Sequence[TensorRecord]) -> Iterator[str]:
     for record in records:
         seen[record.path] += 1
         yield record.path if seen[record.path] == 1 else f"{record.path}${seen[record.path]}"
-
-
-def _make_tensor(group: Any, name: str, record: TensorRecord, places: list[Place]) -> TensorRecord:
-    offset = _make_dataset(group, name, stored_as(record), record.slab)
-    places.append(Place(offset, record.size_bytes, record.offset))
-    return msgspec.structs.replace(record, offset=offset)
-
-
-def _make_bytes(group: Any, name: str, data: bytes, places: list[Place]) -> int:
-    offset = _make_dataset(group, name, Stored(BYTE, (len(data),)))
-    places.append(Place(offset, len(data), data=data))
-    return offset
 
 
 def _make_dataset(group: Any, name: str, stored: Stored, slab: SlabRecord | None = None) -> int:

@@ -71,8 +71,9 @@ def write_stream(
         for leaf, record, place in zip(state.leaves, part.tensors, of_tensors, strict=True):
             checksums = writer.write(leaf.value if fetch is None else fetch(leaf), place.offset)
             records.append(msgspec.structs.replace(record, offset=place.offset, checksums=tuple(checksums)))
-        bulk_io.write_cached(fd, memoryview(state.tree), tree.offset)
-        extent = Extent(tree.offset, len(state.tree), crc32c(state.tree))
+        text = state.tree.ljust(tree.size)
+        bulk_io.write_cached(fd, memoryview(text), tree.offset)
+        extent = Extent(tree.offset, len(text), crc32c(text))
         data = _encode(Table(extent, tuple(records))).ljust(table.size)
         bulk_io.write_cached(fd, memoryview(data), table.offset)
         os.fsync(fd)
