@@ -122,9 +122,8 @@ def test_values_at_other_places_are_seen() -> None:
 
 
 def measured(name: str, directory: Path, processes: int) -> dict[str, object]:
-    options = Namespace(
-        megabytes=13 * processes, processes=processes, threads=1, pairs=PAIRS, steps=STEPS, directory=directory
-    )
+    amounts = {"megabytes": 13 * processes, "pairs": PAIRS, "steps": STEPS, "batch": 8}
+    options = Namespace(**amounts, processes=processes, threads=1, directory=directory)
     found = checkpoint_training.one_run(name, options)
     assert isinstance(found, dict), found
     assert list(directory.iterdir()) == []
