@@ -47,6 +47,7 @@ def main() -> None:
     path, size = sys.argv[1], int(sys.argv[2]) // PAGE * PAGE
     os.nice(NICE)  # as our saver
     room = mmap.mmap(-1, size)
+    room.madvise(mmap.MADV_HUGEPAGE)  # 0.03 s of a processor per GB less for the kernel to do
     for at in range(0, size, PAGE):
         room[at] = 1
     print(flush=True)

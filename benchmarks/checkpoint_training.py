@@ -1,12 +1,13 @@
 """What saving costs a training loop: wall time of blocks of steps with a save at each, and of as many without.
 
     benchmarks/peers_setup.sh     # NVRx, torchsnapshot and DLRover, into an environment of their own
-    python benchmarks/checkpoint_training.py [--megabytes 1000] [--threads 1] [--processes 1] [--pairs 20] [--json FILE]
+    python benchmarks/checkpoint_training.py [--threads 1] [--processes 1] [--rounds 3] [--pairs 7] [--json FILE]
 
-Each method trains the same model with AdamW, in a process of its own (or two that share the state), and takes blocks
-with and without saves in turn. ``blocked``: by how much a step with a save takes longer, per GB of the state; ``in a
-drain``: the median step while a save is on its way to disk, as a multiple of the median step without saves;
-``bare write`` is the limit: another process writes as many bytes, which nobody had to copy.
+Each method trains the same model with AdamW, in processes of its own (or pairs that share the state), which take blocks
+with and without saves in turn; the methods take turns, too, once per round. ``blocked``: by how much a step with a save
+takes longer, per GB of the state; ``in a drain``: the median step while a save is on its way to disk, as a multiple of
+the median step without saves; ``bare write`` is the limit: another process writes as many bytes, which nobody had to
+copy; before ``copy, bare write`` one ``copy_`` of each tensor is made in the place of the save.
 ``fence``: the longest that an optimizer waited for copies; ``wrong``: tensors that a load after one more save did not
 bring back as they were saved. With ``--threads`` as many as there are cores, no core is spare.
 """
@@ -34,10 +35,10 @@ from measure import machine, shown
 
 TIMEOUT_S = 1800.0
 WIDTH = 1024
-LIMIT = "bare write"
+LIMITS = ("bare write", "copy, bare write")
 OURS = ("ours", "ours, overlapped")
 OTHERS = tuple(name for name in METHODS | PEERS if name not in ("limit", "ours"))
-NAMES = (LIMIT, *OURS, *OTHERS)
+NAMES = (*LIMITS, *OURS, *OTHERS)
 COLUMNS = ("", "step", "blocked/GB (quartiles)", "in a drain", "fence, ms", "durable", "first", "wrong")
 
 
@@ -115,10 +116,24 @@ class BareWrite(Method):
         raise NotImplementedError("there is nothing to be loaded")
 
 
+class CopyAndBareWrite(BareWrite):
+    """What it costs at least where nothing is copied beside training."""
+
+    def __init__(self, directory: Path, state: dict[str, Any], here: Place) -> None:
+        super().__init__(directory, state, here)
+        self.pairs = [(tensor.clone(), tensor) for tensor in state.values()]
+
+    def save(self, step: int) -> Callable[[], None]:
+        for copy, tensor in self.pairs:
+            copy.copy_(tensor)
+        return super().save(step)
+
+
 def method_of(name: str, directory: Path, model: Any, optimizer: Any, here: Place, fences: Fences) -> Method:
     if name in OURS:
         return OursInTraining(directory, model, optimizer, here, name != "ours", fences)
-    kind = BareWrite if name == LIMIT else (METHODS | PEERS)[name]
+    limits: dict[str, type[Method]] = dict(zip(LIMITS, (BareWrite, CopyAndBareWrite), strict=True))
+    kind = (METHODS | PEERS | limits)[name]
     return kind(directory, tensors_of(model, optimizer, here.rank), here)
 
 
@@ -156,7 +171,7 @@ def measure(name: str, directory: Path, megabytes: int, pairs: int, steps: int, 
                 found["with" if saves else "without"].append(block / steps)
     size = sum(p.nbytes for p in model.parameters()) * 3 / 1e9
     fence = list(fences.waits_s)
-    wrong = 0 if name == LIMIT else check(method, model, optimizer, number + 1, batch)
+    wrong = 0 if name in LIMITS else check(method, model, optimizer, number + 1, batch)
     return {**found, "fence": fence, "gigabytes": size, "wrong": wrong}
 
 
@@ -176,23 +191,23 @@ def check(method: Method, model: Any, optimizer: Any, number: int, batch: int) -
 
 def one_run(name: str, options: argparse.Namespace) -> dict[str, Any] | str:
     """All processes of one method; the measurements of the slowest, or why there are none."""
-    argv = [__file__, "--child", name, "--megabytes", str(options.megabytes // options.processes)]
-    argv += [
-        "--pairs",
-        str(options.pairs),
-        "--steps",
-        str(options.steps),
-        "--batch",
-        str(options.batch),
-        "--directory",
-        "{directory}",
-    ]
+    amounts = {"megabytes": options.megabytes // options.processes}
+    amounts |= {"pairs": options.pairs, "steps": options.steps, "batch": options.batch}
+    argv = [__file__, "--child", name, "--directory", "{directory}"]
+    argv += [part for option, amount in amounts.items() for part in (f"--{option}", str(amount))]
     threads = {"OMP_NUM_THREADS": str(options.threads)}
     results = run(name, argv, options.processes, options.directory, TIMEOUT_S, **threads)
     if isinstance(results, str):
         return results
     slowest = max(results, key=lambda result: sum(result["with"]))
     return {**slowest, "wrong": sum(result["wrong"] for result in results)}
+
+
+def together(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a method measured in all its rounds."""
+    lists = [key for key, value in rounds[0].items() if isinstance(value, list)]
+    found = {key: [took for one in rounds for took in one[key]] for key in lists}
+    return {**rounds[0], **found, "wrong": sum(one["wrong"] for one in rounds)}
 
 
 def row(name: str, found: dict[str, Any]) -> list[str]:
@@ -209,7 +224,7 @@ def row(name: str, found: dict[str, Any]) -> list[str]:
         draining,
         f"{max(waits) * 1e3:.1f}" if waits else "–",
         shown(statistics.median(found["durable"])),
-        shown(found["first"][0]),
+        shown(statistics.median(found["first"])),
         str(found["wrong"]),
     ]
 
@@ -219,7 +234,8 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1000, metavar="N", help="state of all processes (1000)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads that train, per process (1)")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="that share the state (1)")
-    parser.add_argument("--pairs", type=int, default=20, metavar="N", help="blocks with and without saves (20 each)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="processes of each method (3)")
+    parser.add_argument("--pairs", type=int, default=7, metavar="N", help="blocks with saves, and without (7)")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="of a block (3)")
     parser.add_argument("--batch", type=int, default=96, metavar="N", help="rows of a step: how long it takes (96)")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="METHOD")
@@ -235,15 +251,19 @@ def main() -> None:
     table = Table(title=title, title_justify="left")
     for column in COLUMNS:
         table.add_column(column, no_wrap=True)
-    results: dict[str, Any] = {}
-    for name in options.only:
-        found = one_run(name, options)
-        if isinstance(found, str):
-            console.print(f"  {name} is left out: {found}")
-            continue
-        results[name] = found
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in options.only}
+    for number in range(options.rounds):
+        for name in [*rounds]:
+            found = one_run(name, options)
+            if isinstance(found, str):
+                console.print(f"  {name} is left out: {found}")
+                del rounds[name]
+            else:
+                rounds[name].append(found)
+        console.print(f"  round {number + 1} of {options.rounds}")
+    results = {name: together(found) for name, found in rounds.items()}
+    for name, found in results.items():
         table.add_row(*row(name, found))
-        console.print(f"  {name}: done")
     console.print(table)
     if options.json:
         about = {"machine": machine(), "megabytes": options.megabytes, "threads": options.threads}

@@ -130,7 +130,7 @@ def measured(name: str, directory: Path, processes: int) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("name", marked(checkpoint_training.NAMES, "ours, overlapped"))
+@pytest.mark.parametrize("name", marked(checkpoint_training.NAMES, "ours, overlapped", "copy, bare write"))
 def test_blocks_with_and_without_saves_are_timed(name: str, tmp_path: Path) -> None:
     skip_if_missing(name)
     found = measured(name, tmp_path, 1)
@@ -143,7 +143,9 @@ def test_blocks_with_and_without_saves_are_timed(name: str, tmp_path: Path) -> N
     }
     if name != "nvrx worker":
         assert found["wrong"] == 0
-    assert len(checkpoint_training.row(name, found)) == len(checkpoint_training.COLUMNS)
+    twice = checkpoint_training.together([found, found])
+    assert len(twice["with"]) == 2 * PAIRS
+    assert len(checkpoint_training.row(name, twice)) == len(checkpoint_training.COLUMNS)
 
 
 @pytest.mark.slow
