@@ -13,7 +13,7 @@ from pathlib import Path
 from resilio_hpc.ckpt import arena, huge_memory
 from resilio_hpc.ckpt.arena import EMPTY, HUGE, HUGE_AT, PAGE, STATE_AT, WHOLE, WRITING, Header
 from resilio_hpc.ckpt.records import Layout
-from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.errors import SaveRefused
 from resilio_hpc.core.memory_left import is_in_memory, refuse_to_fill_memory
 from resilio_hpc.native import map_shared, populate
 
@@ -252,7 +252,7 @@ class ArenaPair:
     def reserve(self, step: int, size: int) -> tuple[Slot, memoryview, int]:
         """Lock the slot that ``step`` goes to: the slot, its memory (state ``writing``), and the new sequence number.
 
-        Raises OSError, with the place, when there is no room, CheckpointError when both slots are pinned.
+        Raises OSError, with the place, when there is no room, SaveRefused when both slots are pinned.
         """
         with self._lock:
             headers = [slot.header for slot in self._slots]
@@ -270,7 +270,7 @@ class ArenaPair:
                         raise OSError(error.errno, error.strerror or str(error), str(slot.place)) from error
                     raise
                 return slot, room, sequence
-        raise CheckpointError("both arenas of this rank are still being written to disk")
+        raise SaveRefused("both arenas of this rank are still being written to disk")
 
     def finish(self, slot: Slot, header: Header) -> None:
         """Complete a reserved slot, and drop snapshots that this one makes wrong: the same step again, or a later one

@@ -28,7 +28,7 @@ from resilio_hpc.ckpt.records import Layout, Manifest
 from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError, os_error_text
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
 
 REPLICATED: Literal["replicated"] = "replicated"
 """Layout: every process has the same tensors (data parallel), so only those of rank 0 go to disk."""
@@ -177,7 +177,7 @@ class Checkpointer:
         self._warn(f"step {handle.step} is not saved: {text}")
         with self._handles_lock:
             self._handles.pop(handle.step, None)
-        handle.fail(text)
+        handle.fail(text, refused=isinstance(error, SaveRefused))
 
     def _look_at_arenas(self) -> None:
         arenas = self._open_arenas()

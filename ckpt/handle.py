@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Literal
 
-from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.errors import CheckpointError, SaveRefused
 
 StageName = Literal["memory", "local", "committed"]
 _ORDER: dict[str, int] = {"memory": 1, "local": 2, "committed": 3}
@@ -18,6 +18,7 @@ class SaveHandle:
         self.step = step
         self._reached = 0
         self._error = ""
+        self._refused = False
         self._changed = threading.Condition()
 
     @property
@@ -37,14 +38,16 @@ class SaveHandle:
     def wait(self, stage: StageName = "committed", timeout_s: float | None = None) -> None:
         """Wait until the save has reached ``stage``.
 
-        Raises CheckpointError when it never will, TimeoutError when ``timeout_s`` seconds did not suffice.
+        Raises CheckpointError when it never will (SaveRefused: the same save may be made again), TimeoutError when
+        ``timeout_s`` seconds did not suffice.
         """
         wanted = _ORDER[stage]
         with self._changed:
             if not self._changed.wait_for(lambda: self._reached >= wanted or self._error, timeout_s):
                 raise TimeoutError(f"step {self.step} is not {stage} after {timeout_s:g} s")
             if self._reached < wanted:
-                raise CheckpointError(f"step {self.step} was not saved ({stage}): {self._error}")
+                kind = SaveRefused if self._refused else CheckpointError
+                raise kind(f"step {self.step} was not saved ({stage}): {self._error}")
 
     def reach(self, stage: StageName) -> None:
         """Note a stage (and those below it)."""
@@ -52,8 +55,9 @@ class SaveHandle:
             self._reached = max(self._reached, _ORDER[stage])
             self._changed.notify_all()
 
-    def fail(self, error: str) -> None:
-        """Note that the save will come no further."""
+    def fail(self, error: str, *, refused: bool = False) -> None:
+        """Note that the save will come no further; ``refused``: it never began, and may be made again."""
         with self._changed:
-            self._error = self._error or error
+            if not self._error:
+                self._error, self._refused = error, refused
             self._changed.notify_all()

@@ -20,7 +20,7 @@ from resilio_hpc.ckpt.local_saver import Save
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Local, Progress, SaverFailed
 from resilio_hpc.ckpt.saver_process import Asked
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, WireError
+from resilio_hpc.core.errors import CorruptCheckpoint, SaveRefused, WireError
 
 _SESSION_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
@@ -100,13 +100,13 @@ class LocalCoordinator:
         print(f"resilio: step {point.step} is damaged, trying an older one: {error}", file=sys.stderr)
 
     def before_save(self, step: int) -> None:
-        """Wait for the save before. Raises CheckpointError when it takes too long: at once where one save has already
+        """Wait for the save before. Raises SaveRefused when it takes too long: at once where one save has already
         waited in vain for the same."""
         if self._busy is not None:
             self._busy.join(0 if self._out_of_patience else self._patience_s)
             self._out_of_patience = self._busy.is_alive()
         if self._out_of_patience:
-            raise CheckpointError(
+            raise SaveRefused(
                 f"step {self._busy_with} is still being written to {self._directory}, {self._patience_s:g} s later; "
                 "training goes on without this one (does that file system hang? if it is only slow, save more rarely, "
                 "or give Checkpointer a larger patience_s)"

@@ -61,6 +61,10 @@ class CheckpointError(ResilioError):
     """A checkpoint could not be written or read."""
 
 
+class SaveRefused(CheckpointError):
+    """No snapshot was taken, because those before it are still being written. The same save may be made again."""
+
+
 class CorruptCheckpoint(CheckpointError):
     """Bytes do not match their checksum or their description."""
 

@@ -97,7 +97,7 @@ def main() -> None:
         done = step + 1
         if total[-1]:
             run.step_done(done)
-            checkpointer.save(done, state).wait("committed")
+            run.save_last(done, lambda done: checkpointer.save(done, state))
             run.finish(done)
             break
     if run.rank == 0:

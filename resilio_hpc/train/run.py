@@ -5,9 +5,12 @@ Everything here is optional, and without our launcher it is a plain loop that sa
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Literal, Protocol
 from resilio_hpc.ckpt import agent_link
 from resilio_hpc.ckpt.coordinator import Place
 from resilio_hpc.core import gloo_groups
+from resilio_hpc.core.errors import SaveRefused
 from resilio_hpc.core.rank_link import Finished, StopAt, StopConfirmed, Stopped
 from resilio_hpc.train.agreed_stop import AgreedStop
 
@@ -24,10 +28,13 @@ class Waitable(Protocol):
     """What a save gives back, if anything; ``ckpt.SaveHandle`` is one."""
 
     def wait(self, stage: Literal["committed"]) -> object:
-        """Return when the checkpoint is committed; raise when it never will be."""
+        """Return when the checkpoint is committed; raise when it never will be: SaveRefused if it may be made again."""
 
 
 Save = Callable[[int], Waitable | None]
+
+_PATIENCE_S = 10.0  # before a user is told what the end of training waits for
+_LOOK_S = 0.05
 
 
 @dataclass(eq=False)
@@ -73,10 +80,8 @@ class Run:
             stop = start < total and self._stop_here(start)
             if save is not None and every and start % every == 0 and not stop:
                 saved_at, handle = start, save(start)
-        if save is not None and saved_at != start:
-            handle = save(start)
-        if handle is not None:
-            handle.wait("committed")
+        if save is not None and (saved_at != start or handle is not None):
+            self.save_last(start, save, handle if saved_at == start else None)
         self.finish(start)
         if stop:
             raise SystemExit(0)
@@ -84,11 +89,31 @@ class Run:
     def step_done(self, completed: int) -> bool:
         """For loops of your own: ``completed`` steps are done; True if all ranks stop here.
 
-        Then save, wait until the save is committed, call ``finish(completed)`` and exit with 0. The call may wait, at
-        a boundary where a stop is being agreed; it must be made after every step, since ranks are promised to stop.
+        Then ``save_last``, call ``finish(completed)`` and exit with 0. The call may wait, at a boundary where a stop is
+        being agreed; it must be made after every step, since ranks are promised to stop.
         """
         self._report(completed)
         return self._stop_here(completed)
+
+    def save_last(self, completed: int, save: Save, handle: Waitable | None = None) -> None:
+        """Save before leaving, and return when it is committed; ``handle``: of ``save(completed)``, already called.
+
+        A save on the way may be refused, because those before it are still being written. This one waits for them,
+        as long as it takes: what was trained since would be lost. Raises CheckpointError when it cannot be committed.
+        """
+        tell_at = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                handle = handle or save(completed)
+                if handle is not None:
+                    handle.wait("committed")
+                return
+            except SaveRefused as refused:
+                if time.monotonic() > tell_at:
+                    print(f"resilio: rank {self.rank}: still waiting: {refused}", file=sys.stderr, flush=True)
+                    tell_at = math.inf
+                handle = None
+                time.sleep(_LOOK_S)
 
     def finish(self, completed: int) -> None:
         """This rank leaves training on purpose after ``completed`` steps: exiting with 0 is right from here on."""
