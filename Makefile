@@ -12,7 +12,7 @@ demo: setup ## break a small training job on a real Slurm cluster made on this m
 	@scripts/demo.sh
 
 test: setup ## lint, types and the quick tests
-	@scripts/test.sh -m "not slow"
+	@scripts/test.sh "not slow"
 
 test-all: setup ## the same with the long runs
 	@RESILIO_TEST_SLURM=24.11,26.05 scripts/test.sh

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from resilio_hpc.ckpt import arena, catalogue
-from resilio_hpc.ckpt.coordinator import ARRIVING, READ_AHEAD_VARIABLE, OnStage, Place, RestorePoint, local_directory
+from resilio_hpc.ckpt.coordinator import (
+    ARRIVING,
+    PEER_DISKS_VARIABLE,
+    READ_AHEAD_VARIABLE,
+    OnStage,
+    Place,
+    RestorePoint,
+    local_directory,
+)
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError, WireError
 
@@ -151,6 +159,8 @@ class AgentCoordinator:
         arenas = environment.get("RESILIO_ARENA_DIR")
         self.arena_directory = Path(arenas) if arenas else None
         self.local_directory = local_directory(None, environment)
+        known = environment.get(PEER_DISKS_VARIABLE)
+        self.peer_disks = Path(known) if known else None
         begun = environment.get(READ_AHEAD_VARIABLE)
         self.read_ahead = Path(begun) if begun else None
         self._directory = environment.get("RESILIO_CHECKPOINT_DIR")

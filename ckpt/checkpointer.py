@@ -288,6 +288,7 @@ class Checkpointer:
                 local_rank=place.local_rank,
                 copies=self._copies_here(manifest),
                 cached=is_read_ahead(self._coordinator.read_ahead, point.step),
+                peers=self._coordinator.peer_disks,
             )
         arenas = self._open_arenas()
         path = arenas.held(point.step)

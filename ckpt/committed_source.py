@@ -11,6 +11,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from resilio_hpc.ckpt import tensors, tree
+from resilio_hpc.ckpt.peer_disks import PeerDisks, PeerFile
 from resilio_hpc.ckpt.records import Layout, Manifest, Table, TensorRecord
 from resilio_hpc.ckpt.shard_files import ShardFiles
 from resilio_hpc.ckpt.shard_reader import ShardReader
@@ -36,9 +37,10 @@ class CommittedSource:
         local_rank: int = 0,
         copies: Mapping[str, Path] = MappingProxyType({}),
         cached: bool = False,
+        peers: Path | None = None,
     ) -> None:
         """``alone`` False: other ranks of this node read the same bytes. ``local_rank``: see ``read_parts``.
-        ``copies``: see ShardFiles. ``cached``: the page cache has them, or will.
+        ``copies``: see ShardFiles. ``cached``: the page cache has them, or will. ``peers``: see ``peer_disks``.
 
         Raises LayoutMismatch when this step is not for such a world, CorruptCheckpoint, OSError.
         """
@@ -46,11 +48,11 @@ class CommittedSource:
         self.is_foreign = layout == "own" and manifest.world_size != world_size
         self._manifest = manifest
         self._alone, self._local_rank, self._cached = alone, local_rank, cached
-        self._direct = (alone or layout == "own") and not cached
-        self._shared = None if alone or cached else SharedBlocks(name_of(directory, manifest))
+        self._apart = alone or layout == "own"
+        self._shared = None if alone else SharedBlocks(name_of(directory, manifest))
         self._trees: dict[int, Any] = {}
         self._all: dict[str, list[tuple[int, TensorRecord]]] | None = None
-        self._files = ShardFiles(directory, copies)
+        self._files = ShardFiles(directory, copies, PeerDisks(peers, manifest))
         self._parts: dict[int, tuple[ShardReader, Table]] = {}
         self._where: dict[str, int] = {}
         try:
@@ -79,12 +81,12 @@ class CommittedSource:
         if rank not in self._parts:
             shard, record = self._manifest.shard_of(rank)
             reader = self._files.reader(shard)
-            self._parts[rank] = reader, self._files.read(reader.fd, partial(reader.table, record))
+            self._parts[rank] = reader, self._files.described(reader.fd, partial(reader.table, record))
         return self._parts[rank]
 
     def _tree_bytes(self, rank: int) -> bytes:
         reader, table = self._part(rank)
-        return self._files.read(reader.fd, partial(reader.tree, self._manifest.shard_of(rank)[1], table))
+        return self._files.described(reader.fd, partial(reader.tree, self._manifest.shard_of(rank)[1], table))
 
     def _resolve(self, reader: ShardReader, table: Table) -> Sequence[TensorRecord]:
         """Replicated tensors have their bytes with rank 0, under the same path; slabs are looked for when wanted."""
@@ -175,8 +177,12 @@ class CommittedSource:
 
     @property
     def tier(self) -> str:
-        """See Source: "local" when this node's own disk had all that was read."""
-        return "local" if self._files.are_local else "committed"
+        """See Source: of all that was read, the one that was furthest away."""
+        return self._files.tier
+
+    def node_of(self, record: TensorRecord) -> str:
+        """Whose own disk has a tensor of ``tensors`` that this node's own has not; "": nobody's."""
+        return self._files.node_of(self._where[record.path])
 
     def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
         """See Source."""
@@ -185,15 +191,26 @@ class CommittedSource:
             for pieces, target, shape in wanted
             for piece in pieces
         ]
-        direct = False if self._cached else self._alone or None
+
+        def read(some: Sequence[Part], peer: PeerFile | None) -> None:
+            cached = self._cached and peer is None
+            direct = False if cached else self._alone or None
+            read_parts(self.step, some, direct, pool, self._local_rank, None if cached else self._shared, peer)
+
         for copy, some in self._files.by_copy(parts).items():
-            self._files.read(copy, partial(read_parts, self.step, some, direct, pool, self._local_rank, self._shared))
+            self._files.read(copy, partial(read, some))
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
         """See Source."""
         reads = [(self._where[record.path], record, target) for record, target in wanted]
+
+        def read(some: Sequence[tuple[int, TensorRecord, memoryview]], peer: PeerFile | None) -> None:
+            cached = self._cached and peer is None
+            shared = None if cached else self._shared
+            read_whole(self.step, some, self._apart and not cached, pool, shared, peer)
+
         for copy, some in self._files.by_copy(reads).items():
-            self._files.read(copy, partial(read_whole, self.step, some, self._direct, pool, self._shared))
+            self._files.read(copy, partial(read, some))
 
     def close(self) -> None:
         """Close the files."""

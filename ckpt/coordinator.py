@@ -66,6 +66,8 @@ class Coordinator(Protocol):
     """Where this node's arenas lie; None: the Checkpointer keeps its own, which end with the process."""
     local_directory: Path | None
     """On the node's own disk: steps are written there first, and read from there; None: nowhere."""
+    peer_disks: Path | None
+    """What other nodes' disks have, before the shared file system is read: see ``peer_disks``."""
     read_ahead: Path | None
     """See ``is_read_ahead``."""
     memory_step: int
@@ -102,6 +104,7 @@ class Coordinator(Protocol):
 
 
 LOCAL_VARIABLE = "RESILIO_LOCAL_CHECKPOINT_DIR"
+PEER_DISKS_VARIABLE = "RESILIO_PEER_DISKS"
 READ_AHEAD_VARIABLE = "RESILIO_READ_AHEAD"
 ARRIVING = "arriving"
 """What $RESILIO_RESTORE says in the place of ``memory`` when the snapshot is on its way from another node's."""

@@ -39,6 +39,7 @@ class LocalCoordinator:
     """Coordinator of one process; ``world_size`` of them share the checkpoint directory."""
 
     arena_directory: Path | None = None
+    peer_disks: Path | None = None
     read_ahead: Path | None = None
     memory_step = -1
 

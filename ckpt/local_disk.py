@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Self
 
 from resilio_hpc.ckpt import catalogue, hung_disk
-from resilio_hpc.ckpt.records import Manifest
+from resilio_hpc.ckpt.records import Manifest, is_shard_name
 from resilio_hpc.core.durable import make_directory
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.core.memory_left import is_in_memory, refuse_to_fill_memory
@@ -157,6 +157,18 @@ def copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[st
         if _is_private(path / name):
             found.update({file.name: path / name for file in (path / name).iterdir() if file.name in files})
     return found
+
+
+def copy_of(directory: Path, checkpoints: Path, step: int, epoch: int, round_: int, file: str) -> Path | None:
+    """Where a copy of one shard file lies on this machine, whoever asks for it. Raises OSError."""
+    _check_directory(directory)
+    if not is_shard_name(file):
+        return None
+    for path in _holders(directory, _prefix(checkpoints)):
+        found = path / _step_name(step, epoch, round_)
+        if _is_private(found) and (found / file).is_file():
+            return found / file
+    return None
 
 
 def answering_copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[str, Path]:

@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from resilio_hpc.ckpt import hung_disk
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.hung_disk import Activity
@@ -94,7 +96,8 @@ class LocalWay:
                 self._disk = disk
                 size = sum(arena.header.size_bytes for arena in self.arenas)
                 where = disk.new_step(request.step, request.epoch, request.round, size)
-                record = write_shard(self.arenas, where, request.node_rank, 0o600, verify=request.verify)
+                written = write_shard(self.arenas, where, request.node_rank, 0o600, verify=request.verify)
+                record = msgspec.structs.replace(written, node=request.holder)
             except OSError as error:
                 return error
             with self._lock:

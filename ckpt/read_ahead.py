@@ -33,7 +33,8 @@ _MEMORY_FACTOR = 4  # the ranks' tensors and two snapshots are still to come, be
 class ReadAhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Read the parts of ``ranks`` of a world. ``step``: NEWEST, the one that was committed last.
 
-    ``begun``: a file that holds the number of the step as soon as it is being read; ranks look there.
+    ``begun``: a file that holds the number of the step as soon as it is being read; ranks look there. ``others``:
+    nodes from whose disks ranks read what is not on their own (``peer_disks``); that is not read ahead.
     """
 
     directory: str
@@ -42,6 +43,7 @@ class ReadAhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ranks: tuple[int, ...]
     begun: str
     local: str = ""
+    others: tuple[str, ...] = ()
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,6 +102,8 @@ def _parts(request: ReadAhead, manifest: Manifest, stack: contextlib.ExitStack) 
         for record in source.tensors:
             fd = source.whole(record).fd
             where = os.fstat(fd).st_ino, record.offset
+            if source.node_of(record) in request.others:
+                continue
             if record.offset >= 0 and record.size_bytes and where not in known:
                 known.add(where)
                 mine.append((fd, record.offset, record.size_bytes))

@@ -94,7 +94,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
     """One shard file, durable: what the manifest says about it. The controller passes it on unread.
 
     ``metadata_sha256``: of all bytes that are neither a tensor nor a rank's tree or table (``extents.hash_gaps``). No
-    restore reads them; HDF5 programs do.
+    restore reads them; HDF5 programs do. ``node``: whose own disk had the file as well; "": none.
     """
 
     node_rank: Count
@@ -103,6 +103,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
     layout: Layout
     ranks: tuple[RankRecord, ...]
     metadata_sha256: str = ""
+    node: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -236,11 +237,16 @@ def check_manifest(manifest: Manifest, step: int) -> None:
         raise CorruptCheckpoint(f"manifest of step {step} is wrong: {why}")
 
 
+def is_shard_name(name: str) -> bool:
+    """Is it one that a shard file may have?"""
+    return _SHARD_NAME.fullmatch(name) is not None
+
+
 def why_incomplete(shards: Sequence[ShardRecord], world_size: int) -> str:
     """Why these shards are not one whole checkpoint of ``world_size`` ranks; "" when they are."""
     names = [shard.file for shard in shards]
     for shard in shards:
-        if not _SHARD_NAME.fullmatch(shard.file):
+        if not is_shard_name(shard.file):
             return f"{shard.file!r} is not the name of a shard file"
         for record in shard.ranks:
             if record.table.offset + record.table.size_bytes > shard.size_bytes:

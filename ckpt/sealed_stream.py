@@ -1,23 +1,29 @@
 """Bulk data from one node to another, over TCP, each chunk encrypted and authenticated with AES-256-GCM.
 
-Giver and taker have agreed on a key over the run's authenticated wire, whose own cipher takes five times the
-processor time. It is drawn anew for each stream and never used twice; a chunk's nonce is its number, so chunks
-that are changed, dropped or put in another order do not decrypt. The total size is known to both sides.
+A key is never used twice, and a chunk's nonce is its number, so chunks that are changed, dropped or put in another
+order do not decrypt. ``give`` and ``take``: one way, a size that both know, with a key that was drawn for it and came
+over the run's authenticated wire, whose own cipher takes five times the processor time. ``SealedConnection``: both
+ways, any number of times; each side brings 32 random bytes, from which and from a key that both have the keys of this
+connection are derived (HKDF, RFC 5869), one for each way.
 """
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Callable
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from resilio_hpc.core.errors import CheckpointError
 
 _CHUNK_BYTES = 1 << 20
 _TAG_BYTES = 16
 _KEY_BYTES = 32
+_LENGTH_BYTES = 4
 
 
 def give(connection: socket.socket, key: bytes, memory: memoryview) -> None:
@@ -51,6 +57,68 @@ def take(connection: socket.socket, key: bytes, memory: memoryview, goes_on: Cal
         except InvalidTag:
             raise CheckpointError("bytes came that the other node did not send") from None
     return True
+
+
+class SealedConnection:
+    """One end. Methods raise CheckpointError for what the other side did not send, OSError, TimeoutError after the
+    socket's timeout, ConnectionError when the other side ends. Not for several threads at a time."""
+
+    def __init__(self, connection: socket.socket, key: bytes, calls: bool) -> None:
+        """``calls``: this side called the other one. Whether that one has the key shows with its first word."""
+        mine = secrets.token_bytes(_KEY_BYTES)
+        connection.sendall(mine)
+        theirs = bytearray(_KEY_BYTES)
+        receive_exactly(connection, memoryview(theirs))
+        salt = mine + bytes(theirs) if calls else bytes(theirs) + mine
+        keys = HKDF(SHA256(), 2 * _KEY_BYTES, salt, b"resilio sealed connection").derive(key)
+        ways = AESGCM(keys[:_KEY_BYTES]), AESGCM(keys[_KEY_BYTES:])
+        self._out, self._in = ways if calls else ways[::-1]
+        self._sent = self._received = 0
+        self._connection = connection
+        self._room = memoryview(bytearray(_LENGTH_BYTES + _CHUNK_BYTES + _TAG_BYTES))
+
+    def send(self, data: bytes | memoryview) -> None:
+        """At most 1 MiB."""
+        sealed = self._room[: _LENGTH_BYTES + len(data) + _TAG_BYTES]
+        sealed[:_LENGTH_BYTES] = (len(data) + _TAG_BYTES).to_bytes(_LENGTH_BYTES, "big")
+        self._out.encrypt_into(_nonce(self._sent), data, None, sealed[_LENGTH_BYTES:])
+        self._sent += 1
+        self._connection.sendall(sealed)
+
+    def receive(self) -> bytes:
+        """What was sent in one go."""
+        sealed = self._sealed()
+        plain = bytearray(len(sealed) - _TAG_BYTES)
+        self._open(sealed, memoryview(plain))
+        return bytes(plain)
+
+    def receive_into(self, memory: memoryview) -> None:
+        """The same, where its size is known."""
+        sealed = self._sealed()
+        if len(sealed) - _TAG_BYTES != len(memory):
+            raise CheckpointError(f"{len(sealed) - _TAG_BYTES} bytes came in the place of {len(memory)}")
+        self._open(sealed, memory)
+
+    def _sealed(self) -> memoryview:
+        length = self._room[:_LENGTH_BYTES]
+        receive_exactly(self._connection, length)
+        size = int.from_bytes(length, "big")
+        if not _TAG_BYTES <= size <= _CHUNK_BYTES + _TAG_BYTES:
+            raise CheckpointError(f"a length of {size} bytes came")
+        sealed = self._room[:size]
+        receive_exactly(self._connection, sealed)
+        return sealed
+
+    def _open(self, sealed: memoryview, memory: memoryview) -> None:
+        try:
+            self._in.decrypt_into(_nonce(self._received), sealed, None, memory)
+        except InvalidTag:
+            raise CheckpointError("bytes came that the other node did not send") from None
+        self._received += 1
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
 
 
 def receive_exactly(connection: socket.socket, room: memoryview) -> None:

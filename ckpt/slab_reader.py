@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment, Strides
+from resilio_hpc.ckpt.peer_disks import PeerFile
 from resilio_hpc.ckpt.records import TensorRecord
 from resilio_hpc.ckpt.shared_blocks import SHARE_BYTES as SHARED_BYTES
-from resilio_hpc.ckpt.shared_blocks import SharedBlocks
+from resilio_hpc.ckpt.shared_blocks import SharedBlocks, read_segments
 from resilio_hpc.ckpt.slab import Box, Shape
 from resilio_hpc.ckpt.source import mismatch, populate_large
 
@@ -62,13 +63,15 @@ def read_parts(
     pool: ThreadPoolExecutor,
     local_rank: int = 0,
     shared: SharedBlocks | None = None,
+    peer: PeerFile | None = None,
 ) -> None:
     """Read them all, in the order of the files, a few neighbours at a time.
 
     ``direct``: see ``bulk_io.read``; None: what only this process is likely to want. ``shared``: how to read the rest;
-    None: by way of the page cache. ``local_rank``: of this process among those of the node; each begins elsewhere with
-    what is not shared, so that who wants the same is not in the others' way. Raises CorruptCheckpoint for bytes that
-    are not as they were written, OSError for a device that fails.
+    None: by way of the page cache. ``peer``: of all parts, where they are read in the place of the file.
+    ``local_rank``: of this process among those of the node; each begins elsewhere with what is not shared, so that who
+    wants the same is not in the others' way. Raises CorruptCheckpoint for bytes that are not as they were written,
+    OSError for a device that fails.
     """
     seen: Counter[tuple[int, int]] = Counter()
     reads: list[_BlockRead] = []
@@ -86,7 +89,7 @@ def read_parts(
                 target = fresh.pop(id(one.part.target), None)
             if target is not None:
                 populate_large(target)
-        _read_share(step, share, shared)
+        _read_share(step, share, shared, peer)
 
     together = [read for read in reads if shared is not None and not read.direct]
     pending = [shared.pool.submit(read, share) for share in _shares(together, SHARED_BYTES)] if shared else []
@@ -110,12 +113,14 @@ def read_part(step: int, part: Part) -> None:
         _read_share(step, share)
 
 
-def _read_share(step: int, share: Sequence[_BlockRead], shared: SharedBlocks | None = None) -> None:
+def _read_share(
+    step: int, share: Sequence[_BlockRead], shared: SharedBlocks | None = None, peer: PeerFile | None = None
+) -> None:
     fd, direct, segments = share[0].fd, share[0].direct, [one.segment for one in share]
-    if not direct and shared is None and not bulk_io.is_read_ahead_far(fd):
+    if not direct and shared is None and peer is None and not bulk_io.is_read_ahead_far(fd):
         for one in share:
             bulk_io.read_ahead(fd, one.offset, bulk_io.size_of(one.segment))
-    for bad in bulk_io.read(fd, segments, direct) if direct or shared is None else shared.read(fd, segments):
+    for bad in read_segments(fd, segments, direct, None if direct else shared, peer):
         raise mismatch(step, share[bad].part.record, share[bad].start)
 
 

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import groupby
 from typing import NamedTuple
 
-from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.bulk_io import Segment
+from resilio_hpc.ckpt.peer_disks import PeerFile
 from resilio_hpc.ckpt.records import TensorRecord
 from resilio_hpc.ckpt.shared_blocks import SHARE_BYTES as SHARED_BYTES
-from resilio_hpc.ckpt.shared_blocks import SharedBlocks
+from resilio_hpc.ckpt.shared_blocks import SharedBlocks, read_segments
 from resilio_hpc.ckpt.source import Wanted, checksum_at, mismatch, populate_large
 from resilio_hpc.native import copy_blocks
 
@@ -83,11 +83,13 @@ def read_whole(
     direct: bool,
     pool: ThreadPoolExecutor,
     shared: SharedBlocks | None = None,
+    peer: PeerFile | None = None,
 ) -> None:
     """Fill memory of the size of each tensor, which lies in the file of that descriptor; each thread a part of its own.
 
-    ``shared``: how to read what is not read directly; None: by way of the page cache. Raises CorruptCheckpoint for
-    bytes that are not as they were written, OSError for a device that fails.
+    ``shared``: how to read what is not read directly; None: by way of the page cache. ``peer``: of all that is wanted,
+    where it is read in the place of the file. Raises CorruptCheckpoint for bytes that are not as they were written,
+    OSError for a device that fails.
     """
     if direct:
         shared = None
@@ -103,7 +105,7 @@ def read_whole(
             populate_large(parts[0].target[parts[0].start : parts[-1].start + parts[-1].size])
         segments = [Segment(part.offset, part.room, checksum_at(part.record, part.start)) for part in share]
         fd = share[0].fd
-        for bad in shared.read(fd, segments) if shared else bulk_io.read(fd, segments, direct):
+        for bad in read_segments(fd, segments, direct, shared, peer):
             raise mismatch(step, share[bad].record, share[bad].start)
 
     shares = _shares(sorted(parts, key=lambda part: part[:2]), SHARED_BYTES if shared else SHARE_BYTES)

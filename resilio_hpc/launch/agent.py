@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from resilio_hpc.ckpt import shared_blocks
-from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE
+from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import LaunchError, ResilioError, WireError
 from resilio_hpc.core.ledger import Ledger
@@ -30,6 +30,7 @@ from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
 from resilio_hpc.launch.callers import Names
 from resilio_hpc.launch.controller_host import ControllerHost
 from resilio_hpc.launch.device_eviction import DeviceEviction
+from resilio_hpc.launch.disk_link import DiskLink
 from resilio_hpc.launch.identity import identify
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
@@ -93,11 +94,12 @@ class Agent(AgentFiles):
         self._names = Names(settings.node)
         self.snapshots = LocalSnapshots(self)
         self.devices = DeviceEviction(self)
+        self.disks = DiskLink(self)
         slots = self.devices.slots
         hello = m.Hello(
             settings.node, incarnation, 0, f"{bind}:{self.host.port}", settings.address, slots,
             topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""), last=self.memory.kept("state", m.RoundState),
-            evicted=len(self.devices.evicted),
+            evicted=len(self.devices.evicted), disk_port=self.disks.port,
         )  # fmt: skip
         self.core: AgentCore = AgentCore(
             hello, settings.job, self._ballot(), self, settings.options.heartbeat_timeout_s, settings.join,
@@ -105,7 +107,8 @@ class Agent(AgentFiles):
         )  # fmt: skip
         self.copies = PartnerCopies(self)
         self.read_ahead = ReadAheadLink(self)
-        os.environ[LOCAL_VARIABLE] = settings.options.local_checkpoints  # ranks inherit it
+        os.environ[LOCAL_VARIABLE] = settings.options.local_checkpoints  # ranks inherit both
+        os.environ[PEER_DISKS_VARIABLE] = str(self.disks.known)
         self.ranks = local_ranks(self, token, spool)
         self.caller: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
@@ -134,18 +137,15 @@ class Agent(AgentFiles):
         """Until End. Returns the exit code."""
         self.ranks.start()
         self.copies.start()
+        self.disks.start()
         self.read_ahead.guess()
         while self.exit_code is None:
             self._poll()
-            self.host.tick()
-            self.notifier.tick()
-            self.core.tick()
-            self.ranks.tick()
-            self.snapshots.saver.tick()
-            self.copies.tick()
-            self.held_directories.tick()
-            self.read_ahead.tick()
-            self.devices.tick()
+            for part in (
+                self.host, self.notifier, self.core, self.ranks, self.snapshots.saver, self.copies, self.disks,
+                self.held_directories, self.read_ahead, self.devices,
+            ):  # fmt: skip
+                part.tick()
             self._own_job.tick(self.core)
             self._give_up_alone()
         return self._close()
@@ -223,6 +223,7 @@ class Agent(AgentFiles):
         self.ranks.close()
         self.snapshots.close()
         self.copies.close()
+        self.disks.close()
         self.devices.close()
         self.read_ahead.close()
         self._hang_up()
@@ -331,6 +332,7 @@ class Agent(AgentFiles):
 
     def start_ranks(self, local: LocalRound, start: m.Start) -> None:
         """Start them. Snapshots that they need and others have come meanwhile (RES-16)."""
+        self.disks.begin(start)
         self.read_ahead.begin(local, start)
         if self.copies.fetch(local, start):
             self.ranks.spawn(local, start)

@@ -39,6 +39,7 @@ class Hello(Struct, frozen=True):
     silent_s: Seconds = 0.0
     joiner: bool = False  # of another job than the run
     evicted: Slots = 0  # devices of the node that are out of use; local_world_size counts none of them
+    disk_port: Port = 0  # where others may read this node's own disk; 0: nowhere
 
     def __post_init__(self) -> None:
         """A state from which nobody can count on is refused where it is decoded."""

@@ -59,7 +59,8 @@ class Start(Struct, frozen=True):
 
     ``follows``: the last life of the ranks before. Who knows nothing of its start missed what was decided
     then, and holds snapshots of a life from which this one does not go on. ``fetches``: where the restore point is in
-    memory, the ranks whose snapshots have to be brought to their nodes.
+    memory, the ranks whose snapshots have to be brought to their nodes. ``disk_ports``: where it is in files, of each
+    member the port at which others read its own disk, or 0; or nothing at all.
     """
 
     epoch: Count
@@ -69,6 +70,7 @@ class Start(Struct, frozen=True):
     restore: RestorePoint | None = None
     follows: Life = NO_LIFE
     fetches: tuple[Fetch, ...] = ()
+    disk_ports: tuple[Port, ...] = ()
 
     def restore_of(self, rank: int) -> RestorePoint | None:
         """What one rank restores, once its snapshot has been brought."""

@@ -6,6 +6,7 @@ Nothing waits for it, and nothing depends on it: it may hang with the file syste
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -41,7 +42,8 @@ class ReadAheadLink:
         world_size = min(len(settings.expected), settings.options.max_nodes) * slots
         if first < world_size:
             self._is_guess = True
-            self._read(NEWEST, world_size, tuple(range(first, first + slots)))
+            others = settings.expected if agent.disks.port else ()
+            self._read(NEWEST, world_size, tuple(range(first, first + slots)), others)
 
     def begin(self, local: LocalRound, start: m.Start) -> None:
         """Of a round that was decided: what its ranks restore from files."""
@@ -53,15 +55,15 @@ class ReadAheadLink:
         self._is_guess = False
         if not is_guessed:
             world_size = sum(member.local_world_size for member in start.state.members)
-            self._read(start.restore.step, world_size, ranks)
+            self._read(start.restore.step, world_size, ranks, tuple(self._agent.disks.of_others(start)))
 
-    def _read(self, step: int, world_size: int, ranks: tuple[int, ...]) -> None:
+    def _read(self, step: int, world_size: int, ranks: tuple[int, ...], others: Sequence[str]) -> None:
         self._stop()
         self._ranks = ranks
         agent = self._agent
         request = ReadAhead(
             str(agent.run.path / "checkpoints"), step, world_size, ranks, str(self.begun),
-            agent.settings.options.local_checkpoints,
+            agent.settings.options.local_checkpoints, tuple(others),
         )  # fmt: skip
         with (agent.local_dir / "read-ahead.log").open("ab") as log:
             self._reader = subprocess.Popen(

@@ -204,7 +204,7 @@ class Rounds:
         self._awaited = {kind: {x.node for x in controller.members} for kind in ANSWERS}
         self._start = m.Start(
             controller.epoch, controller.state(), controller.members[0].address, self._store_port, restore,
-            follows, fetches if acts else (),
+            follows, fetches if acts else (), self._disk_ports(restore, fetches),
         )  # fmt: skip
         controller.record(
             "start", round=controller.round, restore=f"{wanted.source}:{wanted.step}" if wanted else "",
@@ -224,6 +224,13 @@ class Rounds:
         """
         reads_it = restore is None or restore.source != "memory" or not all(fetch.endpoint for fetch in fetches)
         return not self._controller.tenure.recorded and reads_it
+
+    def _disk_ports(self, restore: m.RestorePoint | None, fetches: Sequence[m.Fetch]) -> tuple[int, ...]:
+        """Of the members, where any rank restores from files and any node has a disk that others may read."""
+        controller = self._controller
+        in_memory = restore is None or (restore.source == "memory" and all(fetch.endpoint for fetch in fetches))
+        ports = tuple(0 if in_memory else controller.agents[x.node].hello.disk_port for x in controller.members)
+        return ports if any(ports) else ()
 
     def _has_stopped(self, node: str) -> bool:
         """Whether no rank of an earlier round lives there. Those of a node that is lost ended with its lease."""

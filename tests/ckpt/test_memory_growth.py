@@ -25,6 +25,7 @@ def children():
     return sorted({int(pid) for task in tasks for pid in (task / "children").read_text().split()})
 
 def look(checkpointer):
+    checkpointer._coordinator._busy.join()  # the thread that has just told of the commit
     savers = children()
     return {
         "rank": private("self"), "saver": sum(map(private, savers)), "savers": len(savers),

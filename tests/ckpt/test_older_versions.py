@@ -19,7 +19,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from test_slabs import rank
 
-from resilio_hpc.ckpt import Slab, catalogue, shared_blocks
+from resilio_hpc.ckpt import Slab, block_ring, catalogue
 from resilio_hpc.ckpt.bulk_io import size_of
 from resilio_hpc.ckpt.committed_source import CommittedSource
 from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
@@ -79,11 +79,13 @@ def test_blocks_that_no_slot_has_room_for_are_read_beside_the_ring(
     """By several processes of a node."""
     asked: list[int] = []
     in_ring: list[int] = []
-    for reader, sizes in ((SharedBlocks, asked), (shared_blocks._Ring, in_ring)):
+    for reader, sizes in ((SharedBlocks, asked), (block_ring.Ring, in_ring)):
 
-        def counted(self: Any, fd: int, segments: Any, read: Any = reader.read, sizes: list[int] = sizes) -> list[int]:
+        def counted(
+            self: Any, fd: int, segments: Any, other: Any = None, read: Any = reader.read, sizes: list[int] = sizes
+        ) -> list[int]:
             sizes.extend(map(size_of, segments))
-            found: list[int] = read(self, fd, segments)
+            found: list[int] = read(self, fd, segments, other)
             return found
 
         monkeypatch.setattr(reader, "read", counted)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ring_readers import BLOCK, CONTENT, count_reads, is_right, together, wanted
 
-from resilio_hpc.ckpt import bulk_io, shared_blocks
+from resilio_hpc.ckpt import block_ring, bulk_io
 from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment
 from resilio_hpc.ckpt.shared_blocks import SharedBlocks
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -53,7 +53,7 @@ def test_whoever_wants_what_in_a_small_ring_gets_it(data: st.DataObject) -> None
         directory.mkdir(mode=0o700)
         stack.callback(directory.rmdir)
         stack.callback(os.close, file)
-        patch.setattr(shared_blocks, "SLOTS", data.draw(st.integers(1, 6)))
+        patch.setattr(block_ring, "SLOTS", data.draw(st.integers(1, 6)))
         sets = data.draw(st.lists(st.sets(st.integers(0, 22), min_size=1), min_size=1, max_size=4))
         shift = data.draw(st.sampled_from([0, 100, 4096, 70_000]))
         blocks = [stack.enter_context(closing(SharedBlocks("x", directory))) for _ in sets]
@@ -156,14 +156,14 @@ def test_a_ring_whose_maker_was_killed_is_made_whole(rings: Path, file: int) -> 
     path = rings / f"resilio-blocks-{os.geteuid()}-x"
     with path.open("wb") as half:
         path.chmod(0o600)
-        os.ftruncate(half.fileno(), shared_blocks._BYTES)
+        os.ftruncate(half.fileno(), block_ring._BYTES)
         os.posix_fallocate(half.fileno(), 0, 10 << 20)
         fcntl.flock(half, fcntl.LOCK_SH)  # not swept, but found as it is
         with closing(SharedBlocks("x", rings)) as one:
             found = wanted()
             assert one.read(file, found) == []
             assert one._ring is not None
-            assert os.fstat(half.fileno()).st_blocks * 512 >= shared_blocks._BYTES
+            assert os.fstat(half.fileno()).st_blocks * 512 >= block_ring._BYTES
         assert is_right(found)
     path.unlink()
 

@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ring_readers import BLOCK, is_right, reader, wanted
 
-from resilio_hpc.ckpt import shared_blocks
+from resilio_hpc.ckpt import block_ring
 from resilio_hpc.ckpt.shared_blocks import SharedBlocks, sweep
 from resilio_hpc.native import direct_io
 
@@ -47,7 +48,7 @@ def test_processes_are_right_while_others_are_killed_and_stopped(rings: Path, fi
 def test_a_block_that_is_there_just_after_the_look_is_not_waited_for(
     rings: Path, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_blocks, "_PATIENCE_S", 20.0)
+    monkeypatch.setattr(block_ring, "_PATIENCE_S", 20.0)
     with closing(SharedBlocks("x", rings)) as one, closing(SharedBlocks("x", rings)) as other:
         assert [one.read(file, wanted([5])), other.read(file, wanted([5]))] == [[], []]
         ring, reader = one._ring, other._ring
@@ -61,7 +62,7 @@ def test_a_block_that_is_there_just_after_the_look_is_not_waited_for(
         def slow(sought: Any) -> Any:
             found = look(sought)
             if mine:
-                ring._fill(file, mine, keys, segments)
+                ring._fill(partial(ring._read_file, file), mine, keys, segments)
                 mine.clear()
             return found
 
@@ -96,7 +97,7 @@ def test_a_slot_of_a_reader_who_stopped_is_not_used_again(
             assert other.read(file, first) == []
             assert is_right(first)
         assert other._ring is not None
-        claimed = [slot for slot in range(shared_blocks.SLOTS) if other._ring._entry(slot).claimed]
+        claimed = [slot for slot in range(block_ring.SLOTS) if other._ring._entry(slot).claimed]
         assert len(claimed) == 4  # of the one that stands still
         goes_on.set()
         thread.join(30)
@@ -108,8 +109,8 @@ def test_when_all_slots_are_with_readers_who_stopped_all_is_read_from_the_file(r
     with closing(SharedBlocks("x", rings)) as one:
         assert one.read(file, wanted()) == []
         assert one._ring is not None
-        for slot in range(shared_blocks.SLOTS):
-            one._ring._claim(shared_blocks._Claim(slot, slot), 1, (1, 1, slot, 0))
+        for slot in range(block_ring.SLOTS):
+            one._ring._claim(block_ring._Claim(slot, slot), 1, (1, 1, slot, 0))
         found = wanted()
         assert one.read(file, found) == []
         assert is_right(found)
@@ -129,15 +130,15 @@ def test_a_slot_that_got_another_block_while_it_was_copied_does_not_count(
                 if not raced:  # all slots get other blocks, then it copies
                     raced.append(1)
                     assert other.read(file, wanted(range(20), 4096 * 7)) == []
-                    for slot in range(shared_blocks.SLOTS):
-                        start = shared_blocks._TABLE_BYTES + slot * BLOCK
+                    for slot in range(block_ring.SLOTS):
+                        start = block_ring._TABLE_BYTES + slot * BLOCK
                         one._ring._memory[start : start + BLOCK] = bytes(BLOCK)  # type: ignore[union-attr]
-                        claim = shared_blocks._Claim(slot, slot + 5)
+                        claim = block_ring._Claim(slot, slot + 5)
                         one._ring._claim(claim, 1, (1, 1, slot, 0))  # type: ignore[union-attr]
                         one._ring._release(claim, True)  # type: ignore[union-attr]
                 copy(memory, segments)
 
-        monkeypatch.setattr(shared_blocks, "direct_io", Racing)
+        monkeypatch.setattr(block_ring, "direct_io", Racing)
         found = wanted()
         assert one.read(file, found) == []
         assert raced
@@ -149,7 +150,7 @@ def test_a_table_that_somebody_holds_is_not_waited_for_long(rings: Path, file: i
     with closing(SharedBlocks("x", rings)) as one:
         assert one.read(file, wanted([0])) == []
         holder = os.open(next(rings.iterdir()), os.O_RDWR)
-        shared_blocks._lock_table(holder, fcntl.F_WRLCK)
+        block_ring._lock_table(holder, fcntl.F_WRLCK)
         found = wanted()
         began = time.monotonic()
         assert one.read(file, found) == []
@@ -164,8 +165,8 @@ def test_a_table_of_another_time_is_not_waited_for_for_ever(rings: Path, file: i
     with closing(SharedBlocks("x", rings)) as one:
         assert one.read(file, wanted([0])) == []
         assert one._ring is not None
-        for slot in range(shared_blocks.SLOTS):
-            one._ring._claim(shared_blocks._Claim(slot, 1), 1 << 63, (1, 1, slot, 0))
+        for slot in range(block_ring.SLOTS):
+            one._ring._claim(block_ring._Claim(slot, 1), 1 << 63, (1, 1, slot, 0))
         found = wanted()
         assert one.read(file, found) == []
         assert is_right(found)
@@ -200,11 +201,11 @@ def test_who_is_killed_while_he_changes_an_entry_leaves_no_block_that_counts(
         assert ring is not None
         before = ring._entry(0)
         assert (before.claimed, before.key[2:]) == (0, (0, wanted([0])[0].crc32c))
-        claim = shared_blocks._Claim(0, 77)
+        claim = block_ring._Claim(0, 77)
 
-        def torn(act: Callable[[], None]) -> shared_blocks._Entry:
+        def torn(act: Callable[[], None]) -> block_ring._Entry:
             for name in ("_ENTRY", "_KEY", "_CLAIMED"):
-                monkeypatch.setattr(shared_blocks, name, Torn(getattr(shared_blocks, name), words))
+                monkeypatch.setattr(block_ring, name, Torn(getattr(block_ring, name), words))
             with suppress(Killed):
                 act()
             monkeypatch.undo()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from live_run import Running
+
+from resilio_hpc.launch import run_directory
 
 SCRIPT = """
 import time
@@ -35,7 +38,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             path.chmod(path.stat().st_mode | 0o055)
     (folder / "train.py").write_text(SCRIPT)
     path = folder / "run"
-    before = local_directories()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "RESILIO"))}
     argv = [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--standalone", "--nproc-per-node", "2",
             "--run-dir", str(path), "train.py"]  # fmt: skip
@@ -49,13 +51,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         while not list((path / "checkpoints").glob("*/*")) or not list((path / "checkpoints").rglob("manifest*")):
             assert launch.poll() is None and time.monotonic() < deadline, (folder / "out").read_text()
             time.sleep(0.05)
-        local = tuple(sorted(local_directories() - before))
-        yield Running(path, (path / "secret").read_bytes().strip(), launch.pid, local)
+        run = run_directory.read_run(path)
+        local = run_directory.node_directories(run.run_id, socket.gethostname().split(".")[0])
+        yield Running(path, run.secret, launch.pid, local)
     finally:
         launch.terminate()
         launch.wait(60)
-
-
-def local_directories() -> set[Path]:
-    """What launches of this user keep on this node."""
-    return {path for base in (Path("/tmp"), Path("/dev/shm")) for path in base.glob(f"resilio-{os.geteuid()}-*")}

@@ -1,0 +1,182 @@
+"""Reading copies of committed shard files from the disks of other nodes, of which this node's agent has told
+(``disk_giver``): a tier before the shared file system.
+
+Each block is verified here, like any other. Whatever goes wrong is an error of that file's, and who reads goes on with
+the committed one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment, check_apart, size_of
+from resilio_hpc.ckpt.disk_giver import BUSY, PIECE_BYTES, Copy, Read, Remove, asking
+from resilio_hpc.ckpt.records import Manifest, ShardRecord
+from resilio_hpc.ckpt.sealed_stream import SealedConnection
+from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.errors import CheckpointError, WireError
+from resilio_hpc.native import crc32c, direct_io
+
+CONNECT_S = 3.0
+SILENT_S = 10.0
+"""Nothing came for so long: that node, or its disk, hangs."""
+_REQUEST_BYTES, _REQUEST_EXTENTS = 8 << 20, 1000
+_AHEAD = 2  # requests that are on their way at a time: while one is sent, the disk works at the next
+
+
+class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file that an agent writes for its ranks. ``disks``: by node, the endpoint of its giver."""
+
+    key: bytes
+    disks: dict[str, str]
+
+
+def write_known(path: Path, key: bytes, disks: Mapping[str, str]) -> None:
+    """Tell the ranks of this node, which alone may read it."""
+    write_atomic(path, msgspec.json.encode(_Known(key, dict(disks))), durable=False, mode=0o600)
+
+
+class Busy(ConnectionError):
+    """So many read there that the shared file system is the better choice."""
+
+
+class PeerDisks:
+    """Of one committed step. ``close`` when nothing is read any more."""
+
+    def __init__(self, known: Path | None, manifest: Manifest) -> None:
+        """``known``: see ``write_known``; None, or a file that cannot be read: there are none."""
+        self._manifest = manifest
+        self._known = _Known(b"", {})
+        self._files: list[PeerFile] = []
+        if known is not None:
+            with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+                self._known = msgspec.json.decode(known.read_bytes(), type=_Known)
+
+    def file(self, shard: ShardRecord) -> PeerFile | None:
+        """The copy of a shard file on the disk that it went by; nothing is asked yet."""
+        endpoint = self._known.disks.get(shard.node) if shard.node else None
+        if endpoint is None:
+            return None
+        manifest = self._manifest
+        copy = Copy(manifest.step, manifest.epoch, manifest.round, shard.file, shard.size_bytes)
+        self._files.append(PeerFile(shard.node, endpoint, self._known.key, copy))
+        return self._files[-1]
+
+    def close(self) -> None:
+        """Hang up."""
+        for file in self._files:
+            file.close()
+
+
+class PeerFile:
+    """One file on another node's disk. For several threads, each of which gets a connection."""
+
+    def __init__(self, node: str, endpoint: str, key: bytes, copy: Copy) -> None:
+        self.node, self.copy = node, copy
+        host, _, port = endpoint.rpartition(":")
+        self._address, self._key = (host, int(port)), key
+        self._idle: list[SealedConnection] = []
+        self._lock = threading.Lock()
+
+    def read(self, segments: Sequence[Segment | BoxSegment]) -> list[int]:
+        """As ``bulk_io.read``. Raises CorruptCheckpoint for segments that overlap, ConnectionError."""
+        check_apart(segments)
+        extents = [(segment.offset, size_of(segment)) for segment in segments]
+        bad: list[int] = []
+        room = memoryview(bytearray(max((one.size for one in segments if isinstance(one, BoxSegment)), default=0)))
+        with self._connection() as connection:
+            for index in self._arriving(connection, extents):
+                segment = segments[index]
+                target = segment.target if isinstance(segment, Segment) else room[: segment.size]
+                _receive(connection, target)
+                if crc32c(target) != segment.crc32c:
+                    bad.append(index)
+                elif isinstance(segment, BoxSegment):
+                    direct_io.copy_segments(target, [segment._replace(offset=0)])
+        return bad
+
+    def fill(self, memory: memoryview, offset: int) -> None:
+        """Bytes from ``offset`` on, not verified. Raises ConnectionError."""
+        with self._connection() as connection:
+            for _ in self._arriving(connection, [(offset, len(memory))]):
+                _receive(connection, memory)
+
+    def remove(self) -> None:
+        """That copy is not what was committed: nobody shall read it again. Raises nothing."""
+        with contextlib.suppress(OSError), self._connection() as connection:
+            connection.send(asking.encode(Remove(self.copy)))
+
+    def _arriving(self, connection: SealedConnection, extents: Sequence[tuple[int, int]]) -> Iterator[int]:
+        """Ask for all; the number of each as soon as it is the next to be received."""
+        requests = list(_requests(extents))
+        sent = 0
+        for done, some in enumerate(requests):
+            for request in requests[sent : done + _AHEAD]:
+                connection.send(asking.encode(Read(self.copy, [extents[number] for number in request])))
+                sent += 1
+            refusal = connection.receive().decode(errors="replace")
+            if refusal:
+                raise Busy(refusal) if refusal == BUSY else ConnectionError(refusal)
+            yield from some
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[SealedConnection]:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        try:
+            connection = connection or self._call()
+            yield connection
+        except (TimeoutError, ConnectionError, CheckpointError, WireError) as error:
+            if connection is not None:
+                connection.close()
+            raise error if isinstance(error, Busy) else ConnectionError(f"{self.node}: {_in_words(error)}") from error
+        with self._lock:
+            self._idle.append(connection)
+
+    def _call(self) -> SealedConnection:
+        connection = socket.create_connection(self._address, CONNECT_S)
+        try:
+            connection.settimeout(SILENT_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return SealedConnection(connection, self._key, calls=True)
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._lock:
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+
+def _receive(connection: SealedConnection, memory: memoryview) -> None:
+    for at in range(0, len(memory), PIECE_BYTES):
+        connection.receive_into(memory[at : at + PIECE_BYTES])
+
+
+def _requests(extents: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
+    """The numbers of those that are asked for in one go."""
+    some: list[int] = []
+    size = 0
+    for number, (_, length) in enumerate(extents):
+        if some and (size + length > _REQUEST_BYTES or len(some) == _REQUEST_EXTENTS):
+            yield some
+            some, size = [], 0
+        some.append(number)
+        size += length
+    if some:
+        yield some
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it said nothing for {SILENT_S:g} s"
+    return str(error) or "it hung up"
