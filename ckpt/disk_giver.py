@@ -2,7 +2,7 @@
 
 ``python -m resilio_hpc.ckpt.disk_giver SOCKET`` takes connections on an open socket of that number. It reads one Serve
 as a JSON line from standard input, and ends with its input or its parent. Who knows the key reads blocks of the copies
-of committed shard files (``local_disk``), as many as it likes, over a connection of its own (``SealedConnection``). A
+of committed shard files (``local_disk``), as many as it likes, over a connection of its own (``disk_messages``). A
 thread for each, so a disk that hangs holds up who reads from it, and nobody else. Needs neither torch nor h5py.
 """
 
@@ -15,66 +15,19 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import NamedTuple
-
-import msgspec
 
 from resilio_hpc.ckpt import helper_process, local_disk
 from resilio_hpc.ckpt.arena import PAGE
+from resilio_hpc.ckpt.disk_messages import BUSY, MAX_BYTES, PIECE_BYTES, Copy, Read, Remove, Serve, asking, decode_serve
 from resilio_hpc.ckpt.sealed_stream import SealedConnection
 from resilio_hpc.core.errors import CheckpointError, WireError
-from resilio_hpc.core.json_lines import LineDecoder
-from resilio_hpc.core.wire import Codec
 
-PIECE_BYTES = 1 << 20
-"""The most that is sent in one go."""
-MAX_BYTES = 64 << 20
-"""Of one request."""
 READERS = 64
 """Connections that read at a time. Where all nodes want the same file, the shared file system has more to give than one
 node."""
 _STRANGERS = 256
 _STRANGER_S = 5.0
 _IDLE_S = 60.0
-
-
-class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → giver, first: give copies of what is committed in ``checkpoints`` from ``local`` to whoever has the
-    key."""
-
-    key: bytes
-    local: str
-    checkpoints: str
-
-
-class Copy(NamedTuple):
-    """Which copy of a shard file: of this commit."""
-
-    step: int
-    epoch: int
-    round: int
-    file: str
-    size_bytes: int
-
-
-class Read(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Give these (offset, size) of a copy. Answer: "", and then the bytes in pieces; or why not."""
-
-    copy: Copy
-    extents: list[tuple[int, int]]
-
-
-class Remove(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """This copy is not what was committed. No answer."""
-
-    copy: Copy
-
-
-BUSY = "busy"
-"""The answer to who should read elsewhere, and ask no more."""
-
-asking: Codec[Read | Remove] = Codec(Read | Remove)
-decode_serve = LineDecoder[Serve](Serve, "a request to the disk giver").decode
 
 
 class DiskGiver:

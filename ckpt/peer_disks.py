@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment, check_apart, size_of
-from resilio_hpc.ckpt.disk_giver import BUSY, PIECE_BYTES, Copy, Read, Remove, asking
+from resilio_hpc.ckpt.disk_messages import BUSY, PIECE_BYTES, Copy, Read, Remove, asking
 from resilio_hpc.ckpt.records import Manifest, ShardRecord
 from resilio_hpc.ckpt.sealed_stream import SealedConnection
 from resilio_hpc.core.durable import write_atomic
@@ -179,4 +179,6 @@ def _requests(extents: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
 def _in_words(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"it said nothing for {SILENT_S:g} s"
-    return str(error) or "it hung up"
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return "it hung up"
+    return str(error)

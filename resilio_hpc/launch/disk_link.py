@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from resilio_hpc.ckpt.disk_giver import Serve
+from resilio_hpc.ckpt.disk_messages import Serve
 from resilio_hpc.ckpt.peer_disks import write_known
 from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.launch import bootstrap

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,10 @@ import numpy as np
 
 from resilio_hpc.ckpt import catalogue, saver
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.records import Manifest
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Answer, Commit, Committed, Local, Persist, Persisted, Progress
+from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.ckpt.verify import verify_step
@@ -91,3 +94,13 @@ def flip(path: Path, at: int) -> None:
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ 1 << at % 8]))
+
+
+def lose_tensors(checkpoints: Path, manifest: Manifest) -> None:
+    """Whoever reads them from the committed files fails; tables and trees are there."""
+    directory = catalogue.step_directory(checkpoints, manifest.step)
+    for shard in manifest.shards:
+        with ShardReader(directory, shard) as reader, (directory / shard.file).open("r+b") as file:
+            for tensor in (tensor for rank in shard.ranks for tensor in reader.table(rank).tensors):
+                if tensor.offset >= 0:
+                    os.pwrite(file.fileno(), bytes([255]) * tensor.size_bytes, tensor.offset)
