@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from resilio_hpc.core.errors import UsageError
 
@@ -103,6 +103,10 @@ class Coordinator(Protocol):
         ...
 
 
+Tier = Literal["memory", "local", "peer", "committed"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+"""Where a state was restored from: this node's memory (or what came there), its own disk, other nodes' disks, the
+shared file system; of several, the last one in this order."""
 LOCAL_VARIABLE = "RESILIO_LOCAL_CHECKPOINT_DIR"
 PEER_DISKS_VARIABLE = "RESILIO_PEER_DISKS"
 READ_AHEAD_VARIABLE = "RESILIO_READ_AHEAD"

@@ -88,7 +88,11 @@ def seconds(value: float | None) -> str:
 
 def restored(source: str, step: int | None) -> str:
     """Where ranks go on: ``step 40 from memory``, ``step 40 from the committed checkpoint``."""
-    place = {"memory": "memory", "committed": "the committed checkpoint"}.get(source, source)
+    places = {
+        "memory": "memory", "local": "the nodes' own disks", "peer": "each other's disks",
+        "committed": "the committed checkpoint",
+    }  # fmt: skip
+    place = places.get(source, source)
     return f"step {step} from {place}" if place else f"step {step}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from resilio_hpc.ckpt.coordinator import Tier
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.launch.message_parts import (
     NO_LIFE,
@@ -109,7 +110,10 @@ class RankFailed(Struct, frozen=True):
 
 
 class FirstStep(Struct, frozen=True):
-    """Every local rank completed its first step of this round; ``time`` in Unix seconds, of the last of them."""
+    """Every local rank completed its first step of this round; ``time`` in Unix seconds, of the last of them.
+
+    ``sources``: from which tiers (``ckpt.coordinator.TIERS``) how many of them were restored.
+    """
 
     node: Node
     epoch: Count
@@ -117,7 +121,7 @@ class FirstStep(Struct, frozen=True):
     step: Count
     time: Seconds
     restored: Count = -1
-    source: str = ""
+    sources: tuple[tuple[Tier, Slots], ...] = ()
 
 
 class RanksDone(Struct, frozen=True):

@@ -5,8 +5,10 @@ Takes what ranks say over their link and how they end, and answers with what the
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
+from resilio_hpc.ckpt.coordinator import TIERS
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
 
@@ -163,9 +165,11 @@ class LocalRound:
         if self._first_step_said or None in times:
             return []
         self._first_step_said = True
-        step, source = next(iter(self.ranks.values())).restored
+        step = next(iter(self.ranks.values())).restored[0]
+        found = Counter(rank.restored[1] for rank in self.ranks.values())
+        sources = tuple((tier, found[tier]) for tier in TIERS if found[tier])
         last = max(time for time in times if time is not None)
-        return [m.FirstStep(self.node, self.epoch, self.number, self.step, last, step, source)]
+        return [m.FirstStep(self.node, self.epoch, self.number, self.step, last, step, sources)]
 
     def _snapshot(self, rank: LocalRank, message: rank_link.SnapshotTaken) -> list[m.ToController]:
         rank.snapshots[message.step] = (message.size_bytes, message.blocked_s)

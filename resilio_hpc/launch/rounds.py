@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from resilio_hpc.ckpt.coordinator import TIERS
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.controller_state import MAX_LOSSES
 from resilio_hpc.launch.recovery import Budgets, Failure, Plan, Rung, World, decide
@@ -315,9 +317,15 @@ class Rounds:
             return
         self._first_step_round = controller.round
         controller.set_phase("running")
-        restored, source = min((first.restored, first.source) for first in seen)
-        step = min(first.step for first in seen)
-        controller.record("first_step", round=controller.round, step=step, restored=restored, source=source)
+        restored, step = min(first.restored for first in seen), min(first.step for first in seen)
+        sources: Counter[str] = Counter()
+        for tier, ranks in (one for first in seen for one in first.sources):
+            sources[tier] += ranks
+        used = [tier for tier in TIERS if sources[tier]]
+        controller.record(
+            "first_step", round=controller.round, step=step, restored=restored, source=used[-1] if used else "",
+            sources={tier: sources[tier] for tier in used},
+        )  # fmt: skip
         controller.incidents.close(max(first.time for first in seen), restored)
 
     def done(self, agent: KnownAgent, message: m.RanksDone) -> None:

@@ -65,6 +65,17 @@ def request(node: Node, step: int = NEWEST, ranks: tuple[int, ...] = (0, 1), wor
     return ReadAhead(str(node.shared), step, world_size, ranks, str(node.arenas / "begun"))
 
 
+def test_what_ranks_read_from_other_nodes_disks_is_not_read_ahead(node: Node, tmp_path: Path) -> None:
+    (manifest,) = [found for found in catalogue.committed(node.shared) if found.step == 5]
+    assert manifest.shards[0].node == "n1"
+    others = msgspec.structs.replace(request(node), others=("n1",))
+    evict(shard(node, 5))
+    assert read_ahead(others, PLENTY).size_bytes == 0
+    assert cached(shard(node, 5)) < 100_000
+    assert read_ahead(msgspec.structs.replace(others, local=str(node.disk)), PLENTY).size_bytes == 2 * (SIZE * 8 + 3)
+    assert read_ahead(msgspec.structs.replace(others, others=("n2",)), PLENTY).size_bytes == 2 * (SIZE * 8 + 3)
+
+
 def wait_until_cached(path: Path, size: int) -> None:
     deadline = time.monotonic() + 30
     while cached(path) < size:

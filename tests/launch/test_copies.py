@@ -124,3 +124,16 @@ def test_one_node_alone_has_no_partner() -> None:
     one.fail_rank(0)
     one.until_round(1)
     assert (one.last.restore, one.last.fetches) == (m.RestorePoint("memory", 20), ())
+
+
+def test_who_restores_from_files_is_told_where_other_nodes_disks_are_read() -> None:
+    for copy_port, asked in ((0, (2, 2, 2, 2)), (1, ())):  # with partner copies nobody reads any file
+        one = World(nodes=4, spares=1, script=Script(save_every=10), disk_port=2)
+        one.copy_port = copy_port
+        one.run(lambda: 10 in one.directory.committed)  # noqa: B023
+        assert one.last.disk_ports == ()  # there was nothing to restore
+        one.until_step(15)
+        one.power_off("n2")
+        one.until_round(1)
+        assert one.last.restore is not None
+        assert one.last.disk_ports == asked

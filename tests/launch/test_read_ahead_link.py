@@ -33,6 +33,8 @@ class Node:
         self.settings = SimpleNamespace(join=False, node="n2", expected=NODES, options=options)
         self.in_memory: tuple[m.Held, ...] = ()
         self.snapshots = SimpleNamespace(held=lambda: self.in_memory)
+        self.other_disks: dict[str, str] = {}
+        self.disks = SimpleNamespace(port=0, of_others=lambda start: self.other_disks)
         self.told: list[dict[str, Any]] = []
         self.link = ReadAheadLink(self)  # type: ignore[arg-type]
 

@@ -47,7 +47,8 @@ class VirtualAgent(Process):
         self._life = 0  # grows when ranks are stopped: what was on its way for them is void
         self.incarnation = f"{self.node}.{site.incarnations}"
         self.copies = VirtualCopies(self, world)
-        hello = m.Hello(self.node, self.incarnation, 0, self.endpoint, self.node, world.slots, last=site.kept)
+        hello = m.Hello(self.node, self.incarnation, 0, self.endpoint, self.node, world.slots, last=site.kept,
+                        disk_port=world.disk_port)  # fmt: skip
         ballot = site.ballot or Ballot(first_membership(world.config.expected))
         self.core = AgentCore(hello, JOB, ballot, self, world.config.heartbeat_timeout_s)
 

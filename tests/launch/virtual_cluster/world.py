@@ -67,7 +67,7 @@ class World:
 
     def __init__(
         self, nodes: int = 4, spares: int = 0, slots: int = 2, script: Script | None = None, minimum: int | None = None,
-        unit: int = 1, absent: tuple[str, ...] = (), **config: Any,
+        unit: int = 1, absent: tuple[str, ...] = (), disk_port: int = 0, **config: Any,
     ) -> None:  # fmt: skip
         names = tuple(f"n{number}" for number in range(1, nodes + spares + 1))
         shape = Shape(minimum or nodes, nodes, unit)
@@ -81,6 +81,7 @@ class World:
         self.saver_fails: set[tuple[str, int]] = set()  # (node, step)
         self.spawns = True
         self.copy_port = 0  # 1: with --partner-copies
+        self.disk_port = disk_port  # with --local-checkpoints
         self.save_s = 0.2
         self.slow_savers: dict[str, float] = {}  # node → seconds, instead of save_s
         self.ports = 29500
