@@ -6,6 +6,7 @@ system may refuse O_DIRECT when the file is opened or only when it is used; then
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
@@ -138,8 +139,14 @@ def write_cached(fd: int, data: memoryview, offset: int) -> None:
         done += os.pwrite(fd, data[done:], offset + done)
 
 
-def check_space(directory: Path, size: int) -> None:
-    """Raises OSError where so much is sure not to fit, before the disk is full to the brim: others write there."""
+def check_space(directory: Path, size: int, worn: Path | None = None) -> None:
+    """Raises OSError where so much is sure not to fit, before the disk is full to the brim: others write there.
+
+    ``worn``: a file whose room it may take.
+    """
+    if worn is not None:
+        with contextlib.suppress(OSError):
+            size -= worn.lstat().st_blocks * 512
     found = os.statvfs(directory)
     if found.f_bavail * found.f_frsize < size + (1 << 20):
         raise OSError(errno.ENOSPC, f"no space left for {size} bytes", str(directory))

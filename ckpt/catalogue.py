@@ -8,6 +8,7 @@
         damaged                 why (text), once a restore or verify has found it so
       latest                    number of the step committed last (text), for people and scripts
       epoch-fence               the lowest epoch that may still commit (text); absent: any
+      .worn/                    shard files of a step that was removed (see ``worn_files``)
       .staging-step-…-e<epoch>-r<round>/   shards on their way (…-s<session>: of processes without a launcher;
                                 …-whole: about to take the place of a former one)
 
@@ -26,6 +27,7 @@ from pathlib import Path
 
 from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete, write_manifest
 from resilio_hpc.ckpt.retention import CommittedStep, Retention
+from resilio_hpc.ckpt.worn_files import strip, worn
 from resilio_hpc.core.durable import exchange, sync_directory, write_atomic
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
 
@@ -222,7 +224,7 @@ def commit(
     with contextlib.suppress(OSError):
         if retention is not None:
             others = [known for known in found if known.step != step]
-            prune(directory, retention, time.time(), [*others, manifest])
+            _remove(directory, expendable(directory, retention, time.time(), [*others, manifest]), keep_worn=True)
         sweep(directory, step, epoch, round_, session)
 
 
@@ -242,15 +244,30 @@ def expendable(directory: Path, retention: Retention, now: float, known: Sequenc
     return retention.expendable(steps, now)
 
 
-def prune(directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None) -> list[int]:
-    """Remove what ``retention`` does not keep; the steps removed. ``known``: see ``expendable``. Raises OSError."""
-    old = expendable(directory, retention, now, known)
-    for step in old:
-        _move_away(step_directory(directory, step), "removed")
-    if old:
-        sync_directory(directory)  # else a power cut could give a step its name back, and not its files
-    _empty_bin(directory)
+def prune(directory: Path, retention: Retention, now: float) -> list[int]:
+    """Remove what ``retention`` does not keep, and all that is of no use; the steps removed. Raises OSError."""
+    old = expendable(directory, retention, now)
+    remove_worn(directory)
+    _remove(directory, old)
     return old
+
+
+def remove_worn(directory: Path) -> None:
+    """No step is expected that would write over the files of a removed one. Raises nothing."""
+    with contextlib.suppress(OSError):
+        _move_away(worn(directory), "removed")
+        _empty_bin(directory)
+
+
+def _remove(directory: Path, steps: Sequence[int], keep_worn: bool = False) -> None:
+    gone = [_move_away(step_directory(directory, step), "removed") for step in steps]
+    if gone:
+        sync_directory(directory)  # else a power cut could give a step its name back, and not its files
+        with contextlib.suppress(OSError):
+            if keep_worn and strip(gone[-1]):
+                _move_away(worn(directory), "removed")
+                gone[-1].rename(worn(directory))
+    _empty_bin(directory)
 
 
 def staged(directory: Path, session: str) -> dict[Path, int]:

@@ -28,7 +28,7 @@ from typing import Self
 
 from resilio_hpc.ckpt import catalogue, hung_disk
 from resilio_hpc.ckpt.records import Manifest, is_shard_name
-from resilio_hpc.core.durable import make_directory
+from resilio_hpc.core.durable import make_directory, sync_directory
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.core.memory_left import is_in_memory, refuse_to_fill_memory
 
@@ -63,6 +63,8 @@ class LocalDisk:
         process where each writes a file of its own."""
         self._checkpoints = checkpoints
         self._path = directory / f"{_prefix(checkpoints)}{re.sub(r'[^A-Za-z0-9_.-]', '_', holder)}"
+        self.worn = self._path / "worn"
+        """Files that the next step may write over, if there are any: see ``worn_files``."""
         _check_directory(directory)
         self._lock = self._take()
         try:
@@ -94,20 +96,30 @@ class LocalDisk:
             time.sleep(0.05)
 
     def new_step(self, step: int, epoch: int, round_: int, size_bytes: int) -> Path:
-        """An empty directory for a step. All others go, but the one committed last of those that are here.
+        """An empty directory for a step. All others go, but the one committed last of those that are here; the file of
+        one that goes is left in ``worn``, for this step's to be written over.
 
         ``size_bytes``: of what will be written; a directory in memory is no place for it where that is short.
         """
         new = self._path / _step_name(step, epoch, round_)
         orders = {path: self._order(path) for path in self._path.iterdir() if path not in (new, self._path / _HELD)}
         kept = max(orders, key=orders.__getitem__, default=None)
-        for path in [new, *orders]:
-            if path != kept or orders[path] < 0:
+        gone = [path for path in [new, *orders] if path != kept or orders[path] < 0]
+        worn = next((path for path in gone if _STEP.fullmatch(path.name) and _is_private(path)), None)
+        for path in gone:
+            if path != worn:
                 _remove(path)
+        if worn is not None:
+            worn.rename(self.worn)
+            sync_directory(self._path)  # before it is written over
         if is_in_memory(self._lock):
             refuse_to_fill_memory(size_bytes)
         make_directory(new, 0o700)
         return new
+
+    def drop_worn(self) -> None:
+        """This step has taken what it could use."""
+        _remove(self.worn)
 
     def _order(self, path: Path) -> int:
         """Of its commit; -1 when it is not sure to be committed, or to be whole."""

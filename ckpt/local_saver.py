@@ -15,7 +15,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -244,7 +245,11 @@ def main() -> None:
         while (received := receive(link))[0]:
             request = decode_request(received[0])
             written = writer.submit(work, request, received[1][0])
-        if request is None or written is None or written.done():
+        if request is None or written is None:
+            return
+        if request.rank == 0:
+            written.add_done_callback(partial(_expect_no_more, Path(request.directory)))
+        if written.done():
             return
         limit = threading.Timer(_ALONE_LIMIT_S, os._exit, (1,))  # a file system may hang
         limit.daemon = True
@@ -256,6 +261,10 @@ def main() -> None:
                 wait([written])
         else:
             alone.set()
+
+
+def _expect_no_more(directory: Path, last: Future[None]) -> None:
+    catalogue.remove_worn(directory)
 
 
 def _let_go_of_output() -> None:

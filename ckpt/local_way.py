@@ -23,6 +23,7 @@ from resilio_hpc.ckpt.local_disk import LocalDisk
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.ckpt.saver_messages import Local, Persist
 from resilio_hpc.ckpt.shard_copy import copy_shard
+from resilio_hpc.ckpt.worn_files import worn
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 _LOST = "memory had been let go by then, so this save is lost"
@@ -96,8 +97,11 @@ class LocalWay:
                 self._disk = disk
                 size = sum(arena.header.size_bytes for arena in self.arenas)
                 where = disk.new_step(request.step, request.epoch, request.round, size)
-                written = write_shard(self.arenas, where, request.node_rank, 0o600, verify=request.verify)
+                written = write_shard(
+                    self.arenas, where, request.node_rank, 0o600, verify=request.verify, worn=disk.worn
+                )
                 record = msgspec.structs.replace(written, node=request.holder)
+                disk.drop_worn()
             except OSError as error:
                 return error
             with self._lock:
@@ -108,7 +112,7 @@ class LocalWay:
                 self.let_go()
                 self.say(Local(request.step, record.size_bytes, seconds))
             try:
-                copy_shard(where, record, self.staging(), request.bytes_per_s)
+                copy_shard(where, record, self.staging(), request.bytes_per_s, worn(Path(request.directory)))
             except CorruptCheckpoint as error:
                 raise CorruptCheckpoint(f"{error}; {_LOST}") from error
             return record

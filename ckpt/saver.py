@@ -32,6 +32,7 @@ from resilio_hpc.ckpt.saver_messages import (
     SaverFailed,
     decode_request,
 )
+from resilio_hpc.ckpt.worn_files import worn
 from resilio_hpc.core.durable import make_directory
 from resilio_hpc.core.errors import CheckpointError, WireError, os_error_text
 from resilio_hpc.core.json_lines import encode_line
@@ -72,7 +73,10 @@ def _write_directly(request: Persist, arenas: Sequence[ArenaSource]) -> ShardRec
     from resilio_hpc.ckpt.shard_file import write_shard
 
     staging = _staging(request)
-    return write_shard(arenas, staging, request.node_rank, bytes_per_s=request.bytes_per_s, verify=request.verify)
+    return write_shard(
+        arenas, staging, request.node_rank, bytes_per_s=request.bytes_per_s, verify=request.verify,
+        worn=worn(Path(request.directory)),
+    )  # fmt: skip
 
 
 def _open_arenas(request: Persist, stack: ExitStack, mappings: Mappings | None) -> list[ArenaSource]:
@@ -132,14 +136,18 @@ def main() -> int:
         answers.write(encode_line(word))
 
     mappings = Mappings()
+    directories = set()
     for line in sys.stdin.buffer:
         try:
             request = decode_request(line)
         except WireError as error:
             tell(SaverFailed(-1, str(error)))
             continue
+        directories.add(Path(request.directory))
         tell(serve(request, tell, mappings))
         mappings.let_go()
+    for directory in directories:
+        catalogue.remove_worn(directory)
     return 0
 
 

@@ -7,7 +7,7 @@ parent's knows nothing of it, and ends with the parent even if the child lives o
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import os
 import signal
 import socket
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import resilio_hpc
-from resilio_hpc.ckpt import local_saver
+from resilio_hpc.ckpt import catalogue, local_saver
 from resilio_hpc.ckpt.local_saver import READY, Save, receive
 from resilio_hpc.ckpt.saver_messages import Answer, Progress, SaverFailed, decode_answer
 from resilio_hpc.core.json_lines import encode_line
@@ -61,14 +61,14 @@ class Asked:
         """Wait for the answer; ``heard`` is called with what comes before."""
         child, request = self._child, self._request
         if child is None:
-            return local_saver.save(request, str(self._arena), _NEVER, heard)
+            return _save_here(request, self._arena, heard)
         answer = child.answer(heard)
         if answer is not None:
             _idle.append(child)
             return answer
         how = _end_of(child)
         if not child.was_ready:
-            return local_saver.save(request, str(self._arena), _NEVER, heard)
+            return _save_here(request, self._arena, heard)
         why = f"the process that was writing it {how}; another one is started for the next save"
         local_saver.note_failure(request, why)
         return SaverFailed(request.step, why)
@@ -77,6 +77,13 @@ class Asked:
         """Nobody will wait for the answer: that process is killed."""
         if self._child is not None:
             self._child.end()
+
+
+def _save_here(request: Save, arena: Path, heard: Callable[[Progress], None]) -> Answer:
+    if request.rank == 0 and request.directory not in _to_tidy:
+        _to_tidy.add(request.directory)
+        atexit.register(catalogue.remove_worn, Path(request.directory))
+    return local_saver.save(request, str(arena), _NEVER, heard)
 
 
 def _end_of(child: _Child) -> str:
@@ -174,12 +181,14 @@ class _Child:
 
 
 def _close(process: subprocess.Popen[bytes], link: socket.socket, idle: threading.Event) -> None:
-    """Nobody saves any more, or this interpreter ends. It finishes what it was asked."""
+    """Nobody saves any more, or this interpreter ends. It finishes what it was asked, and what it has for the next save
+    goes."""
     link.close()
     if idle.is_set():
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _environment() -> dict[str, str]:
@@ -195,6 +204,7 @@ def _forget_all() -> None:
         child.forget()
 
 
+_to_tidy: set[str] = set()
 _idle: list[_Child] = []
 _children: weakref.WeakSet[_Child] = weakref.WeakSet()
 _threads_only = threading.Event()

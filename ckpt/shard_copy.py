@@ -32,13 +32,17 @@ class _Block(NamedTuple):
     tensor: str
 
 
-def copy_shard(source: Path, shard: ShardRecord, target: Path, bytes_per_s: float = 0.0) -> None:
+def copy_shard(
+    source: Path, shard: ShardRecord, target: Path, bytes_per_s: float = 0.0, worn: Path | None = None
+) -> None:
     """Copy a shard file from one directory to another, durable on return.
 
-    ``bytes_per_s``: see ``bulk_io.write``. Its room is 16 MiB, beside that of ``bulk_io``. Raises CorruptCheckpoint
-    when the file in ``source`` is damaged or cannot be read, OSError for ``target``; nothing remains there then.
+    ``bytes_per_s``: see ``bulk_io.write``; ``worn``: see ``write_shard``. Its room is 16 MiB, beside that of
+    ``bulk_io``. Raises CorruptCheckpoint when the file in ``source`` is damaged or cannot be read, OSError for
+    ``target``; nothing remains there then.
     """
-    bulk_io.check_space(target, shard.size_bytes)
+    former = None if worn is None else worn / shard.file
+    bulk_io.check_space(target, shard.size_bytes, former)
     with contextlib.ExitStack() as stack:
         with _reading(source):
             reader = stack.enter_context(ShardReader(source, shard))
@@ -51,7 +55,8 @@ def copy_shard(source: Path, shard: ShardRecord, target: Path, bytes_per_s: floa
             for (start, size), checksum in zip(tensor.blocks(), tensor.checksums, strict=True)
         )
         named = [rank.table for rank in shard.ranks] + [table.tree for table in tables]
-        fd = stack.enter_context(new_file(target / shard.file))
+        fd = stack.enter_context(new_file(target / shard.file, worn=former))
+        os.ftruncate(fd, shard.size_bytes)
         os.posix_fallocate(fd, 0, shard.size_bytes)  # a full disk shows now
         _copy_blocks(reader.fd, fd, parts, source, bytes_per_s)
         _copy_rest(reader.fd, fd, parts, named, shard, source)

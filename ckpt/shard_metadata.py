@@ -22,7 +22,7 @@ import msgspec
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.arena import PAGE
-from resilio_hpc.ckpt.extents import hash_gaps
+from resilio_hpc.ckpt.extents import gaps, hash_gaps
 from resilio_hpc.ckpt.records import Extent, Layout, RankRecord, SlabRecord, Table, TensorRecord, sha256
 from resilio_hpc.ckpt.stored_types import BYTE, Stored, stored_as
 from resilio_hpc.native import crc32c
@@ -120,15 +120,24 @@ class HdfImage:
         return True
 
     def write(self, fd: int) -> str:
-        """Make an empty file as large as it will be, and write the metadata; the hash of these. Raises OSError."""
-        os.posix_fallocate(fd, 0, self.size_bytes)  # a full disk shows now
-        for start, size in self._data():
-            bulk_io.write_cached(fd, memoryview(os.pread(self._fd, size, start)), start)
+        """Make a file as large as it will be, and write the metadata; the hash of these. Raises OSError.
+
+        One that is not empty has the content of another: that is written over between the tensors, too.
+        """
         extents = [(place.offset, place.size) for places in self.places for place in places]
+        is_empty = not os.fstat(fd).st_size
+        if not is_empty:
+            os.ftruncate(fd, self.size_bytes)
+        os.posix_fallocate(fd, 0, self.size_bytes)  # a full disk shows now
+        for start, size in self._data() if is_empty else _pieces(gaps(extents, self.size_bytes)):
+            bulk_io.write_cached(fd, memoryview(os.pread(self._fd, size, start)), start)
         return hash_gaps(fd, extents, self.size_bytes)
 
     def _data(self) -> Iterator[tuple[int, int]]:
         """(start, size) of all that is not a hole, in pieces."""
+        yield from _pieces(self._runs())
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
         end = 0
         while end < self.size_bytes:
             try:
@@ -138,7 +147,7 @@ class HdfImage:
                     return
                 raise
             end = os.lseek(self._fd, at, os.SEEK_HOLE)
-            yield from ((start, min(_PIECE_BYTES, end - start)) for start in range(at, end, _PIECE_BYTES))
+            yield at, end - at
 
     def close(self) -> None:
         """Keep it for the next save."""
@@ -180,6 +189,12 @@ class _Skeleton:
 _kept: list[_Skeleton] = []
 """Of the last save, or of none; whoever pops it has it alone."""
 os.register_at_fork(after_in_child=_kept.clear)  # it is the parent's file
+
+
+def _pieces(runs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for at, size in runs:
+        for start in range(at, at + size, _PIECE_BYTES):
+            yield start, min(_PIECE_BYTES, at + size - start)
 
 
 def _tensors(parts: Sequence[RankPart]) -> Tensors:

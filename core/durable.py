@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,11 +63,17 @@ def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:
 
 
 @contextmanager
-def new_file(path: Path, mode: int = 0o666) -> Iterator[int]:
-    """A descriptor of a file that appears as ``path``, whole and durable, at the end; otherwise nothing remains."""
+def new_file(path: Path, mode: int = 0o666, worn: Path | None = None) -> Iterator[int]:
+    """A descriptor of a file that appears as ``path``, whole and durable, at the end; otherwise nothing remains.
+
+    ``worn``: a file of the same file system that nobody needs any more. It becomes the new one where it is ours alone,
+    and is to be written over, since it has its old content; else it is removed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        fd = _taken(worn, temporary) if worn is not None else None
+        if fd is None:
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             yield fd
             os.fsync(fd)
@@ -75,6 +83,38 @@ def new_file(path: Path, mode: int = 0o666) -> Iterator[int]:
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def _taken(worn: Path, temporary: Path) -> int | None:
+    """Nobody can open it under its old name any more when it is looked at."""
+    try:
+        worn.rename(temporary)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        fd = os.open(temporary, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if is_ours_alone(fd):
+            return fd
+        os.close(fd)
+    temporary.unlink()
+    return None
+
+
+def is_ours_alone(fd: int) -> bool:
+    """Whether a file that is open for writing has one name, this user's, and nobody else has it open or mapped.
+
+    The kernel grants a lease then, and only then (fcntl(2), F_SETLEASE). File systems of several machines, which
+    cannot know, grant none.
+    """
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
+        return False
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return False
+    return True
 
 
 def make_directory(path: Path, mode: int = 0o777) -> None:

@@ -86,6 +86,7 @@ def test_the_next_run_reads_what_was_committed_from_the_nodes_own_disks(launch: 
         size = path.stat().st_size
         path.write_bytes(b"")
         os.truncate(path, size)  # whoever reads here fails
+    assert not (launch.path / "run" / "checkpoints" / ".worn").exists()
     launch.run()
     assert launch.restored() == (3, "local")
     assert {(event.fields["node"], event.fields["step"]) for event in launch.events("read_ahead")} == {

@@ -19,7 +19,9 @@ from harm import Harm, arm
 from resilio_hpc import ckpt
 from resilio_hpc.ckpt import catalogue, coordinator, shard_file
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.records import is_shard_name
 from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt.worn_files import worn
 from resilio_hpc.cli.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError
 
@@ -176,9 +178,11 @@ def check_disk(disk: Path, *allowed: Sequence[int]) -> None:
 
 
 def check_nothing_is_left(directory: Path, world: int = 1, nodes: int | None = None) -> None:
-    """Nothing but committed steps and ``latest``, nothing in the steps but what belongs there."""
+    """Nothing but committed steps, ``latest`` and what the next step may write over, nothing in the steps but what
+    belongs there."""
     steps = catalogue.committed_steps(directory)
-    names = sorted(path.name for path in directory.iterdir())
+    assert all(is_shard_name(path.name) for path in worn(directory).glob("*"))
+    names = sorted(path.name for path in directory.iterdir() if path != worn(directory))
     assert names == ["latest", *(f"step-{step:010d}" for step in steps)], names
     for step in steps:
         files = sorted(path.name for path in catalogue.step_directory(directory, step).iterdir())

@@ -86,7 +86,7 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
     "alone": lambda directory: saves(directory, [2, 3]),
     "again": lambda directory: saves(directory, [2, 2]),
     "after deaths": after_deaths,
-    "prune": lambda directory: saves(directory, [1, 2, 3, 4, 5]),
+    "prune": lambda directory: saves(directory, [1, 2, 3, 4, 5, 6, 7]),
     "two": lambda directory: saves(directory, [2, 3], 2),
     "saver": saver,
     "copy": copy,
