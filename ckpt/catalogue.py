@@ -17,6 +17,7 @@ Needs neither torch nor h5py.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -39,6 +40,9 @@ _STEP = re.compile(r"step-(\d{10,18})")
 _STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(?:-s([0-9a-f]{1,32}))?(-whole)?")
 _GOING = re.compile(r"\.(removed|replaced)-.*")
 _UNFINISHED = re.compile(r"\.latest\..*")  # of a process that died while it wrote `latest`
+
+
+_tidied_at_exit: set[Path] = set()
 
 
 def check_step(step: object) -> None:
@@ -257,6 +261,13 @@ def remove_worn(directory: Path) -> None:
     with contextlib.suppress(OSError):
         _move_away(worn(directory), "removed")
         _empty_bin(directory)
+
+
+def remove_worn_at_exit(directory: Path) -> None:
+    """When this process ends, none is expected any more."""
+    if directory not in _tidied_at_exit:
+        _tidied_at_exit.add(directory)
+        atexit.register(remove_worn, directory)
 
 
 def _remove(directory: Path, steps: Sequence[int], keep_worn: bool = False) -> None:

@@ -24,7 +24,7 @@ from resilio_hpc.ckpt.expected import expected_bytes, holds_optimizer
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.overlap import fence_before_steps
-from resilio_hpc.ckpt.records import Layout, Manifest
+from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
@@ -286,7 +286,9 @@ class Checkpointer:
                 self._layout,
                 alone=place.local_world_size == 1,
                 local_rank=place.local_rank,
-                copies=self._copies_here(manifest),
+                copies=local_disk.copies_or_none(
+                    self._coordinator.local_directory, self.directory, manifest, self._warn
+                ),
                 cached=is_read_ahead(self._coordinator.read_ahead, point.step),
                 peers=self._coordinator.peer_disks,
             )
@@ -295,16 +297,6 @@ class Checkpointer:
         if path is None:
             raise CorruptCheckpoint(f"this node holds no snapshot of step {point.step} of rank {place.rank}")
         return ArenaSource(path, memory=arenas.memory(point.step))
-
-    def _copies_here(self, manifest: Manifest) -> Mapping[str, Path]:
-        local = self._coordinator.local_directory
-        try:
-            return {} if local is None else local_disk.answering_copies(local, self.directory, manifest)
-        except FileNotFoundError:
-            return {}  # a node that never had any
-        except OSError as error:
-            self._warn(f"{os_error_text(error, str(local))}: {self.directory} is read instead")
-            return {}
 
     def _restored(self, point: RestorePoint, state: Any, tier: str, started: float) -> tuple[int, Any]:
         self._drop_after(point.step)

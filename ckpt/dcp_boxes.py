@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from resilio_hpc.ckpt import tensors
 from resilio_hpc.ckpt.dcp_metadata import SavedTensor
+from resilio_hpc.ckpt.peer_disks import PeerDisks, PeerFile
 from resilio_hpc.ckpt.records import Manifest, TensorRecord
+from resilio_hpc.ckpt.shard_files import ShardFiles
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.shared_blocks import SharedBlocks, name_of
 from resilio_hpc.ckpt.slab import Box
@@ -29,29 +32,41 @@ class Read(NamedTuple):
     target: Any
 
 
-def read_boxes(
-    directory: Path, manifest: Manifest, reads: Sequence[Read], alone: bool, local_rank: int, threads: int
-) -> None:
+class Origin(NamedTuple):
+    """Where the files of a step are. ``directory``: its own; ``copies``, ``peers``: see ``ShardFiles``, and
+    ``peer_disks``."""
+
+    directory: Path
+    manifest: Manifest
+    copies: Mapping[str, Path]
+    peers: Path | None
+
+
+def read_boxes(origin: Origin, reads: Sequence[Read], alone: bool, local_rank: int, threads: int) -> None:
     """Fill all targets.
 
-    ``directory``: of the step; ``alone``: no other process of this node reads the same; ``local_rank``: see
-    ``read_parts``.
+    ``alone``: no other process of this node reads the same; ``local_rank``: see ``read_parts``.
     Raises CorruptCheckpoint for bytes that are not as they were written, OSError for a device that fails.
     """
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(threads, "resilio-read"))
-        shared = stack.enter_context(closing(SharedBlocks(name_of(directory, manifest))))
-        files: dict[str, ShardReader] = {}
-        for read in reads:
-            shard, _ = manifest.shard_of(read.saved.rank)
-            if shard.file not in files:
-                files[shard.file] = stack.enter_context(ShardReader(directory, shard))
-        fds = {record.rank: reader.fd for reader in files.values() for record in reader.shard.ranks}
+        manifest = origin.manifest
+        shared = stack.enter_context(closing(SharedBlocks(name_of(origin.directory, manifest))))
+        peers = PeerDisks(origin.peers, manifest)
+        files = stack.enter_context(closing(ShardFiles(origin.directory, origin.copies, peers)))
+        readers: dict[int, ShardReader] = {}
+        for rank in {read.saved.rank for read in reads}:
+            readers[rank] = files.reader(manifest.shard_of(rank)[0])
         for batch in _batches([read for read in reads if read.box.size]):
             # a whole tensor is probably wanted by the others of this node as well
             for direct in (True, False):
-                some = [entry for entry in batch if (alone or _is_own_part(entry[0])) is direct]
-                _fill(manifest.step, fds, some, direct, pool, local_rank, shared)
+                some = [
+                    (readers[entry[0].saved.rank].fd, *entry)
+                    for entry in batch
+                    if (alone or _is_own_part(entry[0])) is direct
+                ]
+                for copy, of_copy in files.by_copy(some).items():
+                    files.read(copy, partial(_fill, manifest.step, of_copy, direct, pool, local_rank, shared))
             for read, memory in batch:
                 if memory is not read.target:
                     tensors.copy_into(read.target, memory)
@@ -84,21 +99,21 @@ def _is_like(target: Any, dtype: str) -> bool:
 
 def _fill(
     step: int,
-    fds: dict[int, int],
-    batch: Sequence[tuple[Read, Any]],
+    batch: Sequence[tuple[int, Read, Any]],
     direct: bool,
     pool: ThreadPoolExecutor,
     local_rank: int,
     shared: SharedBlocks,
+    peer: PeerFile | None,
 ) -> None:
     wholes: dict[tuple[int, int], tuple[int, TensorRecord, memoryview]] = {}
     parts: list[Part] = []
-    for read, tensor in batch:
-        fd, record, memory = fds[read.saved.rank], read.saved.record, tensors.bytes_of(tensor)
+    for fd, read, tensor in batch:
+        record, memory = read.saved.record, tensors.bytes_of(tensor)
         assert memory is not None
         if read.box.shape == record.shape and (fd, record.offset) not in wholes:
             wholes[fd, record.offset] = (fd, record, memory)
         else:  # also one that is wanted twice: two names of one tensor
             parts.append(Part(fd, record, read.box, memory, read.box.shape, (0,) * len(read.box.shape)))
-    read_whole(step, list(wholes.values()), direct, pool, shared)
-    read_parts(step, parts, direct, pool, local_rank, shared)
+    read_whole(step, list(wholes.values()), direct, pool, shared, peer)
+    read_parts(step, parts, direct, pool, local_rank, shared, peer)

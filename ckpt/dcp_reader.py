@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +19,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from resilio_hpc.ckpt import catalogue, dcp_metadata, tensors, tree
-from resilio_hpc.ckpt.coordinator import Place
-from resilio_hpc.ckpt.dcp_boxes import Read, read_boxes
+from resilio_hpc.ckpt import catalogue, dcp_metadata, local_disk, tensors, tree
+from resilio_hpc.ckpt.coordinator import PEER_DISKS_VARIABLE, Place, local_directory
+from resilio_hpc.ckpt.dcp_boxes import Origin, Read, read_boxes
 from resilio_hpc.ckpt.dcp_metadata import Refused, SavedTensor, SavedValue
 from resilio_hpc.ckpt.dcp_values import stream_of
 from resilio_hpc.ckpt.records import Manifest, TensorRecord
@@ -32,11 +33,19 @@ from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMi
 class ResilioReader(StorageReader):
     """Storage for ``dcp.load``: reads a committed step, of ``ResilioWriter`` or ``Checkpointer``."""
 
-    def __init__(self, directory: str | os.PathLike[str], step: int | None = None) -> None:
-        """``directory``: of the checkpoints. ``step``: None, the one committed last. Raises UsageError."""
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        step: int | None = None,
+        *,
+        local: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """``directory``: of the checkpoints. ``step``: None, the one committed last. ``local``: directory on this
+        node's own disk, where copies are read first (default $RESILIO_LOCAL_CHECKPOINT_DIR). Raises UsageError."""
         if step is not None:
             catalogue.check_step(step)
         self.directory, self.step = Path(directory).absolute(), step
+        self._local = local_directory(local, os.environ)
         self._manifest: Manifest | None = None
         self._found: dict[Any, Any] = {}
         self._incomplete: set[str] = set()
@@ -127,8 +136,7 @@ class ResilioReader(StorageReader):
         assert self._manifest is not None
         try:
             read_boxes(
-                catalogue.step_directory(self.directory, self._step),
-                self._manifest,
+                self._origin(self._manifest),
                 [*reads, *(read for some in inside for read in some.values())],
                 place.local_world_size == 1,
                 place.local_rank,
@@ -144,6 +152,15 @@ class ResilioReader(StorageReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _origin(self, manifest: Manifest) -> Origin:
+        def say(text: str) -> None:
+            print(f"resilio: {text}", file=sys.stderr, flush=True)
+
+        known = os.environ.get(PEER_DISKS_VARIABLE)
+        copies = local_disk.copies_or_none(self._local, self.directory, manifest, say)
+        where = catalogue.step_directory(self.directory, manifest.step)
+        return Origin(where, manifest, copies, Path(known) if known else None)
 
     def _read_of(self, item: ReadItem, planner: LoadPlanner) -> Read:
         saved: SavedTensor = self._found[item.storage_index]

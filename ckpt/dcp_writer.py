@@ -23,13 +23,12 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from resilio_hpc.ckpt import catalogue, dcp_state
-from resilio_hpc.ckpt.arena_source import ArenaSource
+from resilio_hpc.ckpt import catalogue, dcp_state, saver
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.coordinator import Place
+from resilio_hpc.ckpt.coordinator import Place, local_directory
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.shard_file import write_shard
+from resilio_hpc.ckpt.saver_messages import LocalFailed, Persist, Progress
 from resilio_hpc.ckpt.snapshot import Snapshot, copy_threads
 from resilio_hpc.ckpt.tree import Flattened
 from resilio_hpc.core.errors import CheckpointError, UsageError
@@ -55,13 +54,15 @@ class ResilioWriter(StorageWriter):
         """``directory``: of the checkpoints, on the shared file system. ``keep_last`` and so on: committed
         steps to keep (see ``retention.Retention``).
 
-        ``local``: directory on this node's disk for the copy of the state when memory has no room for it (default: the
-        temporary directory). Raises UsageError for a step that is no whole number from 0 on, and for such settings.
+        ``local``: directory on this node's own disk: files are written there first, and read from there by
+        ``ResilioReader`` (default $RESILIO_LOCAL_CHECKPOINT_DIR). The copy of the state goes there when memory has no
+        room for it (default: the temporary directory). Raises UsageError for a step that is no whole number from 0 on,
+        and for such settings.
         """
         catalogue.check_step(step)
         self.directory, self.step = Path(directory).absolute(), step
         self._retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
-        self._local = Path(local or tempfile.gettempdir()).absolute()
+        self._local = local_directory(local, os.environ)
         self._rank = 0
         self._plan: SavePlan | None = None
 
@@ -119,13 +120,21 @@ class ResilioWriter(StorageWriter):
         )
         staging = catalogue.staging_directory(self.directory, self.step, *_life())
         staging.mkdir(parents=True, exist_ok=True)
+        spill = self._local or Path(tempfile.gettempdir()).absolute()
         with (
-            _arenas(owner, self._local) as arenas,
+            _arenas(owner, spill) as arenas,
             ThreadPoolExecutor(copy_threads(place.local_world_size), "resilio-copy") as pool,
         ):
             path, _ = Snapshot(arenas, self.step, state, pool).finish()
-            with ArenaSource(path) as arena:
-                return write_shard([arena], staging, self._rank)
+            request = Persist(
+                self.step, *_life(), place.world_size, self._rank, [str(path)], str(self.directory),
+                str(self._local or ""), f"process-{place.local_rank}", verify=self._retention.needs_verified_writes,
+            )  # fmt: skip
+            return saver.persist(request, self._heard, None).record
+
+    def _heard(self, progress: Progress) -> None:
+        if isinstance(progress, LocalFailed):
+            print(f"resilio: rank {self._rank}: {progress.error}", file=sys.stderr, flush=True)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit what all processes have written. Raises CheckpointError, OSError; then nothing is committed."""
@@ -134,6 +143,7 @@ class ResilioWriter(StorageWriter):
         except (IndexError, TypeError, msgspec.MsgspecError) as error:
             raise CheckpointError(f"step {self.step}: a process did not say what it has written: {error}") from error
         catalogue.commit(self.directory, self.step, *_life(), len(shards), "own", shards, self._retention)
+        catalogue.remove_worn_at_exit(self.directory)
         metadata.storage_meta = self.storage_meta()
 
 

@@ -21,7 +21,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,7 +29,7 @@ from typing import Self
 from resilio_hpc.ckpt import catalogue, hung_disk
 from resilio_hpc.ckpt.records import Manifest, is_shard_name
 from resilio_hpc.core.durable import make_directory, sync_directory
-from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.errors import CheckpointError, os_error_text
 from resilio_hpc.core.memory_left import is_in_memory, refuse_to_fill_memory
 
 ABANDONED_S = 86_400.0
@@ -194,6 +194,19 @@ def answering_copies(directory: Path, checkpoints: Path, manifest: Manifest) -> 
         return found
 
     return hung_disk.in_time(look, hung_disk.ANSWER_S)
+
+
+def copies_or_none(
+    directory: Path | None, checkpoints: Path, manifest: Manifest, say: Callable[[str], None]
+) -> Mapping[str, Path]:
+    """``answering_copies``; none where there is no such disk, and where it fails, which is said."""
+    try:
+        return {} if directory is None else answering_copies(directory, checkpoints, manifest)
+    except FileNotFoundError:
+        return {}  # a node that never had any
+    except OSError as error:
+        say(f"{os_error_text(error, str(directory))}: {checkpoints} is read instead")
+        return {}
 
 
 def sweep(directory: Path, abandoned_s: float = ABANDONED_S) -> None:

@@ -7,7 +7,6 @@ parent's knows nothing of it, and ends with the parent even if the child lives o
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import socket
@@ -80,9 +79,8 @@ class Asked:
 
 
 def _save_here(request: Save, arena: Path, heard: Callable[[Progress], None]) -> Answer:
-    if request.rank == 0 and request.directory not in _to_tidy:
-        _to_tidy.add(request.directory)
-        atexit.register(catalogue.remove_worn, Path(request.directory))
+    if request.rank == 0:
+        catalogue.remove_worn_at_exit(Path(request.directory))
     return local_saver.save(request, str(arena), _NEVER, heard)
 
 
@@ -204,7 +202,6 @@ def _forget_all() -> None:
         child.forget()
 
 
-_to_tidy: set[str] = set()
 _idle: list[_Child] = []
 _children: weakref.WeakSet[_Child] = weakref.WeakSet()
 _threads_only = threading.Event()
