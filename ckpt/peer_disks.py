@@ -11,6 +11,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,8 @@ from resilio_hpc.native import crc32c, direct_io
 CONNECT_S = 3.0
 SILENT_S = 10.0
 """Nothing came for so long: that node, or its disk, hangs."""
+THREADS = 4
+"""Of a process, each with a connection: while one decrypts, another node's disk works for the others."""
 _REQUEST_BYTES, _REQUEST_EXTENTS = 8 << 20, 1000
 _AHEAD = 2  # requests that are on their way at a time: while one is sent, the disk works at the next
 
@@ -54,6 +57,7 @@ class PeerDisks:
         self._manifest = manifest
         self._known = _Known(b"", {})
         self._files: list[PeerFile] = []
+        self._pool = ThreadPoolExecutor(THREADS, "resilio-peer")
         if known is not None:
             with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
                 self._known = msgspec.json.decode(known.read_bytes(), type=_Known)
@@ -65,20 +69,21 @@ class PeerDisks:
             return None
         manifest = self._manifest
         copy = Copy(manifest.step, manifest.epoch, manifest.round, shard.file, shard.size_bytes)
-        self._files.append(PeerFile(shard.node, endpoint, self._known.key, copy))
+        self._files.append(PeerFile(shard.node, endpoint, self._known.key, copy, self._pool))
         return self._files[-1]
 
     def close(self) -> None:
         """Hang up."""
+        self._pool.shutdown()
         for file in self._files:
             file.close()
 
 
 class PeerFile:
-    """One file on another node's disk. For several threads, each of which gets a connection."""
+    """One file on another node's disk. For the threads of ``pool``, each of which gets a connection."""
 
-    def __init__(self, node: str, endpoint: str, key: bytes, copy: Copy) -> None:
-        self.node, self.copy = node, copy
+    def __init__(self, node: str, endpoint: str, key: bytes, copy: Copy, pool: ThreadPoolExecutor) -> None:
+        self.node, self.copy, self.pool = node, copy, pool
         host, _, port = endpoint.rpartition(":")
         self._address, self._key = (host, int(port)), key
         self._idle: list[SealedConnection] = []

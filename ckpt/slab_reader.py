@@ -92,7 +92,9 @@ def read_parts(
         _read_share(step, share, shared, peer)
 
     together = [read for read in reads if shared is not None and not read.direct]
-    pending = [shared.pool.submit(read, share) for share in _shares(together, SHARED_BYTES)] if shared else []
+    if peer is not None:
+        pool = peer.pool
+    pending = [(peer or shared).pool.submit(read, share) for share in _shares(together, SHARED_BYTES)] if shared else []
     shares = list(_shares(reads[len(together) :], _SHARE_BYTES))
     first = int(_begin(local_rank) * len(shares))
     pending += [pool.submit(read, share) for share in shares[first:] + shares[:first]]

@@ -16,6 +16,7 @@ from resilio_hpc.ckpt.source import Wanted, checksum_at, mismatch, populate_larg
 from resilio_hpc.native import copy_blocks
 
 SHARE_BYTES = 256 << 20
+_PEER_SHARE_BYTES = 64 << 20  # several requests, of which the next one is on its way
 _COPY_BYTES = 32 << 20
 
 
@@ -108,8 +109,10 @@ def read_whole(
         for bad in read_segments(fd, segments, direct, shared, peer):
             raise mismatch(step, share[bad].record, share[bad].start)
 
-    shares = _shares(sorted(parts, key=lambda part: part[:2]), SHARED_BYTES if shared else SHARE_BYTES)
-    pending = [(shared.pool if shared else pool).submit(read, share) for share in shares]
+    size = SHARED_BYTES if shared else _PEER_SHARE_BYTES if peer else SHARE_BYTES
+    shares = _shares(sorted(parts, key=lambda part: part[:2]), size)
+    together = peer.pool if peer else shared.pool if shared else pool
+    pending = [together.submit(read, share) for share in shares]
     wait(pending)
     for future in pending:
         future.result()
