@@ -170,7 +170,10 @@ class DcpAsyncProcess(DcpAsync):
 
 
 class Limit(Method):
-    """The bytes of the state in one piece: one copy into memory that is there already, then plain direct writes."""
+    """The bytes of the state in one piece: one copy into memory that is there already, then plain direct writes of a
+    new file."""
+
+    writes_over = False
 
     def __init__(self, directory: Path, state: dict[str, Any], place: Place) -> None:
         super().__init__(directory, state, place)
@@ -195,7 +198,8 @@ class Limit(Method):
     def _write(self) -> None:
         from resilio_hpc.native import direct_io
 
-        self.path.unlink(missing_ok=True)
+        if not self.writes_over:
+            self.path.unlink(missing_ok=True)
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
         direct_io.write(fd, self.room, [(0, 0, self.size)], [], DEPTH, CHUNK, 0.0, True)
         os.fsync(fd)
@@ -224,8 +228,15 @@ class Limit(Method):
             at += tensor.nbytes
 
 
+class LimitWritingOver(Limit):
+    """The same file again and again: nothing is allocated."""
+
+    writes_over = True
+
+
 METHODS: dict[str, type[Method]] = {
     "limit": Limit,
+    "limit, same file": LimitWritingOver,
     "ours": Ours,
     "torch.save": TorchSave,
     "safetensors": Safetensors,

@@ -37,7 +37,7 @@ TIMEOUT_S = 1800.0
 WIDTH = 1024
 LIMITS = ("bare write", "copy, bare write")
 OURS = ("ours", "ours, overlapped")
-OTHERS = tuple(name for name in METHODS | PEERS if name not in ("limit", "ours"))
+OTHERS = tuple(name for name in METHODS | PEERS if not name.startswith(("limit", "ours")))
 NAMES = (*LIMITS, *OURS, *OTHERS)
 COLUMNS = ("", "step", "blocked/GB (quartiles)", "in a drain", "fence, ms", "durable", "first", "wrong")
 

@@ -110,7 +110,10 @@ class LocalDisk:
             if path != worn:
                 _remove(path)
         if worn is not None:
-            worn.rename(self.worn)
+            try:
+                worn.rename(self.worn)
+            except OSError:  # what was there could not be removed
+                _remove(worn)
             sync_directory(self._path)  # before it is written over
         if is_in_memory(self._lock):
             refuse_to_fill_memory(size_bytes)
