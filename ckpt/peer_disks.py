@@ -87,6 +87,7 @@ class PeerFile:
         host, _, port = endpoint.rpartition(":")
         self._address, self._key = (host, int(port)), key
         self._idle: list[SealedConnection] = []
+        self._failure: ConnectionError | None = None  # one is enough: nothing more is asked
         self._lock = threading.Lock()
 
     def read(self, segments: Sequence[Segment | BoxSegment]) -> list[int]:
@@ -133,6 +134,8 @@ class PeerFile:
     @contextlib.contextmanager
     def _connection(self) -> Iterator[SealedConnection]:
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             connection = self._idle.pop() if self._idle else None
         try:
             connection = connection or self._call()
@@ -140,7 +143,9 @@ class PeerFile:
         except (TimeoutError, ConnectionError, CheckpointError, WireError) as error:
             if connection is not None:
                 connection.close()
-            raise error if isinstance(error, Busy) else ConnectionError(f"{self.node}: {_in_words(error)}") from error
+            failure = error if isinstance(error, Busy) else ConnectionError(f"{self.node}: {_in_words(error)}")
+            self._failure = failure
+            raise failure from error
         with self._lock:
             self._idle.append(connection)
 

@@ -19,17 +19,17 @@ import pytest
 from local_node import flip, lose_tensors
 from test_local_restore import Told, state_of
 
-from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue, peer_disks
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue, peer_disks, whole_reader
 from resilio_hpc.ckpt.coordinator import use
 from resilio_hpc.ckpt.disk_giver import DiskGiver
 from resilio_hpc.ckpt.disk_messages import MAX_BYTES, Copy, Read, Remove, Serve, asking
-from resilio_hpc.ckpt.peer_disks import write_known
+from resilio_hpc.ckpt.peer_disks import PeerFile, write_known
 from resilio_hpc.ckpt.sealed_stream import SealedConnection
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.core.json_lines import encode_line
 
 KEY = secrets.token_bytes(32)
-SIZE = 400_000  # 3.2 MB: blocks enough for several requests
+SIZE = 2_000_000  # 16 MB: more shares than threads
 WORLD = 3
 
 
@@ -200,7 +200,17 @@ def test_where_a_node_does_not_give_the_committed_file_is_read(
         os.truncate(saved.copy(1), 5000)
     elif what == "nobody there":
         saved.tell(**{saved.manifest().shards[1].node: "127.0.0.1:9"})
+    monkeypatch.setattr(whole_reader, "_PEER_SHARE_BYTES", 1 << 20)
+    calls: list[PeerFile] = []
+    call = PeerFile._call
+
+    def counted(self: PeerFile) -> SealedConnection:
+        calls.append(self)
+        return call(self)
+
+    monkeypatch.setattr(PeerFile, "_call", counted)
     assert saved.restored(1, disk=saved.empty) == "committed"
+    assert 1 <= len(calls) <= peer_disks.THREADS  # nobody waits for it once more
     said = capfd.readouterr().err
     assert said.count("\n") == 1
     assert "the copy of node-1.h5 on another node's disk is left: " in said
