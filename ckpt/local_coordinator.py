@@ -18,7 +18,7 @@ from resilio_hpc.ckpt import catalogue, orphans, saver_process
 from resilio_hpc.ckpt.coordinator import OnStage, Place, RestorePoint
 from resilio_hpc.ckpt.local_saver import Save
 from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.saver_messages import Local, Progress, SaverFailed
+from resilio_hpc.ckpt.saver_messages import Committed, Local, Progress, SaverFailed
 from resilio_hpc.ckpt.saver_process import Asked
 from resilio_hpc.core.errors import CorruptCheckpoint, SaveRefused, WireError
 
@@ -151,6 +151,8 @@ class LocalCoordinator:
         if isinstance(said, SaverFailed):
             self._tell(step, "failed", said.error)
         else:
+            if isinstance(said, Committed) and said.short:
+                print(f"resilio: {said.short}", file=sys.stderr, flush=True)
             self._tell(step, "committed", "")
 
     def _heard(self, progress: Progress) -> None:

@@ -98,8 +98,9 @@ def save(
         if request.rank == 0:
             orphans.wait_for_orphans(Path(request.directory), request.session)
         _persist(request, arena, say, mappings)
+        short = ""
         if request.rank == 0:
-            _commit(request, alone)
+            short = _commit(request, alone)
         else:
             _await_commit(request, alone)
     except Exception as error:  # noqa: BLE001
@@ -107,7 +108,7 @@ def save(
         text = (text or type(error).__name__)[:_ERROR_CHARACTERS]
         note_failure(request, text)
         return SaverFailed(request.step, text)
-    return Committed(request.step, time.monotonic() - started)
+    return Committed(request.step, time.monotonic() - started, short)
 
 
 def note_failure(request: Save, error: str) -> None:
@@ -132,7 +133,8 @@ def _persist(request: Save, arena: str, say: Callable[[Progress], None], mapping
     write_atomic(_note_path(request, rank), msgspec.json.encode(_Shard(request.session, answer.record)))
 
 
-def _commit(request: Save, alone: threading.Event) -> None:
+def _commit(request: Save, alone: threading.Event) -> str:
+    """What is to be told of the room that is left."""
     progress = orphans.Progress(Path(request.directory), request.session)
 
     def others_are_dead() -> bool:
@@ -154,6 +156,8 @@ def _commit(request: Save, alone: threading.Event) -> None:
     answer = saver.serve(asked)
     if isinstance(answer, SaverFailed):
         raise CheckpointError(answer.error)
+    assert isinstance(answer, Committed)
+    return answer.short
 
 
 def _shard_of(rank: int, request: Save, others_are_dead: Callable[[], bool]) -> ShardRecord:

@@ -8,6 +8,7 @@ goes there first, and from there to the shared file system.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from resilio_hpc.ckpt.saver_messages import (
     SaverFailed,
     decode_request,
 )
+from resilio_hpc.ckpt.space_trend import SpaceTrend
 from resilio_hpc.ckpt.worn_files import worn
 from resilio_hpc.core.durable import make_directory
 from resilio_hpc.core.errors import CheckpointError, WireError, os_error_text
@@ -112,8 +114,9 @@ def commit(request: Commit) -> Committed:
     layouts: set[Layout] = {shard.layout for shard in request.shards}
     if len(layouts) != 1:
         raise CheckpointError(f"step {request.step}: the shards have the layouts {sorted(layouts)}, not one")
+    directory = Path(request.directory)
     catalogue.commit(
-        Path(request.directory),
+        directory,
         request.step,
         request.epoch,
         request.round,
@@ -123,7 +126,22 @@ def commit(request: Commit) -> Committed:
         request.retention,
         request.session,
     )
-    return Committed(request.step, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return Committed(request.step, seconds, _space(directory, sum(shard.size_bytes for shard in request.shards)))
+
+
+def _space(directory: Path, step_bytes: int) -> str:
+    """What is to be told of the room that is left."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return ""
+    trend = _trends.setdefault(directory, SpaceTrend())
+    text = trend.committed(time.monotonic(), found.f_bavail * found.f_frsize, step_bytes)
+    return text and f"{directory}: {text}"
+
+
+_trends: dict[Path, SpaceTrend] = {}
 
 
 def main() -> int:

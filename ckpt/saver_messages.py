@@ -70,10 +70,12 @@ class Persisted(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=Tru
 
 
 class Committed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """saver → agent: the step is committed; ``seconds`` is what the commit itself took."""
+    """saver → agent: the step is committed; ``seconds`` is what the commit itself took. ``short``: why that file system
+    is about to be full, where it is."""
 
     step: int
     seconds: float
+    short: str = ""
 
 
 class SaverFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

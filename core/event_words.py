@@ -326,6 +326,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "persist_failed": lambda f: (
         f"checkpoint of step {f.whole('step')} could not be written on {f.text('node', '?')}: {f.text('error')}"
     ),
+    "space_short": lambda f: f"room for checkpoints runs out: {f.text('why')} (keep fewer steps, or make room)",
     "save_overdue": lambda f: (
         f"checkpoint of step {f.whole('step')} is on its way to disk for {seconds(f.number('waited_s'))}, "
         f"{names(f.texts('nodes'))} still at it: is that file system slow, or does it hang? Training goes on"

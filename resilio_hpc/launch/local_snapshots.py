@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from resilio_hpc.ckpt import arena, saver_messages
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.core import rank_link
+from resilio_hpc.core.event_words import words
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.saver_link import Request, SaverLink
 
@@ -85,6 +86,9 @@ class LocalSnapshots:
                 core.persisted(request.round, request.step, answer.record)
             elif isinstance(answer, saver_messages.Committed):
                 core.commit_done(request.round, request.step, answer.seconds)
+                if answer.short:
+                    self._agent.record("space_short", step=request.step, why=answer.short)
+                    self._agent.say(words("space_short", {"why": answer.short}))
             else:
                 core.persist_failed(request.round, request.step, answer.error)
         if self.saver.fileno() is None:
