@@ -232,3 +232,13 @@ def test_the_saver_is_told_where_to_write_and_how_fast(node: Node) -> None:
     (request,) = node.saver.requests
     assert isinstance(request, saver_messages.Persist)
     assert (request.local, request.holder, request.bytes_per_s) == ("/nvme", "n1", 0.25e9)
+
+
+def test_room_that_runs_out_is_told_and_the_step_is_committed_all_the_same(node: Node) -> None:
+    node.answer((Request(True, 0, 3), saver_messages.Committed(3, 0.5, "/shared: 2.0 GB are free")))
+    node.answer((Request(True, 0, 4), saver_messages.Committed(4, 0.5)))
+    assert node.core.told == [("committed", 0, 3), ("committed", 0, 4)]
+    assert node.recorded == ["space_short"]
+    assert node.said == [
+        "room for checkpoints runs out: /shared: 2.0 GB are free (keep fewer steps, or make room)",
+    ]
