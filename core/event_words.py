@@ -262,6 +262,9 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "spawner_ready": lambda f: f"{f.text('node', '?')} is ready to fork ranks after {seconds(f.number('seconds'))}",
     "spawner_died": lambda f: f"the process that forks ranks on {f.text('node', '?')} died: {exit_words(f)}",
     "replicator_died": lambda f: f"the replicator on {f.text('node', '?')} died; a new one is started",
+    "disk_giver_died": lambda f: (
+        f"the process that lets other nodes read the disk of {f.text('node', '?')} died; a new one is started"
+    ),
     "local": lambda f: (
         f"{f.text('node', '?')} has step {f.whole('step')} on its own disk "
         f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB in {seconds(f.number('seconds'))})"
