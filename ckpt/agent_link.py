@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 from resilio_hpc.ckpt import arena, catalogue
 from resilio_hpc.ckpt.coordinator import (
     ARRIVING,
-    PEER_DISKS_VARIABLE,
     READ_AHEAD_VARIABLE,
     OnStage,
     Place,
     RestorePoint,
     local_directory,
+    peer_disks_file,
 )
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError, WireError
@@ -159,8 +159,7 @@ class AgentCoordinator:
         arenas = environment.get("RESILIO_ARENA_DIR")
         self.arena_directory = Path(arenas) if arenas else None
         self.local_directory = local_directory(None, environment)
-        known = environment.get(PEER_DISKS_VARIABLE)
-        self.peer_disks = Path(known) if known else None
+        self.peer_disks = peer_disks_file(environment)
         begun = environment.get(READ_AHEAD_VARIABLE)
         self.read_ahead = Path(begun) if begun else None
         self._directory = environment.get("RESILIO_CHECKPOINT_DIR")

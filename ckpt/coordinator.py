@@ -141,6 +141,12 @@ def local_directory(local: str | os.PathLike[str] | None, environment: Mapping[s
     return Path(chosen).absolute() if chosen else None
 
 
+def peer_disks_file(environment: Mapping[str, str]) -> Path | None:
+    """What the agent tells of other nodes' disks, where there is one: see ``peer_disks``."""
+    known = environment.get(PEER_DISKS_VARIABLE)
+    return Path(known) if known else None
+
+
 def is_read_ahead(begun: Path | None, step: int) -> bool:
     """Is that step being read into the page cache (``read_ahead``), or was it? ``begun``: the file that names it."""
     try:

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from resilio_hpc.ckpt import catalogue, dcp_metadata, local_disk, tensors, tree
-from resilio_hpc.ckpt.coordinator import PEER_DISKS_VARIABLE, Place, local_directory
+from resilio_hpc.ckpt.coordinator import Place, local_directory, peer_disks_file
 from resilio_hpc.ckpt.dcp_boxes import Origin, Read, read_boxes
 from resilio_hpc.ckpt.dcp_metadata import Refused, SavedTensor, SavedValue
 from resilio_hpc.ckpt.dcp_values import stream_of
@@ -157,10 +157,9 @@ class ResilioReader(StorageReader):
         def say(text: str) -> None:
             print(f"resilio: {text}", file=sys.stderr, flush=True)
 
-        known = os.environ.get(PEER_DISKS_VARIABLE)
         copies = local_disk.copies_or_none(self._local, self.directory, manifest, say)
         where = catalogue.step_directory(self.directory, manifest.step)
-        return Origin(where, manifest, copies, Path(known) if known else None)
+        return Origin(where, manifest, copies, peer_disks_file(os.environ))
 
     def _read_of(self, item: ReadItem, planner: LoadPlanner) -> Read:
         saved: SavedTensor = self._found[item.storage_index]

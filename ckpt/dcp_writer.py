@@ -25,7 +25,8 @@ from torch.futures import Future
 
 from resilio_hpc.ckpt import catalogue, dcp_state, saver
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.coordinator import Place, local_directory
+from resilio_hpc.ckpt.coordinator import Place, local_directory, peer_disks_file
+from resilio_hpc.ckpt.peer_disks import this_node
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import LocalFailed, Persist, Progress
@@ -130,7 +131,9 @@ class ResilioWriter(StorageWriter):
                 self.step, *_life(), place.world_size, self._rank, [str(path)], str(self.directory),
                 str(self._local or ""), f"process-{place.local_rank}", verify=self._retention.needs_verified_writes,
             )  # fmt: skip
-            return saver.persist(request, self._heard, None).record
+            record = saver.persist(request, self._heard, None).record
+        # a node's own disk is looked for by the name that its agent has
+        return msgspec.structs.replace(record, node=record.node and this_node(peer_disks_file(os.environ)))
 
     def _heard(self, progress: Progress) -> None:
         if isinstance(progress, LocalFailed):

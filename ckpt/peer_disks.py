@@ -34,15 +34,28 @@ _AHEAD = 2  # requests that are on their way at a time: while one is sent, the d
 
 
 class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file that an agent writes for its ranks. ``disks``: by node, the endpoint of its giver."""
+    """The file that an agent writes for its ranks. ``node``: this one; ``disks``: by node, the endpoint of its giver."""
 
     key: bytes
     disks: dict[str, str]
+    node: str = ""
 
 
-def write_known(path: Path, key: bytes, disks: Mapping[str, str]) -> None:
+def write_known(path: Path, key: bytes, disks: Mapping[str, str], node: str = "") -> None:
     """Tell the ranks of this node, which alone may read it."""
-    write_atomic(path, msgspec.json.encode(_Known(key, dict(disks))), durable=False, mode=0o600)
+    write_atomic(path, msgspec.json.encode(_Known(key, dict(disks), node)), durable=False, mode=0o600)
+
+
+def _read_known(path: Path | None) -> _Known:
+    if path is not None:
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return msgspec.json.decode(path.read_bytes(), type=_Known)
+    return _Known(b"", {})
+
+
+def this_node(known: Path | None) -> str:
+    """Its name for others; "" where nobody tells."""
+    return _read_known(known).node
 
 
 class Busy(ConnectionError):
@@ -55,12 +68,9 @@ class PeerDisks:
     def __init__(self, known: Path | None, manifest: Manifest) -> None:
         """``known``: see ``write_known``; None, or a file that cannot be read: there are none."""
         self._manifest = manifest
-        self._known = _Known(b"", {})
+        self._known = _read_known(known)
         self._files: list[PeerFile] = []
         self._pool = ThreadPoolExecutor(THREADS, "resilio-peer")
-        if known is not None:
-            with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-                self._known = msgspec.json.decode(known.read_bytes(), type=_Known)
 
     def file(self, shard: ShardRecord) -> PeerFile | None:
         """The copy of a shard file on the disk that it went by; nothing is asked yet."""

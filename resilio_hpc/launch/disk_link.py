@@ -78,7 +78,7 @@ class DiskLink:
 
     def begin(self, start: m.Start) -> None:
         """Tell the ranks of a round."""
-        write_known(self.known, self._key, self.of_others(start))
+        write_known(self.known, self._key, self.of_others(start), self._agent.settings.node)
 
     def of_others(self, start: m.Start) -> Mapping[str, str]:
         """By node, the endpoints of those of the round that give anything."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,11 @@ import torch.distributed.checkpoint as dcp
 from local_node import flip, lose_tensors
 
 from resilio_hpc.ckpt import Checkpointer, catalogue
-from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE
+from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
 from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
+from resilio_hpc.ckpt.disk_giver import DiskGiver
+from resilio_hpc.ckpt.disk_messages import Serve
+from resilio_hpc.ckpt.peer_disks import write_known
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 
@@ -84,6 +90,24 @@ def test_a_disk_that_takes_nothing_is_told_and_costs_nothing(disk: Disk, capfd: 
     disk.save(3)
     assert f"No such file or directory: {disk.own}: make that directory" in capfd.readouterr().err
     assert is_right(disk.load(), 3)
+
+
+def test_another_nodes_disk_is_read_where_the_agent_tells_of_it(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, key = tmp_path / "known", secrets.token_bytes(32)
+    monkeypatch.setenv(PEER_DISKS_VARIABLE, str(known))
+    write_known(known, key, {}, "n1")
+    disk.save(3)
+    assert catalogue.committed(disk.shared)[-1].shards[0].node == "n1"
+    disk.lose_tensors()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        giver = DiskGiver(listener, Serve(key, str(disk.own), str(disk.shared)))
+        threading.Thread(target=giver.run, daemon=True).start()
+        write_known(known, key, {"n1": f"127.0.0.1:{listener.getsockname()[1]}"}, "n2")
+        (tmp_path / "empty").mkdir()
+        assert is_right(disk.load(local=tmp_path / "empty"), 3)
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_steps_are_written_over_there_and_here(disk: Disk) -> None:
