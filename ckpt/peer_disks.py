@@ -34,7 +34,7 @@ _AHEAD = 2  # requests that are on their way at a time: while one is sent, the d
 
 
 class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file that an agent writes for its ranks. ``node``: this one; ``disks``: by node, the endpoint of its giver."""
+    """The file that an agent writes for its ranks. ``node``: this one; ``disks``: by node, where its giver listens."""
 
     key: bytes
     disks: dict[str, str]
