@@ -14,7 +14,8 @@ from resilio_hpc.ckpt import arena, huge_memory
 from resilio_hpc.ckpt.arena import EMPTY, HUGE, HUGE_AT, PAGE, STATE_AT, WHOLE, WRITING, Header
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.core.errors import SaveRefused
-from resilio_hpc.core.memory_left import is_in_memory, refuse_to_fill_memory
+from resilio_hpc.core.file_system import is_in_memory
+from resilio_hpc.core.memory_left import refuse_to_fill_memory
 from resilio_hpc.native import map_shared, populate
 
 LockPages = Callable[[memoryview], Callable[[], None] | None]

@@ -30,7 +30,8 @@ from resilio_hpc.ckpt import catalogue, hung_disk
 from resilio_hpc.ckpt.records import Manifest, is_shard_name
 from resilio_hpc.core.durable import make_directory, sync_directory
 from resilio_hpc.core.errors import CheckpointError, os_error_text
-from resilio_hpc.core.memory_left import is_in_memory, refuse_to_fill_memory
+from resilio_hpc.core.file_system import is_in_memory
+from resilio_hpc.core.memory_left import refuse_to_fill_memory
 
 ABANDONED_S = 86_400.0
 """A directory that nobody has written to for so long belongs to a run that is over, or has moved to other nodes."""

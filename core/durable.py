@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from resilio_hpc.core.file_system import is_of_this_machine
+
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _libc = ctypes.CDLL(None, use_errno=True)  # each one more is garbage for a while
 
@@ -103,9 +105,11 @@ def _taken(worn: Path, temporary: Path) -> int | None:
 def is_ours_alone(fd: int) -> bool:
     """Whether a file that is open for writing has one name, this user's, and nobody else has it open or mapped.
 
-    The kernel grants a lease then, and only then (fcntl(2), F_SETLEASE). File systems of several machines, which
-    cannot know, grant none.
+    The kernel grants a lease then, and only then (fcntl(2), F_SETLEASE). It knows of this machine alone, so on file
+    systems that others may have mounted it is never sure.
     """
+    if not is_of_this_machine(fd):
+        return False
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
         return False

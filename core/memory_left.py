@@ -6,15 +6,12 @@ Shared memory counts: a file in /dev/shm that grows beyond a cgroup's limit is n
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_libc = ctypes.CDLL(None)
-_TMPFS, _RAMFS = 0x01021994, 0x858458F6
 _LEAST_RESERVE_BYTES, _MOST_RESERVE_BYTES = 64 << 20, 4 << 30
 """What we leave to everybody else: a 32nd of the memory, within these bounds."""
 
@@ -40,14 +37,6 @@ def refuse_to_fill_memory(size: int) -> None:
         if found.left_bytes < size + reserve:
             left, limit = found.left_bytes >> 20, found.limit_bytes >> 20
             raise OSError(errno.ENOMEM, f"{left} of {limit} MiB of memory are left, and training needs some of them")
-
-
-def is_in_memory(fd: int) -> bool:
-    """Does the file system of an open file keep its files in memory (tmpfs, ramfs)? fstatfs(2)."""
-    found = (ctypes.c_long * 32)()  # its first member is the type
-    if _libc.fstatfs(fd, found) != 0:
-        return False
-    return found[0] in (_TMPFS, _RAMFS)
 
 
 def _machine(root: Path) -> Iterator[MemoryLeft]:

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from cluster_fixture import cluster, repaired_cluster
 
-from resilio_hpc.core.memory_left import is_in_memory
+from resilio_hpc.core.file_system import is_in_memory
 
 __all__ = ["cluster", "disk_path", "repaired_cluster"]  # here alone: each import of a fixture is one of its own
 

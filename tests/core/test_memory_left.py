@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from resilio_hpc.core.memory_left import MemoryLeft, is_in_memory, memory_left
+from resilio_hpc.core.memory_left import MemoryLeft, memory_left
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:  10 kB\nMemAvailable:    600 kB\n"
 
@@ -88,11 +87,3 @@ def test_half_a_cgroup_is_left_out(tmp_path: Path) -> None:
         },
     )
     assert memory_left(tmp_path) == MemoryLeft(600 << 10, 1000 << 10)
-
-
-def test_files_in_memory_are_told_from_those_on_a_disk(disk_path: Path) -> None:
-    for directory, in_memory in (("/dev/shm", True), (disk_path, False), ("/proc/self", False)):
-        fd = os.open(directory, os.O_RDONLY)
-        assert is_in_memory(fd) == in_memory, directory
-        os.close(fd)
-    assert not is_in_memory(9999)
