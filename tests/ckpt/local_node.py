@@ -20,6 +20,7 @@ from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.ckpt.verify import verify_step
+from resilio_hpc.core.file_system import is_of_this_machine
 
 POOL = ThreadPoolExecutor(1)
 WORLD = 2
@@ -94,6 +95,15 @@ def flip(path: Path, at: int) -> None:
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ 1 << at % 8]))
+
+
+def worn_in(directory: Path) -> list[str]:
+    """What is left of a removed step for the next one, in a directory of steps: nothing where none is written over."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        return [".worn"] if is_of_this_machine(fd) else []
+    finally:
+        os.close(fd)
 
 
 def lose_tensors(checkpoints: Path, manifest: Manifest) -> None:

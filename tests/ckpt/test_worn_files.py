@@ -10,9 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from local_node import worn_in
 
 from resilio_hpc.ckpt import Checkpointer, bulk_io, catalogue, worn_files
 from resilio_hpc.core.durable import new_file
+
+
+@pytest.fixture(autouse=True)
+def on_a_disk_of_one_machine(disk_path: Path) -> None:
+    if not worn_in(disk_path):
+        pytest.skip("not on this file system")
 
 
 def state(step: int, size: int = 300_000) -> dict[str, object]:
