@@ -50,7 +50,7 @@ def repair(cluster: DevCluster) -> None:
         if not any(process.program == program for process in cluster.pids(name)):
             cluster.start_slurmctld() if name == "ctl" else cluster.start_slurmd(name)
     cluster.run("ctl", ["scancel", "--user=root"])
-    cluster.wait_for_idle(timeout_s=40.0)
+    cluster.wait_for_idle(timeout_s=120.0)  # a node that was lost completes when slurmctld asks it again
 
 
 @pytest.fixture(scope="session")
