@@ -24,6 +24,7 @@ import re
 import shutil
 import time
 from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 
 from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete, write_manifest
@@ -40,9 +41,6 @@ _STEP = re.compile(r"step-(\d{10,18})")
 _STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(?:-s([0-9a-f]{1,32}))?(-whole)?")
 _GOING = re.compile(r"\.(removed|replaced)-.*")
 _UNFINISHED = re.compile(r"\.latest\..*")  # of a process that died while it wrote `latest`
-
-
-_tidied_at_exit: set[Path] = set()
 
 
 def check_step(step: object) -> None:
@@ -263,11 +261,10 @@ def remove_worn(directory: Path) -> None:
         _empty_bin(directory)
 
 
+@cache  # once for each
 def remove_worn_at_exit(directory: Path) -> None:
     """When this process ends, none is expected any more."""
-    if directory not in _tidied_at_exit:
-        _tidied_at_exit.add(directory)
-        atexit.register(remove_worn, directory)
+    atexit.register(remove_worn, directory)
 
 
 def _remove(directory: Path, steps: Sequence[int], keep_worn: bool = False) -> None:
