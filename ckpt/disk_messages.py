@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from resilio_hpc.ckpt.records import Count
 from resilio_hpc.core.json_lines import LineDecoder
 from resilio_hpc.core.wire import Codec
 
@@ -38,7 +39,7 @@ class Read(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """Give these (offset, size) of a copy. Answer: "", and then the bytes in pieces; or why not."""
 
     copy: Copy
-    extents: list[tuple[int, int]]
+    extents: list[tuple[Count, Count]]
 
 
 class Remove(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -72,7 +72,7 @@ class DiskLink:
             log = self._agent.local_dir / "disk-giver.log"
             self._agent.say(
                 f"{self._agent.settings.node}: other nodes cannot read checkpoints from its disk any more: the process "
-                f"that gives them died {self._deaths} times; see {log}"
+                f"that gives them died {self._deaths} times; they read the shared file system instead; see {log}"
             )
             self._close_listener()  # who calls hears so at once
 
