@@ -16,6 +16,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.block_ring import Ring, remove_if_unused
@@ -27,6 +28,7 @@ THREADS = 2
 """Of each process: while one copies, the other one keeps the disk busy."""
 SHARE_BYTES = 8 << 20
 """What a thread goes for at a time: all of them are close to each other, and the ring is not run over."""
+_SHARES_AHEAD = 2  # half the ring, with those that the threads are at: who is behind finds them there for as long
 _SMALL_BYTES = 64 << 10  # less goes through the page cache: the way around costs more than it saves
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -42,18 +44,26 @@ class SharedBlocks:
         self._is_open = False
         self.pool = ThreadPoolExecutor(THREADS, "resilio-shared")
 
-    def read(self, fd: int, segments: Sequence[Segment | BoxSegment], peer: PeerFile | None = None) -> list[int]:
+    def read(
+        self,
+        fd: int,
+        segments: Sequence[Segment | BoxSegment],
+        peer: PeerFile | None = None,
+        soon: Sequence[Segment | BoxSegment] = (),
+    ) -> list[int]:
         """Fill every target; the indices of those that do not match their checksum. ``peer``: whoever comes first reads
-        there. Raises CorruptCheckpoint for segments that overlap, OSError."""
+        there. ``soon``: see ``wanted_soon``. Raises CorruptCheckpoint for segments that overlap, OSError."""
         bulk_io.check_apart(segments)
         ring = self._ring_now()
         if ring is None:
             return read_segments(fd, segments, False, None, peer)
         large: list[int] = []
         rest: list[int] = []
-        for index, segment in enumerate(segments):  # larger ones are of an older version
-            (large if _SMALL_BYTES <= size_of(segment) <= BLOCK_BYTES else rest).append(index)
-        bad = [large[at] for at in ring.read(fd, [segments[index] for index in large], peer.fill if peer else None)]
+        for index, segment in enumerate(segments):
+            (large if _is_large(segment) else rest).append(index)
+        ahead = [segment for segment in soon if _is_large(segment)]
+        fetch = peer.fill if peer else None
+        bad = [large[at] for at in ring.read(fd, [segments[index] for index in large], fetch, ahead)]
         bad = [bad[at] for at in _read_some(fd, segments, bad, True, peer)]
         return bad + [rest[at] for at in _read_some(fd, segments, rest, False, peer)]
 
@@ -75,6 +85,23 @@ class SharedBlocks:
             self._ring, self._is_open = None, True
 
 
+class Read(Protocol):
+    """A segment of a file."""
+
+    @property
+    def fd(self) -> int: ...
+    @property
+    def segment(self) -> Segment | BoxSegment: ...
+
+
+def wanted_soon(shares: Sequence[Sequence[Read]], number: int) -> list[Segment | BoxSegment]:
+    """What a thread that goes for the share of that number may read ahead while it would wait for others: the next
+    shares of the same file, behind those that this process's other threads go for."""
+    first = number + THREADS
+    soon = [read for share in shares[first : first + _SHARES_AHEAD] for read in share]
+    return [read.segment for read in soon if read.fd == shares[number][0].fd]
+
+
 def name_of(directory: Path, manifest: Manifest) -> str:
     """For ``SharedBlocks``: of a committed step in this directory."""
     text = f"{directory.absolute()}\0{manifest.step}\0{manifest.epoch}\0{manifest.round}"
@@ -94,13 +121,22 @@ def sweep(directory: Path = _SHARED_MEMORY) -> None:
 
 
 def read_segments(
-    fd: int, segments: Sequence[Segment | BoxSegment], direct: bool, shared: SharedBlocks | None, peer: PeerFile | None
+    fd: int,
+    segments: Sequence[Segment | BoxSegment],
+    direct: bool,
+    shared: SharedBlocks | None,
+    peer: PeerFile | None,
+    soon: Sequence[Segment | BoxSegment] = (),
 ) -> list[int]:
     """As ``bulk_io.read``, in the best way that there is. ``shared``: with other processes, unless directly; ``peer``:
-    not from the file."""
+    not from the file; ``soon``: see ``wanted_soon``."""
     if shared is not None and not direct:
-        return shared.read(fd, segments, peer)
+        return shared.read(fd, segments, peer, soon)
     return peer.read(segments) if peer is not None else bulk_io.read(fd, segments, direct)
+
+
+def _is_large(segment: Segment | BoxSegment) -> bool:
+    return _SMALL_BYTES <= size_of(segment) <= BLOCK_BYTES  # larger ones are of an older version
 
 
 def _read_some(

@@ -20,7 +20,7 @@ from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment, Strides
 from resilio_hpc.ckpt.peer_disks import PeerFile
 from resilio_hpc.ckpt.records import TensorRecord
 from resilio_hpc.ckpt.shared_blocks import SHARE_BYTES as SHARED_BYTES
-from resilio_hpc.ckpt.shared_blocks import SharedBlocks, read_segments
+from resilio_hpc.ckpt.shared_blocks import SharedBlocks, read_segments, wanted_soon
 from resilio_hpc.ckpt.slab import Box, Shape
 from resilio_hpc.ckpt.source import mismatch, populate_large
 
@@ -83,20 +83,24 @@ def read_parts(
     fresh = {id(part.target): part.target for part in parts}
     lock = threading.Lock()
 
-    def read(share: list[_BlockRead]) -> None:
+    def read(share: list[_BlockRead], soon: Sequence[Segment | BoxSegment] = ()) -> None:
         for one in share:
             with lock:
                 target = fresh.pop(id(one.part.target), None)
             if target is not None:
                 populate_large(target)
-        _read_share(step, share, shared, peer)
+        _read_share(step, share, shared, peer, soon)
 
     together = [read for read in reads if shared is not None and not read.direct]
-    if peer is not None:
-        pool = peer.pool
-    pending = [(peer or shared).pool.submit(read, share) for share in _shares(together, SHARED_BYTES)] if shared else []
+    common = list(_shares(together, SHARED_BYTES))
     shares = list(_shares(reads[len(together) :], _SHARE_BYTES))
     first = int(_begin(local_rank) * len(shares))
+    pending = []
+    if shared is not None:
+        threads = (peer or shared).pool
+        pending = [threads.submit(read, share, wanted_soon(common, number)) for number, share in enumerate(common)]
+    if peer is not None:
+        pool = peer.pool
     pending += [pool.submit(read, share) for share in shares[first:] + shares[:first]]
     wait(pending)
     for future in pending:
@@ -116,13 +120,17 @@ def read_part(step: int, part: Part) -> None:
 
 
 def _read_share(
-    step: int, share: Sequence[_BlockRead], shared: SharedBlocks | None = None, peer: PeerFile | None = None
+    step: int,
+    share: Sequence[_BlockRead],
+    shared: SharedBlocks | None = None,
+    peer: PeerFile | None = None,
+    soon: Sequence[Segment | BoxSegment] = (),
 ) -> None:
     fd, direct, segments = share[0].fd, share[0].direct, [one.segment for one in share]
     if not direct and shared is None and peer is None and not bulk_io.is_read_ahead_far(fd):
         for one in share:
             bulk_io.read_ahead(fd, one.offset, bulk_io.size_of(one.segment))
-    for bad in read_segments(fd, segments, direct, None if direct else shared, peer):
+    for bad in read_segments(fd, segments, direct, None if direct else shared, peer, soon):
         raise mismatch(step, share[bad].part.record, share[bad].start)
 
 

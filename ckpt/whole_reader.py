@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import groupby
 from typing import NamedTuple
 
-from resilio_hpc.ckpt.bulk_io import Segment
+from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment
 from resilio_hpc.ckpt.peer_disks import PeerFile
 from resilio_hpc.ckpt.records import TensorRecord
 from resilio_hpc.ckpt.shared_blocks import SHARE_BYTES as SHARED_BYTES
-from resilio_hpc.ckpt.shared_blocks import SharedBlocks, read_segments
+from resilio_hpc.ckpt.shared_blocks import SharedBlocks, read_segments, wanted_soon
 from resilio_hpc.ckpt.source import Wanted, checksum_at, mismatch, populate_large
 from resilio_hpc.native import copy_blocks
 
@@ -74,8 +74,9 @@ class _BlockRead(NamedTuple):
     target: memoryview
 
     @property
-    def room(self) -> memoryview:
-        return self.target[self.start : self.start + self.size]
+    def segment(self) -> Segment:
+        room = self.target[self.start : self.start + self.size]
+        return Segment(self.offset, room, checksum_at(self.record, self.start))
 
 
 def read_whole(
@@ -100,19 +101,19 @@ def read_whole(
         for start, size in record.blocks()
     ]
 
-    def read(share: list[_BlockRead]) -> None:
+    def read(share: list[_BlockRead], soon: Sequence[Segment | BoxSegment]) -> None:
         for _, found in groupby(share, key=lambda part: id(part.target)):
             parts = list(found)
             populate_large(parts[0].target[parts[0].start : parts[-1].start + parts[-1].size])
-        segments = [Segment(part.offset, part.room, checksum_at(part.record, part.start)) for part in share]
-        fd = share[0].fd
-        for bad in read_segments(fd, segments, direct, shared, peer):
+        segments = [part.segment for part in share]
+        for bad in read_segments(share[0].fd, segments, direct, shared, peer, soon):
             raise mismatch(step, share[bad].record, share[bad].start)
 
     size = SHARED_BYTES if shared else _PEER_SHARE_BYTES if peer else SHARE_BYTES
-    shares = _shares(sorted(parts, key=lambda part: part[:2]), size)
+    shares = list(_shares(sorted(parts, key=lambda part: part[:2]), size))
     together = peer.pool if peer else shared.pool if shared else pool
-    pending = [together.submit(read, share) for share in shares]
+    soon = [wanted_soon(shares, number) if shared else [] for number in range(len(shares))]
+    pending = [together.submit(read, *each) for each in zip(shares, soon, strict=True)]
     wait(pending)
     for future in pending:
         future.result()

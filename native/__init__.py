@@ -6,6 +6,8 @@
 from resilio_hpc.native import _direct_io as direct_io
 from resilio_hpc.native._mapping import make_huge, map_shared
 from resilio_hpc.native._memory import (
+    await_word,
+    change_word,
     copy_blocks,
     copy_crc32c,
     crc32c,
@@ -15,6 +17,8 @@ from resilio_hpc.native._memory import (
 )
 
 __all__ = [
+    "await_word",
+    "change_word",
     "copy_blocks",
     "copy_crc32c",
     "crc32c",

@@ -3,6 +3,12 @@ from typing_extensions import Buffer
 available: int
 """What the processor has for checksums: 0: nothing, 1: an instruction for CRC32C, 2: wide carry-less products."""
 
+def await_word(memory: Buffer, at: int, seen: int, seconds: float, /) -> None:
+    """Until the 32 bits at ``at`` are another number than ``seen``, that time is over, or earlier. futex(2)"""
+
+def change_word(memory: Buffer, at: int, /) -> None:
+    """Add 1 to the 32 bits there, and wake who waits for it, in whichever process."""
+
 def copy_blocks(target: Buffer, blocks: list[tuple[int, Buffer, int, int]], /) -> list[int]: ...
 def copy_crc32c(target: Buffer, source: Buffer, /) -> int: ...
 def crc32c(data: Buffer, start: int = 0, /) -> int: ...

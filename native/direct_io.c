@@ -334,7 +334,7 @@ static PyObject *py_copy_segments(PyObject *module, PyObject *args) {
     for (Py_ssize_t i = 0; i < count; i++) {
         const uint8_t *data = (const uint8_t *)memory.buf + segments[i].offset;
         if (segments[i].box == NULL)
-            memcpy(segments[i].target.buf, data, segments[i].size);
+            copy_far(segments[i].target.buf, data, segments[i].size);
         else
             scatter(segments[i].box, segments[i].target.buf, (int64_t)segments[i].at, data, (int64_t)segments[i].size);
     }

@@ -3,7 +3,11 @@
 #include <Python.h>
 #include <errno.h>
 #include <stdint.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "checksum.h"
 
@@ -166,7 +170,51 @@ static PyObject *py_populate_missing(PyObject *module, PyObject *args) {
     return populate_with(args, "w*:populate_missing", 1);
 }
 
+/* ---- a word of shared memory that processes wait at ------------------------------------------------------------ */
+
+/* The word of 32 bits at `at` of the memory, or NULL with an exception set. */
+static uint32_t *word_of(Py_buffer *memory, Py_ssize_t at) {
+    if (at >= 0 && at <= memory->len - 4 && ((uintptr_t)memory->buf + (uintptr_t)at) % 4 == 0)
+        return (uint32_t *)((char *)memory->buf + at);
+    PyErr_Format(PyExc_ValueError, "there is no word at byte %zd of %zd", at, memory->len);
+    return NULL;
+}
+
+static PyObject *py_await_word(PyObject *module, PyObject *args) {
+    Py_buffer memory;
+    Py_ssize_t at;
+    unsigned int seen;
+    double seconds;
+    if (!PyArg_ParseTuple(args, "w*nId:await_word", &memory, &at, &seen, &seconds)) return NULL;
+    uint32_t *word = word_of(&memory, at);
+    if (word != NULL) {
+        struct timespec limit = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+        Py_BEGIN_ALLOW_THREADS
+        syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0); /* may return too early: the caller looks */
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&memory);
+    if (word == NULL) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_change_word(PyObject *module, PyObject *args) {
+    Py_buffer memory;
+    Py_ssize_t at;
+    if (!PyArg_ParseTuple(args, "w*n:change_word", &memory, &at)) return NULL;
+    uint32_t *word = word_of(&memory, at);
+    if (word != NULL) {
+        __atomic_add_fetch(word, 1, __ATOMIC_SEQ_CST);
+        syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+    }
+    PyBuffer_Release(&memory);
+    if (word == NULL) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"await_word", py_await_word, METH_VARARGS, "await_word(memory, at, seen, seconds) -> None"},
+    {"change_word", py_change_word, METH_VARARGS, "change_word(memory, at) -> None"},
     {"copy_crc32c", py_copy_crc32c, METH_VARARGS, "copy_crc32c(target, source) -> int"},
     {"copy_blocks", py_copy_blocks, METH_VARARGS, "copy_blocks(target, [(at, source, start, size), ...]) -> [int, ...]"},
     {"crc32c", py_crc32c, METH_VARARGS, "crc32c(data, start=0) -> int"},

@@ -10,6 +10,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 #define MAX_LEVELS 32
 
 struct level {
@@ -71,9 +75,48 @@ static void find_row(const struct box *box, int64_t at, struct place *place) {
 #define COPY_RUNS(size)                                                                                       \
     for (; index < end; index++, source += here->source_step, target += here->target_step) memcpy(target, source, size)
 
+#if defined(__x86_64__)
+#define STREAMED 1024 /* bytes of a run: with shorter ones a plain copy is as fast */
+#define UNIT 16
+
+/* Whole UNITs past the caches: a target is used again much later, so loading its lines first would be waste. `ahead`: where
+ * it goes on afterwards, which the processor does not foresee. */
+static inline void stream_units(uint8_t *target, const uint8_t *source, int64_t size, int64_t ahead) {
+    const __m128i *from = (const __m128i *)source, *last = from + size / UNIT;
+    __m128i *to = (__m128i *)target;
+    for (; last - from >= 4; from += 4, to += 4) {
+        __builtin_prefetch((const uint8_t *)from + ahead);
+        __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1), c = _mm_loadu_si128(from + 2),
+                d = _mm_loadu_si128(from + 3);
+        _mm_stream_si128(to, a);
+        _mm_stream_si128(to + 1, b);
+        _mm_stream_si128(to + 2, c);
+        _mm_stream_si128(to + 3, d);
+    }
+    while (from < last) _mm_stream_si128(to++, _mm_loadu_si128(from++));
+}
+
+static void stream_runs(const struct box *box, const struct level *here, uint8_t *target, const uint8_t *source,
+                        int64_t index, int64_t end) {
+    for (; index < end; index++, source += here->source_step, target += here->target_step)
+        stream_units(target, source, box->run, here->source_step);
+    _mm_sfence();
+}
+
+static int can_stream(const struct box *box, const struct level *here, const uint8_t *target) {
+    return box->run >= STREAMED && (box->run | (intptr_t)target | here->target_step) % UNIT == 0;
+}
+#endif
+
 /* Whole runs of a row, from pointers to the first one. Small ones with sizes that the compiler knows. */
 static void copy_runs(const struct box *box, const struct level *here, uint8_t *target, const uint8_t *source,
                       int64_t index, int64_t end) {
+#if defined(__x86_64__)
+    if (can_stream(box, here, target)) {
+        stream_runs(box, here, target, source, index, end);
+        return;
+    }
+#endif
     switch (box->run) {
     case 1: COPY_RUNS(1); break;
     case 2: COPY_RUNS(2); break;
@@ -82,6 +125,22 @@ static void copy_runs(const struct box *box, const struct level *here, uint8_t *
     case 16: COPY_RUNS(16); break;
     default: COPY_RUNS((size_t)box->run);
     }
+}
+
+/* All of it, which nobody needs soon. */
+static void copy_far(uint8_t *target, const uint8_t *source, size_t size) {
+#if defined(__x86_64__)
+    if (size >= STREAMED) {
+        size_t head = -(uintptr_t)target % UNIT, units = (size - head) / UNIT * UNIT;
+        memcpy(target, source, head);
+        stream_units(target + head, source + head, (int64_t)units, 4096);
+        _mm_sfence();
+        target += head + units;
+        source += head + units;
+        size -= head + units;
+    }
+#endif
+    memcpy(target, source, size);
 }
 
 /* `data`: `size` bytes of the tensor from byte `at` on. */

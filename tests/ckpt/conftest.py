@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ring_readers import CONTENT
 
-from resilio_hpc.ckpt import block_ring
+from resilio_hpc.ckpt import block_table
 
 
 @pytest.fixture
@@ -36,5 +36,5 @@ def file(disk_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_ring, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(block_ring, "_LOCK_PATIENCE_S", 0.2)
+    monkeypatch.setattr(block_table, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(block_table, "_LOCK_PATIENCE_S", 0.2)

@@ -82,10 +82,10 @@ def test_blocks_that_no_slot_has_room_for_are_read_beside_the_ring(
     for reader, sizes in ((SharedBlocks, asked), (block_ring.Ring, in_ring)):
 
         def counted(
-            self: Any, fd: int, segments: Any, other: Any = None, read: Any = reader.read, sizes: list[int] = sizes
+            self: Any, fd: int, segments: Any, *more: Any, read: Any = reader.read, sizes: list[int] = sizes
         ) -> list[int]:
             sizes.extend(map(size_of, segments))
-            found: list[int] = read(self, fd, segments, other)
+            found: list[int] = read(self, fd, segments, *more)
             return found
 
         monkeypatch.setattr(reader, "read", counted)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import subprocess
+import threading
+import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ring_readers import BLOCK, CONTENT, count_reads, is_right, together, wanted
+from ring_readers import BLOCK, CONTENT, count_reads, is_right, reader, together, wanted
 
-from resilio_hpc.ckpt import block_ring, bulk_io
+from resilio_hpc.ckpt import block_ring, block_table, bulk_io
 from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment
 from resilio_hpc.ckpt.shared_blocks import SharedBlocks
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -43,6 +46,92 @@ def test_who_reads_the_same_reads_it_once(rings: Path, file: int, monkeypatch: p
         one.close()
 
 
+def test_who_is_slower_is_waited_for_so_that_all_is_read_once(
+    rings: Path, file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_table, "SLOTS", 6)
+    monkeypatch.setattr(block_table, "_SEEN_S", 20.0)
+    sizes = count_reads(monkeypatch)
+    copied = block_ring.Ring._copied
+    blocks = [SharedBlocks("x", rings) for _ in range(3)]
+    found = [wanted() for _ in blocks]
+    for one in blocks:
+        assert one.read(file, wanted([0])) == []
+    rings_of = [one._ring for one in blocks]
+
+    def slowly(ring: block_ring.Ring, *what: Any) -> set[int]:
+        time.sleep(0.03 * rings_of.index(ring))
+        return copied(ring, *what)
+
+    monkeypatch.setattr(block_ring.Ring, "_copied", slowly)
+    began = time.monotonic()
+    together(
+        *(
+            lambda one=one, all_of_it=all_of_it: one.read(file, all_of_it)
+            for one, all_of_it in zip(blocks, found, strict=True)
+        )
+    )
+    assert all(map(is_right, found))
+    assert sum(sizes) <= 40 * BLOCK  # until all of them have begun, the first one waits for nobody
+    assert time.monotonic() - began < 15
+    for one in blocks:
+        one.close()
+
+
+def test_instead_of_waiting_for_others_a_thread_reads_ahead(
+    rings: Path, file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = count_reads(monkeypatch)
+    counted, goes_on = os.preadv, threading.Event()
+
+    def slow(fd: int, rooms: Any, offset: int) -> int:
+        if offset == 0:
+            assert goes_on.wait(30)
+        elif offset == 8 * BLOCK:  # all that it was to read ahead is there, and more is not
+            goes_on.set()
+        return counted(fd, rooms, offset)
+
+    monkeypatch.setattr(os, "preadv", slow)
+    monkeypatch.setattr(block_table, "PATIENCE_S", 20.0)
+    with closing(SharedBlocks("x", rings)) as one, closing(SharedBlocks("x", rings)) as other:
+        first, same, following = wanted(range(4)), wanted(range(4)), wanted(range(4, 12))
+        assert one.read(file, wanted([23])) == []
+        thread = threading.Thread(target=lambda: one.read(file, first))
+        thread.start()
+        while not any(one._ring.table.entry(slot).claimed for slot in range(block_table.SLOTS)):  # type: ignore[union-attr]
+            time.sleep(0.001)
+        assert other.read(file, same, soon=following) == []
+        thread.join(30)
+        assert sum(sizes) == 13 * BLOCK
+        assert not is_right(following)  # they are in the ring, and nowhere else yet
+        assert one.read(file, following) == []
+        assert sum(sizes) == 13 * BLOCK
+        assert is_right([*first, *same, *following])
+
+
+def test_what_cannot_be_read_ahead_is_told_when_it_is_wanted(rings: Path, file: int) -> None:
+    os.pwrite(file, bytes([CONTENT[5 * BLOCK] ^ 1]), 5 * BLOCK)
+    os.truncate(file, 23 * BLOCK)
+    with closing(SharedBlocks("x", rings)) as one, closing(SharedBlocks("x", rings)) as other:
+        assert one.read(file, wanted([0])) == []
+        found, soon = wanted([0]), wanted([5, 6, 23])
+        ring = one._ring
+        assert ring is not None
+        claim = block_table.Claim(9, 9)
+        status = os.fstat(file)
+        with ring.table._locked():  # somebody reads it for now
+            ring.table.claim(claim, time.monotonic_ns(), (status.st_dev, status.st_ino, BLOCK, wanted([1])[0].crc32c))
+        results: list[list[int]] = []
+        thread = threading.Thread(target=lambda: results.append(other.read(file, [*found, *wanted([1])], soon=soon)))
+        thread.start()
+        thread.join(30)
+        assert results == [[]]
+        assert one.read(file, wanted([5, 6])) == [0]
+        with pytest.raises(OSError) as caught:
+            one.read(file, wanted([23]))
+        assert caught.value.errno == errno.ENODATA
+
+
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_whoever_wants_what_in_a_small_ring_gets_it(data: st.DataObject) -> None:
@@ -53,7 +142,7 @@ def test_whoever_wants_what_in_a_small_ring_gets_it(data: st.DataObject) -> None
         directory.mkdir(mode=0o700)
         stack.callback(directory.rmdir)
         stack.callback(os.close, file)
-        patch.setattr(block_ring, "SLOTS", data.draw(st.integers(1, 6)))
+        patch.setattr(block_table, "SLOTS", data.draw(st.integers(1, 6)))
         sets = data.draw(st.lists(st.sets(st.integers(0, 22), min_size=1), min_size=1, max_size=4))
         shift = data.draw(st.sampled_from([0, 100, 4096, 70_000]))
         blocks = [stack.enter_context(closing(SharedBlocks("x", directory))) for _ in sets]
@@ -157,15 +246,39 @@ def test_a_ring_whose_maker_was_killed_is_made_whole(rings: Path, file: int) -> 
     with path.open("wb") as half:
         path.chmod(0o600)
         os.ftruncate(half.fileno(), block_ring._BYTES)
-        os.posix_fallocate(half.fileno(), 0, 10 << 20)
         fcntl.flock(half, fcntl.LOCK_SH)  # not swept, but found as it is
         with closing(SharedBlocks("x", rings)) as one:
             found = wanted()
             assert one.read(file, found) == []
             assert one._ring is not None
-            assert os.fstat(half.fileno()).st_blocks * 512 >= block_ring._BYTES
+            used = [slot for slot in range(block_table.SLOTS) if one._ring.table.entry(slot).token]
+            assert len(used) == 24
+            for start in (0, *map(one._ring._start, used)):
+                assert os.lseek(half.fileno(), start, os.SEEK_HOLE) >= start + BLOCK
         assert is_right(found)
     path.unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_a_shared_memory_that_is_full_has_room_for_as_many_blocks_as_it_has(
+    rings: Path, file: int, disk_path: Path
+) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", rings], check=False, timeout=10).returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        with closing(SharedBlocks("x", rings)) as one:
+            for _ in range(3):
+                found = wanted()
+                assert one.read(file, found) == []
+                assert is_right(found)
+            assert one._ring is not None
+            used = [slot for slot in range(block_table.SLOTS) if one._ring.table.entry(slot).token]
+            assert 1 <= len(used) <= 5
+            assert not any(one._ring.table.entry(slot).claimed for slot in range(block_table.SLOTS))
+            processes = [reader(rings, disk_path) for _ in range(2)]
+            assert [process.communicate(timeout=60)[0] for process in processes] == ["done\n"] * 2
+    finally:
+        subprocess.run(["umount", rings], check=True, timeout=10)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a file of another user")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from ring_readers import BLOCK, is_right, reader, wanted
 
-from resilio_hpc.ckpt import block_ring
+from resilio_hpc.ckpt import block_ring, block_table
 from resilio_hpc.ckpt.shared_blocks import SharedBlocks, sweep
 from resilio_hpc.native import direct_io
 
@@ -48,7 +48,8 @@ def test_processes_are_right_while_others_are_killed_and_stopped(rings: Path, fi
 def test_a_block_that_is_there_just_after_the_look_is_not_waited_for(
     rings: Path, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_ring, "_PATIENCE_S", 20.0)
+    for name in ("PATIENCE_S", "_SEEN_S"):
+        monkeypatch.setattr(block_table, name, 20.0)
     with closing(SharedBlocks("x", rings)) as one, closing(SharedBlocks("x", rings)) as other:
         assert [one.read(file, wanted([5])), other.read(file, wanted([5]))] == [[], []]
         ring, reader = one._ring, other._ring
@@ -56,17 +57,17 @@ def test_a_block_that_is_there_just_after_the_look_is_not_waited_for(
         assert reader is not None
         segments, status = wanted([0]), os.fstat(file)
         keys = {0: (status.st_dev, status.st_ino, 0, segments[0].crc32c)}
-        _, mine, _ = ring._look(keys)
-        look = reader._look
+        mine = ring.table.look(keys, block_table.Reader()).mine
+        look = reader.table.look
 
-        def slow(sought: Any) -> Any:
-            found = look(sought)
+        def slow(*sought: Any) -> Any:
+            found = look(*sought)
             if mine:
-                ring._fill(partial(ring._read_file, file), mine, keys, segments)
+                ring._fill(partial(ring._read_file, file), mine, segments)
                 mine.clear()
             return found
 
-        monkeypatch.setattr(reader, "_look", slow)
+        monkeypatch.setattr(reader.table, "look", slow)
         found, began = wanted([0]), time.monotonic()
         assert other.read(file, found) == []
         assert time.monotonic() - began < 10
@@ -90,14 +91,14 @@ def test_a_slot_of_a_reader_who_stopped_is_not_used_again(
         monkeypatch.setattr(os, "preadv", slow)
         thread = threading.Thread(target=lambda: stopped.read(file, mine))
         thread.start()
-        while stopped._ring is None or not stopped._ring._changes():
+        while stopped._ring is None or not stopped._ring.table.entry(0).claimed:
             time.sleep(0.01)
         for shift in range(0, 5 * 4096, 4096):  # round the ring
             first = wanted(range(20), shift)
             assert other.read(file, first) == []
             assert is_right(first)
         assert other._ring is not None
-        claimed = [slot for slot in range(block_ring.SLOTS) if other._ring._entry(slot).claimed]
+        claimed = [slot for slot in range(block_table.SLOTS) if other._ring.table.entry(slot).claimed]
         assert len(claimed) == 4  # of the one that stands still
         goes_on.set()
         thread.join(30)
@@ -109,8 +110,8 @@ def test_when_all_slots_are_with_readers_who_stopped_all_is_read_from_the_file(r
     with closing(SharedBlocks("x", rings)) as one:
         assert one.read(file, wanted()) == []
         assert one._ring is not None
-        for slot in range(block_ring.SLOTS):
-            one._ring._claim(block_ring._Claim(slot, slot), 1, (1, 1, slot, 0))
+        for slot in range(block_table.SLOTS):
+            one._ring.table.claim(block_table.Claim(slot, slot), 1, (1, 1, slot, 0))
         found = wanted()
         assert one.read(file, found) == []
         assert is_right(found)
@@ -130,12 +131,12 @@ def test_a_slot_that_got_another_block_while_it_was_copied_does_not_count(
                 if not raced:  # all slots get other blocks, then it copies
                     raced.append(1)
                     assert other.read(file, wanted(range(20), 4096 * 7)) == []
-                    for slot in range(block_ring.SLOTS):
-                        start = block_ring._TABLE_BYTES + slot * BLOCK
+                    for slot in range(block_table.SLOTS):
+                        start = block_table.BYTES + slot * BLOCK
                         one._ring._memory[start : start + BLOCK] = bytes(BLOCK)  # type: ignore[union-attr]
-                        claim = block_ring._Claim(slot, slot + 5)
-                        one._ring._claim(claim, 1, (1, 1, slot, 0))  # type: ignore[union-attr]
-                        one._ring._release(claim, True)  # type: ignore[union-attr]
+                        claim = block_table.Claim(slot, slot + 5)
+                        one._ring.table.claim(claim, 1, (1, 1, slot, 0))  # type: ignore[union-attr]
+                        one._ring.table.release({0: claim}, {0})  # type: ignore[union-attr]
                 copy(memory, segments)
 
         monkeypatch.setattr(block_ring, "direct_io", Racing)
@@ -150,7 +151,7 @@ def test_a_table_that_somebody_holds_is_not_waited_for_long(rings: Path, file: i
     with closing(SharedBlocks("x", rings)) as one:
         assert one.read(file, wanted([0])) == []
         holder = os.open(next(rings.iterdir()), os.O_RDWR)
-        block_ring._lock_table(holder, fcntl.F_WRLCK)
+        block_table.lock(holder, fcntl.F_WRLCK)
         found = wanted()
         began = time.monotonic()
         assert one.read(file, found) == []
@@ -165,8 +166,8 @@ def test_a_table_of_another_time_is_not_waited_for_for_ever(rings: Path, file: i
     with closing(SharedBlocks("x", rings)) as one:
         assert one.read(file, wanted([0])) == []
         assert one._ring is not None
-        for slot in range(block_ring.SLOTS):
-            one._ring._claim(block_ring._Claim(slot, 1), 1 << 63, (1, 1, slot, 0))
+        for slot in range(block_table.SLOTS):
+            one._ring.table.claim(block_table.Claim(slot, 1), 1 << 63, (1, 1, slot, 0))
         found = wanted()
         assert one.read(file, found) == []
         assert is_right(found)
@@ -199,23 +200,23 @@ def test_who_is_killed_while_he_changes_an_entry_leaves_no_block_that_counts(
         assert one.read(file, wanted([0])) == []
         ring = one._ring
         assert ring is not None
-        before = ring._entry(0)
+        before = ring.table.entry(0)
         assert (before.claimed, before.key[2:]) == (0, (0, wanted([0])[0].crc32c))
-        claim = block_ring._Claim(0, 77)
+        claim = block_table.Claim(0, 77)
 
-        def torn(act: Callable[[], None]) -> block_ring._Entry:
-            for name in ("_ENTRY", "_KEY", "_CLAIMED"):
-                monkeypatch.setattr(block_ring, name, Torn(getattr(block_ring, name), words))
+        def torn(act: Callable[[], None]) -> block_table.Entry:
+            for name in ("_ENTRY", "_CONTENT", "_CLAIMED"):
+                monkeypatch.setattr(block_table, name, Torn(getattr(block_table, name), words))
             with suppress(Killed):
                 act()
             monkeypatch.undo()
-            return ring._entry(0)
+            return ring.table.entry(0)
 
-        after = torn(lambda: ring._claim(claim, 5, (6, 6, 6, 6)))
+        after = torn(lambda: ring.table.claim(claim, 5, (6, 6, 6, 6)))
         assert after == before if words == 0 else after.claimed
-        ring._claim(claim, 5, (6, 6, 6, 6))
-        after = torn(lambda: ring._release(claim, False))  # it could not be read
-        assert after.claimed or after.key == (0, 0, 0, 0)
+        ring.table.claim(claim, 5, (6, 6, 6, 6))
+        after = torn(lambda: ring.table.release({0: claim}, {}))  # it could not be read
+        assert after.claimed or (after.token, after.key) == (0, (0, 0, 0, 0))
 
 
 def test_the_last_one_removes_the_ring_and_what_killed_ones_left_is_swept(

@@ -98,9 +98,37 @@ def test_any_box_of_any_shape_is_read_right(data: st.DataObject) -> None:
         assert target.tobytes() == expected.tobytes()
 
 
-def record_of(whole: np.ndarray[Any, Any], offset: int) -> TensorRecord:
+@pytest.mark.parametrize(
+    ("first", "width", "room"), [(0, 1024, 1024), (256, 256, 256), (4, 260, 264), (3, 257, 257), (1, 500, 509)]
+)
+@pytest.mark.parametrize("shift", [0, 4, 16])
+def test_long_runs_go_to_their_places_however_they_lie(
+    first: int, width: int, room: int, shift: int, disk_path: Path
+) -> None:
+    """Which are copied past the caches where that goes."""
+    whole = np.random.default_rng(3).random((400, 1300), dtype=np.float32)
+    (disk_path / "tensor").write_bytes(whole.tobytes())
+    memory = np.zeros(shift // 4 + 400 * room, dtype=np.float32)
+    target = memory[shift // 4 :].reshape(400, room)
+    box = Box((5, first), (390, width))
+    expected = np.zeros_like(target)
+    expected[7:397, :width] = cut(whole, box)
+    with (
+        (disk_path / "tensor").open("rb") as file,
+        ThreadPoolExecutor(2) as pool,
+        closing(SharedBlocks(f"test-{os.getpid()}")) as shared,
+    ):
+        record = record_of(whole, 0, records.BLOCK_BYTES)
+        part = Part(file.fileno(), record, box, memoryview(target.reshape(-1)).cast("B"), (400, room), (7, 0))
+        for direct, blocks in ((True, None), (False, None), (False, shared)):
+            target[:] = 0
+            read_parts(1, [part], direct, pool, 0, blocks)
+            assert np.array_equal(target, expected)
+
+
+def record_of(whole: np.ndarray[Any, Any], offset: int, block: int = 4096) -> TensorRecord:
     data = whole.tobytes()
-    checksums = tuple(crc32c(data[at : at + 4096]) for at in range(0, len(data), 4096))
+    checksums = tuple(crc32c(data[at : at + block]) for at in range(0, len(data), block))
     return TensorRecord("x", "numpy", whole.dtype.str, whole.shape, offset, len(data), checksums)
 
 

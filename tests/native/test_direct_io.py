@@ -195,6 +195,17 @@ def test_a_bandwidth_is_kept(memory: mmap.mmap, tmp_path: Path, monkeypatch: pyt
     os.close(fd)
 
 
+@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1039, 1040, 1100, 5000, 70_003])
+@pytest.mark.parametrize("shift", [0, 1, 15, 16, 40])
+def test_segments_of_memory_are_copied_to_wherever_they_belong(memory: mmap.mmap, size: int, shift: int) -> None:
+    target = np.full(shift + size + 64, 7, dtype=np.uint8)
+    room = memoryview(target)[shift : shift + size]
+    direct_io.copy_segments(memory, [(33, room, 0)])
+    assert target[:shift].tolist() == [7] * shift
+    assert np.array_equal(target[shift : shift + size], CONTENT[33 : 33 + size])
+    assert target[shift + size :].tolist() == [7] * 64
+
+
 def test_many_threads_read_the_same_file(path: Path) -> None:
     fd = opened(path, True)
 

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -226,3 +227,42 @@ def resident(fd: int) -> int:
         if f" {inode} " in line:
             return next(int(row.split()[1]) for row in lines if row.startswith("Rss:"))
     raise AssertionError("it is not mapped")
+
+
+def test_who_waits_for_a_word_is_woken_by_another_process() -> None:
+    memory = memoryview(mmap.mmap(-1, mmap.PAGESIZE))  # shared with a child
+    child = os.fork()
+    if child == 0:
+        try:
+            while memory[4] == 0:
+                native.await_word(memory, 4, 0, 60.0)
+            native.change_word(memory, 8)
+        finally:
+            os._exit(0)
+    began = time.monotonic()
+    native.await_word(memory, 8, 0, 0.05)  # nobody is woken so far
+    assert 0.04 < time.monotonic() - began < 30
+    native.change_word(memory, 4)
+    while memory[8] == 0:
+        native.await_word(memory, 8, 0, 60.0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert time.monotonic() - began < 30
+
+
+def test_a_word_that_has_changed_is_not_waited_for() -> None:
+    memory = bytearray(8)
+    memory[4:] = (0xFFFFFFFF).to_bytes(4, sys.byteorder)
+    began = time.monotonic()
+    native.await_word(memory, 4, 0, 60.0)
+    native.change_word(memory, 4)  # past its end
+    native.await_word(memory, 4, 0xFFFFFFFF, 60.0)
+    assert time.monotonic() - began < 30
+    assert memory == bytes(8)
+
+
+@pytest.mark.parametrize("at", [-4, 5, 6, 2**62])
+def test_a_word_that_is_none_is_refused(at: int) -> None:
+    memory = memoryview(mmap.mmap(-1, 8))
+    for call in (lambda: native.await_word(memory, at, 0, 0.0), lambda: native.change_word(memory, at)):
+        with pytest.raises(ValueError, match="there is no word at byte"):
+            call()
