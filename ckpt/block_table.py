@@ -141,7 +141,7 @@ class Table:
             taken = {*filling, *(claim.slot for claim in here.values())}
             choose = self._chooser(keys, now, at)
             for index, key in missing[:BATCH]:
-                slot = choose(taken)
+                slot = choose(key, taken)
                 if slot is None:
                     struct.pack_into("=I", self._memory, _HELD_AT, 1)
                     break
@@ -152,9 +152,9 @@ class Table:
             raise TimeoutError("all who shared blocks have stopped")
         return Look(here, mine, self._header().changes)
 
-    def _chooser(self, keys: list[Key], now: int, at: Key | None) -> Callable[[Collection[int]], int | None]:
-        """Which slot to use next, but for those that are taken; None: those who are close behind want all. ``at``: what
-        is wanted first by who asks; None: nothing for now."""
+    def _chooser(self, keys: list[Key], now: int, at: Key | None) -> Callable[[Key, Collection[int]], int | None]:
+        """Which slot to use next for a block, but for those that are taken; None: those who are close behind want the
+        content of all others. ``at``: what is wanted first by who asks; None: nothing for now."""
         places: dict[_File, list[int]] = defaultdict(list)
         for _, device, inode, offset in self._readers(now):
             places[device, inode].append(offset)
@@ -174,16 +174,17 @@ class Table:
             behind = bisect_left(offsets, at[2])
             return behind == 0 or at[2] - offsets[behind - 1] > _NEAR_BYTES
 
-        def choose(taken: Collection[int]) -> int | None:
+        def choose(key: Key, taken: Collection[int]) -> int | None:
             cursor = self._header().cursor
             for slot in ((cursor + step) % SLOTS for step in range(SLOTS)):
                 if slot not in taken and not is_wanted(slot):
                     struct.pack_into("=Q", self._memory, _CURSOR_AT, (slot + 1) % SLOTS)
                     return slot
-            free = [slot for slot in range(SLOTS) if slot not in taken]
-            if at is not None and free and is_hindmost():  # for it the others wait: what they want last has to go
-                return max(free, key=lambda slot: (keys[slot][:2] == at[:2], keys[slot][2]))
-            return None
+            if not is_hindmost():
+                return None
+            # the others wait for it: what is wanted later than that block has to go, the last one first
+            later = [slot for slot in range(SLOTS) if slot not in taken and keys[slot][:3] > key[:3]]
+            return max(later, key=lambda slot: keys[slot][:3], default=None)
 
         return choose
 

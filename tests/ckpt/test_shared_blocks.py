@@ -57,10 +57,15 @@ def test_who_is_slower_is_waited_for_so_that_all_is_read_once(
     found = [wanted() for _ in blocks]
     for one in blocks:
         assert one.read(file, wanted([0])) == []
-    rings_of = [one._ring for one in blocks]
+    delays = {one._ring: 0.03 * number for number, one in enumerate(blocks)}
+    all_want = threading.Barrier(len(blocks), timeout=30)
+    have_begun = set[block_ring.Ring]()
 
     def slowly(ring: block_ring.Ring, *what: Any) -> set[int]:
-        time.sleep(0.03 * rings_of.index(ring))
+        if ring not in have_begun:
+            have_begun.add(ring)
+            all_want.wait()
+        time.sleep(delays[ring])
         return copied(ring, *what)
 
     monkeypatch.setattr(block_ring.Ring, "_copied", slowly)
@@ -72,7 +77,7 @@ def test_who_is_slower_is_waited_for_so_that_all_is_read_once(
         )
     )
     assert all(map(is_right, found))
-    assert sum(sizes) <= 40 * BLOCK  # until all of them have begun, the first one waits for nobody
+    assert sum(sizes) == 24 * BLOCK
     assert time.monotonic() - began < 15
     for one in blocks:
         one.close()
