@@ -11,6 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "stream.h"
+
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #define HARDWARE_TARGET __attribute__((target("sse4.2")))
@@ -193,22 +195,13 @@ static uint32_t copy_pieces(uint32_t crc, uint8_t *target, const uint8_t *source
 
 #if defined(__x86_64__)
 #define STREAM_FROM (256 * 1024)
-#define LINE 64
 
 /* Whole pieces past the caches to a cache line: an arena is read again much later, so loading its lines first would be
  * waste. Copied first: read in one stream, memory gives them fastest; their three streams are then in the cache. */
 static uint32_t stream_pieces(uint32_t crc, uint8_t *target, const uint8_t *source, size_t size) {
     for (; size; source += PIECE, target += PIECE, size -= PIECE) {
-        for (size_t at = 0; at < PIECE; at += LINE) {
-            const __m128i *from = (const __m128i *)(source + at);
-            __m128i *to = (__m128i *)(target + at);
-            __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1), c = _mm_loadu_si128(from + 2),
-                    d = _mm_loadu_si128(from + 3);
-            _mm_stream_si128(to, a);
-            _mm_stream_si128(to + 1, b);
-            _mm_stream_si128(to + 2, c);
-            _mm_stream_si128(to + 3, d);
-        }
+        for (size_t at = 0; at < PIECE; at += LINE)
+            stream_line((__m128i *)(target + at), (const __m128i *)(source + at));
         crc = checksum(crc, source, PIECE);
     }
     _mm_sfence();

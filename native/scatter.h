@@ -10,9 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
+#include "stream.h"
 
 #define MAX_LEVELS 32
 
@@ -79,19 +77,13 @@ static void find_row(const struct box *box, int64_t at, struct place *place) {
 #define STREAMED 1024 /* bytes of a run: with shorter ones a plain copy is as fast */
 #define UNIT 16
 
-/* Whole UNITs past the caches: a target is used again much later, so loading its lines first would be waste. `ahead`: where
- * it goes on afterwards, which the processor does not foresee. */
+/* Whole UNITs past the caches. `ahead`: where it goes on afterwards, which the processor does not foresee. */
 static inline void stream_units(uint8_t *target, const uint8_t *source, int64_t size, int64_t ahead) {
     const __m128i *from = (const __m128i *)source, *last = from + size / UNIT;
     __m128i *to = (__m128i *)target;
     for (; last - from >= 4; from += 4, to += 4) {
         __builtin_prefetch((const uint8_t *)from + ahead);
-        __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1), c = _mm_loadu_si128(from + 2),
-                d = _mm_loadu_si128(from + 3);
-        _mm_stream_si128(to, a);
-        _mm_stream_si128(to + 1, b);
-        _mm_stream_si128(to + 2, c);
-        _mm_stream_si128(to + 3, d);
+        stream_line(to, from);
     }
     while (from < last) _mm_stream_si128(to++, _mm_loadu_si128(from++));
 }
