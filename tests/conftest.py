@@ -10,9 +10,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from cluster_fixture import cluster, repaired_cluster
 
 from resilio_hpc.core.file_system import is_in_memory
+from tests.support.clusters import cluster, repaired_cluster
 
 __all__ = ["cluster", "disk_path", "repaired_cluster"]  # here alone: each import of a fixture is one of its own
 

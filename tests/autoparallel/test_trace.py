@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-from traced_models import GPT, Calls, Chosen, Steered
 
 from resilio_hpc.autoparallel.graph import OperatorGraph
 from resilio_hpc.autoparallel.model_description import TransformerModel
@@ -19,6 +18,7 @@ from resilio_hpc.autoparallel.partition import partition_graph
 from resilio_hpc.autoparallel.trace import trace, trace_made
 from resilio_hpc.autoparallel.transformer_graph import transformer_graph
 from resilio_hpc.core.errors import UsageError
+from tests.support.autoparallel.traced_models import GPT, Calls, Chosen, Steered
 
 TOKENS = torch.zeros(2, 32, dtype=torch.long)
 BOTH = pytest.mark.parametrize("export", [True, False], ids=["export", "dispatch"])

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ring_readers import CONTENT
 
 from resilio_hpc.ckpt import block_table
+from tests.support.ckpt.ring_readers import CONTENT
 
 
 @pytest.fixture

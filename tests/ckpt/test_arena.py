@@ -24,6 +24,7 @@ from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 from resilio_hpc.core.process import run
+from tests.support.environments import SUPPORT
 
 POOL = ThreadPoolExecutor(2)
 
@@ -54,7 +55,7 @@ def held_steps(directory: Path) -> list[int]:
 
 
 def test_a_rank_killed_at_any_instant_leaves_a_whole_and_right_step(shm: Path) -> None:
-    script = Path(__file__).with_name("kill_loop.py")
+    script = SUPPORT / "ckpt" / "kill_loop.py"
     done = run([sys.executable, str(script), str(shm), "100"], 120, check=False)
     assert done.returncode == 0, done.stderr
     rounds, steps = map(int, done.stdout.split())

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from local_node import worn_in
 
 from resilio_hpc import ckpt
 from resilio_hpc.ckpt import catalogue
@@ -21,6 +20,7 @@ from resilio_hpc.ckpt.records import VERSION, read_manifest, read_table, seal
 from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, ResilioError
+from tests.support.ckpt.local_node import worn_in
 
 KEEP = Retention(3)
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from local_node import flip, lose_tensors, worn_in
 
 from resilio_hpc.ckpt import Checkpointer, catalogue
 from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
@@ -20,6 +19,7 @@ from resilio_hpc.ckpt.disk_giver import DiskGiver
 from resilio_hpc.ckpt.disk_messages import Serve
 from resilio_hpc.ckpt.peer_disks import write_known
 from resilio_hpc.core.errors import CorruptCheckpoint
+from tests.support.ckpt.local_node import flip, lose_tensors, worn_in
 
 
 class Disk:

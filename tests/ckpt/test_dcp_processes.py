@@ -11,12 +11,13 @@ import pytest
 
 from resilio_hpc.ckpt import catalogue, verify
 from resilio_hpc.core.process import run
+from tests.support.environments import SUPPORT, scrubbed
 
 
 def play(script: str, *arguments: str | Path) -> tuple[int | None, str]:
     """Exit code and the end of what it says."""
-    argv = [sys.executable, str(Path(__file__).with_name(f"{script}.py")), *map(str, arguments)]
-    done = run(argv, 240, check=False)
+    argv = [sys.executable, str(SUPPORT / "ckpt" / f"{script}.py"), *map(str, arguments)]
+    done = run(argv, 240, env=scrubbed(), check=False)
     return done.returncode, done.stderr[-4000:]
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from fake_device import FakeDevice
-from test_overlap import WIDTH, Training, copies_held
 
 from resilio_hpc.ckpt import Checkpointer
 from resilio_hpc.ckpt.device_copy import parts
 from resilio_hpc.core.errors import CheckpointError
+from tests.ckpt.test_overlap import WIDTH, Training, copies_held
+from tests.support.ckpt.fake_device import FakeDevice
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from resilio_hpc.ckpt.slab import _check_one_piece, slab_of
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.process import run
+from tests.support.environments import SUPPORT
 
 
 def test_every_layout_restores_what_every_other_saved(tmp_path: Path) -> None:
-    done = run([sys.executable, str(Path(__file__).with_name("dtensor_layouts.py")), str(tmp_path)], 240, check=False)
+    done = run([sys.executable, str(SUPPORT / "ckpt" / "dtensor_layouts.py"), str(tmp_path)], 240, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from foreign_formats import ALL, export, flat, load, nothing_but, same, save, trained
 from torch.distributed import checkpoint as dcp
 
 from resilio_hpc.ckpt import rng_state
 from resilio_hpc.ckpt.formats.export import Format, format_of
 from resilio_hpc.core.errors import UsageError
+from tests.support.ckpt.foreign_formats import ALL, export, flat, load, nothing_but, same, save, trained
 
 safetensors_torch = pytest.importorskip("safetensors.torch")
 DTYPES = sorted(

@@ -10,12 +10,12 @@ from typing import Any
 import h5py
 import pytest
 import torch
-from foreign_formats import ALL, TARGETS, export, load, nothing_but, same, save
 
 from resilio_hpc.ckpt import REPLICATED, Slab, catalogue
 from resilio_hpc.ckpt.formats.export import Format, export_step
 from resilio_hpc.ckpt.formats.whole_state import WholeState
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch, UsageError
+from tests.support.ckpt.foreign_formats import ALL, TARGETS, export, load, nothing_but, same, save
 
 pytest.importorskip("safetensors.torch")
 

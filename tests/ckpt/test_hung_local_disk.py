@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_node import Node, node_in
 
 from resilio_hpc.ckpt import bulk_io, catalogue, hung_disk, local_disk, local_way, shard_file
 from resilio_hpc.ckpt.bulk_io import Piece, Segment
@@ -29,6 +28,7 @@ from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.ckpt.saver_messages import Local, LocalFailed, SaverFailed
 from resilio_hpc.launch.child_link import ChildLink
 from resilio_hpc.native import crc32c
+from tests.support.ckpt.local_node import Node, node_in
 
 PATIENCE_S = 0.5
 hanging = threading.Event()

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign_formats import ALL, TARGETS, export, flat, nothing_but, rank, same, save, trained
 from torch.distributed import checkpoint as dcp
 
 from resilio_hpc.ckpt import REPLICATED, Slab, catalogue, rng_state
@@ -21,6 +20,8 @@ from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.verify import verify_step
 from resilio_hpc.core.errors import CheckpointError, UsageError
 from resilio_hpc.core.process import run
+from tests.support.ckpt.foreign_formats import ALL, TARGETS, export, flat, nothing_but, rank, same, save, trained
+from tests.support.environments import SUPPORT
 
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
@@ -159,7 +160,7 @@ def test_a_dcp_folder_that_was_saved_into_again_is_taken_by_its_own_words(tmp_pa
 
 
 def test_the_parts_that_fsdp_saves_become_whole(tmp_path: Path) -> None:
-    run([sys.executable, str(Path(__file__).with_name("dcp_of_two.py")), str(tmp_path)], 120)
+    run([sys.executable, str(SUPPORT / "ckpt" / "dcp_of_two.py"), str(tmp_path)], 120)
     import_(tmp_path / "dcp", tmp_path / "c")
     import_(tmp_path / "whole.pt", tmp_path / "d")
     one, other = restored(tmp_path / "c"), restored(tmp_path / "d")

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_formats import nothing_but
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import checkpoint as dcp
@@ -27,6 +26,7 @@ from resilio_hpc.ckpt.formats import dcp_metadata
 from resilio_hpc.ckpt.formats.dcp_metadata import read_metadata
 from resilio_hpc.ckpt.formats.import_step import import_step, open_source
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
+from tests.support.ckpt.foreign_formats import nothing_but
 
 
 class Calls:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_node import WORLD, Node, flip, node_in
 
 from resilio_hpc.ckpt import arena, bulk_io, catalogue, local_disk, saver
 from resilio_hpc.ckpt.records import BLOCK_BYTES
@@ -25,6 +24,7 @@ from resilio_hpc.ckpt.saver_messages import (
 from resilio_hpc.ckpt.shard_copy import copy_shard
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import direct_io
+from tests.support.ckpt.local_node import WORLD, Node, flip, node_in
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from local_node import flip
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, bulk_io, catalogue
 from resilio_hpc.ckpt.coordinator import use
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.core.errors import CorruptCheckpoint
+from tests.support.ckpt.local_node import flip
 
 
 class Told(LocalCoordinator):

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_node import Node, node_in
 
 from resilio_hpc.ckpt import local_disk
 from resilio_hpc.ckpt.saver_messages import (
     Local,
 )
+from tests.support.ckpt.local_node import Node, node_in
 
 
 @pytest.fixture

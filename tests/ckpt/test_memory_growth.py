@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_node import worn_in
+
+from tests.support.ckpt.local_node import worn_in
 
 SCRIPT = """
 import json, os, sys, threading, time

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from test_slabs import rank
 
 from resilio_hpc.ckpt import Slab, block_ring, catalogue
 from resilio_hpc.ckpt.bulk_io import size_of
@@ -28,6 +27,7 @@ from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.shared_blocks import SharedBlocks
 from resilio_hpc.cli import ckpt
 from resilio_hpc.core.errors import CorruptCheckpoint
+from tests.ckpt.test_slabs import rank
 
 SAMPLES = Path(__file__).parent / "samples"
 ROWS, COLUMNS = 4608, 2000

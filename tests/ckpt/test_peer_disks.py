@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from local_node import flip, lose_tensors
-from test_local_restore import Told, state_of
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue, peer_disks, whole_reader
 from resilio_hpc.ckpt.coordinator import use
@@ -27,6 +25,8 @@ from resilio_hpc.ckpt.peer_disks import PeerFile, write_known
 from resilio_hpc.ckpt.sealed_stream import SealedConnection
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.core.json_lines import encode_line
+from tests.ckpt.test_local_restore import Told, state_of
+from tests.support.ckpt.local_node import flip, lose_tensors
 
 KEY = secrets.token_bytes(32)
 SIZE = 2_000_000  # 16 MB: more shares than threads

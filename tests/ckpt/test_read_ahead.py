@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from local_node import POOL, Node, flip, node_in
 
 from resilio_hpc.ckpt import bulk_io, catalogue
 from resilio_hpc.ckpt.checkpointer import Checkpointer
@@ -24,6 +23,7 @@ from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.read_ahead import NEWEST, Done, ReadAhead, read_ahead
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.core.memory_left import MemoryLeft
+from tests.support.ckpt.local_node import POOL, Node, flip, node_in
 
 SIZE = 500_000  # numbers of eight bytes, per rank
 ROOT = Path(__file__).resolve().parents[2]

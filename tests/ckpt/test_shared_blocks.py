@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ring_readers import BLOCK, CONTENT, count_reads, is_right, reader, together, wanted
 
 from resilio_hpc.ckpt import block_ring, block_table, bulk_io
 from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment
 from resilio_hpc.ckpt.shared_blocks import SharedBlocks
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
+from tests.support.ckpt.ring_readers import BLOCK, CONTENT, count_reads, is_right, reader, together, wanted
 
 
 def test_who_reads_the_same_reads_it_once(rings: Path, file: int, monkeypatch: pytest.MonkeyPatch) -> None:

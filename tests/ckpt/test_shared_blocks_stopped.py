@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ring_readers import BLOCK, is_right, reader, wanted
 
 from resilio_hpc.ckpt import block_ring, block_table
 from resilio_hpc.ckpt.shared_blocks import SharedBlocks, sweep
 from resilio_hpc.native import direct_io
+from tests.support.ckpt.ring_readers import BLOCK, is_right, reader, wanted
 
 
 def test_processes_are_right_while_others_are_killed_and_stopped(rings: Path, file: int, disk_path: Path) -> None:

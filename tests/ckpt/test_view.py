@@ -14,12 +14,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from test_slabs import boxes, cut, rank, save
 
 from resilio_hpc.ckpt import REPLICATED, Slab, catalogue, verify
 from resilio_hpc.ckpt.view import why_wrong, write_view
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import CheckpointError
+from tests.ckpt.test_slabs import boxes, cut, rank, save
 
 
 def step_of(directory: Path, step: int = 1) -> Path:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from local_node import worn_in
 
 from resilio_hpc.ckpt import Checkpointer, bulk_io, catalogue, worn_files
 from resilio_hpc.core.durable import new_file
+from tests.support.ckpt.local_node import worn_in
 
 
 @pytest.fixture(autouse=True)

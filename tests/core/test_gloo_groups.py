@@ -9,12 +9,13 @@ from pathlib import Path
 from resilio_hpc.core import gloo_groups
 from resilio_hpc.core.process import run
 from resilio_hpc.launch import rank_main
+from tests.support.environments import SUPPORT
 
 LIVES = 25
 
 
 def test_ranks_of_a_ddp_script_always_end(tmp_path: Path) -> None:
-    program = Path(__file__).with_name("gloo_lives.py")
+    program = SUPPORT / "core" / "gloo_lives.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = run([sys.executable, str(program), str(tmp_path), str(LIVES)], timeout_s=120.0, env=environment)
     assert int(done.stdout) == LIVES

@@ -13,6 +13,7 @@ import pytest
 from resilio_hpc.demo.stage import events_of
 from resilio_hpc.diagnose import CheckResult
 from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.environments import SUPPORT
 
 pytestmark = pytest.mark.slurm
 
@@ -42,7 +43,7 @@ def told(result: CheckResult) -> list[object]:
 
 @pytest.mark.parametrize("fault", ["hang-collective", "slow"])
 def test_the_node_whose_probe_hangs_or_is_throttled_is_named(cluster: DevCluster, fault: str) -> None:
-    script = Path(__file__).with_name("check_in_job.py")
+    script = SUPPORT / "diagnose" / "check_in_job.py"
     said = submitted(cluster, f"pairs-{fault}", 4, f"{sys.executable} {script} {fault}@n3")
     result = msgspec.json.decode(said, type=CheckResult)
     assert (result.bad, result.slow) == ((), ("n3",)) if fault == "slow" else (("n3",), ()), told(result)

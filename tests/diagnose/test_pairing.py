@@ -6,9 +6,9 @@ import random
 from itertools import combinations, product
 
 import pytest
-from fake_nodes import POLICY, FakeNodes
 
 from resilio_hpc.diagnose.observations import Outcome
+from tests.support.diagnose.fake_nodes import POLICY, FakeNodes
 
 
 def names(count: int) -> list[str]:

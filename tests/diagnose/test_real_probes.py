@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import msgspec
 
 from resilio_hpc.diagnose import CheckRequest, CheckResult, check, interpreter
 from resilio_hpc.diagnose.policy import PairPolicy, pair_policy
 from resilio_hpc.diagnose.starters import LocalStarter
+from tests.support.environments import SUPPORT
 
-CHECKER = str(Path(__file__).with_name("faulty_checker.py"))
+CHECKER = str(SUPPORT / "diagnose" / "faulty_checker.py")
 SMALL: PairPolicy = msgspec.structs.replace(
     pair_policy(), cpu_matrix=128, cpu_message_bytes=65536, block_s=0.02, start_s=240.0, budget_s=500.0
 )

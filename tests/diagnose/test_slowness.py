@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from fake_nodes import POLICY, FakeNodes
 
 from resilio_hpc.diagnose.observations import Times
 from resilio_hpc.diagnose.verdict import judge
+from tests.support.diagnose.fake_nodes import POLICY, FakeNodes
 
 Draw = Callable[[random.Random], float]
 

@@ -7,11 +7,11 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from virtual_cluster.agent import VirtualAgent
-from virtual_cluster.ranks import Script
-from virtual_cluster.world import World
 
 from resilio_hpc.launch import messages as m
+from tests.support.virtual_cluster.agent import VirtualAgent
+from tests.support.virtual_cluster.ranks import Script
+from tests.support.virtual_cluster.world import World
 
 MEMORY, COMMITTED = "memory", "committed"
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from virtual_cluster.ranks import Script
-from virtual_cluster.world import World
-
 from resilio_hpc.launch import messages as m
+from tests.support.virtual_cluster.ranks import Script
+from tests.support.virtual_cluster.world import World
 
 SLOW_S = 1000.0
 

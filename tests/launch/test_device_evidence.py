@@ -8,8 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_nvml import FakeNvml, NVMLError_GpuIsLost, NVMLError_NoPermission
-from node_trees import kernel_lines, write
 
 from resilio_hpc.launch import device_evidence as de
 from resilio_hpc.launch import device_look
@@ -20,6 +18,8 @@ from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.check import Fault, Result, Verdict
 from resilio_hpc.prolog_epilog.node import Node, boot_id, uptime_s
 from resilio_hpc.prolog_epilog.table import load
+from tests.support.prolog_epilog.fake_nvml import FakeNvml, NVMLError_GpuIsLost, NVMLError_NoPermission
+from tests.support.prolog_epilog.node_trees import kernel_lines, write
 
 TABLE = load(site=Path("/dev/null"))
 BAD = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"

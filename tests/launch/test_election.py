@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from lone_agent import LIMIT_S, Ports, agent, follower, orphan, words
-
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.ballot import EpochRecord, Term
 from resilio_hpc.launch.quorum import next_membership
 from resilio_hpc.launch.roster import Entry, Roster
 from resilio_hpc.launch.succession import Succession
+from tests.support.launch.lone_agent import LIMIT_S, Ports, agent, follower, orphan, words
 
 # -- standing ------------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from virtual_cluster.ranks import Script
-from virtual_cluster.world import World
 
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.ballot import Term
@@ -12,6 +10,8 @@ from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.controller_state import MAX_LOSSES, Clock
 from resilio_hpc.launch.enrolment import LEASE_SHARE
 from resilio_hpc.launch.quorum import first_membership
+from tests.support.virtual_cluster.ranks import Script
+from tests.support.virtual_cluster.world import World
 
 
 def recovered(world: World) -> dict[str, object]:

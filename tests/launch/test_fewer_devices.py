@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from virtual_cluster.agent import VirtualAgent
-from virtual_cluster.world import World
-
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.local_round import LocalRound
+from tests.support.virtual_cluster.agent import VirtualAgent
+from tests.support.virtual_cluster.world import World
 
 
 def evicts_at_start(agent: VirtualAgent, slots: int, evicted: int) -> None:

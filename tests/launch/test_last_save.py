@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from virtual_cluster.ranks import Script
-from virtual_cluster.world import World
 
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.commits import CommitTracker
+from tests.support.virtual_cluster.ranks import Script
+from tests.support.virtual_cluster.world import World
 
 SLOW_S = 5.0
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from virtual_cluster.agent import VirtualAgent
-from virtual_cluster.ranks import Script
-from virtual_cluster.world import World
 
 from resilio_hpc.launch import messages as m
+from tests.support.virtual_cluster.agent import VirtualAgent
+from tests.support.virtual_cluster.ranks import Script
+from tests.support.virtual_cluster.world import World
 
 
 def trained(nodes: int = 3) -> World:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from webhook_server import Server
 
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.run_directory import read_verdict
+from tests.support.launch.webhook_server import Server
 
 SCRIPT = """
 import os, sys, time

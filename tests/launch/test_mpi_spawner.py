@@ -6,8 +6,6 @@ import json
 import os
 import signal
 
-from mpi_bench import MEMBER, PATIENCE_S, WAIT, Bench, bench, gone
-
 from resilio_hpc.launch import process_tree
 from resilio_hpc.launch.mpi_spawner import RANK_VARIABLE
 from resilio_hpc.launch.mpi_tasks import STEP_KILLED
@@ -19,6 +17,7 @@ from resilio_hpc.launch.spawner_messages import (
     Started,
     StoreReady,
 )
+from tests.support.launch.mpi_bench import MEMBER, PATIENCE_S, WAIT, Bench, bench, gone
 
 __all__ = ["bench"]
 

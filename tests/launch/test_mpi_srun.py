@@ -6,8 +6,6 @@ import os
 import signal
 import sys
 
-from mpi_bench import MEMBER, NODE, RUN, WAIT, Bench, bench, gone
-
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.spawner_messages import (
     AllStopped,
@@ -15,6 +13,7 @@ from resilio_hpc.launch.spawner_messages import (
     SpawnFailed,
     Started,
 )
+from tests.support.launch.mpi_bench import MEMBER, NODE, RUN, WAIT, Bench, bench, gone
 
 __all__ = ["bench"]
 

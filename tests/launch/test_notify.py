@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from webhook_server import Server
 
 from resilio_hpc.launch import notify_sender
 from resilio_hpc.launch.notify import Notifier
 from resilio_hpc.launch.notify_targets import parse_target
 from resilio_hpc.launch.run_directory import Run
+from tests.support.launch.webhook_server import Server
 
 NODE_LOST = ("node_lost", {"node": "n2", "silent_s": 5.1})
 VERDICT = ("verdict", {"verdict": "completed", "reason": "every rank exited with 0"})

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from virtual_cluster.agent import VirtualAgent
-from virtual_cluster.network import Connection
-from virtual_cluster.ranks import Script
-from virtual_cluster.world import World
 
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.launch import messages as m
+from tests.support.virtual_cluster.agent import VirtualAgent
+from tests.support.virtual_cluster.network import Connection
+from tests.support.virtual_cluster.ranks import Script
+from tests.support.virtual_cluster.world import World
 
 RECORD = ShardRecord(0, "node-0.h5", 1, "own", ())
 

@@ -6,15 +6,16 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from simulator.faults import COMES_OF_IT
-from simulator.run import run, simulate
-from simulator.schedule import KINDS, schedule
-from simulator.search import Found, search
-from simulator.world import SeededWorld
-from virtual_cluster.invariants import Violation
+
+from tests.support.environments import ROOT
+from tests.support.simulator.faults import COMES_OF_IT
+from tests.support.simulator.run import run, simulate
+from tests.support.simulator.schedule import KINDS, schedule
+from tests.support.simulator.search import Found, search
+from tests.support.simulator.world import SeededWorld
+from tests.support.virtual_cluster.invariants import Violation
 
 QUICK = 10_000
 FULL = int(os.environ.get("RESILIO_SIMULATOR_RUNS", "1000000"))
@@ -83,7 +84,7 @@ def test_a_run_without_an_end_is_a_violation() -> None:
 def test_a_seed_is_replayed_exactly_in_another_process_with_other_hashes() -> None:
     told = [
         subprocess.run(
-            [sys.executable, "-m", "simulator", "7"], cwd=Path(__file__).parent, capture_output=True, check=True,
+            [sys.executable, "-m", "tests.support.simulator", "7"], cwd=ROOT, capture_output=True, check=True,
             env={**os.environ, "PYTHONHASHSEED": str(number)}, timeout=120,
         ).stdout.decode()
         for number in (1, 2)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from simulator.mutations import MUTATIONS
-from simulator.run import Outcome, run
-from simulator.schedule import schedule
-from simulator.search import search, some
-from simulator.shrink import shrink
+
+from tests.support.environments import ROOT
+from tests.support.simulator.mutations import MUTATIONS
+from tests.support.simulator.run import Outcome, run
+from tests.support.simulator.schedule import schedule
+from tests.support.simulator.search import search, some
+from tests.support.simulator.shrink import shrink
 
 WITHIN = 3000  # seeds in which each planted bug must show itself
 KNOWN = {  # where each was found first: tried before the range is searched
@@ -69,8 +70,8 @@ def simulate_without_bug(seed: int) -> str:
 def replay(name: str, seed: int, hash_seed: int) -> str:
     """The story that the command tells, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "simulator", str(seed), "--mutation", name],
-        cwd=Path(__file__).parent, env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        [sys.executable, "-m", "tests.support.simulator", str(seed), "--mutation", name],
+        cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr

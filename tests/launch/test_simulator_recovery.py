@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from simulator.faults import strike
-from simulator.schedule import Fault, Schedule
-from simulator.world import SeededWorld
-from virtual_cluster.ranks import Script
 
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.succession import Succession
+from tests.support.simulator.faults import strike
+from tests.support.simulator.schedule import Fault, Schedule
+from tests.support.simulator.world import SeededWorld
+from tests.support.virtual_cluster.ranks import Script
 
 SEEDS = 200
 AFTER_S = 3.0  # the heartbeat timeout, all ranks have done a step

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from virtual_cluster.ranks import Script
-from virtual_cluster.world import UNIX_0, World
 
 from resilio_hpc.launch.stopping import MARGIN_STEPS, StopAgreement
+from tests.support.virtual_cluster.ranks import Script
+from tests.support.virtual_cluster.world import UNIX_0, World
 
 
 def stopped_at(world: World) -> int:

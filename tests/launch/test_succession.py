@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from virtual_cluster.ranks import Script
-from virtual_cluster.world import World
-
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.ballot import Term
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.controller_state import Clock
 from resilio_hpc.launch.quorum import first_membership
+from tests.support.virtual_cluster.ranks import Script
+from tests.support.virtual_cluster.world import World
 
 
 def test_the_first_node_of_the_allocation_is_the_first_controller() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_fixture import shared_mounts_or_skip, skip_without_slurm, unique_name
 
 from resilio_hpc.demo.stage import binds
 from resilio_hpc.prolog_epilog.hook_files import HookSettings, install, package_folder, render_conf
 from resilio_hpc.slurm.devcluster import DevCluster, image
+from tests.support.clusters import shared_mounts_or_skip, skip_without_slurm, unique_name
 
 SITE = """
 [mount-latency]

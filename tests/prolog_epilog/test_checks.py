@@ -10,9 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from cases import CASES, Case
-from fake_nvml import FakeNvml
-from node_trees import write
 
 from resilio_hpc.prolog_epilog import catalogue
 from resilio_hpc.prolog_epilog.check import Check, Limits, Result
@@ -20,6 +17,9 @@ from resilio_hpc.prolog_epilog.node import Node
 from resilio_hpc.prolog_epilog.probe import Source
 from resilio_hpc.prolog_epilog.runner import Examiner, Memory
 from resilio_hpc.prolog_epilog.table import Table, load, overlay
+from tests.support.prolog_epilog.cases import CASES, Case
+from tests.support.prolog_epilog.fake_nvml import FakeNvml
+from tests.support.prolog_epilog.node_trees import write
 
 TABLE = load(site=Path("/dev/null"))
 # Places of the healthy tree. File systems are those of the machine that the test runs on.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import fake_nvml
 import pytest
-from fake_nvml import FakeNvml, healthy_gpu
+
+from tests.support.prolog_epilog import fake_nvml
+from tests.support.prolog_epilog.fake_nvml import FakeNvml, healthy_gpu
 
 
 def test_names_and_numbers_are_those_of_the_real_library() -> None:

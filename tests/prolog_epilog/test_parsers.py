@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from node_trees import HEALTHY, write
 
 from resilio_hpc.prolog_epilog import clock, dcgm, file_systems, infiniband, memory, nvme, processes, slurm_node
 from resilio_hpc.prolog_epilog.check import Unreadable
 from resilio_hpc.prolog_epilog.mounts import culprit, mount_of, parse_mountinfo
 from resilio_hpc.prolog_epilog.node_files import NodeFiles, whole_number
+from tests.support.prolog_epilog.node_trees import HEALTHY, write
 
 PARSERS: dict[str, Callable[[str], object]] = {
     "adjtimex": clock.parse,

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from another_user import NOBODY, as_another_user, needs_root
 
 from resilio_hpc.core.errors import HealthError, UsageError
 from resilio_hpc.prolog_epilog import report_desk, reports
 from resilio_hpc.prolog_epilog.report_desk import LOOK_S, OF_ALL, PER_USER, WINDOW_S, Admission, ReportDesk
 from resilio_hpc.prolog_epilog.reports import MOST_BYTES, Report, prepare, take, write
+from tests.support.security.another_user import NOBODY, as_another_user, needs_root
 
 GOOD = b'{"node":"n1","why":"ECC errors"}'
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_slurmctld import FakeNode, FakeSlurmctld
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.slurm_drainer import SlurmDrainer
@@ -13,6 +12,7 @@ from resilio_hpc.slurm.audit import AuditLog
 from resilio_hpc.slurm.command_client import CommandClient
 from resilio_hpc.slurm.drain_policy import DrainPolicy
 from resilio_hpc.slurm.drain_writer import ACT, OBSERVE, DrainWriter
+from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
 POLICY = DrainPolicy(share=0.1, at_least=2, window_s=600, passes=3)
 

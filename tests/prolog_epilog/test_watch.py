@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_trees import process, write
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
@@ -26,6 +25,7 @@ from resilio_hpc.prolog_epilog.reports import write as write_report
 from resilio_hpc.prolog_epilog.table import Table
 from resilio_hpc.prolog_epilog.watch import Watch
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
+from tests.support.prolog_epilog.node_trees import process, write
 
 
 def check(name: str, every_s: float, *contexts: str, on_fail: str = "drain") -> Check:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live_run import Running
 
 from resilio_hpc.launch import run_directory
+from tests.support.security.live_run import Running
 
 SCRIPT = """
 import time

@@ -6,8 +6,8 @@ import socket
 import stat
 from pathlib import Path
 
-from another_user import as_another_user, needs_root
-from live_run import Running
+from tests.support.security.another_user import as_another_user, needs_root
+from tests.support.security.live_run import Running
 
 
 def sockets(running: Running) -> list[Path]:

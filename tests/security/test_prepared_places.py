@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from another_user import NOBODY, as_another_user, needs_root
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch import leftovers, run_directory
+from tests.support.security.another_user import NOBODY, as_another_user, needs_root
 
 
 @pytest.fixture

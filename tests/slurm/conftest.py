@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from chain_runs import begin, chain_cluster
+from tests.support.slurm.chain_runs import begin, chain_cluster
 
 __all__ = ["begin", "chain_cluster"]

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterable
 
 import pytest
-from chain_runs import PATIENCE_S, ChainRun, command, wait_for
 
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch import handover, link_lease, turns
 from resilio_hpc.slurm import chain
 from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.slurm.chain_runs import PATIENCE_S, ChainRun, command, wait_for
 
 pytestmark = pytest.mark.slurm
 

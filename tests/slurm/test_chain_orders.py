@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chain_runs import ChainRun, wait_for
 
 from resilio_hpc.core.process import Completed
 from resilio_hpc.launch import chain_order, run_directory, turns
 from resilio_hpc.slurm import chain
 from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.slurm.chain_runs import ChainRun, wait_for
 
 pytestmark = pytest.mark.slurm
 PROJECT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_fixture import repair, skip_without_slurm, unique_name
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.process import Completed
@@ -28,6 +27,7 @@ from resilio_hpc.slurm.drain_reason import Finding, read_reason
 from resilio_hpc.slurm.drain_writer import DrainWriter
 from resilio_hpc.slurm.model import Job, Node
 from resilio_hpc.slurm.states import NodeState
+from tests.support.clusters import repair, skip_without_slurm, unique_name
 
 pytestmark = pytest.mark.slurm
 

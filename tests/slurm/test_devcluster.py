@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster_fixture import skip_without_slurm, unique_name
 
 from resilio_hpc.cli.devcluster import main
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
 from resilio_hpc.slurm.devcluster import DevCluster, RootlessCluster, image, names
 from resilio_hpc.slurm.devcluster.spec import base_directory, layout
+from tests.support.clusters import skip_without_slurm, unique_name
 
 pytestmark = pytest.mark.slurm
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import hypothesis
-from drain_meetings import NODES, AdminAndUs
-from fake_slurmctld import FakeNode, FakeSlurmctld
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
@@ -15,6 +13,8 @@ from resilio_hpc.slurm.command_client import CommandClient
 from resilio_hpc.slurm.drain_policy import drain_policy
 from resilio_hpc.slurm.drain_reason import Finding, disowned_reason, read_reason
 from resilio_hpc.slurm.drain_writer import DrainWriter
+from tests.support.slurm.drain_meetings import NODES, AdminAndUs
+from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
 POLICY = drain_policy()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_slurmctld import FakeNode, FakeSlurmctld
 
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.process import Completed
@@ -17,6 +16,7 @@ from resilio_hpc.slurm.command_client import CommandClient
 from resilio_hpc.slurm.drain_policy import DrainPolicy
 from resilio_hpc.slurm.drain_reason import Finding, read_reason, write_reason
 from resilio_hpc.slurm.drain_writer import DRY_RUN, OBSERVE, DrainWriter
+from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
 XID = Finding("gpu.xid", "Xid 79 on GPU 3")
 POLICY = DrainPolicy(share=0.1, at_least=2, window_s=600, passes=3)

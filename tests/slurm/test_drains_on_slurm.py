@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import hypothesis
 import pytest
-from cluster_fixture import skip_without_slurm, unique_name
-from drain_meetings import NODES, AdminAndUs
-from fake_slurmctld import FakeNode, nothing
 from hypothesis.stateful import run_state_machine_as_test
 
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.process import Completed
 from resilio_hpc.slurm.command_client import CommandClient
 from resilio_hpc.slurm.devcluster import DevCluster, image
+from tests.support.clusters import skip_without_slurm, unique_name
+from tests.support.slurm.drain_meetings import NODES, AdminAndUs
+from tests.support.slurm.fake_slurmctld import FakeNode, nothing
 
 pytestmark = pytest.mark.slurm
 EXAMPLES = int(os.environ.get("RESILIO_DRAIN_MEETINGS", "12"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +12,17 @@ import pytest
 from resilio_hpc.demo.stage import events_of
 from resilio_hpc.prolog_epilog.hook_files import package_folder
 from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.environments import ROOT
 
 pytestmark = pytest.mark.slurm
 PATIENCE_S = 240.0
 BAD = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"
-FAKES = Path(__file__).resolve().parents[1] / "prolog_epilog"
 HEALTH = "/run/resilio/health"
 # What root's checks ask on the node: the fake NVML, whose second GPU has uncorrected memory errors.
 PYNVML = f"""
 import sys
-sys.path.insert(0, {str(FAKES)!r})
-from fake_nvml import FakeNvml
+sys.path.insert(0, {str(ROOT)!r})
+from tests.support.prolog_epilog.fake_nvml import FakeNvml
 _nvml = FakeNvml({{"nvmlDeviceGetTotalEccErrors": 3}})
 def __getattr__(name):
     return getattr(_nvml, name)

@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from cluster_fixture import repair, shared_mounts_or_skip, skip_without_slurm, unique_name
 
 from resilio_hpc.demo.drill import DrillRun, cluster_for
 from resilio_hpc.demo.drill_table import DRILLS, PREEMPTION, Drill, drill_named
 from resilio_hpc.demo.stage import binds
 from resilio_hpc.slurm.devcluster import DevCluster, image
+from tests.support.clusters import repair, shared_mounts_or_skip, skip_without_slurm, unique_name
 
 pytestmark = pytest.mark.slurm
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cluster_fixture import shared_mounts_or_skip, unique_name
 
 from resilio_hpc.core.ledger import Event, read_ledger
 from resilio_hpc.demo.drill import DrillRun, cluster_for
 from resilio_hpc.demo.drill_table import Act, Drill
+from tests.support.clusters import shared_mounts_or_skip, unique_name
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_node import lose_tensors
 
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.demo.stage import events_of
 from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.ckpt.local_node import lose_tensors
 
 pytestmark = pytest.mark.slurm
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster_fixture import repair, skip_without_slurm, unique_name
 
 from resilio_hpc.demo.stage import binds
 from resilio_hpc.slurm.devcluster import DevCluster, image
+from tests.support.clusters import repair, skip_without_slurm, unique_name
 
 pytestmark = pytest.mark.slurm
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from cluster_fixture import skip_without_slurm, unique_name
 
 from resilio_hpc.demo.drill import DrillRun
 from resilio_hpc.demo.drill_table import drill_named
 from resilio_hpc.demo.stage import binds, events_of
 from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.clusters import skip_without_slurm, unique_name
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster_fixture import skip_without_slurm, unique_name
-from fake_slurmctld import FakeNode, FakeSlurmctld
 
 from resilio_hpc.demo.stage import binds
 from resilio_hpc.slurm import which_client
@@ -23,6 +21,8 @@ from resilio_hpc.slurm.drain_reason import Finding
 from resilio_hpc.slurm.drain_writer import DrainWriter
 from resilio_hpc.slurm.pyslurm_client import PyslurmClient
 from resilio_hpc.slurm.pyslurm_reader import PyslurmLost, PyslurmReader
+from tests.support.clusters import skip_without_slurm, unique_name
+from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
 PYSLURM = """
 import time

@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import resized_training
-from cluster_fixture import skip_without_slurm, unique_name
-from submitted import PATIENCE_S, Submitted
 
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.demo.stage import binds, events_of
 from resilio_hpc.slurm.chain import read_links
 from resilio_hpc.slurm.devcluster import DevCluster, image
+from tests.support.clusters import skip_without_slurm, unique_name
+from tests.support.slurm import resized_training
+from tests.support.slurm.submitted import PATIENCE_S, Submitted
 
 pytestmark = pytest.mark.slurm
 
-SCRIPT = str(Path(__file__).with_name("resized_training.py"))
+SCRIPT = str(resized_training.__file__)
 POLICY = "look_s = 1.0\nsettle_s = 1.0\ncool_down_s = 2.0\nrestart_s = 1.0\nhorizon_s = 36000.0\nmin_efficiency = 0.0\n"
 
 

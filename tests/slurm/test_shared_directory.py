@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cluster_fixture import shared_mounts_or_skip, unique_name
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.process import Completed
 from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.clusters import shared_mounts_or_skip, unique_name
 
 pytestmark = pytest.mark.slurm
 

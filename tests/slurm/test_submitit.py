@@ -8,18 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_fixture import repair, unique_name
 
 from resilio_hpc.demo.stage import binds
 from resilio_hpc.slurm.devcluster import DevCluster, image
+from tests.support.clusters import repair, unique_name
+from tests.support.environments import SUPPORT
 
 pytestmark = pytest.mark.slurm
 
-CLIENT = Path(__file__).parent / "submitit_client.py"
+CLIENT = SUPPORT / "slurm" / "submitit_client.py"
 PATIENCE_S = 300.0
 
 

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from submitted import EXAMPLES, FAKES, GPT, PATIENCE_S, TEMPLATES, Submitted
 
 from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.slurm.submitted import EXAMPLES, FAKES, GPT, PATIENCE_S, TEMPLATES, Submitted
 
 pytestmark = pytest.mark.slurm
 

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.process import run
 from resilio_hpc.train import warm_up_ddp
+from tests.support.environments import SUPPORT
 
 KINDS = ("plain", "static", "view", "unused")
 LIVES = [f"{kind}-{course}-warm" for kind in KINDS for course in ("undisturbed", "interrupted")]
@@ -26,7 +27,7 @@ CONTROL = ["plain-undisturbed-cold", "plain-interrupted-cold"]
 @pytest.fixture(scope="module")
 def hashes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     directory = tmp_path_factory.mktemp("lives")
-    program = Path(__file__).with_name("resume_lives.py")
+    program = SUPPORT / "train" / "resume_lives.py"
     done = run(
         [sys.executable, str(program), str(directory), *LIVES, *CONTROL],
         timeout_s=240,  # 10 s on an idle machine

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core import process
+from tests.support.environments import SUPPORT
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -46,7 +47,7 @@ def run(argv: list[str], directory: Path) -> list[str]:
 
 def run_quickly(runs: list[list[str]], directory: Path) -> list[str]:
     """Runs one after the other, all forked from one process; the lines printed."""
-    program = str(Path(__file__).with_name("forked_ranks.py"))
+    program = str(SUPPORT / "train" / "forked_ranks.py")
     argv = [sys.executable, program, json.dumps(runs)]
     return process.run(argv, timeout_s=120, env=environment(directory), cwd=directory).stdout.splitlines()
 

@@ -18,7 +18,7 @@ from resilio_hpc.core.errors import CheckpointError, SaveRefused
 from resilio_hpc.core.rank_link import Finished, Restored, SnapshotTaken, Stage
 from resilio_hpc.train import Run
 from resilio_hpc.train import run as run_module
-from tests.train.strict_agent import PATIENCE_S, Peer, StrictAgent
+from tests.support.train.strict_agent import PATIENCE_S, Peer, StrictAgent
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from resilio_hpc.launch.stopping import StopAgreement
 from resilio_hpc.train import Run
 from resilio_hpc.train import run as run_module
 from resilio_hpc.train.agreed_stop import AgreedStop
-from tests.train.strict_agent import PATIENCE_S, Peer, StrictAgent
+from tests.support.train.strict_agent import PATIENCE_S, Peer, StrictAgent
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harm import Harmed, build, plain_environment
 
 from resilio_hpc.core.process import run
-
-HERE = Path(__file__).resolve().parent
+from tests.support.crash.harm import Harmed, build, plain_environment
+from tests.support.environments import SUPPORT
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +35,16 @@ def harmed(shim: Path, shm: Path, tmp_path_factory: pytest.TempPathFactory) -> H
 
     def act(script: str, *args: str, prefix: tuple[str, ...] = (), **environment: str) -> Any:
         states = f"SHIM_STATES={tmp_path_factory.mktemp('states')}"
-        argv = [*prefix, "env", f"LD_PRELOAD={shim}", states, sys.executable, str(HERE / script), *args, str(shm)]
+        argv = [
+            *prefix,
+            "env",
+            f"LD_PRELOAD={shim}",
+            states,
+            sys.executable,
+            str(SUPPORT / "crash" / script),
+            *args,
+            str(shm),
+        ]
         done = run(argv, 280, env={**plain_environment(), **environment}, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
         return json.loads(done.stdout.splitlines()[-1])

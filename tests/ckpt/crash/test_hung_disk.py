@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from harm import Harmed
+
+from tests.support.crash.harm import Harmed
 
 
 @pytest.mark.parametrize("scenario", ["alone", "by disk"])

@@ -6,7 +6,8 @@ import errno
 import os
 
 import pytest
-from harm import Harmed
+
+from tests.support.crash.harm import Harmed
 
 slow = pytest.mark.slow
 

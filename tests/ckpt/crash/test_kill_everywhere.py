@@ -8,7 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from harm import Harmed
+
+from tests.support.crash.harm import Harmed
 
 CHANGING = (
     "open,openat,creat,write,writev,pwrite64,pwritev,pwritev2,sendfile,copy_file_range,splice,fsync,fdatasync,sync,"

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from harm import Call, Harmed, read_log
+
+from tests.support.crash.harm import Call, Harmed, read_log
 
 SCENARIOS = ("alone", "again", "prune", "after deaths", "two", "saver", "copy")
 STEP = re.compile(r"step-\d+")

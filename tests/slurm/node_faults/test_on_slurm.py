@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster_fixture import repair, skip_without_slurm, unique_name
 
 import resilio_hpc
 from resilio_hpc.core.process import Completed
@@ -22,6 +21,7 @@ from resilio_hpc.slurm.drain_reason import Finding, read_reason, write_reason
 from resilio_hpc.slurm.model import Node
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
+from tests.support.clusters import repair, skip_without_slurm, unique_name
 
 pytestmark = pytest.mark.slurm
 PACKAGE = {"PYTHONPATH": str(Path(resilio_hpc.__file__).parents[1])}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_slurmctld import FakeNode, FakeSlurmctld
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from resilio_hpc.slurm.node_faults.score import NodeScore
 from resilio_hpc.slurm.node_faults.site_weights import KnownWeight, Step, decide_weight
 from resilio_hpc.slurm.node_faults.steering import Steered, Steering
 from resilio_hpc.slurm.node_faults.weight_file import WeightFile
+from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
 POLICY = fault_policy()
 DRAINS = DrainPolicy(share=0.1, at_least=2, window_s=600, passes=3)

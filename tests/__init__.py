@@ -1,0 +1,1 @@
+"""The tests; what they share is in tests.support."""

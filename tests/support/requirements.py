@@ -1,0 +1,64 @@
+"""What a test needs of the machine: each function skips the test, with the reason, where that is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.slurm.devcluster import image
+from resilio_hpc.slurm.devcluster.requirements import check
+from resilio_hpc.slurm.devcluster.spec import ClusterSpec
+
+
+def need_slurm(series: str = image.HOST_SERIES) -> None:
+    """A dev cluster of this Slurm series; RESILIO_TEST_SLURM=SERIES,… allows a newer one's root to be built."""
+    try:
+        check(ClusterSpec(name="probe"))
+    except UsageError as error:
+        pytest.skip(str(error))
+    if not image.is_built(series) and series not in os.environ.get("RESILIO_TEST_SLURM", "").split(","):
+        pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM={series} builds it")
+
+
+def need_shared_mounts() -> None:
+    """A /shared that hangs or caches (bindfs and /dev/fuse)."""
+    need_slurm()
+    try:
+        check(ClusterSpec(name="probe", shared_mount="fuse"))
+    except UsageError as error:
+        pytest.skip(str(error))
+
+
+def need_root() -> None:
+    """Root."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+
+
+def need_program(*names: str, package: str = "") -> None:
+    """Programs on PATH (or in the system's directories)."""
+    path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
+    missing = [name for name in names if shutil.which(name, path=path) is None]
+    if missing:
+        pytest.skip(f"needs {missing[0]}" + (f" (apt-get install {package})" if package else ""))
+
+
+def need_mounts() -> None:
+    """Mounts in a namespace of the test's own."""
+    need_root()
+    tried = subprocess.run(
+        ["unshare", "--mount", "mount", "-t", "tmpfs", "probe", "/mnt"], capture_output=True, text=True, timeout=60
+    )
+    if tried.returncode != 0:
+        pytest.skip(f"file systems cannot be mounted here: {tried.stderr.strip()}")
+
+
+def need_file(path: Path, reason: str) -> None:
+    """A file or directory of this machine."""
+    if not path.exists():
+        pytest.skip(reason)

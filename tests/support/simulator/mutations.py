@@ -1,0 +1,206 @@
+"""Bugs planted in the real code, to see that the simulator would find them. Each is one guard taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from resilio_hpc.launch import callers, enrolment, quorum
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.agent_core import AgentCore
+from resilio_hpc.launch.checkpoint_phase import CheckpointPhase
+from resilio_hpc.launch.controller import Controller
+from resilio_hpc.launch.election import Election
+from resilio_hpc.launch.enrolment import LEASE_SHARE, Enrolment
+from resilio_hpc.launch.incidents import Incidents
+from resilio_hpc.launch.node_ranks import NodeRanks
+from resilio_hpc.launch.quorum import Membership
+from resilio_hpc.launch.rounds import Rounds
+from resilio_hpc.launch.succession import Succession
+from tests.support.virtual_cluster.agent import VirtualAgent
+from tests.support.virtual_cluster.copies import VirtualCopies
+from tests.support.virtual_cluster.directory import Directory
+
+Patch = pytest.MonkeyPatch
+
+
+def votes_are_forgotten(patch: Patch) -> None:
+    """A node may vote twice in an epoch, and follow who is older."""
+    original = Succession._keep
+
+    def keep(self: Any, ballot: Any) -> None:
+        original(self, type(ballot)(ballot.membership, self.ballot.promised, self.ballot.promised_to))
+
+    patch.setattr(Succession, "_keep", keep)
+
+
+def a_ballot_dies_with_its_agent(patch: Patch) -> None:
+    """What was promised is not kept on the node's disk."""
+    patch.setattr(VirtualAgent, "keep_ballot", lambda self, ballot: None)
+
+
+def leases_without_a_quorum(patch: Patch) -> None:
+    """Every heartbeat renews a lease, whoever else is with the controller."""
+
+    def lease_end(self: Any) -> float:
+        return float(self._controller.now() + LEASE_SHARE * self._controller.config.heartbeat_timeout_s)
+
+    patch.setattr(Enrolment, "lease_end", property(lease_end))
+
+
+def leases_do_not_end(patch: Patch) -> None:
+    """An agent without a controller lets its ranks run."""
+    patch.setattr(NodeRanks, "_end_lease", lambda self: None)
+
+
+def orders_are_said_once(patch: Patch) -> None:
+    """To the connection that was heard last, though nobody may listen there any more."""
+    patch.setattr(callers, "_is_older", lambda name, known: False)
+    patch.setattr(Rounds, "_say_again", lambda self: None)
+    patch.setattr(CheckpointPhase, "tick", lambda self: None)
+
+
+def half_is_enough(patch: Patch) -> None:
+    """Exactly half of the votes is a quorum without the witness."""
+    patch.setattr(quorum, "_needed", lambda group, witnessed: max(1, len(group) // 2))
+
+
+def everybody_gets_the_witness(patch: Patch) -> None:
+    """The witness is not created exclusively."""
+    patch.setattr(Directory, "claim_witness", lambda self, witness, node: node)
+
+
+def memberships_change_at_once(patch: Patch) -> None:
+    """No joint membership: the old voters are not asked."""
+    original = enrolment.next_membership
+
+    def at_once(last: Any, epoch: int, voters: Any, settled: bool) -> Membership:
+        joint = original(last, epoch, voters, settled)
+        return Membership(joint.epoch, joint.number, joint.voters, witness=joint.witness)
+
+    patch.setattr(enrolment, "next_membership", at_once)
+    patch.setattr(Controller, "_out", [], raising=False)  # one that is settled at once is told while it is being made
+
+
+def old_epochs_are_obeyed(patch: Patch) -> None:
+    """Orders of a controller are taken though another one was elected with our vote."""
+    patch.setattr(AgentCore, "_may_follow", lambda self: self._succession.following is not None)
+
+
+def lost_before_the_lease_ends(patch: Patch) -> None:
+    """A new controller goes on at once without the nodes that did not come to it."""
+
+    def absent(self: Any, now: float) -> dict[str, float]:
+        controller = self._controller
+        known = controller.agents.keys() | controller.lost | controller.left
+        return {x.node: controller.began for x in controller.members if x.node not in known}
+
+    patch.setattr(Incidents, "_absent_members", absent)
+
+
+def no_commit_fence(patch: Patch) -> None:
+    """A controller that was replaced may still commit."""
+    patch.setattr(VirtualAgent, "is_fenced", lambda self, epoch: False)
+
+
+def snapshots_of_other_lives_count(patch: Patch) -> None:
+    """A node keeps snapshots of steps that are computed anew."""
+
+    def begin(self: Any, step: int, life: m.Life) -> None:
+        self.copies.begin(life, step)
+
+    patch.setattr(VirtualAgent, "forget_snapshots_after", begin)
+
+
+def copies_of_other_lives_count(patch: Patch) -> None:
+    """A node keeps copies of its partner's snapshots of steps that are computed anew."""
+
+    def begin(self: Any, life: m.Life, step: int) -> None:
+        self.life = life
+
+    patch.setattr(VirtualCopies, "begin", begin)
+
+
+def who_missed_a_start_keeps_its_snapshots(patch: Patch) -> None:
+    """A node that comes back keeps snapshots of a life that the others have left."""
+    original = NodeRanks._start
+
+    def start(self: Any, message: m.Start) -> None:
+        known = self.state.life if self.state is not None else m.NO_LIFE
+        original(self, msgspec.structs.replace(message, follows=known))
+
+    patch.setattr(NodeRanks, "_start", start)
+
+
+def the_wall_clock_is_trusted(patch: Patch) -> None:
+    """Durations are taken from a clock that may be set."""
+    patch.setattr(VirtualAgent, "monotonic", VirtualAgent.unix)
+
+
+def votes_are_counted_as_they_come(patch: Patch) -> None:
+    """A vote that arrives twice counts twice."""
+    original = Election.voted
+
+    def voted(self: Any, message: m.Vote, now: float) -> None:
+        votes = self._candidacy.votes if self._candidacy is not None else {}
+        others = [node for node in self._succession.membership.nodes if node not in votes]
+        again = message.node in votes and message.epoch == self._candidacy.epoch and others
+        original(self, msgspec.structs.replace(message, node=min(others)) if again else message, now)
+
+    patch.setattr(Election, "voted", voted)
+
+
+def words_of_older_rounds_count(patch: Patch) -> None:
+    """What was said about a round before is taken for the present one."""
+    original = Controller._dispatch
+
+    def dispatch(self: Any, agent: Any, message: Any) -> None:
+        late = 0 <= getattr(message, "round", -1) < self.round
+        original(self, agent, msgspec.structs.replace(message, round=self.round) if late else message)
+
+    patch.setattr(Controller, "_dispatch", dispatch)
+
+
+def echoes_of_the_future(patch: Patch) -> None:
+    """A heartbeat counts from its arrival, though it may have been long on its way."""
+    original = Controller._on_heartbeat
+
+    def on_heartbeat(self: Any, agent: Any, beat: m.Heartbeat) -> None:
+        original(self, agent, msgspec.structs.replace(beat, echo=self.now()))
+
+    patch.setattr(Controller, "_on_heartbeat", on_heartbeat)
+
+
+def late_snapshots_are_not_awaited(patch: Patch) -> None:
+    """What a node holds is known only from a message that others may overtake."""
+    original = CheckpointPhase.awaits
+    patch.setattr(CheckpointPhase, "awaits", lambda self, step: original(self, -1))
+
+
+def orders_come_in_order(patch: Patch) -> None:
+    """What a node is to write is said once, though it may not have heard of the round yet."""
+    original = Rounds.started
+
+    def started(self: Any, agent: Any, message: m.RanksStarted) -> None:
+        checkpoints = self._controller.checkpoints
+        checkpoints.order_again = lambda node: None
+        original(self, agent, message)
+        del checkpoints.order_again
+
+    patch.setattr(Rounds, "started", started)
+    patch.setattr(CheckpointPhase, "tick", lambda self: None)
+
+
+ALL: tuple[Callable[[Patch], None], ...] = (
+    votes_are_forgotten, a_ballot_dies_with_its_agent, leases_without_a_quorum, leases_do_not_end, half_is_enough,
+    orders_are_said_once, everybody_gets_the_witness, memberships_change_at_once, old_epochs_are_obeyed,
+    lost_before_the_lease_ends, no_commit_fence,
+    snapshots_of_other_lives_count, copies_of_other_lives_count, who_missed_a_start_keeps_its_snapshots,
+    the_wall_clock_is_trusted,
+    votes_are_counted_as_they_come, words_of_older_rounds_count, echoes_of_the_future,
+    late_snapshots_are_not_awaited, orders_come_in_order,
+)  # fmt: skip
+MUTATIONS = {plant.__name__: plant for plant in ALL}

@@ -1,0 +1,353 @@
+"""One agent process: the real AgentCore, with virtual ports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.core import rank_link
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.agent_core import AgentCore
+from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
+from resilio_hpc.launch.controller import Controller
+from resilio_hpc.launch.local_round import LocalRound
+from resilio_hpc.launch.quorum import first_membership
+from tests.support.virtual_cluster.copies import VirtualCopies
+from tests.support.virtual_cluster.directory import JOB
+from tests.support.virtual_cluster.host import VirtualHost
+from tests.support.virtual_cluster.network import Connection
+from tests.support.virtual_cluster.process import Process
+from tests.support.virtual_cluster.ranks import Life, life_of
+
+if TYPE_CHECKING:
+    from tests.support.virtual_cluster.world import Site, World
+
+FORK_S = 0.02
+
+
+class VirtualAgent(Process):
+    """Implements ``Ports``."""
+
+    def __init__(self, world: World, site: Site) -> None:
+        super().__init__()
+        self.node = site.name
+        self.site = site
+        self.stores: set[int] = set()  # ports
+        self.connection: Connection | None = None  # to the controller that we follow
+        self.port = world.port(site)
+        self.endpoint = f"{self.node}:{self.port}"
+        self.host = VirtualHost(world, self)
+        self.said: list[m.ToController] = []
+        self.heard: list[m.ToAgent] = []
+        self._world = world
+        self._lives: set[Life] = set()  # whose ranks are alive here
+        self._spawner = 0  # counts those that were killed
+        self._life = 0  # grows when ranks are stopped: what was on its way for them is void
+        self.incarnation = f"{self.node}.{site.incarnations}"
+        self.copies = VirtualCopies(self, world)
+        hello = m.Hello(self.node, self.incarnation, 0, self.endpoint, self.node, world.slots, last=site.kept,
+                        disk_port=world.disk_port)  # fmt: skip
+        ballot = site.ballot or Ballot(first_membership(world.config.expected))
+        self.core = AgentCore(hello, JOB, ballot, self, world.config.heartbeat_timeout_s)
+
+    @property
+    def controller(self) -> Controller | None:
+        """The controller in this process."""
+        return self.host.controller
+
+    @property
+    def follows(self) -> str:
+        """The node of the controller that we are connected to."""
+        return self.connection.node if self.connection else ""
+
+    @property
+    def at_ease(self) -> bool:
+        """Whether nothing is urgent."""
+        return self.core.next_wakeup_s > 0.06
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def hears(self, message: m.ToAgent) -> None:
+        """The controller's word has arrived."""
+        self.event(lambda: self._hear(message))
+
+    def _hear(self, message: m.ToAgent) -> None:
+        self._world.on_message(self, False, message)
+        self._world.watch.led(self, message)
+        self.core.controller_said(message)
+
+    def lost_connection(self) -> None:
+        """The transport tells that the connection broke."""
+        self.event(self.core.connection_lost)
+
+    def lives(self) -> set[Life]:
+        """(epoch, round) of the ranks that are alive here."""
+        return self._lives
+
+    def rank_rounds(self) -> set[int]:
+        """Their rounds."""
+        return {number for _, number in self._lives}
+
+    def die(self) -> None:
+        """The process is gone, and its ranks with it."""
+        self.alive = False
+        self._ranks_doomed()()
+
+    def store_dies(self) -> None:
+        """The process with the newest rendezvous store is killed."""
+        self.stores.clear()
+        self.core.store_died(self.core._store[0], "killed", self.unix())
+
+    def spawner_dies(self) -> None:
+        """The process that forks ranks is killed, and they go with it; what it was doing is not answered."""
+        self._spawner += 1
+        self._ranks_doomed()()
+        self.core.spawner_died(self.unix())
+
+    def _ranks_doomed(self) -> Callable[[], None]:
+        """No more is heard of the ranks; returns what makes them disappear."""
+        self._life += 1
+        doomed = set(self._lives)
+        for life in doomed:
+            self._world.trainings[life].broken = True
+
+        def gone() -> None:
+            self._lives -= doomed
+            for life in doomed:
+                self._world.trainings[life].left(self.node)
+
+        return gone
+
+    def tick(self) -> None:
+        if self.alive and not self.suspended:
+            self.host.tick()
+        if self.alive and not self.suspended:
+            self.core.tick()
+
+    def rank_ends(self, local_rank: int, exit_code: int | None, signal: int | None, message: str) -> None:
+        """A rank exits by itself."""
+        local = self.core.local
+        if self.alive and local is not None:
+            training = self._world.trainings.get(life_of(local))
+            if exit_code != 0 and training is not None:
+                training.broken = True
+            at = self.unix()
+            self.event(lambda: self._rank_exited(local, local_rank, (exit_code, signal), at, message))
+
+    def _rank_exited(
+        self, local: LocalRound, local_rank: int, how: tuple[int | None, int | None], at: float, message: str
+    ) -> None:
+        if self.core.local is local:
+            self.core.rank_exited(local_rank, *how, at, (message, ""))
+            if all(rank.done for rank in local.ranks.values()):
+                self._lives.discard(life_of(local))
+
+    def next_name(self) -> bytes:
+        """Of another connection, as the real agent calls it."""
+        self.site.calls += 1
+        return f"{self.node}/boot/{self.site.calls}".encode()
+
+    # -- ports -------------------------------------------------------------------------------------------------
+
+    def monotonic(self) -> float:
+        return self.site.monotonic(self._world.now)
+
+    def unix(self) -> float:
+        return self._world.unix() + self.site.unix_offset_s
+
+    def to_controller(self, message: m.ToController) -> None:
+        self._world.watch.says(self.node, message)
+        self._world.on_message(self, True, message)
+        connection = self.connection
+        if connection is not None:
+            copy = m.to_controller.decode(m.to_controller.encode(message))
+            self._world.network.to_host(connection, lambda host: host.event(lambda: host.host.heard(copy, connection)))
+
+    def follow(self, record: EpochRecord) -> None:
+        self._world.watch.follows(self, record.epoch, record.endpoint)
+        self.connection = self._world.network.connect(self, record.endpoint)
+
+    def court(self, node: str, endpoint: str) -> None:
+        self.connection = self._world.network.connect(self, endpoint)
+
+    def to_orphan(self, node: str, message: m.ToAgent) -> None:
+        self.host.say_to(node, message)
+
+    def become_controller(self, term: Term) -> None:
+        self._world.watch.leads(self, term.epoch)
+        self.host.begin(term)
+
+    def step_down(self, reason: str) -> None:
+        self.host.step_down(reason)
+
+    def scan_epochs(self) -> None:
+        directory = self._world.directory
+
+        def question() -> tuple[EpochRecord | None, int | None, tuple[str, int] | None]:
+            record = max(directory.epochs, key=lambda known: known.epoch, default=None)
+            epoch, pulse = directory.pulse
+            return record, pulse if record is not None and record.epoch == epoch else None, directory.said
+
+        def answer(reply: tuple[EpochRecord | None, int | None, tuple[str, int] | None] | None) -> None:
+            if reply is None:
+                self.core.storage_failed()
+            else:
+                self.core.scanned(*reply)
+
+        self._world.storage.ask(self, question, answer)
+
+    def claim_epoch(self, epoch: int) -> None:
+        record = EpochRecord(epoch, self.node, self.endpoint, JOB)
+
+        def answer(won: bool | None) -> None:
+            if won is None:
+                self.core.storage_failed()
+            else:
+                self.core.claimed(epoch, won)
+
+        self._world.storage.ask(self, lambda: self._world.directory.claim_epoch(record), answer)
+
+    def claim_witness(self, witness: str) -> None:
+        def answer(holder: str | None) -> None:
+            if holder is None:
+                self.core.storage_failed()
+            else:
+                self.core.witness_claimed(witness, holder)
+
+        self._world.storage.ask(self, lambda: self._world.directory.claim_witness(witness, self.node), answer)
+
+    def abandon(self, epoch: int, reason: str) -> None:
+        directory = self._world.directory
+
+        def question() -> tuple[str, int] | None:
+            directory.write_verdict({"verdict": "quorum_lost", "exit_code": 1, "reason": reason, "epoch": epoch})
+            return directory.said
+
+        def answer(said: tuple[str, int] | None) -> None:
+            if said is not None:
+                self.core.abandoned(*said)
+
+        self._world.storage.ask(self, question, answer)
+
+    def keep_ballot(self, ballot: Ballot) -> None:
+        if ballot.promised != (self.site.ballot.promised if self.site.ballot else 0):
+            self._world.watch.promises(self.node, ballot.promised)
+        self.site.ballot = ballot
+
+    def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
+        self.copies.give_up()
+        gone, spawner = self._ranks_doomed(), self._spawner
+
+        def stopped() -> None:
+            gone()
+            if spawner == self._spawner:
+                self.event(self.core.all_stopped)
+
+        self._world.after(self.site.stop_s, stopped)
+
+    def terminate_ranks(self) -> None:
+        local = self.core.local
+        for local_rank in local.ranks if local else ():
+            self._world.after(0.1, lambda local_rank=local_rank: self.rank_ends(local_rank, None, 15, ""))  # type: ignore[misc]
+
+    def open_store(self, round_number: int) -> None:
+        def opened() -> None:
+            self._world.ports += 1
+            self.stores.add(self._world.ports)
+            self.core.store_ready(round_number, self._world.ports)
+
+        self._world.after(0.01, lambda: self.event(opened))
+
+    def spawn(self, local: LocalRound, start: m.Start) -> None:
+        world, life = self._world, self._life
+        self._lives.add(life_of(local))
+        training = world.training(start)
+        ours = {rank.rank for rank in local.ranks.values()}
+        wanted = [fetch for fetch in start.fetches if fetch.rank in ours and fetch.endpoint]
+        awaited = {"fork", "snapshots"} if wanted else {"fork"}
+
+        def came(what: str) -> None:
+            awaited.discard(what)
+            if not awaited:
+                training.joined(self, local)
+
+        def forked() -> None:
+            if self.alive and life == self._life and world.spawns:
+                self.event(lambda: self.core.ranks_started(local.number, FORK_S, "fork"))
+                came("fork")
+
+        if wanted:
+            self.copies.bring(wanted, start, local, lambda: came("snapshots"))
+        world.after(FORK_S, forked)
+
+    def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
+        self._world.tell_rank(self, local_rank, message)
+
+    def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
+        self.copies.when_brought(message.step, lambda: self._write(message, member))
+        if message.partner is not None:
+            self.copies.keep(message, message.partner, world_size)
+
+    def _write(self, message: m.Persist, member: m.Member) -> None:
+        world, site = self._world, self.site
+        ranks = range(member.first_rank, member.first_rank + member.local_world_size)
+        copies = [site.memory.get((rank, message.step)) for rank in ranks]
+        site.pinned = message.step
+
+        def write() -> None:
+            site.pinned = -1
+            if None in copies or (self.node, message.step) in world.saver_fails:
+                error = "no space left on device"
+                self.event(lambda: self.core.persist_failed(message.round, message.step, error))
+            else:
+                content = [[list(entry) for entry in copy.history] for copy in copies if copy is not None]
+                record = ShardRecord(member.node_rank, json.dumps(content), 0, "own", ())
+                self.event(lambda: self.core.persisted(message.round, message.step, record))
+
+        world.storage.save(self, world.slow_savers.get(self.node, world.save_s), write)
+
+    def commit(self, message: m.Commit) -> None:
+        directory, ordered_at = self._world.directory, self._world.now
+
+        def write() -> None:
+            if self.is_fenced(message.epoch) or (message.epoch, message.round) < directory.newest_commit:
+                self.event(lambda: self.core.persist_failed(message.round, message.step, "a newer epoch has begun"))
+                return
+            contents = {tuple(map(tuple, rank)) for record in message.records for rank in json.loads(record.file)}
+            self._world.watch.commits(message.step, message.epoch, contents, self._world.now - ordered_at)
+            directory.committed[message.step] = contents.pop()
+            directory.newest_commit = (message.epoch, message.round)  # what earlier rounds staged is swept away
+            directory.commit_times.append((self._world.now, message.step))
+            self.event(lambda: self.core.commit_done(message.round, message.step, 0.01))
+
+        self._world.storage.save(self, 0.02, write)
+
+    def is_fenced(self, epoch: int) -> bool:
+        """Whether a newer epoch has begun: then the checkpoint engine refuses to commit."""
+        return self._world.directory.fence > epoch
+
+    def held(self) -> tuple[m.Held, ...]:
+        return tuple(m.Held(rank, step, copy.world_size) for (rank, step), copy in sorted(self.site.memory.items(),
+                     key=lambda item: item[0])) + self.copies.held()  # fmt: skip
+
+    def copy_port(self) -> int:
+        return self._world.copy_port
+
+    def forget_snapshots_after(self, step: int, life: m.Life) -> None:
+        for key in [key for key in self.site.memory if key[1] > step]:
+            del self.site.memory[key]
+        self.copies.begin(life, step)
+
+    def record(self, kind: str, **fields: Any) -> None:
+        self._world.record(kind, {"node": self.node, **fields})
+
+    def keep(self, state: m.RoundState) -> None:
+        self.site.kept = state
+
+    def leave(self, verdict: str, exit_code: int) -> None:
+        self._world.record("agent_ends", {"node": self.node, "verdict": verdict, "exit_code": exit_code})
+        self.die()
+        self._world.agents.pop(self.node, None)
+        self._world.network.closed(self)

@@ -1,0 +1,219 @@
+"""Virtual ranks: a training run in lockstep whose state is its own history, so that mixed lives show themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from resilio_hpc.core import rank_link
+from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.local_round import LocalRound
+
+if TYPE_CHECKING:
+    from tests.support.virtual_cluster.agent import VirtualAgent
+    from tests.support.virtual_cluster.world import World
+
+Life = tuple[int, int]  # (epoch, round)
+History = tuple[tuple[int, int, int], ...]  # (step from which on, epoch, round): which lives computed the state
+
+
+def life_of(local: LocalRound) -> Life:
+    """Which life of the ranks a node's part belongs to."""
+    return (local.epoch, local.number)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the training script does. ``attached``: it uses resilio_hpc.train, else it is a plain program."""
+
+    steps: int = 1000
+    step_s: float = 0.1
+    save_every: int = 10
+    attached: bool = True
+    start_s: float = 0.3  # from the fork to the first step's begin
+    ignores_stop: bool = False
+    exits_early_at: int = -1  # rank 0 exits with 0 after this step, without a word
+
+    @property
+    def saves_last(self) -> bool:
+        """Whether the state after the last step is saved."""
+        return self.attached and self.steps % self.save_every == 0
+
+
+@dataclass
+class Training:
+    """One round's ranks on all nodes."""
+
+    world: World
+    start: m.Start
+    script: Script
+    step: int = 0
+    history: History = ()
+    nodes: dict[str, tuple[VirtualAgent, LocalRound]] = field(default_factory=dict)
+    broken: bool = False  # a rank is gone: the collectives hang
+    target: int = -1
+    confirmed: set[str] = field(default_factory=set)  # nodes
+    saving: bool = False
+
+    @property
+    def completed(self) -> bool:
+        """Every step is done."""
+        return self.step >= self.script.steps
+
+    @property
+    def life(self) -> Life:
+        return (self.start.state.epoch, self.start.state.round)
+
+    @property
+    def round(self) -> int:
+        return self.start.state.round
+
+    def joined(self, agent: VirtualAgent, local: LocalRound) -> None:
+        """A node's ranks were forked."""
+        self.nodes[agent.node] = (agent, local)
+        if len(self.nodes) == len(self.start.state.members):
+            self.world.after(self.script.start_s, self._begin)
+
+    def left(self, node: str) -> None:
+        """A node's ranks are gone."""
+        self.broken = True
+        self.nodes.pop(node, None)
+
+    def _say_all(self, message: rank_link.RankMessage) -> None:
+        for agent, local in list(self.nodes.values()):
+            for rank in local.ranks:
+                self._say(agent, rank, message)
+
+    def _say(self, agent: VirtualAgent, local_rank: int, message: rank_link.RankMessage) -> None:
+        agent.event(lambda: agent.core.rank_said(self.round, local_rank, message))
+
+    def _begin(self) -> None:
+        if self.broken:
+            return
+        self.world.watch.trains(self.life)
+        if not self.script.attached:
+            self.world.after(self.script.step_s, self._plain_step)
+            return
+        for agent, local in list(self.nodes.values()):
+            for rank in local.ranks.values():
+                self._say(agent, rank.local_rank, rank_link.Attach(rank.rank, rank.local_rank, self.round, 1))
+        restore = self.start.restore
+        if restore is not None:
+            contents = {self._content(agent, rank.rank, self.start.restore_of(rank.rank) or restore)
+                        for agent, local in self.nodes.values() for rank in local.ranks.values()}  # fmt: skip
+            self.world.watch.restores(self.life, contents)
+            self.world.watch.starts(self.life, restore.step)
+            (content,) = contents
+            if content is None:
+                self._restore_fails(restore)
+                return
+            self.step, self.history = restore.step, content
+            self._say_all(rank_link.Restored(restore.step, restore.source, 0.01))
+        else:
+            self.world.watch.starts(self.life, -1)
+        if self.completed:  # there was only its last save to wait for
+            self._finish()
+            return
+        self.history = (*self.history, (self.step, *self.life))
+        self.world.after(self.script.step_s, self._step)
+
+    def _content(self, agent: VirtualAgent, rank: int, restore: m.RestorePoint) -> History | None:
+        if restore in self.world.bad_copies:
+            return None
+        if restore.source == "memory":
+            return agent.site.memory[rank, restore.step].history
+        return self.world.directory.committed[restore.step]
+
+    def _restore_fails(self, restore: m.RestorePoint) -> None:
+        agent, _ = next(iter(self.nodes.values()))
+        self._say(agent, 0, rank_link.RestoreFailed(restore.step, restore.source, "checksum"))
+        agent.rank_ends(0, 98, None, "")
+
+    def _plain_step(self) -> None:
+        """Of a script that tells of no steps."""
+        if self.broken or self._held_up(self._plain_step):
+            return
+        self.world.watch.trains(self.life)
+        self.step += 1
+        if self.completed:
+            self._exit_all()
+        else:
+            self.world.after(self.script.step_s, self._plain_step)
+
+    def _held_up(self, call: Callable[[], None]) -> bool:
+        """A collective waits for a node that stands still."""
+        if not self.world.stands_still(self.nodes):
+            return False
+        self.world.after(0.2, call)
+        return True
+
+    def _step(self) -> None:
+        if self.broken or self._held_up(self._step):
+            return
+        self.world.watch.trains(self.life)
+        self.step += 1
+        self._say_all(rank_link.StepDone(self.step, self.world.unix()))
+        if self.step == self.script.exits_early_at and self.round == 0:
+            next(iter(self.nodes.values()))[0].rank_ends(0, 0, None, "")
+            return
+        if self.completed:
+            if self.script.saves_last:
+                self._snapshot()  # and nobody waits for it
+            self._finish()
+        elif self.step == self.target:
+            self._await_confirmation()
+        else:
+            if self.step % self.script.save_every == 0:
+                self._snapshot()
+            self.world.after(self.script.step_s, self._step)
+
+    def _finish(self) -> None:
+        self._say_all(rank_link.Finished(self.step))
+        self._exit_all()
+
+    def _exit_all(self) -> None:
+        for agent, local in list(self.nodes.values()):
+            for rank in local.ranks:
+                agent.rank_ends(rank, 0, None, "")
+
+    def _snapshot(self) -> None:
+        size = sum(member.local_world_size for member in self.start.state.members)
+        for agent, local in self.nodes.values():
+            for rank in local.ranks.values():
+                agent.site.take(rank.rank, self.step, size, self.history)
+        self._say_all(rank_link.SnapshotTaken(self.step, "arena", 1000, 0.01))
+
+    # -- the agreed stop ---------------------------------------------------------------------------------------
+
+    def told(self, agent: VirtualAgent, local_rank: int, message: rank_link.AgentMessage) -> None:
+        """A rank hears from its agent."""
+        if self.broken or self.script.ignores_stop:
+            return
+        if isinstance(message, rank_link.StopAt):
+            accepted = self.step <= message.target and not self.saving
+            if accepted:
+                self.target = max(self.target, message.target)
+            answer = rank_link.StopAck(message.target, accepted, self.step)
+            self._say(agent, local_rank, answer)
+        elif isinstance(message, rank_link.StopConfirmed):
+            self.confirmed.add(agent.node)
+        elif message.step == self.target and self.saving and message.stage == "committed":
+            self.world.after(0.0, self._end_stopped)
+        elif message.step == self.target and self.saving and message.stage == "failed":
+            agent.rank_ends(local_rank, 1, None, "CheckpointError: the last save failed")  # as its wait() raises
+
+    def _await_confirmation(self) -> None:
+        if self.broken:
+            return
+        if self.confirmed != self.nodes.keys():
+            self.world.after(0.01, self._await_confirmation)
+        elif not self.saving:
+            self.saving = True
+            self._snapshot()
+
+    def _end_stopped(self) -> None:
+        if not self.broken and self.nodes:
+            self._say_all(rank_link.Stopped(self.step))
+            self._exit_all()
+            self.broken = True
