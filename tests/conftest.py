@@ -12,9 +12,6 @@ import hypothesis
 import pytest
 
 from resilio_hpc.core.file_system import is_in_memory
-from tests.support.clusters import cluster, repaired_cluster
-
-__all__ = ["cluster", "disk_path", "repaired_cluster"]  # here alone: each import of a fixture is one of its own
 
 # A shell starts what runs in its background with SIGINT ignored, and so would be all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

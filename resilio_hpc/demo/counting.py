@@ -7,7 +7,8 @@ test of a recovery is exact.
 
 With ``--stamps`` every rank also writes down, on its own node, when each step began and ended and that it was alive in
 between (drill_stamps.py): the proof that ranks of two rounds never trained at once. With ``--enough`` all end after the
-step in which one of them finds that file on its node. Run as a script by resilio-launch; imports torch only then.
+step in which one of them finds that file on its node. Run as a script by resilio-launch; imports torch only then, and
+with ``--without-torch`` never.
 """
 
 from __future__ import annotations
@@ -64,20 +65,19 @@ class Stamps:
 
 def main() -> None:
     """Train, with the mistakes that the arguments ask for, in the first round only."""
-    import torch
-    import torch.distributed as dist
+    import numpy as np
 
     from resilio_hpc import ckpt, train
+    from resilio_hpc.demo.worlds import world_of
 
     options = _options()
     run = train.attach()
-    dist.init_process_group("gloo")
-    life = torch.tensor([secrets.randbits(62)])
-    dist.broadcast(life, 0)
-    stamps = Stamps(options.stamps, run.rank, int(life))
-    state = {"vector": torch.ones(1000, dtype=torch.int64)}
+    world = world_of(run.rank, run.world_size, not options.without_torch)
+    stamps = Stamps(options.stamps, run.rank, world.agree(secrets.randbits(62)))
+    state = {"vector": world.ones(1000)}
     checkpointer = ckpt.Checkpointer(layout=ckpt.REPLICATED)
     restored = checkpointer.restore(state)
+    vector = np.asarray(state["vector"])
     start = restored[0] if restored else 0
     done = start
     first_life = run.round == 0 and run.rank == 1
@@ -88,10 +88,9 @@ def main() -> None:
         if first_life and step == options.exit_at:
             os._exit(0)
         stamps.write("b", step)
-        ends = torch.tensor([int(options.enough is not None and options.enough.exists())])
-        total = torch.cat([state["vector"] * mine, ends])
-        dist.all_reduce(total)
-        state["vector"].copy_((total[:-1] + step) % MODULUS)
+        ends = int(options.enough is not None and options.enough.exists())
+        total = world.sum(np.append(vector * mine, ends))
+        vector[:] = (total[:-1] + step) % MODULUS
         stamps.write("e", step)
         time.sleep(options.step_seconds)
         done = step + 1
@@ -101,9 +100,9 @@ def main() -> None:
             run.finish(done)
             break
     if run.rank == 0:
-        values = sorted(set(state["vector"].tolist()))
+        values = sorted(set(vector.tolist()))
         options.result.write_text(json.dumps({"values": values, "world_size": run.world_size, "steps": done}))
-    dist.destroy_process_group()
+    world.close()
 
 
 def _options() -> argparse.Namespace:
@@ -114,6 +113,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--stamps", type=Path, help="a directory on the node's own disk")
     parser.add_argument("--enough", type=Path, help="end when this file is there, on the node's own disk")
+    parser.add_argument("--without-torch", action="store_true", help="sum over plain sockets (worlds.py)")
     parser.add_argument("--raise-at", type=int, default=-1)
     parser.add_argument("--exit-at", type=int, default=-1)
     return parser.parse_args()

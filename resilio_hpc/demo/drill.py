@@ -23,6 +23,7 @@ LIMIT_S = 240.0  # for one job; each further one of a chain may take as long
 POLL_S = 0.05
 QUEUE_POLL_S = 1.0
 NODES = 4  # of a drill's own cluster
+PRELOAD = ("numpy", "resilio_hpc.ckpt", "resilio_hpc.train", "resilio_hpc.demo.worlds")  # of ranks without torch
 JITTERS = 10  # a jitter's span is cut into so many parts
 
 
@@ -61,13 +62,17 @@ def cluster_for(drill: Drill, name: str, slurm: str = "22.05") -> DevCluster:
 
 
 class DrillRun:
-    """One drill on a cluster whose nodes are all idle. ``repeat`` chooses the jitter of acts that have one."""
+    """One drill on a cluster whose nodes are all idle. ``repeat`` chooses the jitter of acts that have one.
 
-    def __init__(self, cluster: DevCluster, drill: Drill, name: str, repeat: int = 0) -> None:
+    ``torch`` False: the ranks sum over plain sockets, so that nothing imports torch.
+    """
+
+    def __init__(self, cluster: DevCluster, drill: Drill, name: str, repeat: int = 0, torch: bool = True) -> None:
         self.cluster = cluster
         self.drill = drill
         self.directory = cluster.shared / name
         self._repeat = repeat
+        self._torch = torch
         self._name = name
         self._reader = LedgerReader(self.directory / "ledger")
         self._events: list[Event] = []
@@ -101,10 +106,12 @@ class DrillRun:
 
     def _script(self) -> str:
         drill = self.drill
+        no_torch = () if self._torch else (f"--no-torch --preload={','.join(PRELOAD)}",)
+        without = () if self._torch else ("--without-torch",)
         arguments = [
             f"--nnodes={drill.nnodes}", f"--spares={drill.spares}", "--nproc-per-node=2",
             f"--run-dir=/shared/{self._name}", f"--heartbeat-timeout={HEARTBEAT_S:g}", *drill.launch_arguments,
-            str(SCRIPT), f"--steps={drill.steps}", f"--step-seconds={drill.step_s}",
+            *no_torch, str(SCRIPT), *without, f"--steps={drill.steps}", f"--step-seconds={drill.step_s}",
             f"--result=/shared/{self._name}.result", f"--stamps=/nvme/{self._name}",
             f"--enough=/nvme/{self._name}.enough", *drill.script_arguments,
         ]  # fmt: skip

@@ -36,6 +36,7 @@ class Plan:
     ranks_per_node: int
     world_size: tuple[int, int]
     forked_ranks: bool
+    torch: bool
     mpi: str
     run_dir: str
     logs: str
@@ -76,6 +77,7 @@ def plan(
         ranks_per_node=ranks,
         world_size=(options.min_nodes * ranks, options.max_nodes * ranks),
         forked_ranks=options.zygote and options.kind != "command" and not options.mpi,
+        torch=options.torch,
         mpi=options.mpi,
         run_dir=options.run_dir,
         logs=str(options.logs_directory),
@@ -104,7 +106,7 @@ def as_text(plan: Plan) -> str:
     """A line per fact."""
     ranks = str(plan.ranks_per_node) if plan.ranks_per_node else "counted on each node"
     world = _range(plan.world_size) if plan.ranks_per_node else "counted on the nodes"
-    start = "forked with torch loaded" if plan.forked_ranks else "new processes"
+    start = f"forked with{'' if plan.torch else 'out'} torch loaded" if plan.forked_ranks else "new processes"
     if plan.mpi:
         start = f"one srun --mpi={plan.mpi} step per round"
     chain = f"on in a new job at the time limit, {plan.chained_jobs} jobs at most" if plan.chained_jobs else "off"

@@ -55,7 +55,8 @@ class LocalRanks:
 
     def _new_spawner(self, environment: dict[str, str], directory: Path) -> Spawner | MpiSpawner:
         zygote = self._options.zygote and self._options.kind != "command"
-        return Spawner(environment, self._options.preload, zygote, directory, cwd=self._agent.settings.cwd)
+        cwd = self._agent.settings.cwd
+        return Spawner(environment, self._options.preload, zygote, directory, cwd=cwd, torch=self._options.torch)
 
     def start(self) -> None:
         """Start the spawner; it imports torch while the agents find each other."""

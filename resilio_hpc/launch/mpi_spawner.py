@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from resilio_hpc.launch import spawner_messages as sm
 from resilio_hpc.launch.mpi_messages import SOCKET_NAME
 from resilio_hpc.launch.mpi_tasks import MpiTasks
 from resilio_hpc.launch.spawner import RESOLVER_OPTIONS
+from resilio_hpc.launch.store_host import free_port
 
 RANK_VARIABLE = "RESILIO_MPI_TOKEN"  # marks ranks and their descendants only; the tree's token marks srun as well
 SRUN_GRACE_S = 0.3  # a step without a lost node ends within this after SIGTERM to its srun
@@ -67,11 +67,7 @@ class MpiSpawner:
 
     def open_store(self, round: int, host: str) -> None:
         """Find a free port for the store that rank 0 opens if it uses torch."""
-        try:
-            with socket.create_server((host, 0)) as free:
-                self._events.append(sm.StoreReady(round, free.getsockname()[1]))
-        except OSError as error:
-            self._events.append(sm.StoreDied(round, f"no free port on {host}: {error.strerror}"))
+        self._events.append(free_port(round, host))
 
     def expect(self, round: int, member: m.Member) -> None:
         """The next ranks are those of ``round``."""

@@ -115,6 +115,13 @@ PROGRAM = (
     Flag(
         ("--no-zygote",), "start each rank as a new interpreter instead of forking one with torch loaded", None, False
     ),
+    Flag(
+        ("--no-torch",),
+        "the ranks do without torch (JAX, MPI by hand, numpy): nothing of it is imported for them, and MASTER_PORT is "
+        "a free port that rank 0 may listen on",
+        None,
+        False,
+    ),
     Flag(("--preload",), "import these too before the ranks are forked", comma_separated, [], "MODULES"),
     Flag(
         ("--mpi",),

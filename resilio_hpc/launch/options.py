@@ -83,6 +83,7 @@ class LaunchOptions:
 
     # starting ranks
     zygote: bool = True
+    torch: bool = True  # whether ranks may use it: import it before the fork, and hold their rendezvous store
     preload: tuple[str, ...] = ()
     mpi: str = ""  # a type of srun --mpi: each round's ranks are one step with that PMI; "": ranks are ours
 

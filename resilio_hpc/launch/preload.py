@@ -33,7 +33,6 @@ OPTIONAL_MODULES = (
     "resilio_hpc.launch.error_file",  # imported late by the modules above; names differ between versions of torch
     "numpy",
     "numpy.random",
-    "torch.profiler._cupti_monitor",
     "multiprocessing.queues",
     "multiprocessing.synchronize",
     "multiprocessing.popen_fork",
@@ -42,16 +41,19 @@ OPTIONAL_MODULES = (
 )
 
 
-def import_all(preload: Sequence[str], first: Sequence[str] = TORCH_MODULES) -> str:
-    """Import ``first``, then ``preload``; returns "" or, in one line, which module failed and why."""
+OPTIONAL_TORCH_MODULES = ("torch.profiler._cupti_monitor",)
+
+
+def import_all(preload: Sequence[str], torch: bool = True) -> str:
+    """Import torch's modules, then ``preload``; returns "" or, in one line, which module failed and why."""
     gc.disable()
     try:
-        for name in (*first, *preload):
+        for name in (*(TORCH_MODULES if torch else ()), *preload):
             try:
                 importlib.import_module(name)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
                 return f"preloading {name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
-        for name in OPTIONAL_MODULES:
+        for name in (*OPTIONAL_MODULES, *(OPTIONAL_TORCH_MODULES if torch else ())):
             try:
                 importlib.import_module(name)
             except ImportError:

@@ -90,7 +90,7 @@ def _torchrun_variables(
         "TORCHELASTIC_RESTART_COUNT": str(setting.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
         "TORCHELASTIC_RUN_ID": options.torchelastic_run_id or setting.run_id,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is hosted outside of rank 0
+        "TORCHELASTIC_USE_AGENT_STORE": str(options.torch),  # the store is hosted outside of rank 0
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(options.signals_to_handle),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }

@@ -72,8 +72,9 @@ class Spawner:
 
     ``environment`` is the ranks' final one (LD_PRELOAD, thread counts, allocator settings, affinity by inheritance);
     a ``RESILIO_TREE_TOKEN`` in it marks the whole process tree, otherwise one is drawn (see ``token``); RES_OPTIONS is
-    set where it is not (see RESOLVER_OPTIONS). ``cwd``: where ranks will start, if not here. The process's own output
-    goes to ``directory``/spawner.log.
+    set where it is not (see RESOLVER_OPTIONS). ``cwd``: where ranks will start, if not here. ``torch`` False: nothing
+    of torch is imported, and a round's store is a free port for rank 0. The process's own output goes to
+    ``directory``/spawner.log.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Spawner:
         directory: Path = Path(),
         kill_timeout_s: float = 5.0,
         cwd: str = "",
+        torch: bool = True,
     ) -> None:
         self._environment = dict(environment)
         self.token = self._environment.setdefault(process_tree.TOKEN_VARIABLE, secrets.token_hex(16))
@@ -93,6 +95,7 @@ class Spawner:
         self._directory = directory
         self._kill_timeout_s = kill_timeout_s
         self._cwd = cwd
+        self._torch = torch
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._orphans: list[int] = []
@@ -114,11 +117,11 @@ class Spawner:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_BYTES)
         ours.setblocking(False)
         why = "" if self._use_zygote else _NO_ZYGOTE
-        options = msgspec.json.encode(Options(theirs.fileno(), os.getpid(), self._preload, why, self._cwd)).decode()
+        options = Options(theirs.fileno(), os.getpid(), self._preload, why, self._cwd, self._torch)
         self._directory.mkdir(parents=True, exist_ok=True)
         with theirs, (self._directory / "spawner.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", bootstrap.source("zygote"), options],
+                [sys.executable, "-u", "-c", bootstrap.source("zygote"), msgspec.json.encode(options).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

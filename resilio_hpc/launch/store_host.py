@@ -39,6 +39,15 @@ def hold(link: socket.socket, round: int, host: str) -> int:
         signal.pause()
 
 
+def free_port(round: int, host: str) -> StoreReady | StoreDied:
+    """Find a port that rank 0 may listen on, where the launcher holds no store."""
+    try:
+        with socket.create_server((host, 0)) as free:
+            return StoreReady(round, free.getsockname()[1])
+    except OSError as error:
+        return StoreDied(round, f"no free port on {host}: {error.strerror}")
+
+
 def main() -> None:
     """Entry point of an executed store host; arguments: socket, parent, round, host."""
     fd, parent, round, host = sys.argv[1:]

@@ -46,13 +46,17 @@ Task = Callable[[], int | None]
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Given on the command line as JSON. ``why_not_fork`` "" asks for preloading; ``cwd`` "": we are in it."""
+    """Given on the command line as JSON. ``why_not_fork`` "" asks for preloading; ``cwd`` "": we are in it.
+
+    ``torch`` False: the ranks do without torch, and so does this process.
+    """
 
     fd: int
     agent: int
     preload: tuple[str, ...]
     why_not_fork: str
     cwd: str = ""
+    torch: bool = True
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,10 @@ class _Stopping:
 class Zygote:
     """The loop. ``serve`` returns in forked children only, with what they are to do."""
 
-    def __init__(self, link: socket.socket, why_not_fork: str) -> None:
+    def __init__(self, link: socket.socket, why_not_fork: str, torch: bool) -> None:
         self._link = link
         self._why_not_fork = why_not_fork
+        self._torch = torch
         self._environment = dict(os.environ)
         self._ranks: dict[int, _Rank] = {}
         self._stores: dict[int, int] = {}  # pid → round
@@ -187,6 +192,9 @@ class Zygote:
 
     def _open_store(self, command: OpenStore) -> Task | None:
         self._end_stores(command.round - 1)
+        if not self._torch:
+            self._send(store_host.free_port(command.round, command.host))
+            return None
         try:
             pid = forked_child.fork()
         except OSError as error:
@@ -276,7 +284,7 @@ def main() -> None:
     process_tree.die_with_parent(options.agent, signal.SIGTERM)
     link = socket.socket(fileno=options.fd)
     link.send(encode(Ready(os.getpid(), time.monotonic() - begun, 1, options.why_not_fork)))
-    zygote = Zygote(link, options.why_not_fork)
+    zygote = Zygote(link, options.why_not_fork, options.torch)
     task = zygote.serve()
     del zygote, link
     process_tree.set_name("python")
@@ -288,11 +296,11 @@ def _preload(options: Options) -> Options:
     from resilio_hpc.launch import preload
 
     environment = dict(os.environ)
-    why = preload.import_all(options.preload) or preload.why_not_fork()
+    why = preload.import_all(options.preload, options.torch) or preload.why_not_fork()
     if why:
         process_tree.kill_descendants(os.getpid())  # what a preloaded module may have started
         os.set_inheritable(options.fd, True)
-        again = msgspec.json.encode(Options(options.fd, options.agent, (), why, options.cwd)).decode()
+        again = msgspec.json.encode(msgspec.structs.replace(options, preload=(), why_not_fork=why)).decode()
         os.execve(sys.executable, [*sys.orig_argv[:-1], again], environment)
     del environment
     gc.collect()

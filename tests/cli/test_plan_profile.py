@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from resilio_hpc.autoparallel.comm_fit import FACTORS, fit
 from resilio_hpc.autoparallel.compute_samples import KINDS
 from resilio_hpc.cli import main
 from resilio_hpc.cli.plan_profile_comm import job_script
-from resilio_hpc.slurm.devcluster import DevCluster
 
 ROWS = """layers,hidden,heads,vocab,seq,global_batch,micro_batch,gpu,num_gpus,tp,pp,dp
 4,1024,16,512,512,16,1,H100,16,8,1,2
@@ -144,19 +142,3 @@ def test_what_a_profile_would_measure_is_told_without_a_gpu(tmp_path: Path, caps
 def test_without_a_gpu_a_profile_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["plan", "profile", f"--out={tmp_path}/gpu.h5"]) == 2
     assert "this machine has no GPU that torch can use" in capsys.readouterr().err
-
-
-@pytest.mark.slurm
-def test_a_job_measures_over_nodes(cluster: DevCluster) -> None:
-    argv = [sys.executable, "-m", "resilio_hpc.cli.main", "plan", "profile-comm", "--backend=gloo", "--nodes=2"]
-    done = cluster.run(
-        "ctl", [*argv, "--ranks-per-node=2", "--seconds=1", "--out=/shared/comm.h5"], 300.0,
-        env={"OMP_NUM_THREADS": "1", "PATH": cluster.environment()["PATH"]}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = profile_file.read(cluster.shared / "comm.h5")
-    about = found.about_communication
-    assert about is not None and about["hosts"] == "n1,n2" and about["nodes"] == "2" and about["slurm_job"]
-    assert {curve.span for curve in found.curves} <= {"node", "network"} and found.curves
-    assert not list(cluster.shared.glob("comm.h5.*.log"))
-    (cluster.shared / "comm.h5").unlink()

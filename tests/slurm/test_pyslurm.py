@@ -10,18 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.demo.stage import binds
 from resilio_hpc.slurm import which_client
-from resilio_hpc.slurm.audit import AuditLog
 from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.commands import Unanswered
-from resilio_hpc.slurm.devcluster import DevCluster
-from resilio_hpc.slurm.drain_policy import drain_policy
-from resilio_hpc.slurm.drain_reason import Finding
-from resilio_hpc.slurm.drain_writer import DrainWriter
 from resilio_hpc.slurm.pyslurm_client import PyslurmClient
 from resilio_hpc.slurm.pyslurm_reader import PyslurmLost, PyslurmReader
-from tests.support.clusters import skip_without_slurm, unique_name
 from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
 PYSLURM = """
@@ -103,33 +95,3 @@ def test_without_pyslurm_the_commands_serve(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(which_client, "PyslurmReader", lambda: pytest.fail("there is no pyslurm"))
     assert type(which_client.which()) is CommandClient
-
-
-@pytest.mark.slurm
-def test_a_real_pyslurm_says_what_the_commands_say() -> None:
-    """RESILIO_TEST_PYSLURM: a Python that has pyslurm, built for the 26.05 of the dev cluster (docs/devcluster.md)."""
-    python = os.environ.get("RESILIO_TEST_PYSLURM", "")
-    if not python:
-        pytest.skip("RESILIO_TEST_PYSLURM names no Python with pyslurm")
-    skip_without_slurm()
-    shown = [*binds(), *(Path(one) for one in os.environ.get("RESILIO_TEST_PYSLURM_BINDS", "").split(":") if one)]
-    with DevCluster.start(unique_name("pyslurm"), nodes=3, gpus=2, slurm="26.05", binds=shown) as cluster:
-        project = Path(__file__).resolve().parent.parent.parent
-        inside = ["env", f"PYTHONPATH={project}", python, "-m", "resilio_hpc.slurm.pyslurm_child"]
-        variables = [f"{key}={value}" for key, value in cluster.environment().items()]
-        child = PyslurmReader(["env", "-i", *variables, *cluster.command("ctl", inside)])
-        client = PyslurmClient(child, lambda argv, timeout_s, extra: cluster.run("ctl", argv, timeout_s, env=extra))
-        assert client.agrees()
-        drainer = DrainWriter(client, drain_policy(), AuditLog(None))
-        assert drainer.drain("n1", Finding("gpu.xid", "Xid 79")).result == "drained"
-        client.comment_nodes(["n2"], "a | b")
-        client.set_weight(["n3"], 7)
-        assert client.agrees()
-        assert client.nodes(["n1"])[0].state.drain
-        assert drainer.undrain("n1").result == "undrained"
-        assert client.describe().startswith("pyslurm")
-        cluster.kill_slurmctld()
-        started = time.monotonic()
-        with pytest.raises(Unanswered):
-            client.nodes()
-        assert time.monotonic() - started < 60

@@ -63,7 +63,7 @@ def test_what_forbids_forking_is_named_in_one_line(tmp_path, source, why) -> Non
     """In a process of its own; its torch is a stand-in that can say that CUDA is initialised."""
     (tmp_path / "torch.py").write_text("initialised = False\nclass cuda: is_initialized = lambda: initialised\n")
     (tmp_path / "bad.py").write_text(source)
-    check = "from resilio_hpc.launch import preload as p; print(p.import_all(['bad'], ()) or p.why_not_fork(), end='')"
+    check = "from resilio_hpc.launch import preload as p; print(p.import_all(['bad'], 0) or p.why_not_fork(), end='')"
     env = {**os.environ, "PYTHONPATH": python_path(tmp_path)}
     done = subprocess.run([sys.executable, "-c", check], env=env, stdout=subprocess.PIPE, text=True, check=True)
     assert why in done.stdout and bool(why) == bool(done.stdout)

@@ -13,12 +13,12 @@ from resilio_hpc.demo import counting
 from resilio_hpc.demo.stage import events_of
 from resilio_hpc.slurm.devcluster import DevCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 PATIENCE_S = 150.0
 
 
-def test_the_survivors_finish_the_run_and_close_its_jobs(repaired_cluster: DevCluster) -> None:
-    cluster = repaired_cluster
+def test_the_survivors_finish_the_run_and_close_its_jobs(cluster: DevCluster) -> None:
+    cluster = cluster
     launcher = Path(sys.executable).with_name("resilio-launch")
     job = cluster.submit(
         "#!/bin/bash\n#SBATCH --nodes=3 --no-kill --time=30 --output=/shared/batch-host.txt --open-mode=append\n"

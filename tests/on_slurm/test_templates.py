@@ -14,8 +14,6 @@ import pytest
 from resilio_hpc.slurm.devcluster import DevCluster
 from tests.support.slurm.submitted import EXAMPLES, FAKES, GPT, PATIENCE_S, TEMPLATES, Submitted
 
-pytestmark = pytest.mark.slurm
-
 ONE = ("gpus_per_node=1", "ranks_per_node=1", "exclusive=false", "time=30")
 
 
@@ -24,10 +22,10 @@ def test_every_template_is_run_here() -> None:
     assert [path.stem for path in TEMPLATES.glob("*.sbatch") if f'"{path.stem}"' not in text] == []
 
 
-def test_one_node_and_how_to_watch_and_stop_it(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "one")
+def test_one_node_and_how_to_watch_and_stop_it(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "one")
     said = job.submit("single-node", [*ONE, 'job_name=it\'s "a" #1 \\ %% job'], GPT)
-    name = repaired_cluster.run("ctl", ["squeue", "-h", "-j", str(job.job), "-o", "%j"]).stdout.rstrip("\n")
+    name = cluster.run("ctl", ["squeue", "-h", "-j", str(job.job), "-o", "%j"]).stdout.rstrip("\n")
     assert name == 'it\'s "a" #1 \\ %% job'
     assert job.verdict() == "completed", job.output()
     assert said["run_dir"] == f"{job.inside}/resilio-runs/{job.job}"
@@ -36,8 +34,8 @@ def test_one_node_and_how_to_watch_and_stop_it(repaired_cluster: DevCluster) -> 
     assert said["stop"] == f"scancel {job.job}"
 
 
-def test_several_nodes_and_a_torchrun_script(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "several")
+def test_several_nodes_and_a_torchrun_script(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "several")
     program = [str(EXAMPLES / "train_plain.py"), "--steps", "40", "--checkpoint", f"{job.inside}/plain point.pt"]
     job.submit("multi-node", [*ONE, "nodes=2"], program)
     assert job.verdict() == "completed", job.output()
@@ -46,8 +44,8 @@ def test_several_nodes_and_a_torchrun_script(repaired_cluster: DevCluster) -> No
     assert (job.directory / "plain point.pt").exists()
 
 
-def test_a_step_of_srun(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "srun")
+def test_a_step_of_srun(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "srun")
     job.submit("srun", [*ONE, "nodes=2"], GPT)
     assert job.verdict() == "completed", job.output()
     assert job.fields("launch").data["mode"] == "step"
@@ -55,24 +53,24 @@ def test_a_step_of_srun(repaired_cluster: DevCluster) -> None:
     assert "this srun lacks" not in job.output()
 
 
-def test_a_spare_takes_the_place_of_a_lost_node(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "spare")
+def test_a_spare_takes_the_place_of_a_lost_node(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "spare")
     job.submit("spares", [*ONE, "nodes=3", "spares=1"], [*GPT, "--step-seconds", "0.1", "--steps", "100"])
     job.wait_for("committed")
     lost = str(list(job.fields("round").data["members"])[1])
-    repaired_cluster.crash(lost)
+    cluster.crash(lost)
     assert job.verdict() == "completed", job.output()
     members = [event.fields["members"] for event in job.events() if event.kind == "round"]
     assert [len(names) for names in members] == [2, 2]
     assert lost in members[0] and lost not in members[1]
 
 
-def test_a_chain_over_a_time_limit(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "chain")
+def test_a_chain_over_a_time_limit(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "chain")
     program = [*GPT, "--step-seconds", "0.2", "--steps", "350", "--every", "20"]
     job.submit("chained", [*ONE, "nodes=2", "spares=1"], program)
     job.wait_for("committed")
-    repaired_cluster.end_at_time_limit(job.job, after_s=20)
+    cluster.end_at_time_limit(job.job, after_s=20)
     assert job.verdict() == "completed", job.output()
     jobs = [str(event.fields["job"]) for event in job.events() if event.kind == "launch"]
     assert jobs == [str(job.job), str(job.job + 1)]
@@ -80,12 +78,12 @@ def test_a_chain_over_a_time_limit(repaired_cluster: DevCluster) -> None:
     assert restored[0] == -1 and int(restored[-1]) > 0
 
 
-def test_a_chain_of_the_script_as_it_is_whose_next_job_is_the_same_again(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "chain-sbatch")
+def test_a_chain_of_the_script_as_it_is_whose_next_job_is_the_same_again(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "chain-sbatch")
     options = ["--gpus-per-node=1", "--nodes=2", "--time=30"]
     job.sbatch("chained.sbatch", options, GPT, SPARES="1", RANKS_PER_NODE="1")
     successor = _successor(job)
-    command = repaired_cluster.run("ctl", ["squeue", "-h", "-j", successor, "-o", "%o|%D|%b|%l"]).stdout.strip()
+    command = cluster.run("ctl", ["squeue", "-h", "-j", successor, "-o", "%o|%D|%b|%l"]).stdout.strip()
     assert command.split(".sh ", 1)[1] == f"{' '.join(GPT)}|2|gres:gpu:1|30:00"
     assert job.verdict() == "completed", job.output()
     assert job.fields("round").data["members"] == job.fields("launch").data["nodes"][:1]
@@ -101,8 +99,8 @@ def _successor(job: Submitted) -> str:
         time.sleep(0.05)
 
 
-def test_fewer_nodes_than_asked_for(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "fewer")
+def test_fewer_nodes_than_asked_for(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "fewer")
     program = [*GPT, "--step-seconds", "0.1", "--steps", "60"]
     job.submit("elastic", [*ONE, "nodes=3", "min_nodes=1", "node_unit=2"], program)
     assert job.verdict() == "completed", job.output()
@@ -117,24 +115,24 @@ def wait_for_sizes(job: Submitted, sizes: list[int]) -> None:
         time.sleep(0.2)
 
 
-def test_a_run_grows_with_joiners(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "grows")
+def test_a_run_grows_with_joiners(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "grows")
     job.submit("elastic", [*ONE, "nodes=1", "max_nodes=2"], [*GPT, "--step-seconds", "0.1", "--steps", "100000"])
     job.wait_for("committed")
     first = job.job
     (node,) = job.fields("launch").data["nodes"]
     job.submit("joiner", ["gpus_per_node=1", f"exclude={node}", f"run_dir=resilio-runs/{first}"], [])
     wait_for_sizes(job, [1, 2])
-    repaired_cluster.run("ctl", ["scancel", str(first)])
+    cluster.run("ctl", ["scancel", str(first)])
     # where the machine is too busy for KillWait (2 s here) nobody tells the joiner: see the next test
     assert job.verdict() in ("terminated", "cancelled"), job.output()
 
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_on_a_joiners_node_alone_ends_when_its_own_job_is_cancelled(
-    repaired_cluster: DevCluster,
+    cluster: DevCluster,
 ) -> None:
-    job = Submitted(repaired_cluster, "alone")
+    job = Submitted(cluster, "alone")
     script = job.directory / "outlives.sbatch"  # the job lasts, though its launcher and agent are killed
     text = (TEMPLATES / "elastic.sbatch").read_text()
     script.write_text(text.replace("exec resilio-launch", "resilio-launch") + "\nsleep 600\n")
@@ -147,24 +145,24 @@ def test_a_run_that_goes_on_on_a_joiners_node_alone_ends_when_its_own_job_is_can
     (node,) = job.fields("launch").data["nodes"]
     job.submit("joiner", ["gpus_per_node=1", f"exclude={node}", f"run_dir=resilio-runs/{first}"], [])
     wait_for_sizes(job, [1, 2])
-    for process in repaired_cluster.pids(node):
+    for process in cluster.pids(node):
         if any(word.endswith(("/resilio-launch", "resilio_hpc.launch.agent")) for word in process.argv):
             os.kill(process.host_pid, signal.SIGKILL)
     wait_for_sizes(job, [1, 2, 1])
-    repaired_cluster.run("ctl", ["scancel", str(first)])
+    cluster.run("ctl", ["scancel", str(first)])
     assert job.verdict() == "cancelled", job.output()
     assert f"took part: cancelled: job {first} was cancelled" in job.output()
 
 
 def test_warnings_before_the_time_limit_reach_the_agents_and_nobody_dies_of_them(
-    repaired_cluster: DevCluster,
+    cluster: DevCluster,
 ) -> None:
     """What ``sbatch --signal=USR2@t`` (all steps) and ``--signal=B:USR1@t`` (the batch script) send."""
-    job = Submitted(repaired_cluster, "warned")
+    job = Submitted(cluster, "warned")
     job.submit("elastic", [*ONE, "nodes=2"], [*GPT, "--step-seconds", "0.1", "--steps", "50"])
     job.wait_for("committed")
-    repaired_cluster.run("ctl", ["scancel", "--signal=USR2", str(job.job)])
-    repaired_cluster.run("ctl", ["scancel", "--batch", "--signal=USR1", str(job.job)])
+    cluster.run("ctl", ["scancel", "--signal=USR2", str(job.job)])
+    cluster.run("ctl", ["scancel", "--batch", "--signal=USR1", str(job.job)])
     assert job.verdict() == "completed", job.output()
     events = job.events()
     assert {e.fields.get("to") for e in events if e.kind == "signal"} == {None, "agents"}
@@ -172,8 +170,8 @@ def test_warnings_before_the_time_limit_reach_the_agents_and_nobody_dies_of_them
     assert [e.kind for e in events if e.kind in ("rank_failed", "spawner_died", "saver_died", "agent_ended")] == []
 
 
-def test_ranks_in_a_container_by_a_fake_of_apptainer(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "apptainer")
+def test_ranks_in_a_container_by_a_fake_of_apptainer(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "apptainer")
     (job.directory / "an image.sif").touch()
     (job.directory / "data").mkdir()
     values = [*ONE, "nodes=2", "image=an image.sif", f"mounts={job.inside}/data"]
@@ -183,8 +181,8 @@ def test_ranks_in_a_container_by_a_fake_of_apptainer(repaired_cluster: DevCluste
     assert f"[rank 1] fake apptainer: an image.sif, {job.inside}" in job.output()
 
 
-def test_agents_in_a_container_by_a_fake_of_pyxis(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "pyxis")
+def test_agents_in_a_container_by_a_fake_of_pyxis(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "pyxis")
     (job.directory / "image.sqsh").touch()
     job.submit("container-pyxis", [*ONE, "nodes=2", "image=image.sqsh"], GPT, str(FAKES))
     assert job.verdict() == "completed", job.output()
@@ -192,8 +190,8 @@ def test_agents_in_a_container_by_a_fake_of_pyxis(repaired_cluster: DevCluster) 
     assert "this srun lacks" not in job.output()
 
 
-def test_a_sweep_gives_each_task_its_line(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "sweep")
+def test_a_sweep_gives_each_task_its_line(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "sweep")
     (job.directory / "show.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     (job.directory / "lines.txt").write_text("--lr 0.1 --name 'a b'\n\n--lr \"$(touch hit)\" * ~ \\'\n'open\n")
     values = ["ranks_per_node=1", "gpus_per_node=0", "array=0-4", "arguments_file=lines.txt", "output=%a.out"]
@@ -209,12 +207,12 @@ def test_a_sweep_gives_each_task_its_line(repaired_cluster: DevCluster) -> None:
     assert len(job.run_directories()) == 3 and not (job.directory / "hit").exists()
 
 
-def test_nodes_of_one_kind_in_a_mixed_partition(repaired_cluster: DevCluster) -> None:
+def test_nodes_of_one_kind_in_a_mixed_partition(cluster: DevCluster) -> None:
     kinds = {"n1,n2": "a100", "n3,n4,n5": "h100"}
     for nodes, kind in kinds.items():
         features = [f"AvailableFeatures={kind}", f"ActiveFeatures={kind}"]
-        repaired_cluster.run("ctl", ["scontrol", "update", f"NodeName={nodes}", *features])
-    job = Submitted(repaired_cluster, "mixed")
+        cluster.run("ctl", ["scontrol", "update", f"NodeName={nodes}", *features])
+    job = Submitted(cluster, "mixed")
     job.submit(
         "mixed-nodes",
         ["nodes=3", "gpus_per_node=2", "ranks_per_node=2", "time=30", "constraint=[a100|h100]"],
@@ -223,18 +221,18 @@ def test_nodes_of_one_kind_in_a_mixed_partition(repaired_cluster: DevCluster) ->
     assert job.verdict() == "completed", job.output()
     assert job.fields("launch").data["nodes"] == ["n3", "n4", "n5"]  # only of h100 there are three
     assert job.fields("round").data["world_size"] == 6  # two each
-    repaired_cluster.run("ctl", ["scontrol", "update", "NodeName=n[1-5]", "AvailableFeatures=", "ActiveFeatures="])
+    cluster.run("ctl", ["scontrol", "update", "NodeName=n[1-5]", "AvailableFeatures=", "ActiveFeatures="])
 
 
-def test_checkpoints_by_way_of_a_nodes_own_disk(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "buffer")
+def test_checkpoints_by_way_of_a_nodes_own_disk(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "buffer")
     job.submit("burst-buffer", [*ONE, "nodes=2", "local_checkpoints=/nvme"], GPT)
     assert job.verdict() == "completed", job.output()
     assert [event for event in job.events() if event.kind == "local"] != []
 
 
-def test_an_mpi_program(repaired_cluster: DevCluster) -> None:
-    job = Submitted(repaired_cluster, "mpi")
+def test_an_mpi_program(cluster: DevCluster) -> None:
+    job = Submitted(cluster, "mpi")
     program = [str(EXAMPLES / "mpi_jacobi.py"), "--size=64", "--steps=40", f"--result={job.inside}/result"]
     job.submit("mpi", ["nodes=3", "ranks_per_node=2", "spares=1", "time=30", "exclusive=false"], program)
     assert job.verdict() == "completed", job.output()
@@ -242,11 +240,11 @@ def test_an_mpi_program(repaired_cluster: DevCluster) -> None:
     assert (job.directory / "result").exists()
 
 
-def test_a_job_from_python(repaired_cluster: DevCluster) -> None:
+def test_a_job_from_python(cluster: DevCluster) -> None:
     example = [sys.executable, str(EXAMPLES / "submit_with_submitit.py")]
     options = ["--nodes=2", "--ranks-per-node=1", "--folder=/shared/template-submitit"]
-    path = f"{Path(sys.executable).parent}:{repaired_cluster.environment()['PATH']}"
-    done = repaired_cluster.run("ctl", [*example, *options, *GPT], PATIENCE_S, env={"PATH": path})
+    path = f"{Path(sys.executable).parent}:{cluster.environment()['PATH']}"
+    done = cluster.run("ctl", [*example, *options, *GPT], PATIENCE_S, env={"PATH": path})
     assert "ranks [0, 1]; " in done.stdout
-    (run,) = (repaired_cluster.shared / "template-submitit").glob("*/*_run")
+    (run,) = (cluster.shared / "template-submitit").glob("*/*_run")
     assert json.loads((run / "verdict.json").read_text())["verdict"] == "completed"

@@ -6,48 +6,24 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 import resilio_hpc
 from resilio_hpc.core.process import Completed
 from resilio_hpc.demo import counting
-from resilio_hpc.demo.stage import binds, events_of
+from resilio_hpc.demo.stage import events_of
 from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.devcluster import DevCluster, image
+from resilio_hpc.slurm.devcluster import DevCluster
 from resilio_hpc.slurm.drain_reason import Finding, read_reason, write_reason
 from resilio_hpc.slurm.model import Node
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
-from tests.support.clusters import repair, skip_without_slurm, unique_name
+from tests.support.clusters import each_series
 
-pytestmark = pytest.mark.slurm
 PACKAGE = {"PYTHONPATH": str(Path(resilio_hpc.__file__).parents[1])}
 PATIENCE_S = 300.0
-
-
-@pytest.fixture(scope="module", params=["22.05", pytest.param("26.05", marks=pytest.mark.slow)])
-def site(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
-    """Five nodes."""
-    skip_without_slurm()
-    if not image.is_built(request.param) and request.param != "22.05":
-        pytest.skip(f"no cached root with Slurm {request.param}")
-    name = unique_name(f"faults{request.param.replace('.', '')}")
-    with DevCluster.start(
-        name, nodes=5, slurm=request.param, slurmd_timeout_s=5, binds=binds(), timeout_s=120.0
-    ) as running:
-        yield running
-
-
-@pytest.fixture
-def cluster(site: DevCluster) -> Iterator[DevCluster]:
-    yield site
-    for node in site.nodes:
-        site.run("ctl", ["scontrol", "update", f"NodeName={node}", "Weight=1"])
-        site.run("ctl", ["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
-    repair(site)
+pytestmark = each_series("22.05", slow=["26.05"])
 
 
 def nodes(cluster: DevCluster) -> dict[str, Node]:

@@ -7,9 +7,8 @@ import pytest
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.process import Completed
 from resilio_hpc.slurm.devcluster import DevCluster
-from tests.support.clusters import shared_mounts_or_skip, unique_name
-
-pytestmark = pytest.mark.slurm
+from tests.support.clusters import own_cluster
+from tests.support.requirements import need_shared_mounts
 
 
 def read_shared(cluster: DevCluster, node: str, path: str, limit_s: float = 5.0) -> Completed:
@@ -19,8 +18,8 @@ def read_shared(cluster: DevCluster, node: str, path: str, limit_s: float = 5.0)
 
 
 def test_shared_hangs_on_one_node_or_on_all_and_answers_again() -> None:
-    shared_mounts_or_skip()
-    with DevCluster.start(unique_name("hang"), nodes=2, shared_mount="fuse") as cluster:
+    need_shared_mounts()
+    with own_cluster("hang", why="its /shared hangs", nodes=2, shared_mount="fuse") as cluster:
         cluster.run("n1", ["sh", "-c", "echo written on n1 > /shared/file"])
         assert (cluster.shared / "file").read_text() == "written on n1\n"
         cluster.hang_shared("n2")
@@ -34,8 +33,8 @@ def test_shared_hangs_on_one_node_or_on_all_and_answers_again() -> None:
 
 
 def test_a_hung_node_loses_power_and_boots_with_a_shared_that_answers() -> None:
-    shared_mounts_or_skip()
-    with DevCluster.start(unique_name("hang"), nodes=2, shared_mount="fuse") as cluster:
+    need_shared_mounts()
+    with own_cluster("hang", why="its /shared hangs", nodes=2, shared_mount="fuse") as cluster:
         (cluster.shared / "file").write_text("here\n")
         cluster.hang_shared()
         with cluster.spawn("n2", ["cat", "/shared/file"], cwd="/") as waiting:
@@ -46,8 +45,8 @@ def test_a_hung_node_loses_power_and_boots_with_a_shared_that_answers() -> None:
 
 
 def test_a_caching_shared_shows_new_files_late_and_still_creates_exclusively() -> None:
-    shared_mounts_or_skip()
-    with DevCluster.start(unique_name("cache"), nodes=2, shared_mount="caching") as cluster:
+    need_shared_mounts()
+    with own_cluster("cache", why="its /shared caches", nodes=2, shared_mount="caching") as cluster:
         assert read_shared(cluster, "n2", "late").returncode == 1  # n2 has now learnt that there is no such file
         cluster.run("n1", ["sh", "-c", "echo 1 > /shared/late"])
         assert read_shared(cluster, "n2", "late").returncode == 1

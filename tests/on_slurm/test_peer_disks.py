@@ -6,14 +6,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.demo.stage import events_of
 from resilio_hpc.slurm.devcluster import DevCluster
 from tests.support.ckpt.local_node import lose_tensors
-
-pytestmark = pytest.mark.slurm
 
 NODES = 3
 SCRIPT = """
@@ -57,8 +53,8 @@ def launch(cluster: DevCluster, layout: str, nodes: int = NODES) -> str:
     return output.read_text()
 
 
-def test_the_next_job_reads_its_parts_from_the_disks_that_they_went_by(repaired_cluster: DevCluster) -> None:
-    cluster = repaired_cluster
+def test_the_next_job_reads_its_parts_from_the_disks_that_they_went_by(cluster: DevCluster) -> None:
+    cluster = cluster
     (cluster.shared / "peer-disks.py").write_text(SCRIPT)
     said = launch(cluster, "rows")
     checkpoints = cluster.shared / "peer-disks" / "checkpoints"

@@ -8,21 +8,20 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import hypothesis
-import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.process import Completed
 from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.devcluster import DevCluster, image
-from tests.support.clusters import skip_without_slurm, unique_name
+from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.clusters import each_series
 from tests.support.slurm.drain_meetings import NODES, AdminAndUs
 from tests.support.slurm.fake_slurmctld import FakeNode, nothing
 
-pytestmark = pytest.mark.slurm
+pytestmark = each_series("22.05", slow=["26.05"])
 EXAMPLES = int(os.environ.get("RESILIO_DRAIN_MEETINGS", "12"))
 
 
@@ -62,19 +61,6 @@ class RealSlurmctld:
         for name, node in self.nodes.items():
             if node.drain or node.base == "DOWN":
                 self.update([f"NodeName={name}", "State=RESUME"])
-
-
-@pytest.fixture(scope="module", params=["22.05", pytest.param("26.05", marks=pytest.mark.slow)])
-def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
-    """Two nodes."""
-    skip_without_slurm()
-    series = request.param
-    if not image.is_built(series) and series not in os.environ.get("RESILIO_TEST_SLURM", "").split(","):
-        pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM={series} builds it")
-    with DevCluster.start(
-        unique_name(f"drains{series.replace('.', '')}"), nodes=2, slurm=series, timeout_s=120.0
-    ) as running:
-        yield running
 
 
 def test_whatever_the_order_an_administrators_drain_stays(cluster: DevCluster) -> None:

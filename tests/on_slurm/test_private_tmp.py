@@ -7,17 +7,17 @@ import pytest
 from resilio_hpc.demo.drill import DrillRun
 from resilio_hpc.demo.drill_table import drill_named
 from resilio_hpc.demo.stage import binds, events_of
-from resilio_hpc.slurm.devcluster import DevCluster
-from tests.support.clusters import skip_without_slurm, unique_name
+from tests.support.clusters import own_cluster
+from tests.support.requirements import need_slurm
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def test_an_agent_that_is_started_again_finds_its_snapshots_and_the_job_leaves_nothing() -> None:
-    skip_without_slurm()
+    need_slurm()
     if any(path.is_relative_to("/tmp") for path in binds()):
         pytest.skip("this checkout lies in /tmp, which jobs do not see here")
-    with DevCluster.start(unique_name("private"), nodes=3, private_tmp=True, binds=binds()) as cluster:
+    with own_cluster("private", why="each job has a /tmp of its own", nodes=3, private_tmp=True) as cluster:
         result = DrillRun(cluster, drill_named("agent SIGKILL"), "private").run()
         assert result.passed, f"{result.why}\n{(cluster.shared / 'private.txt').read_text()[-6000:]}"
         (run,) = [path.parent for path in cluster.shared.glob("**/run.json")]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from resilio_hpc.demo.stage import binds
-from resilio_hpc.slurm.devcluster import DevCluster, image
-from tests.support.clusters import repair, skip_without_slurm, unique_name
+from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.clusters import each_series
 
-pytestmark = pytest.mark.slurm
+pytestmark = each_series("22.05", slow=["26.05"])
 
 JOB = """#!/bin/bash
 #SBATCH --exclusive --time=10
@@ -39,28 +36,10 @@ exec {sbatch} "$@"
 """
 
 
-@pytest.fixture(scope="module", params=["22.05", pytest.param("26.05", marks=pytest.mark.slow)])
-def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
-    """Three nodes with two GPUs each, with this series of Slurm (RESILIO_TEST_SLURM allows a newer one to be built)."""
-    skip_without_slurm()
-    series = request.param
-    if not image.is_built(series) and series not in os.environ.get("RESILIO_TEST_SLURM", "").split(","):
-        pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM={series} builds it")
-    name = unique_name(f"planned{series.replace('.', '')}")
-    with DevCluster.start(
-        name, nodes=3, gpus=2, gpu_type="h100", slurm=series, slurmd_timeout_s=5, binds=binds(), timeout_s=120.0
-    ) as running:
-        (running.shared / "job.sh").write_text(JOB)
-        yield running
-
-
 @pytest.fixture(autouse=True)
-def all_in_service(cluster: DevCluster) -> Iterator[None]:
-    yield
-    if not any(process.program == "slurmctld" for process in cluster.pids("ctl")):
-        cluster.start_slurmctld()  # it may come back with a drain that it had saved
-    cluster.run("ctl", ["scontrol", "update", "NodeName=n[1-3]", "State=RESUME"], 20.0, check=False)
-    repair(cluster)
+def script(cluster: DevCluster) -> None:
+    """What the tests submit. They use the three nodes of the partition "trio", with two GPUs each."""
+    (cluster.shared / "job.sh").write_text(JOB)
 
 
 def submit(
@@ -73,7 +52,7 @@ def submit(
         "--global-batch=12",
         "--tp=2",
         "--micro-batch=2",
-        "--partition=main",
+        "--partition=trio",
         f"--gpus={gpus}",
     ]
     argv = [sys.executable, "-m", "resilio_hpc.cli.main", *plan, "--json", *words]
@@ -134,7 +113,7 @@ def test_a_training_script_runs_under_the_launcher_with_the_layout(cluster: DevC
     ("name", "happens"),
     [
         ("drained", "scontrol update NodeName=n3 State=DRAIN Reason=test"),
-        ("taken", "{sbatch} --exclusive --nodelist=n3 --time=60 --wrap 'sleep 600'; sleep 2"),
+        ("taken", "{sbatch} --partition=trio --exclusive --nodelist=n3 --time=60 --wrap 'sleep 600'; sleep 2"),
     ],
     ids=["drained", "taken"],
 )
@@ -160,7 +139,7 @@ def test_a_dry_run_submits_nothing_and_what_slurm_never_starts_is_passed(cluster
 
 
 def test_a_start_in_the_future_is_taken_only_where_it_was_allowed(cluster: DevCluster) -> None:
-    cluster.submit("#!/bin/sh\nsleep 600\n", ["-N3", "--exclusive", "-t", "20"])
+    cluster.submit("#!/bin/sh\nsleep 600\n", ["--partition=trio", "-N3", "--exclusive", "-t", "20"])
     code, attempts, said = submit(cluster, "--submit", "./job.sh", "--", "end", gpus="4-6")
     assert (code, words(attempts)) == (3, ["3 passed", "2 passed"])
     assert "--max-wait" in said and attempts[0]["wait_s"] > 60

@@ -14,7 +14,6 @@ from resilio_hpc.prolog_epilog.hook_files import package_folder
 from resilio_hpc.slurm.devcluster import DevCluster
 from tests.support.environments import ROOT
 
-pytestmark = pytest.mark.slurm
 PATIENCE_S = 240.0
 BAD = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"
 HEALTH = "/run/resilio/health"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.ledger import Event, read_ledger
-from resilio_hpc.demo.drill import DrillRun, cluster_for
+from resilio_hpc.demo.drill import DrillRun
 from resilio_hpc.demo.drill_table import Act, Drill
-from tests.support.clusters import shared_mounts_or_skip, unique_name
+from tests.support.clusters import own_cluster
+from tests.support.requirements import need_shared_mounts
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 HANGS = Drill(
     "everything shared hangs, an agent killed inside",
@@ -22,9 +23,9 @@ HANGS = Drill(
 
 
 def test_an_agent_that_is_killed_while_all_hangs_is_back_before_it_answers() -> None:
-    shared_mounts_or_skip()
-    with cluster_for(HANGS, unique_name("hangs")) as cluster:
-        run = DrillRun(cluster, HANGS, "drill")
+    need_shared_mounts()
+    with own_cluster("hangs", why="its /shared hangs", nodes=4, shared_mount="fuse") as cluster:
+        run = DrillRun(cluster, HANGS, "drill", torch=False)
         result = run.run()
         assert result.passed, result.why
         hung, _, released = run._done

@@ -17,35 +17,20 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.demo.stage import binds, events_of
+from resilio_hpc.demo.stage import events_of
 from resilio_hpc.slurm.chain import read_links
-from resilio_hpc.slurm.devcluster import DevCluster, image
-from tests.support.clusters import skip_without_slurm, unique_name
+from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.clusters import each_series
 from tests.support.slurm import resized_training
 from tests.support.slurm.submitted import PATIENCE_S, Submitted
 
-pytestmark = pytest.mark.slurm
-
 SCRIPT = str(resized_training.__file__)
+pytestmark = each_series("22.05", slow=["26.05"])
 POLICY = "look_s = 1.0\nsettle_s = 1.0\ncool_down_s = 2.0\nrestart_s = 1.0\nhorizon_s = 36000.0\nmin_efficiency = 0.0\n"
 
 
-@pytest.fixture(scope="module", params=["22.05", pytest.param("26.05", marks=pytest.mark.slow)])
-def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
-    """Three nodes with this series of Slurm."""
-    skip_without_slurm()
-    series = request.param
-    if not image.is_built(series) and series not in os.environ.get("RESILIO_TEST_SLURM", "").split(","):
-        pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM={series} builds it")
-    name = unique_name(f"resize{series.replace('.', '')}")
-    with DevCluster.start(
-        name, nodes=3, gpus=2, slurm=series, slurmd_timeout_s=5, binds=binds(), timeout_s=120.0
-    ) as running:
-        yield running
-
-
 class Resized:
-    """An elastic run of two nodes that may have three.
+    """An elastic run of two nodes that may have all three of its partition.
 
     ``by``: "hand", with a resizer on the login node, and a scaled batch; "launcher", and a batch that is kept."""
 
@@ -54,7 +39,15 @@ class Resized:
         self.job = Submitted(cluster, f"resized-by-{by}")
         self.out = self.job.directory / "result.json"
         (self.job.directory / "policy.toml").write_text(POLICY)
-        values = ["gpus_per_node=2", "ranks_per_node=1", "time=30", "nodes=2", "min_nodes=1", "max_nodes=3"]
+        values = [
+            "gpus_per_node=2",
+            "ranks_per_node=1",
+            "time=30",
+            "nodes=2",
+            "min_nodes=1",
+            "max_nodes=3",
+            "partition=trio",
+        ]
         programs = self.job.directory / "bin"
         programs.mkdir()
         self.busy = programs / "busy"  # what nvidia-smi says
@@ -147,7 +140,9 @@ def test_a_run_grows_by_an_idle_node_gives_it_to_somebody_who_waits_and_loses_no
     run.until(lambda: run.sizes()[-1:] == [3] and run.next_job_asks_for() == 3)  # of the chain
     if not run.by_hand:  # one that dies is started again
         os.kill(run.resizer_of_launcher(), signal.SIGKILL)
-    other = cluster.submit("#!/bin/sh\nsleep 3\n", ["--nodes=1", "--exclusive", "--time=1"], user="user")
+    other = cluster.submit(
+        "#!/bin/sh\nsleep 3\n", ["--partition=trio", "--nodes=1", "--exclusive", "--time=1"], user="user"
+    )
     run.until(lambda: run.sizes()[-1:] == [2] and run.next_job_asks_for() == 2)
     cluster.wait_for_job(other, ["RUNNING", "COMPLETED"], PATIENCE_S)
 

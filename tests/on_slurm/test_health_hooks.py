@@ -19,7 +19,6 @@ import pytest
 from resilio_hpc.prolog_epilog.hook_files import UNIT, package_folder
 from resilio_hpc.slurm.devcluster import DevCluster
 
-pytestmark = pytest.mark.slurm
 RUN = "/run/resilio/health"
 BATCH = ["--chdir=/tmp", "--output=/dev/null", "--nodes=1"]
 

@@ -15,8 +15,6 @@ from resilio_hpc.diagnose import CheckResult
 from resilio_hpc.slurm.devcluster import DevCluster
 from tests.support.environments import SUPPORT
 
-pytestmark = pytest.mark.slurm
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE_S = 900.0
 SETTINGS = "cpu_matrix = 128\ncpu_message_bytes = 65536\nblock_s = 0.02\nstart_s = 240\n"

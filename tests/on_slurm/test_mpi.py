@@ -152,9 +152,9 @@ STRIKES: dict[str, tuple[Callable[[MpiRun, list[Event]], None], str]] = {
 @pytest.mark.parametrize(
     "what", [what if what == "rank" else pytest.param(what, marks=pytest.mark.slow) for what in STRIKES]
 )
-def test_a_run_comes_over_sigkill_of_its(what: str, repaired_cluster: DevCluster) -> None:
+def test_a_run_comes_over_sigkill_of_its(what: str, cluster: DevCluster) -> None:
     strike, kind = STRIKES[what]
-    run = MpiRun(repaired_cluster, what)
+    run = MpiRun(cluster, what)
     run.submit()
     strike(run, run.until(progressed, "in the middle of the run"))
     events = run.judge()
@@ -163,13 +163,13 @@ def test_a_run_comes_over_sigkill_of_its(what: str, repaired_cluster: DevCluster
 
 
 @pytest.mark.slow
-def test_a_spare_takes_the_place_of_a_node_whose_power_was_cut(repaired_cluster: DevCluster) -> None:
-    run = MpiRun(repaired_cluster, "power")
+def test_a_spare_takes_the_place_of_a_node_whose_power_was_cut(cluster: DevCluster) -> None:
+    run = MpiRun(cluster, "power")
     run.submit(nodes=4, launch="--nnodes=3 --spares=1")
     members = last(run.until(progressed, "in the middle of the run"), "round").fields["members"]
     others = {"n1", str(last(run.events(), "controller").fields["node"])}  # the batch host's and the controller's
     victim = next(node for node in members if node not in others)
-    repaired_cluster.crash(victim)
+    cluster.crash(victim)
     events = run.judge()
     assert recoveries(events) == ["node_lost"]
     (spare,) = {"n1", "n2", "n3", "n4"} - set(members)

@@ -16,11 +16,10 @@ import pytest
 
 from resilio_hpc.cli.devcluster import main
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
-from resilio_hpc.slurm.devcluster import DevCluster, RootlessCluster, image, names
+from resilio_hpc.slurm.devcluster import DevCluster, RootlessCluster, names
 from resilio_hpc.slurm.devcluster.spec import base_directory, layout
-from tests.support.clusters import skip_without_slurm, unique_name
-
-pytestmark = pytest.mark.slurm
+from tests.support.clusters import each_series, unique_name
+from tests.support.requirements import need_slurm
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -99,8 +98,8 @@ def test_a_command_that_hangs_is_ended_and_reported(cluster: DevCluster) -> None
 # ---- failures
 
 
-def test_a_power_cut_kills_that_node_only_and_its_nvme_survives(repaired_cluster: DevCluster) -> None:
-    cluster = repaired_cluster
+def test_a_power_cut_kills_that_node_only_and_its_nvme_survives(cluster: DevCluster) -> None:
+    cluster = cluster
     keep = "echo kept > /nvme/kept; echo lost > /tmp/lost; echo lost > /dev/shm/lost"
     cluster.run("n3", ["sh", "-c", keep])
     step = "srun --no-kill --kill-on-bad-exit=0 --wait=0 sh -c 'touch /shared/up.$SLURMD_NODENAME; exec sleep 300'"
@@ -120,8 +119,8 @@ def test_a_power_cut_kills_that_node_only_and_its_nvme_survives(repaired_cluster
     assert left.split() == ["kept", "0"]
 
 
-def test_a_partitioned_node_runs_on_unreached_and_comes_back(repaired_cluster: DevCluster) -> None:
-    cluster = repaired_cluster
+def test_a_partitioned_node_runs_on_unreached_and_comes_back(cluster: DevCluster) -> None:
+    cluster = cluster
     address = cluster.machines()["n2"].address
     reach = ["timeout", "1", "bash", "-c", f"exec 3<>/dev/tcp/{address}/6818"]
     cluster.run("n1", reach)
@@ -133,8 +132,8 @@ def test_a_partitioned_node_runs_on_unreached_and_comes_back(repaired_cluster: D
     assert wait_until(lambda: cluster.run("n1", reach, check=False).returncode == 0, 10.0)
 
 
-def test_halves_of_a_cluster_reach_their_own_nodes_only(repaired_cluster: DevCluster) -> None:
-    cluster = repaired_cluster
+def test_halves_of_a_cluster_reach_their_own_nodes_only(cluster: DevCluster) -> None:
+    cluster = cluster
 
     def reaches(source: str, target: str) -> bool:
         program = f"exec 3<>/dev/tcp/{cluster.machines()[target].address}/6818"
@@ -150,8 +149,8 @@ def test_halves_of_a_cluster_reach_their_own_nodes_only(repaired_cluster: DevClu
     assert wait_until(lambda: reaches("n1", "n3") and reaches("n4", "n2"), 10.0)
 
 
-def test_a_step_outlives_slurmctld(repaired_cluster: DevCluster) -> None:
-    cluster = repaired_cluster
+def test_a_step_outlives_slurmctld(cluster: DevCluster) -> None:
+    cluster = cluster
     script = "#!/bin/sh\nsrun sh -c 'touch /shared/started; while [ ! -e /shared/go ]; do sleep 0.1; done'\n"
     job = cluster.submit(script, ["--nodes=2"])
     assert wait_until((cluster.shared / "started").exists, 15.0)
@@ -164,8 +163,8 @@ def test_a_step_outlives_slurmctld(repaired_cluster: DevCluster) -> None:
     assert cluster.wait_for_job(job, ("COMPLETED", "FAILED", "CANCELLED"), 20.0) == "COMPLETED"
 
 
-def test_slurmd_dies_alone_and_returns(repaired_cluster: DevCluster) -> None:
-    cluster = repaired_cluster
+def test_slurmd_dies_alone_and_returns(cluster: DevCluster) -> None:
+    cluster = cluster
     cluster.kill_slurmd("n4")
     assert "munged" in {process.program for process in cluster.pids("n4")}
     assert "slurmd" not in {process.program for process in cluster.pids("n4")}
@@ -195,7 +194,7 @@ def test_two_clusters_run_side_by_side_and_leave_nothing(cluster: DevCluster) ->
 
 @pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.3])
 def test_a_killed_start_leaves_no_process_and_down_sweeps_its_files(delay_s: float) -> None:
-    skip_without_slurm()
+    need_slurm()
     name = unique_name("killed")
     program = f"from resilio_hpc.slurm.devcluster import DevCluster; DevCluster.start({name!r}, nodes=3, conf=['X=1'])"
     # an unknown setting makes slurmctld refuse, so this start can never succeed before it is killed
@@ -211,7 +210,7 @@ def test_a_killed_start_leaves_no_process_and_down_sweeps_its_files(delay_s: flo
 
 
 def test_a_cluster_that_cannot_start_says_why_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    skip_without_slurm()
+    need_slurm()
     name = unique_name("broken")
     assert main(["up", "--name", name, "--nodes", "1", "--conf", "SelectType=select/nonsense"]) == 1
     message = capsys.readouterr().err
@@ -224,14 +223,14 @@ def test_a_cluster_that_cannot_start_says_why_in_one_line(capsys: pytest.Capture
 # ---- commands
 
 
-def test_the_commands_do_what_the_methods_do(repaired_cluster: DevCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    name = ["--name", repaired_cluster.name]
+def test_the_commands_do_what_the_methods_do(cluster: DevCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    name = ["--name", cluster.name]
     assert main(["run", *name, "n2", "--", "sh", "-c", "hostname; exit 7"]) == 7
     assert capsys.readouterr().out == "n2\n"
     assert main(["partition", *name, "n5"]) == 0
     assert main(["status", *name, "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
-    assert status["slurm_version"] == repaired_cluster.slurm_version
+    assert status["slurm_version"] == cluster.slurm_version
     assert {m["name"]: m["link_up"] for m in status["machines"]}["n5"] is False
     assert main(["heal", *name, "n5"]) == 0
     assert main(["crash", *name, "n9"]) == 1
@@ -245,7 +244,7 @@ def test_the_commands_do_what_the_methods_do(repaired_cluster: DevCluster, capsy
 
 
 def test_a_rootless_cluster_runs_jobs_with_fake_gpus_and_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    skip_without_slurm()
+    need_slurm()
     name = unique_name("rootless")
     with RootlessCluster.start(name, nodes=2, gpus=2) as rootless:
         show = ["srun", "--nodes=2", "--gpus-per-node=2", "sh", "-c", "echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"]
@@ -257,19 +256,15 @@ def test_a_rootless_cluster_runs_jobs_with_fake_gpus_and_leaves_nothing(capsys: 
     assert traces(name) == []
 
 
-@pytest.mark.parametrize("series", ["24.11", "26.05"])
-def test_newer_slurm_runs_this_interpreter(series: str) -> None:
-    skip_without_slurm()
-    if not image.is_built(series) and series not in os.environ.get("RESILIO_TEST_SLURM", "").split(","):
-        pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM={series} builds it")
-    with DevCluster.start(unique_name("newer"), nodes=2, gpus=1, slurm=series) as newer:
-        assert newer.slurm_version.startswith(series)
-        program = "import os, h5py, zmq, torch; print(os.environ['CUDA_VISIBLE_DEVICES'])"
-        command = ["srun", "--nodes=2", "--gpus-per-node=1", sys.executable, "-c", program]
-        assert newer.run("ctl", command, timeout_s=60.0).stdout.split() == ["0", "0"]
-        newer.crash("n2")
-        newer.boot("n2")
-        newer.wait_for_idle(timeout_s=90.0)
+@each_series("26.05", slow=["24.11"])
+def test_newer_slurm_runs_this_interpreter(cluster: DevCluster) -> None:
+    assert cluster.slurm_version.startswith(cluster.spec.series)
+    program = "import os, h5py, zmq, torch; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    command = ["srun", "--nodes=2", "--gpus-per-node=1", sys.executable, "-c", program]
+    assert cluster.run("ctl", command, timeout_s=60.0).stdout.split() == ["0", "0"]
+    cluster.crash("n2")
+    cluster.boot("n2")
+    cluster.wait_for_idle(timeout_s=90.0)
 
 
 def test_state_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -279,7 +274,7 @@ def test_state_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_terminated_up_leaves_nothing_running() -> None:
-    skip_without_slurm()
+    need_slurm()
     name = unique_name("term")
     command = "import sys; from resilio_hpc.cli.devcluster import main; sys.exit(main(sys.argv[1:]))"
     arguments = ["up", "--name", name, "--nodes", "2", "--conf", "SlurmctldPort=6999-6999"]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from resilio_hpc.demo.stage import binds
-from resilio_hpc.slurm.devcluster import DevCluster, image
-from tests.support.clusters import repair, unique_name
+from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.clusters import each_series
 from tests.support.environments import SUPPORT
-
-pytestmark = pytest.mark.slurm
 
 CLIENT = SUPPORT / "slurm" / "submitit_client.py"
 PATIENCE_S = 300.0
@@ -78,25 +74,25 @@ def a_lost_node(cluster: DevCluster) -> None:
     assert [f"ExcNodeList={lost}\n" in text for text in avoided] == [True, False], avoided
 
 
-def test_a_job_survives_the_loss_of_a_node(repaired_cluster: DevCluster) -> None:
-    a_lost_node(repaired_cluster)
+def test_a_job_survives_the_loss_of_a_node(cluster: DevCluster) -> None:
+    a_lost_node(cluster)
 
 
-def test_a_killed_rank_costs_a_restart_and_no_result_of_an_earlier_life_counts(repaired_cluster: DevCluster) -> None:
-    said = Client(repaired_cluster, "killed").wait()
+def test_a_killed_rank_costs_a_restart_and_no_result_of_an_earlier_life_counts(cluster: DevCluster) -> None:
+    said = Client(cluster, "killed").wait()
     assert said["results"] == ["rank 0 in round 1", "rank 1 in round 1"]
     assert "[rank 0] " in said["out"] and "[rank 1] " in said["out"]
     assert said["out1"] and "[rank" not in said["out1"]
     assert "rank 1 on n1 killed by SIGKILL" in said["err"]
 
 
-def test_a_checkpointable_function_goes_on_in_the_next_job(repaired_cluster: DevCluster) -> None:
-    client = Client(repaired_cluster, "checkpoint")
+def test_a_checkpointable_function_goes_on_in_the_next_job(cluster: DevCluster) -> None:
+    client = Client(cluster, "checkpoint")
     count = client.folder / "count"
     client.until(lambda: count.exists() and int(count.read_text() or 0) > 5)
     first = client.job()
-    repaired_cluster.end_at_time_limit(first, after_s=30)
-    client.until(lambda: repaired_cluster.job_state(first) != "RUNNING")
+    cluster.end_at_time_limit(first, after_s=30)
+    client.until(lambda: cluster.job_state(first) != "RUNNING")
     reached = int(count.read_text())
     (client.folder / "fast").touch()
     said = client.wait()
@@ -115,49 +111,38 @@ def a_time_limit_without_a_stop(cluster: DevCluster) -> None:
     assert cluster.job_state(first) == "TIMEOUT"
 
 
-def test_a_chain_over_a_time_limit_gives_the_last_jobs_result(repaired_cluster: DevCluster) -> None:
-    a_time_limit_without_a_stop(repaired_cluster)
+def test_a_chain_over_a_time_limit_gives_the_last_jobs_result(cluster: DevCluster) -> None:
+    a_time_limit_without_a_stop(cluster)
 
 
-def test_an_exception_reaches_the_user_with_the_verdict(repaired_cluster: DevCluster) -> None:
-    said = Client(repaired_cluster, "failure").wait()
+def test_an_exception_reaches_the_user_with_the_verdict(cluster: DevCluster) -> None:
+    said = Client(cluster, "failure").wait()
     assert "ValueError: no such data set" in said["exception"]
     assert said["state"] == "FAILED"
 
 
-def test_an_array_is_one_job_of_slurm(repaired_cluster: DevCluster) -> None:
-    said = Client(repaired_cluster, "array").wait()
+def test_an_array_is_one_job_of_slurm(cluster: DevCluster) -> None:
+    said = Client(cluster, "array").wait()
     assert said["results"] == [1, 4, 9]
     assert [name.partition("_")[2] for name in said["ids"]] == ["0", "1", "2"]
     assert len({name.partition("_")[0] for name in said["ids"]}) == 1
 
 
-def test_chained_commands_are_jobs_of_their_own(repaired_cluster: DevCluster) -> None:
-    said = Client(repaired_cluster, "command").wait()
+def test_chained_commands_are_jobs_of_their_own(cluster: DevCluster) -> None:
+    said = Client(cluster, "command").wait()
     assert said["results"] == ["a  b c", "a  b d"]
     assert len(set(said["ids"])) == 2 and all(name.isdecimal() for name in said["ids"])
 
 
-def test_cancel_ends_the_chain(repaired_cluster: DevCluster) -> None:
-    said = Client(repaired_cluster, "cancel").wait()
+def test_cancel_ends_the_chain(cluster: DevCluster) -> None:
+    said = Client(cluster, "cancel").wait()
     assert len(said["links"]) == 2
     assert said["state"] == "CANCELLED"
-    states = [repaired_cluster.job_state(int(job)) for job in said["links"]]
+    states = [cluster.job_state(int(job)) for job in said["links"]]
     assert states == ["CANCELLED", "CANCELLED"]
 
 
-@pytest.fixture(scope="module")
-def newer_cluster() -> Iterator[DevCluster]:
-    """Slurm 26.05, whose root is built once and kept (RESILIO_TEST_SLURM allows it to be built)."""
-    series = "26.05"
-    if not image.is_built(series) and series not in os.environ.get("RESILIO_TEST_SLURM", "").split(","):
-        pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM={series} builds it")
-    name = unique_name("submitit")
-    with DevCluster.start(name, nodes=3, slurm=series, slurmd_timeout_s=5, binds=binds()) as running:
-        yield running
-
-
+@each_series("26.05")
 @pytest.mark.parametrize("what", [a_lost_node, a_time_limit_without_a_stop])
-def test_the_same_with_a_newer_slurm(newer_cluster: DevCluster, what: Callable[[DevCluster], None]) -> None:
-    what(newer_cluster)
-    repair(newer_cluster)
+def test_the_same_with_a_newer_slurm(cluster: DevCluster, what: Callable[[DevCluster], None]) -> None:
+    what(cluster)

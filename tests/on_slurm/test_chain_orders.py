@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from resilio_hpc.core.process import Completed
 from resilio_hpc.launch import chain_order, run_directory, turns
 from resilio_hpc.slurm import chain
 from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.clusters import each_series
+from tests.support.environments import ROOT
 from tests.support.slurm.chain_runs import ChainRun, wait_for
 
-pytestmark = pytest.mark.slurm
-PROJECT = Path(__file__).resolve().parents[2]
+pytestmark = each_series("22.05", slow=["26.05"])
 Begin = Callable[..., ChainRun]
 
 
 def resilio(run: ChainRun, *words: str) -> Completed:
     argv = [sys.executable, "-m", "resilio_hpc.cli.main", "chain", *words]
-    return run.cluster.run("ctl", argv, 60.0, check=False, env={"PYTHONPATH": str(PROJECT)})
+    return run.cluster.run("ctl", argv, 60.0, check=False, env={"PYTHONPATH": str(ROOT)})
 
 
 def status(run: ChainRun) -> dict[str, Any]:
@@ -103,7 +101,7 @@ def test_a_requeued_job_obeys_and_one_that_is_started_by_hand_lifts_a_stop(begin
     assert chain.read_links(run.path)[-1].job == run.said(by_hand)["successor"]
 
 
-def test_a_waiting_successor_is_reshaped_and_what_runs_is_not(begin: Begin, chain_cluster: DevCluster) -> None:
+def test_a_waiting_successor_is_reshaped_and_what_runs_is_not(begin: Begin, cluster: DevCluster) -> None:
     run = begin("--ntasks-per-node=2", "--nodes=2")
     following = run.said(run.first)["successor"]
     program = (
@@ -114,17 +112,17 @@ def test_a_waiting_successor_is_reshaped_and_what_runs_is_not(begin: Begin, chai
 
     def reshaped(job: str, nodes: int) -> str:
         argv = [sys.executable, "-c", program, job, str(nodes)]
-        return chain_cluster.run("ctl", argv, 60.0, env={"PYTHONPATH": str(PROJECT)}).stdout.strip()
+        return cluster.run("ctl", argv, 60.0, env={"PYTHONPATH": str(ROOT)}).stdout.strip()
 
     assert [reshaped(following, nodes) for nodes in (3, 1, 1)] == ["done", "done", "nothing"]
     run.end(run.first, "time_limit")
     assert len(run.said(following)["nodes"]) == 1  # 22.05 would have found no nodes for its former tasks
     third = run.said(following)["successor"]
     argv = ["squeue", "-h", "-j", f"{following},{third}", "-o", "%D|%l|%x|%T"]
-    before = chain_cluster.run("ctl", argv).stdout
+    before = cluster.run("ctl", argv).stdout
     assert before.splitlines()[0].startswith("1|10:00|n4|")
     assert reshaped(following, 2) == "refused"  # it runs by now: the order itself does not touch it
-    assert chain_cluster.run("ctl", argv).stdout == before
+    assert cluster.run("ctl", argv).stdout == before
 
 
 def test_a_successor_is_made_to_fit_before_a_maintenance_or_waits_for_its_end(begin: Begin) -> None:

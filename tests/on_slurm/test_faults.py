@@ -1,0 +1,80 @@
+"""Fault drills on a real Slurm: the run comes over each fault, with exactly the right result.
+
+The ranks do without torch, but for one drill: what is drilled is the control plane. Each kind of fault strikes once in
+the quick tests, on the oldest Slurm that we support, and two on the newest. The long run (``make test-all``) does every
+drill, with torch, and all three series of Slurm. ``benchmarks/faults.py`` repeats them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from resilio_hpc.demo.drill import DrillRun
+from resilio_hpc.demo.drill_table import DRILLS, Drill, drill_named
+from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.clusters import each_series, own_cluster
+from tests.support.requirements import need_shared_mounts
+
+QUICK = (
+    *("rank SIGKILL", "rank exception", "rank exits 0 too early"),
+    *("agent SIGKILL", "controller's agent SIGKILL", "srun SIGKILL", "srun: rank SIGKILL", "srun: agent SIGKILL"),
+    *("node power cut, partner copies", "node power cut, no spare", "srun: node power cut, with a spare"),
+    *("one node cut off", "an administrator sets a node down"),
+    *("two ranks killed, the second during recovery", "a rank killed and another node's power cut"),
+    *("time limit", "scancel", "preempted, requeue"),
+)
+WITH_TORCH = "node power cut, with a spare"  # a whole run as users have it: zygotes that import torch, gloo
+ON_NEWEST = ("controller's agent SIGKILL", "time limit")
+ON_NEWER = (
+    *("rank SIGKILL", "controller's agent SIGKILL", "node power cut, with a spare", "time limit", "scancel"),
+    *("preempted, cancel", "preempted, requeue", "scontrol requeue", "srun: batch host power cut, chain"),
+)
+
+
+def name_of(drill: Drill) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in drill.full_name.lower())
+
+
+def come_over(drill: Drill, cluster: DevCluster, torch: bool = False) -> None:
+    result = DrillRun(cluster, drill, name_of(drill), torch=torch).run()
+    assert result.passed, f"{result.why}\n{(cluster.shared / f'{name_of(drill)}.txt').read_text()[-6000:]}"
+
+
+def named(*names: str, slow: bool = False) -> list[object]:
+    drills = map(drill_named, names)
+    return [pytest.param(drill, id=name_of(drill), marks=pytest.mark.slow if slow else ()) for drill in drills]
+
+
+@pytest.mark.parametrize("drill", named(*QUICK))
+def test_a_run_comes_over(drill: Drill, cluster: DevCluster) -> None:
+    come_over(drill, cluster)
+
+
+def test_a_run_with_torch_comes_over_a_lost_node(cluster: DevCluster) -> None:
+    come_over(drill_named(WITH_TORCH), cluster, torch=True)
+
+
+@each_series("26.05")
+@pytest.mark.parametrize(
+    "drill", [*named(*ON_NEWEST), *named(*(name for name in ON_NEWER if name not in ON_NEWEST), slow=True)]
+)
+def test_a_run_comes_over_on_the_newest_slurm(drill: Drill, cluster: DevCluster) -> None:
+    come_over(drill, cluster)
+
+
+@pytest.mark.slow
+@each_series("24.11")
+@pytest.mark.parametrize("drill", named(*ON_NEWER))
+def test_a_run_comes_over_on_the_slurm_in_between(drill: Drill, cluster: DevCluster) -> None:
+    come_over(drill, cluster, torch=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drill", named(*(drill.full_name for drill in DRILLS)))
+def test_a_run_with_torch_comes_over(drill: Drill, request: pytest.FixtureRequest) -> None:
+    if drill.shared_mount == "bind":
+        come_over(drill, request.getfixturevalue("cluster"), torch=True)
+        return
+    need_shared_mounts()
+    with own_cluster("drill", why="its /shared hangs or caches", nodes=4, shared_mount=drill.shared_mount) as own:
+        come_over(drill, own, torch=True)
