@@ -14,8 +14,8 @@ demo: setup ## break a small training job on a real Slurm cluster made on this m
 test: setup ## lint, types and the quick tests
 	@scripts/test.sh "not slow"
 
-test-all: setup ## the same with the long runs
-	@RESILIO_TEST_SLURM=24.11,26.05 scripts/test.sh
+test-all: setup ## what `make test` leaves out: every repeat and long run (PART=1/4: one of four parts of up to 90 minutes)
+	@scripts/test_all.sh $(PART)
 
 lint: setup ## ruff and mypy alone
 	@scripts/lint.sh

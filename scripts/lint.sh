@@ -1,15 +1,26 @@
 #!/bin/sh
-# Every lint runs even when one before it failed, so that one run shows all there is to mend.
+# Every lint runs even when another failed, so that one run shows all there is to mend. They run side by side, and mypy
+# looks only at what has changed since it ran last.
 set -u
 cd "$(dirname "$0")/.."
-status=0
+said=$(mktemp -d)
+trap 'rm -rf "$said"' EXIT
 check() {
-    started=$(date +%s)
-    echo "== $*"
-    .venv/bin/python -m "$@" || status=1
-    echo "   $(($(date +%s) - started)) s"
+    name=$1
+    shift
+    .venv/bin/python "$@" >"$said/$name" 2>&1 || echo failed >"$said/$name.failed"
 }
-check ruff check --quiet .
-check ruff format --check --quiet .
-check mypy
-exit $status
+check check -m ruff check --quiet . &
+check format -m ruff format --check --quiet . &
+check types -m mypy &
+check durations scripts/slow_tests.py &
+wait
+for name in check format types durations; do
+    [ ! -s "$said/$name" ] || cat "$said/$name"
+done
+set -- "$said"/*.failed
+if [ -e "$1" ]; then
+    for name; do echo "lint failed: $(basename "$name" .failed)"; done
+    exit 1
+fi
+echo "lint: nothing to mend"

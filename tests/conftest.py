@@ -1,4 +1,4 @@
-"""For all tests."""
+"""For all tests: the order in which workers run them, what is recorded of them, and common fixtures."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
 from resilio_hpc.core.file_system import is_in_memory
+from tests.support import durations, scheduling
+from tests.support.test_all import PartResults
 
 # A shell starts what runs in its background with SIGINT ignored, and so would be all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,6 +22,48 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # What an example may take says nothing on a machine that others use, too.
 hypothesis.settings.register_profile("resilio", deadline=None)
 hypothesis.settings.load_profile("resilio")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of scripts/test.sh."""
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.json at the end")
+    parser.addoption("--part", default="", metavar="K/N", help="run the K-th of N parts of the selected tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record in the one process that sees all reports."""
+    try:
+        part = config.getoption("--part")
+        if part:
+            scheduling.part(part)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    if hasattr(config, "workerinput"):
+        return
+    if config.getoption("--record-durations"):
+        config.pluginmanager.register(durations.Recorder())
+    if part:
+        config.pluginmanager.register(PartResults(part))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is not in the part, and put the longest units first."""
+    seconds = durations.seconds(durations.read())
+    if config.getoption("--part"):
+        wanted = scheduling.of_part(
+            [item.nodeid for item in items], seconds, *scheduling.part(config.getoption("--part"))
+        )
+        left_out = [item for item in items if scheduling.unit_of(item.nodeid) not in wanted]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if scheduling.unit_of(item.nodeid) in wanted]
+    if hasattr(config, "workerinput"):
+        items[:] = [items[number] for number in scheduling.in_order([item.nodeid for item in items], seconds)]
+
+
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> scheduling.UnitScheduling:
+    """Give tests out by unit."""
+    return scheduling.UnitScheduling(config, log)
 
 
 @pytest.fixture

@@ -1,0 +1,92 @@
+"""How long each test takes, in tests/durations.json: whole runs write it, the order of tests and the lint read it.
+
+A busy or slower machine stretches all tests alike. So a run's times are divided by the median of their ratios to the
+recorded ones, and a recorded time changes only where the new one differs by half and by ``CHANGE_S``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.environments import ROOT
+
+FILE = ROOT / "tests" / "durations.json"
+LEAST_S = 0.3
+CHANGE_S = 0.5
+QUICK_AT_MOST_S = 5.0
+"""What a test may take that is marked neither ``slow`` nor ``slurm``."""
+
+Recorded = dict[str, dict[str, float]]
+"""Kind ("quick", "slurm" or "slow") → test → seconds."""
+
+
+def read(path: Path = FILE) -> Recorded:
+    """Return what is recorded; {} where nothing is."""
+    try:
+        found: Recorded = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def seconds(recorded: Recorded) -> dict[str, float]:
+    """Return test → seconds, whatever its kind."""
+    return {test: value for tests in recorded.values() for test, value in tests.items()}
+
+
+def kind_of(marks: Mapping[str, object]) -> str:
+    """Return the kind of a test with these marks."""
+    return "slow" if "slow" in marks else "slurm" if "slurm" in marks else "quick"
+
+
+def too_slow(recorded: Recorded) -> list[str]:
+    """Return a line for each test that takes too long for its marks."""
+    found = sorted(recorded.get("quick", {}).items())
+    return [f"{test}: {took:g} s, without mark" for test, took in found if took > QUICK_AT_MOST_S]
+
+
+def merge(recorded: Recorded, measured: Recorded) -> Recorded:
+    """Return ``recorded`` with the times of a run. A kind that was run loses the tests that it no longer has."""
+    before, now = seconds(recorded), seconds(measured)
+    ratios = [now[test] / before[test] for test in before.keys() & now.keys()]
+    stretched = max(1.0, statistics.median(ratios)) if ratios else 1.0
+    merged = {kind: dict(tests) for kind, tests in recorded.items() if kind not in measured}
+    for kind, tests in measured.items():
+        merged[kind] = {
+            test: _kept(before.get(test), took / stretched)
+            for test, took in sorted(tests.items())
+            if took / stretched >= LEAST_S or test in before
+        }
+    return merged
+
+
+def _kept(before: float | None, took: float) -> float:
+    if before is None:
+        return round(took, 1)
+    alike = abs(took - before) < CHANGE_S or 1 / 1.5 < took / before < 1.5
+    return before if alike else round(took, 1)
+
+
+class Recorder:
+    """A pytest plugin of the process that sees all reports: sums up each test's phases, and writes them at the end."""
+
+    def __init__(self) -> None:
+        self._measured: Recorded = defaultdict(lambda: defaultdict(float))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add a phase."""
+        self._measured[kind_of(report.keywords)][report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Replace the file."""
+        text = json.dumps(merge(read(), self._measured), indent=0, sort_keys=True) + "\n"
+        part = FILE.with_suffix(f".{os.getpid()}")
+        part.write_text(text)
+        part.replace(FILE)
