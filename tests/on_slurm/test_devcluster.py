@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,15 +19,7 @@ from resilio_hpc.slurm.devcluster import DevCluster, RootlessCluster, names
 from resilio_hpc.slurm.devcluster.spec import base_directory, layout
 from tests.support.clusters import each_series, unique_name
 from tests.support.requirements import need_slurm
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+from tests.support.waiting import until
 
 
 def traces(name: str) -> list[str]:
@@ -92,7 +83,7 @@ def test_an_ordinary_user_can_run_jobs_but_is_no_administrator(cluster: DevClust
 def test_a_command_that_hangs_is_ended_and_reported(cluster: DevCluster) -> None:
     with pytest.raises(CommandError, match="no answer within"):
         cluster.run("n1", ["sleep", "4321"], timeout_s=0.2)
-    assert wait_until(lambda: not any("4321" in p.argv for p in cluster.pids("n1")), 5.0)
+    until(lambda: not any("4321" in p.argv for p in cluster.pids("n1")), "the end of the command", cluster.status)
 
 
 # ---- failures
@@ -104,7 +95,11 @@ def test_a_power_cut_kills_that_node_only_and_its_nvme_survives(cluster: DevClus
     cluster.run("n3", ["sh", "-c", keep])
     step = "srun --no-kill --kill-on-bad-exit=0 --wait=0 sh -c 'touch /shared/up.$SLURMD_NODENAME; exec sleep 300'"
     job = cluster.submit(f"#!/bin/sh\n{step}\n", ["--no-kill", "--nodelist=n1,n2,n3", "--nodes=3"])
-    assert wait_until(lambda: all((cluster.shared / f"up.{n}").exists() for n in ("n1", "n2", "n3")), 15.0)
+    until(
+        lambda: all((cluster.shared / f"up.{n}").exists() for n in ("n1", "n2", "n3")),
+        "a step on every node",
+        cluster.status,
+    )
     before = cluster.pids("n3")
     cluster.crash("n3")
     assert not any(Path(f"/proc/{process.host_pid}").exists() for process in before)
@@ -129,7 +124,7 @@ def test_a_partitioned_node_runs_on_unreached_and_comes_back(cluster: DevCluster
         cluster.run("n1", reach)
     assert cluster.run("n2", ["hostname"]).stdout == "n2\n"
     cluster.heal("n2")
-    assert wait_until(lambda: cluster.run("n1", reach, check=False).returncode == 0, 10.0)
+    until(lambda: cluster.run("n1", reach, check=False).returncode == 0, "n2 in reach again", cluster.status)
 
 
 def test_halves_of_a_cluster_reach_their_own_nodes_only(cluster: DevCluster) -> None:
@@ -146,14 +141,14 @@ def test_halves_of_a_cluster_reach_their_own_nodes_only(cluster: DevCluster) -> 
     assert not reaches("n4", "n2")
     for node in ("n3", "n4"):
         cluster.heal(node)
-    assert wait_until(lambda: reaches("n1", "n3") and reaches("n4", "n2"), 10.0)
+    until(lambda: reaches("n1", "n3") and reaches("n4", "n2"), "all nodes in reach again", cluster.status)
 
 
 def test_a_step_outlives_slurmctld(cluster: DevCluster) -> None:
     cluster = cluster
     script = "#!/bin/sh\nsrun sh -c 'touch /shared/started; while [ ! -e /shared/go ]; do sleep 0.1; done'\n"
     job = cluster.submit(script, ["--nodes=2"])
-    assert wait_until((cluster.shared / "started").exists, 15.0)
+    until((cluster.shared / "started").exists, "the job's start", cluster.status)
     cluster.wait_until_saved(job)
     cluster.kill_slurmctld()
     with pytest.raises(CommandError):
@@ -199,12 +194,12 @@ def test_a_killed_start_leaves_no_process_and_down_sweeps_its_files(delay_s: flo
     program = f"from resilio_hpc.slurm.devcluster import DevCluster; DevCluster.start({name!r}, nodes=3, conf=['X=1'])"
     # an unknown setting makes slurmctld refuse, so this start can never succeed before it is killed
     starter = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
-    assert wait_until((layout(name).state / "spec.json").exists, 10.0)
+    until((layout(name).state / "spec.json").exists, "the cluster's files", names)
     time.sleep(delay_s)
     starter.kill()
     starter.wait()
     files_only = [str(layout(name).state)]
-    assert wait_until(lambda: traces(name) == files_only, 5.0), traces(name)
+    until(lambda: traces(name) == files_only, "no process of it", lambda: traces(name))
     assert main(["down", "--name", name]) == 0
     assert traces(name) == []
 
@@ -279,9 +274,9 @@ def test_a_terminated_up_leaves_nothing_running() -> None:
     command = "import sys; from resilio_hpc.cli.devcluster import main; sys.exit(main(sys.argv[1:]))"
     arguments = ["up", "--name", name, "--nodes", "2", "--conf", "SlurmctldPort=6999-6999"]
     starter = subprocess.Popen([sys.executable, "-c", command, *arguments], stderr=subprocess.PIPE, text=True)
-    assert wait_until((layout(name).state / "control").exists, 10.0)
+    until((layout(name).state / "control").exists, "the cluster's control socket", names)
     starter.send_signal(signal.SIGTERM)
     starter.communicate(timeout=20.0)
-    assert wait_until(lambda: traces(name) in ([], [str(layout(name).state)]), 5.0), traces(name)
+    until(lambda: traces(name) in ([], [str(layout(name).state)]), "no process of it", lambda: traces(name))
     main(["down", "--name", name])
     assert traces(name) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +12,8 @@ from resilio_hpc.demo.stage import events_of
 from resilio_hpc.prolog_epilog.hook_files import package_folder
 from resilio_hpc.slurm.devcluster import DevCluster
 from tests.support.environments import ROOT
+from tests.support.waiting import until
 
-PATIENCE_S = 240.0
 BAD = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"
 HEALTH = "/run/resilio/health"
 # What root's checks ask on the node: the fake NVML, whose second GPU has uncorrected memory errors.
@@ -29,12 +28,12 @@ def __getattr__(name):
 SITE = "[settings.gpus]\ncount = 2\n"
 SCRIPT = """
 import os, sys, time
-import torch
+import numpy as np
 from resilio_hpc import train
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
 
 run = train.attach()
-state = {"w": torch.zeros(4)}
+state = {"w": np.zeros(4)}
 checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)
 start, _ = checkpoint.restore(state) or (0, None)
 sees, node = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["SLURMD_NODENAME"]
@@ -56,11 +55,10 @@ class Job:
         (self.folder / "train.py").write_text(SCRIPT)
         (self.folder / "pynvml.py").write_text(PYNVML)
         (self.folder / "health.toml").write_text(SITE)
-        self.until = time.monotonic() + PATIENCE_S
 
     def submit(self, nodes: int, *options: str) -> None:
         launch = [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", f"{self.seen}/run",
-                  "--nproc-per-node=2", "--evict-devices=on", *options,
+                  "--nproc-per-node=2", "--no-torch", "--evict-devices=on", *options,
                   f"{self.seen}/train.py", f"{self.seen}/go"]  # fmt: skip
         self.cluster.submit(
             f"#!/bin/bash\n#SBATCH --nodes={nodes} --gpus-per-node=2 --no-kill --time=20 --output={self.seen}/out.txt\n"
@@ -74,9 +72,7 @@ class Job:
         return (self.folder / "out.txt").read_text() if (self.folder / "out.txt").exists() else "no output"
 
     def wait_for(self, reached: Callable[[], object]) -> None:
-        while not reached():
-            assert time.monotonic() < self.until, self.output()
-            time.sleep(0.2)
+        until(reached, "the run has not come so far", self.output)
 
     def gpu_goes_bad(self, node: str) -> None:
         """Root's checks look at the node, as its health daemon does, and keep their verdict there."""

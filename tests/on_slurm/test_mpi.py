@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from resilio_hpc.demo.drill_judge import rounds_overlap
 from resilio_hpc.demo.stage import events_of
 from resilio_hpc.slurm.devcluster import DevCluster
 from resilio_hpc.slurm.devcluster.processes import NodeProcess
+from tests.support.waiting import until
 
 PMIX = sorted(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"))
 pytestmark = [
@@ -33,7 +33,6 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "examples" / "mpi_jacobi.py"
 SIZE, STEPS = 48, 150
-PATIENCE_S = 180.0
 
 
 def digest(steps: int) -> str:
@@ -68,11 +67,8 @@ class MpiRun:
         return events_of(self.directory)
 
     def until(self, reached: Callable[[list[Event]], bool], what: str) -> list[Event]:
-        deadline = time.monotonic() + PATIENCE_S
-        while not reached(events := self.events()):
-            assert self.in_queue() and time.monotonic() < deadline, f"never {what}: {self.output()}"
-            time.sleep(0.1)
-        return events
+        until(lambda: reached(self.events()), what, self.output, alive=self.in_queue, poll_s=0.1)
+        return self.events()
 
     def in_queue(self) -> bool:
         return bool(self.cluster.run("ctl", ["squeue", "-h", "-o", "%i"], timeout_s=20.0).stdout.strip())
@@ -89,10 +85,7 @@ class MpiRun:
 
     def judge(self, verdict: str = "completed", steps: int = STEPS) -> list[Event]:
         """Wait for the end; the verdict and the result must be right."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.in_queue():
-            assert time.monotonic() < deadline, f"no end: {self.output()}"
-            time.sleep(0.1)
+        until(lambda: not self.in_queue(), "the end of the job", self.output, poll_s=0.1)
         events = self.events()
         assert json.loads((self.directory / "verdict.json").read_text())["verdict"] == verdict, self.output()
         assert rounds_overlap(events) == ""
@@ -218,9 +211,7 @@ def test_the_type_of_pmi_is_checked_before_anything_starts(cluster: DevCluster) 
     script = f"#!/bin/bash\n#SBATCH --output=/shared/mpi-typo.txt\n{launcher} --mpi=pmx {PROGRAM}\n"
     cluster.submit(script)
     run = MpiRun(cluster, "typo")
-    deadline = time.monotonic() + PATIENCE_S
-    while run.in_queue() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: not run.in_queue(), "the end of the job", run.output)
     assert "--mpi=pmx: this Slurm has pmix, " in run.output()
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import resilio_hpc
@@ -20,9 +19,9 @@ from resilio_hpc.slurm.model import Node
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
 from tests.support.clusters import each_series
+from tests.support.waiting import until
 
 PACKAGE = {"PYTHONPATH": str(Path(resilio_hpc.__file__).parents[1])}
-PATIENCE_S = 300.0
 pytestmark = each_series("22.05", slow=["26.05"])
 
 
@@ -101,7 +100,7 @@ def test_drains_of_health_checks_and_lost_nodes_are_learnt_from_slurm(cluster: D
     reason = write_reason([Finding("gpu-xid", "Xid 79 on GPU 3")])
     cluster.run("ctl", ["scontrol", "update", "NodeName=n5", "State=DRAIN", f"Reason={reason}"])
     cluster.crash("n3")
-    wait_for(lambda: nodes(cluster)["n3"].state.base == "DOWN", "n3 is not DOWN")
+    until(lambda: nodes(cluster)["n3"].state.base == "DOWN", "n3 is DOWN")
     apply(cluster)
     cluster.run("ctl", ["scontrol", "update", "NodeName=n5", "State=RESUME"])
     assert apply(cluster)[0] == {}  # seen once, kept, and not seen twice
@@ -138,13 +137,6 @@ def test_a_submitted_job_avoids_bad_nodes_beside_the_users_own_unless_all_are_ne
     assert done.stdout == "n2\n"
 
 
-def wait_for(reached: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
-
-
 def test_the_next_job_of_a_chain_avoids_the_node_that_was_lost_and_the_users_own_list_stays(
     cluster: DevCluster,
 ) -> None:
@@ -152,8 +144,8 @@ def test_the_next_job_of_a_chain_avoids_the_node_that_was_lost_and_the_users_own
     script = cluster.shared / "job.sh"
     script.write_text(
         f"#!/bin/bash\n#SBATCH --nodes=2 --no-kill --time=30 --output=/shared/avoids.%j.txt\n"
-        f"exec {launcher} --chain --nnodes=2 --run-dir=/shared/runs/one {Path(counting.__file__).resolve()} "
-        "--steps=2000 --result=/shared/avoids.result\n"
+        f"exec {launcher} --no-torch --chain --nnodes=2 --run-dir=/shared/runs/one {Path(counting.__file__).resolve()} "
+        "--without-torch --steps=2000 --result=/shared/avoids.result\n"
     )
     options = ["--parsable", "--exclusive", "--exclude=n5", "/shared/job.sh"]
     first = cluster.run("ctl", ["sbatch", *options], env=PACKAGE).stdout.strip()
@@ -166,11 +158,11 @@ def test_the_next_job_of_a_chain_avoids_the_node_that_was_lost_and_the_users_own
     def found(kind: str) -> list[dict[str, object]]:
         return [event.fields for event in events_of(run) if event.kind == kind]
 
-    wait_for(lambda: found("committed"), said())
+    until(lambda: found("committed"), "a committed step", said)
     (here,) = [fields["nodes"] for fields in found("launch")]
     assert isinstance(here, list)
     cluster.crash(here[1])
-    wait_for(lambda: found("excludes"), said())
+    until(lambda: found("excludes"), "an exclusion", said)
     (told,) = found("excludes")
     assert told["nodes"] == [here[1]] and f"{here[1]}: score 1" in str(told["why"])
     successor = str(told["job"])

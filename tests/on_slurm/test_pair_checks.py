@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -14,9 +13,9 @@ from resilio_hpc.demo.stage import events_of
 from resilio_hpc.diagnose import CheckResult
 from resilio_hpc.slurm.devcluster import DevCluster
 from tests.support.environments import SUPPORT
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PATIENCE_S = 900.0
 SETTINGS = "cpu_matrix = 128\ncpu_message_bytes = 65536\nblock_s = 0.02\nstart_s = 240\n"
 
 
@@ -28,10 +27,10 @@ def submitted(cluster: DevCluster, name: str, nodes: int, command: str) -> str:
         f"{command} > /shared/{name}.out 2> /shared/{name}.err\necho $? > /shared/{name}.code\n",
         [f"--nodes={nodes}", "--no-kill", f"--output=/shared/{name}.txt"],
     )
-    deadline = time.monotonic() + PATIENCE_S
-    while not (cluster.shared / f"{name}.code").exists():
-        assert time.monotonic() < deadline, (cluster.job_state(job), (cluster.shared / f"{name}.err").read_text())
-        time.sleep(0.2)
+    until(
+        (cluster.shared / f"{name}.code").exists, "the end of the job",
+        lambda: (cluster.job_state(job), (cluster.shared / f"{name}.err").read_text()), patience_s=900.0,
+    )  # fmt: skip
     return (cluster.shared / f"{name}.out").read_text()
 
 
@@ -39,7 +38,7 @@ def told(result: CheckResult) -> list[object]:
     return [(one.node, one.state, one.evidence, one.compute_ratio, one.waited) for one in result.nodes]
 
 
-@pytest.mark.parametrize("fault", ["hang-collective", "slow"])
+@pytest.mark.parametrize("fault", [pytest.param("hang-collective", marks=pytest.mark.slow), "slow"])
 def test_the_node_whose_probe_hangs_or_is_throttled_is_named(cluster: DevCluster, fault: str) -> None:
     script = SUPPORT / "diagnose" / "check_in_job.py"
     said = submitted(cluster, f"pairs-{fault}", 4, f"{sys.executable} {script} {fault}@n3")
@@ -58,7 +57,7 @@ def test_the_command_and_the_launcher_leave_out_a_node_on_which_probes_are_kille
     )
     try:
         by_hand = f"{resilio} check-nodes --policy /shared/pairs.toml --exclude-file bad.txt --json"
-        launch = f"{resilio} launch --check-nodes start --nnodes 2:3 --run-dir /shared/checked ranks.py"
+        launch = f"{resilio} launch --check-nodes start --no-torch --nnodes 2:3 --run-dir /shared/checked ranks.py"
         said = submitted(cluster, "pairs-killed", 3, f"{by_hand} > by-hand.json; echo $? > by-hand.code; {launch}")
     finally:
         (cluster.shared / "no-more-kills").touch()

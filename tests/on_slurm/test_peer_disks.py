@@ -46,7 +46,7 @@ def launch(cluster: DevCluster, layout: str, nodes: int = NODES) -> str:
     job = cluster.submit(
         f"#!/bin/bash\n#SBATCH --nodes={nodes} --no-kill --time=5 --job-name=disks\n"
         f"#SBATCH --output=/shared/{output.name}\nexport LAYOUT={layout}\n"
-        f"exec {launcher} --nproc-per-node=1 --run-dir=/shared/peer-disks --local-checkpoints=/nvme --no-zygote "
+        f"exec {launcher} --nproc-per-node=1 --run-dir=/shared/peer-disks --local-checkpoints=/nvme --no-torch "
         "--max-restarts=0 /shared/peer-disks.py\n"
     )
     cluster.wait_for_job(job, ["COMPLETED", "FAILED"], timeout_s=120.0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import Any
 
 import pytest
 
 from resilio_hpc.slurm.devcluster import DevCluster
 from tests.support.clusters import each_series
+from tests.support.waiting import until
 
 pytestmark = each_series("22.05", slow=["26.05"])
 
@@ -74,14 +74,13 @@ def between(cluster: DevCluster, name: str, happens: str) -> str:
 
 def output(cluster: DevCluster, job: str, last: str) -> list[str]:
     """What the job wrote, when it wrote the line ``last``."""
-    deadline = time.monotonic() + 120
-    while True:
+
+    def lines() -> list[str]:
         path = cluster.shared / f"planned-{job}.out"
-        lines = path.read_text().splitlines() if path.exists() else []
-        if last in lines:
-            return lines
-        assert time.monotonic() < deadline, lines
-        time.sleep(0.1)
+        return path.read_text().splitlines() if path.exists() else []
+
+    until(lambda: last in lines(), f"the line {last}", lines)
+    return lines()
 
 
 def words(attempts: list[dict[str, Any]]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,5 @@ def test_a_real_pyslurm_says_what_the_commands_say() -> None:
         assert drainer.undrain("n1").result == "undrained"
         assert client.describe().startswith("pyslurm")
         cluster.kill_slurmctld()
-        started = time.monotonic()
         with pytest.raises(Unanswered):
             client.nodes()
-        assert time.monotonic() - started < 60

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +21,8 @@ from resilio_hpc.slurm.chain import read_links
 from resilio_hpc.slurm.devcluster import DevCluster
 from tests.support.clusters import each_series
 from tests.support.slurm import resized_training
-from tests.support.slurm.submitted import PATIENCE_S, Submitted
+from tests.support.slurm.submitted import Submitted
+from tests.support.waiting import PATIENCE_S, until
 
 SCRIPT = str(resized_training.__file__)
 pytestmark = each_series("22.05", slow=["26.05"])
@@ -56,7 +56,7 @@ class Resized:
         (programs / "nvidia-smi").chmod(0o755)
         resize = ["--resize", f"--resize-policy={self.job.inside}/policy.toml", "--resize-options=--max-nodes 3"]
         script = [SCRIPT, f"{self.job.inside}/result.json", "scale" if self.by_hand else "keep"]
-        command = ["--chain", *([] if self.by_hand else resize), *script]
+        command = ["--chain", "--no-torch", *([] if self.by_hand else resize), *script]
         self.job.submit("elastic", values, command, f"{self.job.inside}/bin")
         self.path = self.job.directory / "resilio-runs" / str(self.job.job)
         self.run_dir = f"{self.job.inside}/resilio-runs/{self.job.job}"
@@ -85,11 +85,8 @@ class Resized:
         return (path.read_text() if path.exists() else "") + self.job.output()
 
     def until(self, reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not reached():
-            assert time.monotonic() < deadline, self.said()
-            assert not (self.path / "verdict.json").exists(), f"the run ended first\n{self.said()}"
-            time.sleep(0.1)
+        ended = (self.path / "verdict.json").exists
+        until(reached, "the run has not come so far", self.said, alive=lambda: not ended(), poll_s=0.1)
 
     def of_kind(self, kind: str) -> list[Event]:
         return [event for event in events_of(self.path) if event.kind == kind]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,9 @@ import pytest
 from resilio_hpc.slurm.devcluster import DevCluster
 from tests.support.clusters import each_series
 from tests.support.environments import SUPPORT
+from tests.support.waiting import PATIENCE_S, until
 
 CLIENT = SUPPORT / "slurm" / "submitit_client.py"
-PATIENCE_S = 300.0
 
 
 class Client:
@@ -43,11 +42,7 @@ class Client:
         return "\n".join(path.read_text() for path in sorted(self.folder.rglob("*_log.*")))
 
     def until(self, reached: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not reached():
-            assert time.monotonic() < deadline, self.logs()
-            assert self._process.poll() is None, self._process.communicate()
-            time.sleep(0.1)
+        until(reached, "the jobs have not come so far", self.logs, alive=lambda: self._process.poll() is None)
 
     def job(self) -> int:
         """The first job."""
@@ -86,6 +81,7 @@ def test_a_killed_rank_costs_a_restart_and_no_result_of_an_earlier_life_counts(c
     assert "rank 1 on n1 killed by SIGKILL" in said["err"]
 
 
+@pytest.mark.slow
 def test_a_checkpointable_function_goes_on_in_the_next_job(cluster: DevCluster) -> None:
     client = Client(cluster, "checkpoint")
     count = client.folder / "count"
@@ -111,6 +107,7 @@ def a_time_limit_without_a_stop(cluster: DevCluster) -> None:
     assert cluster.job_state(first) == "TIMEOUT"
 
 
+@pytest.mark.slow
 def test_a_chain_over_a_time_limit_gives_the_last_jobs_result(cluster: DevCluster) -> None:
     a_time_limit_without_a_stop(cluster)
 
@@ -121,6 +118,7 @@ def test_an_exception_reaches_the_user_with_the_verdict(cluster: DevCluster) -> 
     assert said["state"] == "FAILED"
 
 
+@pytest.mark.slow
 def test_an_array_is_one_job_of_slurm(cluster: DevCluster) -> None:
     said = Client(cluster, "array").wait()
     assert said["results"] == [1, 4, 9]
@@ -128,6 +126,7 @@ def test_an_array_is_one_job_of_slurm(cluster: DevCluster) -> None:
     assert len({name.partition("_")[0] for name in said["ids"]}) == 1
 
 
+@pytest.mark.slow
 def test_chained_commands_are_jobs_of_their_own(cluster: DevCluster) -> None:
     said = Client(cluster, "command").wait()
     assert said["results"] == ["a  b c", "a  b d"]
@@ -142,6 +141,7 @@ def test_cancel_ends_the_chain(cluster: DevCluster) -> None:
     assert states == ["CANCELLED", "CANCELLED"]
 
 
+@pytest.mark.slow
 @each_series("26.05")
 @pytest.mark.parametrize("what", [a_lost_node, a_time_limit_without_a_stop])
 def test_the_same_with_a_newer_slurm(cluster: DevCluster, what: Callable[[DevCluster], None]) -> None:

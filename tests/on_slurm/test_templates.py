@@ -6,15 +6,39 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from resilio_hpc.slurm.devcluster import DevCluster
-from tests.support.slurm.submitted import EXAMPLES, FAKES, GPT, PATIENCE_S, TEMPLATES, Submitted
+from tests.support.slurm.submitted import EXAMPLES, FAKES, GPT, TEMPLATES, Submitted
+from tests.support.waiting import PATIENCE_S, until
 
 ONE = ("gpus_per_node=1", "ranks_per_node=1", "exclusive=false", "time=30")
+
+
+RENDERED: dict[str, tuple[str, ...]] = {
+    "joiner": ("run_dir=runs/1",),
+    "burst-buffer": ("local_checkpoints=/nvme",),
+    "container-apptainer": ("image=image.sif",),
+    "container-pyxis": ("image=image.sqsh",),
+    "elastic": ("min_nodes=1",),
+    "sweep": ("array=0-4", "arguments_file=lines.txt"),
+}
+"""Template → the values that it asks for. The others ask for none."""
+
+
+def test_slurm_takes_every_template(cluster: DevCluster) -> None:
+    """As it is rendered: each one is run by a test below, some of them in ``make test-all`` only."""
+    (cluster.shared / "lines.txt").write_text("-x\n" * 5)
+    names = sorted(path.stem for path in TEMPLATES.glob("*.sbatch"))
+    for name in names:
+        values = ["nodes=2", "gpus_per_node=1", *RENDERED.get(name, ())]
+        command = [] if name == "joiner" else ["train.py"]
+        argv = [sys.executable, "-m", "resilio_hpc.cli.main", "submit", "--template", name, "--no-check", "--dry-run"]
+        script = cluster.run("ctl", [*argv, *values, "--", *command]).stdout
+        said = cluster.run("ctl", ["sbatch", "--test-only"], stdin=script)
+        assert "to start at" in said.stderr, (name, said)
 
 
 def test_every_template_is_run_here() -> None:
@@ -22,6 +46,7 @@ def test_every_template_is_run_here() -> None:
     assert [path.stem for path in TEMPLATES.glob("*.sbatch") if f'"{path.stem}"' not in text] == []
 
 
+@pytest.mark.slow
 def test_one_node_and_how_to_watch_and_stop_it(cluster: DevCluster) -> None:
     job = Submitted(cluster, "one")
     said = job.submit("single-node", [*ONE, 'job_name=it\'s "a" #1 \\ %% job'], GPT)
@@ -44,6 +69,7 @@ def test_several_nodes_and_a_torchrun_script(cluster: DevCluster) -> None:
     assert (job.directory / "plain point.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_step_of_srun(cluster: DevCluster) -> None:
     job = Submitted(cluster, "srun")
     job.submit("srun", [*ONE, "nodes=2"], GPT)
@@ -55,7 +81,7 @@ def test_a_step_of_srun(cluster: DevCluster) -> None:
 
 def test_a_spare_takes_the_place_of_a_lost_node(cluster: DevCluster) -> None:
     job = Submitted(cluster, "spare")
-    job.submit("spares", [*ONE, "nodes=3", "spares=1"], [*GPT, "--step-seconds", "0.1", "--steps", "100"])
+    job.submit("spares", [*ONE, "nodes=3", "spares=1"], job.counts(100))
     job.wait_for("committed")
     lost = str(list(job.fields("round").data["members"])[1])
     cluster.crash(lost)
@@ -65,6 +91,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(cluster: DevCluster) -> None:
     assert lost in members[0] and lost not in members[1]
 
 
+@pytest.mark.slow
 def test_a_chain_over_a_time_limit(cluster: DevCluster) -> None:
     job = Submitted(cluster, "chain")
     program = [*GPT, "--step-seconds", "0.2", "--steps", "350", "--every", "20"]
@@ -81,24 +108,22 @@ def test_a_chain_over_a_time_limit(cluster: DevCluster) -> None:
 def test_a_chain_of_the_script_as_it_is_whose_next_job_is_the_same_again(cluster: DevCluster) -> None:
     job = Submitted(cluster, "chain-sbatch")
     options = ["--gpus-per-node=1", "--nodes=2", "--time=30"]
-    job.sbatch("chained.sbatch", options, GPT, SPARES="1", RANKS_PER_NODE="1")
+    program = job.counts(20)
+    job.sbatch("chained.sbatch", options, program, SPARES="1", RANKS_PER_NODE="1")
     successor = _successor(job)
     command = cluster.run("ctl", ["squeue", "-h", "-j", successor, "-o", "%o|%D|%b|%l"]).stdout.strip()
-    assert command.split(".sh ", 1)[1] == f"{' '.join(GPT)}|2|gres:gpu:1|30:00"
+    assert command.split(".sh ", 1)[1] == f"{' '.join(program)}|2|gres:gpu:1|30:00"
     assert job.verdict() == "completed", job.output()
     assert job.fields("round").data["members"] == job.fields("launch").data["nodes"][:1]
     assert job.fields("successor_cancelled").data["job"] == successor
 
 
 def _successor(job: Submitted) -> str:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        for path in job.directory.glob("resilio-runs/*/chain.json"):
-            return str(json.loads(path.read_text())["links"][-1]["job"])
-        assert time.monotonic() < deadline, job.output()
-        time.sleep(0.05)
+    described = until(lambda: list(job.directory.glob("resilio-runs/*/chain.json")), "the next job", job.output)
+    return str(json.loads(described[0].read_text())["links"][-1]["job"])
 
 
+@pytest.mark.slow
 def test_fewer_nodes_than_asked_for(cluster: DevCluster) -> None:
     job = Submitted(cluster, "fewer")
     program = [*GPT, "--step-seconds", "0.1", "--steps", "60"]
@@ -109,12 +134,13 @@ def test_fewer_nodes_than_asked_for(cluster: DevCluster) -> None:
 
 def wait_for_sizes(job: Submitted, sizes: list[int]) -> None:
     """Until the rounds of the run have had these world sizes."""
-    deadline = time.monotonic() + PATIENCE_S
-    while [event.fields["world_size"] for event in job.events() if event.kind == "round"] != sizes:
-        assert time.monotonic() < deadline, job.output()
-        time.sleep(0.2)
+    until(
+        lambda: [event.fields["world_size"] for event in job.events() if event.kind == "round"] == sizes,
+        f"rounds of {sizes} ranks", job.output,
+    )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_grows_with_joiners(cluster: DevCluster) -> None:
     job = Submitted(cluster, "grows")
     job.submit("elastic", [*ONE, "nodes=1", "max_nodes=2"], [*GPT, "--step-seconds", "0.1", "--steps", "100000"])
@@ -154,6 +180,7 @@ def test_a_run_that_goes_on_on_a_joiners_node_alone_ends_when_its_own_job_is_can
     assert f"took part: cancelled: job {first} was cancelled" in job.output()
 
 
+@pytest.mark.slow
 def test_warnings_before_the_time_limit_reach_the_agents_and_nobody_dies_of_them(
     cluster: DevCluster,
 ) -> None:
@@ -170,6 +197,7 @@ def test_warnings_before_the_time_limit_reach_the_agents_and_nobody_dies_of_them
     assert [e.kind for e in events if e.kind in ("rank_failed", "spawner_died", "saver_died", "agent_ended")] == []
 
 
+@pytest.mark.slow
 def test_ranks_in_a_container_by_a_fake_of_apptainer(cluster: DevCluster) -> None:
     job = Submitted(cluster, "apptainer")
     (job.directory / "an image.sif").touch()
@@ -181,6 +209,7 @@ def test_ranks_in_a_container_by_a_fake_of_apptainer(cluster: DevCluster) -> Non
     assert f"[rank 1] fake apptainer: an image.sif, {job.inside}" in job.output()
 
 
+@pytest.mark.slow
 def test_agents_in_a_container_by_a_fake_of_pyxis(cluster: DevCluster) -> None:
     job = Submitted(cluster, "pyxis")
     (job.directory / "image.sqsh").touch()
@@ -195,7 +224,7 @@ def test_a_sweep_gives_each_task_its_line(cluster: DevCluster) -> None:
     (job.directory / "show.py").write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     (job.directory / "lines.txt").write_text("--lr 0.1 --name 'a b'\n\n--lr \"$(touch hit)\" * ~ \\'\n'open\n")
     values = ["ranks_per_node=1", "gpus_per_node=0", "array=0-4", "arguments_file=lines.txt", "output=%a.out"]
-    job.submit("sweep", values, ["show.py", "-x"])
+    job.submit("sweep", values, ["--no-torch", "show.py", "-x"])
     job.wait()
     said = [(job.directory / f"{task}.out").read_text() for task in range(5)]
     shown = [
@@ -207,6 +236,7 @@ def test_a_sweep_gives_each_task_its_line(cluster: DevCluster) -> None:
     assert len(job.run_directories()) == 3 and not (job.directory / "hit").exists()
 
 
+@pytest.mark.slow
 def test_nodes_of_one_kind_in_a_mixed_partition(cluster: DevCluster) -> None:
     kinds = {"n1,n2": "a100", "n3,n4,n5": "h100"}
     for nodes, kind in kinds.items():
@@ -224,6 +254,7 @@ def test_nodes_of_one_kind_in_a_mixed_partition(cluster: DevCluster) -> None:
     cluster.run("ctl", ["scontrol", "update", "NodeName=n[1-5]", "AvailableFeatures=", "ActiveFeatures="])
 
 
+@pytest.mark.slow
 def test_checkpoints_by_way_of_a_nodes_own_disk(cluster: DevCluster) -> None:
     job = Submitted(cluster, "buffer")
     job.submit("burst-buffer", [*ONE, "nodes=2", "local_checkpoints=/nvme"], GPT)
@@ -231,6 +262,7 @@ def test_checkpoints_by_way_of_a_nodes_own_disk(cluster: DevCluster) -> None:
     assert [event for event in job.events() if event.kind == "local"] != []
 
 
+@pytest.mark.slow
 def test_an_mpi_program(cluster: DevCluster) -> None:
     job = Submitted(cluster, "mpi")
     program = [str(EXAMPLES / "mpi_jacobi.py"), "--size=64", "--steps=40", f"--result={job.inside}/result"]
@@ -240,6 +272,7 @@ def test_an_mpi_program(cluster: DevCluster) -> None:
     assert (job.directory / "result").exists()
 
 
+@pytest.mark.slow
 def test_a_job_from_python(cluster: DevCluster) -> None:
     example = [sys.executable, str(EXAMPLES / "submit_with_submitit.py")]
     options = ["--nodes=2", "--ranks-per-node=1", "--folder=/shared/template-submitit"]

@@ -13,7 +13,7 @@ PATIENCE_S = 300.0
 
 
 def until(
-    reached: Callable[[], T],
+    reached: Callable[[], T | None],
     what: str,
     state: Callable[[], object] = lambda: "",
     *,

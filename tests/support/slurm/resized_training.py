@@ -11,11 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
+import numpy as np
 
 from resilio_hpc import train
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
+from resilio_hpc.demo.worlds import world_of
 
 SAMPLES, BATCH, MICRO, PASS_S = 240, 12, 2, 0.05
 REFERENCE_RANKS = 2  # scaled: so many have the whole batch
@@ -23,40 +23,37 @@ REFERENCE_RANKS = 2  # scaled: so many have the whole batch
 
 def main(out: Path, rule: str) -> None:
     run = train.attach()
-    dist.init_process_group("gloo")
+    world = world_of(run.rank, run.world_size, with_torch=False)
     if rule == "scale":
         plan = train.scale_batch(BATCH, MICRO, run.data_parallel, REFERENCE_RANKS)
     else:
         plan = train.keep_batch(BATCH, MICRO, run.data_parallel)
     order = train.SampleOrder(SAMPLES, seed=3)
-    position = torch.zeros(1, dtype=torch.int64)  # samples so far; with a kept batch step * BATCH
-    used_so_far = torch.zeros(SAMPLES, dtype=torch.float64)
-    state = {"weights": torch.zeros(4, dtype=torch.float64), "used": used_so_far, "position": position}
+    position = np.zeros(1, dtype=np.int64)  # samples so far; with a kept batch step * BATCH
+    state = {"weights": np.zeros(4, dtype=np.int64), "used": np.zeros(SAMPLES, dtype=np.int64), "position": position}
     checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)
     restored = checkpoint.restore(state)
     start = step = restored[0] if restored else 0
     for step in run.steps(start, 1_000_000, lambda done: checkpoint.save(done, state), every=10):
-        gradient, used = torch.zeros(4, dtype=torch.float64), torch.zeros(SAMPLES, dtype=torch.float64)
-        for micro in plan.micro_batches(int(position), run.data_parallel_rank):
+        gradient, used = np.zeros(4, dtype=np.int64), np.zeros(SAMPLES, dtype=np.int64)
+        for micro in plan.micro_batches(int(state["position"][0]), run.data_parallel_rank):
             for sample in order.samples(micro):
-                gradient += torch.tensor([1.0, sample, sample % 7, step], dtype=torch.float64)
+                gradient += np.array([1, sample, sample % 7, step])
                 used[sample] += 1
-        dist.all_reduce(gradient)
-        dist.all_reduce(used)
-        state["weights"] += gradient * (1 + step % 3)
-        state["used"] += used
-        position += plan.global_batch
+        ending = int(run.rank == 0 and out.with_suffix(".end").exists())
+        total = world.sum(np.concatenate([gradient, used, [ending]]))
+        state["weights"] += total[:4] * (1 + step % 3)
+        state["used"] += total[4:-1]
+        state["position"] += plan.global_batch
         time.sleep(PASS_S * plan.accumulation)
-        ending = torch.tensor(float(run.rank == 0 and out.with_suffix(".end").exists()))
-        dist.all_reduce(ending)
-        if ending:
+        if total[-1]:
             break
     checkpoint.save(step + 1, state).wait("committed")
     if run.rank == 0:
         result = {name: value.tolist() for name, value in state.items()} | {"steps": step + 1}
         out.write_text(json.dumps(result))
     run.finish(step + 1)
-    dist.destroy_process_group()
+    world.close()
 
 
 def uses(samples: int) -> list[int]:

@@ -89,7 +89,8 @@ def square(x: int) -> int:
 
 def executor(folder: Path, cluster: str, **parameters: Any) -> submitit.AutoExecutor:
     made = submitit.AutoExecutor(folder=folder / "jobs" / "%j", cluster="resilio", resilio_cluster=cluster)
-    made.update_parameters(name="it's a job", timeout_min=30, **parameters)
+    flags = ["--no-torch", *parameters.pop("resilio_launch_flags", [])]  # no function here needs it
+    made.update_parameters(name="it's a job", timeout_min=30, resilio_launch_flags=flags, **parameters)
     return made
 
 

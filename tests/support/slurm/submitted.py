@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event
+from resilio_hpc.demo import counting
 from resilio_hpc.demo.stage import events_of
 from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 TEMPLATES = ROOT / "sbatch_templates"
 EXAMPLES = ROOT / "examples"
 FAKES = Path(__file__).parent / "fakes"
 GPT = (str(EXAMPLES / "train_gpt.py"), "--steps", "40", "--every", "10", "--layers", "1", "--width", "32")
-PATIENCE_S = 240.0
+
+
+COUNTING = Path(counting.__file__).resolve()
 
 
 class Submitted:
@@ -49,22 +52,20 @@ class Submitted:
         argv = ["sbatch", "--parsable", f"--chdir={self.inside}", *options, str(TEMPLATES / template), *command]
         self.job = int(self.cluster.run("ctl", argv, env={"PATH": path, **settings}).stdout)
 
+    def counts(self, steps: int) -> list[str]:
+        """The command of a run without torch that counts for so many steps of a tenth of a second."""
+        options = ["--without-torch", f"--steps={steps}", "--step-seconds=0.1", f"--result={self.inside}/result"]
+        return ["--no-torch", str(COUNTING), *options]
+
     def wait(self) -> None:
         """Until nothing is left in the queue."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.cluster.run("ctl", ["squeue", "-h"]).stdout.strip():
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.1)
+        until(lambda: not self.cluster.run("ctl", ["squeue", "-h"]).stdout.strip(), "an empty queue", self.output)
 
     def wait_for(self, kind: str) -> Event:
         """Until the run has an event of this kind."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            for event in self.events():
-                if event.kind == kind:
-                    return event
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.05)
+        return until(
+            lambda: next((event for event in self.events() if event.kind == kind), None), f"a {kind} event", self.output
+        )
 
     def output(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.directory.glob("*.out")))
