@@ -23,6 +23,7 @@ RENDERED: dict[str, tuple[str, ...]] = {
     "container-apptainer": ("image=image.sif",),
     "container-pyxis": ("image=image.sqsh",),
     "elastic": ("min_nodes=1",),
+    "submitit": ("folder=jobs/%j",),
     "sweep": ("array=0-4", "arguments_file=lines.txt"),
 }
 """Template → the values that it asks for. The others ask for none."""
@@ -30,6 +31,7 @@ RENDERED: dict[str, tuple[str, ...]] = {
 
 def test_slurm_takes_every_template(cluster: DevCluster) -> None:
     """As it is rendered: each one is run by a test below, some of them in ``make test-all`` only."""
+    name_kinds(cluster)
     (cluster.shared / "lines.txt").write_text("-x\n" * 5)
     names = sorted(path.stem for path in TEMPLATES.glob("*.sbatch"))
     for name in names:
@@ -236,12 +238,16 @@ def test_a_sweep_gives_each_task_its_line(cluster: DevCluster) -> None:
     assert len(job.run_directories()) == 3 and not (job.directory / "hit").exists()
 
 
-@pytest.mark.slow
-def test_nodes_of_one_kind_in_a_mixed_partition(cluster: DevCluster) -> None:
-    kinds = {"n1,n2": "a100", "n3,n4,n5": "h100"}
-    for nodes, kind in kinds.items():
+def name_kinds(cluster: DevCluster) -> None:
+    """Nodes of two kinds, as the template for mixed partitions asks for."""
+    for nodes, kind in {"n1,n2": "a100", "n3,n4,n5": "h100"}.items():
         features = [f"AvailableFeatures={kind}", f"ActiveFeatures={kind}"]
         cluster.run("ctl", ["scontrol", "update", f"NodeName={nodes}", *features])
+
+
+@pytest.mark.slow
+def test_nodes_of_one_kind_in_a_mixed_partition(cluster: DevCluster) -> None:
+    name_kinds(cluster)
     job = Submitted(cluster, "mixed")
     job.submit(
         "mixed-nodes",
@@ -251,7 +257,6 @@ def test_nodes_of_one_kind_in_a_mixed_partition(cluster: DevCluster) -> None:
     assert job.verdict() == "completed", job.output()
     assert job.fields("launch").data["nodes"] == ["n3", "n4", "n5"]  # only of h100 there are three
     assert job.fields("round").data["world_size"] == 6  # two each
-    cluster.run("ctl", ["scontrol", "update", "NodeName=n[1-5]", "AvailableFeatures=", "ActiveFeatures="])
 
 
 @pytest.mark.slow
