@@ -28,6 +28,7 @@ from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.ckpt.saver_messages import Local, LocalFailed, SaverFailed
 from resilio_hpc.launch.child_link import ChildLink
 from resilio_hpc.native import crc32c
+from resilio_hpc.slurm.devcluster.processes import wait_until_stopped
 from tests.support.ckpt.local_node import Node, node_in
 
 PATIENCE_S = 0.5
@@ -43,6 +44,7 @@ class Mount:
 
     def hang(self) -> None:
         self._daemon.send_signal(signal.SIGSTOP)
+        wait_until_stopped(self._daemon.pid)  # a thread of it may be in the middle of an answer
         hanging.set()
 
     def answer(self) -> None:

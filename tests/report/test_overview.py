@@ -183,8 +183,9 @@ def test_what_is_no_run_directory_is_said_so(tmp_path: Path, content: str | None
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's eyes")
 @pytest.mark.parametrize("hidden", ["", "run.json"])
 def test_another_users_run_is_said_to_be_hidden(run: Path, hidden: str) -> None:
-    for folder in run.parents[:2]:
-        folder.chmod(0o755)
+    for folder in run.parents:  # all that are ours: the way there is open
+        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
     (run / hidden).chmod(0)
     child = os.fork()
     if child == 0:
