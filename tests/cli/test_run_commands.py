@@ -29,7 +29,7 @@ for step in run.steps(0, 40):
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.01)
 """
-LAUNCH = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--view", "--nproc-per-node", "2")
+LAUNCH = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", "--view", "--nproc-per-node", "2")
 
 
 def environment() -> dict[str, str]:

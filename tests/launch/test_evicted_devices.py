@@ -18,7 +18,7 @@ GOOD, BAD = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
-import torch
+import numpy as np
 from resilio_hpc import train
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
 from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
@@ -26,7 +26,7 @@ from resilio_hpc.prolog_epilog.check import Fault, Result, Verdict
 from resilio_hpc.prolog_epilog.node import boot_id, uptime_s
 
 run = train.attach()
-state = {"w": torch.zeros(4)}
+state = {"w": np.zeros(4)}
 checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)
 start, _ = checkpoint.restore(state) or (0, None)
 sees, hidden = os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("RESILIO_EVICTED_DEVICES", "")
@@ -50,7 +50,7 @@ for step in run.steps(start, int(sys.argv[1]), save=lambda done: checkpoint.save
         break_down()
     time.sleep(0.02)
 """
-LAUNCH = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--nproc-per-node", "2")
+LAUNCH = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", "--run-dir", "run", "--nproc-per-node", "2")
 
 
 def spool_of(folder: Path) -> Path:

@@ -81,7 +81,7 @@ def test_a_full_shared_file_system_costs_a_save_a_bad_disk_none_and_training_goe
         [
             *(*in_a_namespace_or_skip(tmp_path), MOUNT_AND, "sh"),
             *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--nproc-per-node", "1"),
-            *("--local-checkpoints", "disk", "--no-zygote", "--max-restarts", "0", "train.py"),
+            *("--local-checkpoints", "disk", "--no-torch", "--max-restarts", "0", "train.py"),
         ],
         cwd=tmp_path,
         env=environment | {"DISK": disk},

@@ -96,7 +96,7 @@ def test_training_goes_on_while_the_shared_file_system_hangs(hangs_s: int, tmp_p
         [
             *("unshare", "--mount", "sh", "-c", MOUNT_AND, "sh"),
             *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "shared/run"),
-            *("--nproc-per-node", "1", "--no-zygote", "--max-restarts", "0", "train.py"),
+            *("--nproc-per-node", "1", "--no-torch", "--max-restarts", "0", "train.py"),
         ],
         cwd=tmp_path,
         env=environment | {"HANGS_S": str(hangs_s)},

@@ -19,10 +19,10 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
 SCRIPT = """
 import time
-import torch
+import numpy as np
 from resilio_hpc import ckpt, train
 run = train.attach()
-state = {"x": torch.ones(10)}
+state = {"x": np.ones(10)}
 checkpointer = ckpt.Checkpointer(layout=ckpt.REPLICATED)
 begin = (checkpointer.restore(state) or (0,))[0]
 for step in run.steps(begin, 1_000_000, save=lambda done: checkpointer.save(done, state), every=50):
@@ -46,7 +46,7 @@ class LocalRun:
         environment = kept | {"PYTHONPATH": str(ROOT), "RESILIO_LOCAL_NODES": str(nodes)}
         with (self.folder / f"{name}.txt").open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", *argv],
+                [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", *argv],
                 cwd=self.folder, env=environment, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)

@@ -51,7 +51,7 @@ class Launch:
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--nproc-per-node", "2"),
-                *("--local-checkpoints", "disk", "--no-zygote", "--max-restarts", "0", "train.py"),
+                *("--local-checkpoints", "disk", "--no-torch", "--max-restarts", "0", "train.py"),
             ],
             cwd=self.path,
             env=environment | {"PYTHONPATH": str(Path(__file__).parents[2]), "RESILIO_LOCAL_NODES": "2"},

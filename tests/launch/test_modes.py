@@ -18,12 +18,12 @@ from tests.support.launch.webhook_server import Server
 
 SCRIPT = """
 import os, sys, time
-import torch
+import numpy as np
 from resilio_hpc import train
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
 
 run = train.attach()
-state = {"w": torch.zeros(4)}
+state = {"w": np.zeros(4)}
 checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)
 start, _ = checkpoint.restore(state) or (0, None)
 print("begins at", start, flush=True)
@@ -36,7 +36,7 @@ for step in run.steps(start, int(sys.argv[1]), save=lambda done: checkpoint.save
             sys.exit(7)
     time.sleep(0.02)
 """
-LAUNCH = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run")
+LAUNCH = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", "--run-dir", "run")
 
 
 def environment(folder: Path) -> dict[str, str]:

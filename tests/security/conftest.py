@@ -17,12 +17,12 @@ from tests.support.security.live_run import Running
 
 SCRIPT = """
 import time
-import torch
+import numpy as np
 from resilio_hpc import train
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
 run = train.attach()
 checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED)
-weights = torch.arange(1000.0)
+weights = np.arange(1000.0)
 for step in run.steps(0, 1 << 40, save=lambda step: checkpoint.save(step, {"weights": weights}), every=20):
     print("step", step, flush=True)
     time.sleep(0.05)
@@ -39,7 +39,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (folder / "train.py").write_text(SCRIPT)
     path = folder / "run"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "RESILIO"))}
-    argv = [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--standalone", "--nproc-per-node", "2",
+    argv = [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", "--standalone", "--nproc-per-node", "2",
             "--run-dir", str(path), "train.py"]  # fmt: skip
     with (folder / "out").open("wb") as out:
         launch = subprocess.Popen(
