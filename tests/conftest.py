@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     if config.getoption("--record-durations"):
-        config.pluginmanager.register(durations.Recorder())
+        config.pluginmanager.register(durations.Recorder(config.getoption("numprocesses", 0) or 0))
     if part:
         config.pluginmanager.register(PartResults(part))
 

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "controller_scale.py"
 
 
+@pytest.mark.slow
 def test_a_round_is_formed_and_a_new_controller_takes_over(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     argv = [sys.executable, str(BENCHMARK), "--agents", "8", "--repeats", "1", "--json", str(figures)]

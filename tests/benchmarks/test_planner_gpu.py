@@ -23,6 +23,7 @@ def test_the_measured_model_has_the_parameters_that_the_planner_counts(size: pla
     assert sum(one.numel() for one in model.parameters()) == pytest.approx(counted, rel=0.06)
 
 
+@pytest.mark.slow
 def test_a_step_runs_on_a_cpu_for_trying() -> None:
     rows = list(planner_gpu.compared("tiny", torch.device("cpu"), None))
     assert [row.name for row in rows] == ["tiny", "small"]

@@ -316,6 +316,7 @@ def test_what_is_done_in_time_comes_back_and_so_do_its_errors(tmp_path: Path) ->
     never.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_read_of_a_disk_that_is_back_after_seconds_is_right(direct: bool, tmp_path: Path) -> None:
     """Though the kernel was asked to give back what it had not done by then."""

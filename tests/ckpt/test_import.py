@@ -159,6 +159,7 @@ def test_a_dcp_folder_that_was_saved_into_again_is_taken_by_its_own_words(tmp_pa
     assert list(restored(tmp_path / "d")) == ["b"]
 
 
+@pytest.mark.slow
 def test_the_parts_that_fsdp_saves_become_whole(tmp_path: Path) -> None:
     run([sys.executable, str(SUPPORT / "ckpt" / "dcp_of_two.py"), str(tmp_path)], 120)
     import_(tmp_path / "dcp", tmp_path / "c")

@@ -75,6 +75,7 @@ def number(found: dict[str, object], name: str) -> int:
     return value
 
 
+@pytest.mark.slow
 def test_nothing_grows_over_two_hundred_saves(disk_path: Path) -> None:
     _, first, *_, last = run(disk_path / "checkpoints", 4 << 20, 220, 20)
     assert (last["savers"], last["arenas"]) == (1, first["arenas"])

@@ -250,6 +250,7 @@ def test_ranks_killed_right_after_their_save_have_that_step(victims: list[int], 
     check_whole(tmp_path, [2])
 
 
+@pytest.mark.slow
 def test_rank_0_does_not_wait_long_for_one_that_was_killed_before_its_save(tmp_path: Path) -> None:
     first = start(tmp_path, KILLED, 0, 2)
     code = "os.makedirs(sys.argv[1], exist_ok=True); os.kill(os.getpid(), signal.SIGKILL)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import msgspec
+import pytest
 
 from resilio_hpc.diagnose import CheckRequest, CheckResult, check, interpreter
 from resilio_hpc.diagnose.policy import PairPolicy, pair_policy
@@ -31,6 +32,7 @@ def found(result: CheckResult) -> dict[str, str | None]:
     return {one.node: one.fault for one in result.nodes if one.state == "bad"}
 
 
+@pytest.mark.slow
 def test_crashes_hangs_and_wrong_results_are_told_apart() -> None:
     policy = msgspec.structs.replace(SMALL, compute_s=20.0, collective_s=20.0)
     faults = {"n2": "crash", "n3": "hang-collective", "n6": "wrong-product"}

@@ -50,7 +50,8 @@ for step in run.steps(start, int(sys.argv[1]), save=lambda done: checkpoint.save
         break_down()
     time.sleep(0.02)
 """
-LAUNCH = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", "--run-dir", "run", "--nproc-per-node", "2")
+LAUNCHER = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch")
+LAUNCH = (*LAUNCHER, "--run-dir", "run", "--nproc-per-node", "2")
 
 
 def spool_of(folder: Path) -> Path:

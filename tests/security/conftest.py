@@ -39,8 +39,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (folder / "train.py").write_text(SCRIPT)
     path = folder / "run"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "RESILIO"))}
-    argv = [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", "--standalone", "--nproc-per-node", "2",
-            "--run-dir", str(path), "train.py"]  # fmt: skip
+    argv = [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", "--standalone",
+            "--nproc-per-node", "2", "--run-dir", str(path), "train.py"]  # fmt: skip
     with (folder / "out").open("wb") as out:
         launch = subprocess.Popen(
             argv, cwd=folder, stdout=out, stderr=out, start_new_session=True,

@@ -1,6 +1,7 @@
 """How long each test takes, in tests/durations.json: whole runs write it, the order of tests and the lint read it.
 
-A busy or slower machine stretches all tests alike. So a run's times are divided by the median of their ratios to the
+Where more workers run than there are processors, a test's time is cut to its share of one. A busy or slower machine
+stretches all tests alike. So a run's times are divided by the median of their ratios to the
 recorded ones, and a recorded time changes only where the new one differs by half and by ``CHANGE_S``.
 """
 
@@ -77,12 +78,13 @@ def _kept(before: float | None, took: float) -> float:
 class Recorder:
     """A pytest plugin of the process that sees all reports: sums up each test's phases, and writes them at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
+        self._share = min(1.0, (os.cpu_count() or 1) / max(1, workers))
         self._measured: Recorded = defaultdict(lambda: defaultdict(float))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a phase."""
-        self._measured[kind_of(report.keywords)][report.nodeid] += report.duration
+        self._measured[kind_of(report.keywords)][report.nodeid] += report.duration * self._share
 
     def pytest_sessionfinish(self) -> None:
         """Replace the file."""

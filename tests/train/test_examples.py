@@ -72,6 +72,7 @@ def test_the_gpt_repeats_bit_for_bit(undisturbed: Path, tmp_path: Path) -> None:
     assert result(tmp_path)["step"] == 10
 
 
+@pytest.mark.slow
 def test_the_gpt_killed_and_restored_ends_with_the_same_bits(undisturbed: Path, tmp_path: Path) -> None:
     first = subprocess.Popen(
         [*TORCHRUN, *GPT, "--step-seconds", "0.2"],

@@ -41,8 +41,9 @@ def harms(calls: Sequence[Call]) -> Iterator[tuple[Harm, Call]]:
 
 
 def kills(calls: Sequence[Call]) -> Iterator[tuple[Harm, Call]]:
-    """A kill before each call."""
-    return ((harm, call) for harm, call in harms(calls) if harm.mode == "kill")
+    """A kill before each call, or before every n-th, as SHIM_STRIDE says."""
+    found = ((harm, call) for harm, call in harms(calls) if harm.mode == "kill")
+    return islice(found, 0, None, int(os.environ.get("SHIM_STRIDE", "1")))
 
 
 def for_each(harms: Iterable[tuple[Harm, Call]], act: Callable[[Harm], int]) -> Result:

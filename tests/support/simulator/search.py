@@ -43,6 +43,13 @@ class Found:
             if outcome.violation:
                 self.violations.append(outcome)
 
+    def add(self, other: Found) -> None:
+        """What came out of other runs, too."""
+        self.verdicts.update(other.verdicts)
+        self.felt.update(other.felt)
+        self.most_events = max(self.most_events, other.most_events)
+        self.violations += other.violations
+
 
 def some(seeds: range, mutation: str = "") -> list[Outcome]:
     """In this process. ``mutation``: a bug that is planted first, see ``mutations``."""
@@ -58,6 +65,7 @@ def some(seeds: range, mutation: str = "") -> list[Outcome]:
             if seed % 10 == 0:
                 gc.collect()
     gc.enable()
+    gc.unfreeze()
     return outcomes
 
 
