@@ -94,7 +94,8 @@ def test_nodes_and_jobs_are_the_same_from_json_and_from_tables(cluster: DevClust
     assert from_json["n3"].cpus_allocated == 1
 
     jobs, table_jobs = both_ways(cluster, "jobs")
-    assert jobs == table_jobs
+    mine = [number for number in jobs if number in (running, waiting)]  # others' jobs have ended: ``reason`` may differ
+    assert {number: jobs[number] for number in mine} == {number: table_jobs[number] for number in mine}
     assert (jobs[running].nodes, jobs[running].comment, str(jobs[running].state)) == (("n3",), '{"k":1}', "RUNNING")
     assert (jobs[waiting].name, jobs[waiting].comment, jobs[waiting].array_tasks) == (forged, forged, "1-3%1")
     assert 99 not in jobs

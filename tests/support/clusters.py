@@ -113,10 +113,12 @@ def clean(cluster: DevCluster) -> None:
     for node, machine in cluster.machines().items():
         if machine.state == "up" and not machine.link_up:
             cluster.heal(node)
+        if machine.state != "up":
+            cluster.boot(node)
+    _wait_for_jobs(cluster)
     for node in cluster.nodes:
-        if cluster.machines()[node].state == "up" and what_is_left(cluster, node):
+        if what_is_left(cluster, node):
             cluster.crash(node)
-        if cluster.machines()[node].state != "up":
             cluster.boot(node)
     _remove_files(cluster)
     _reset_slurm(cluster)
@@ -155,31 +157,41 @@ def _cancel_all(cluster: DevCluster) -> None:
         time.sleep(0.1)
 
 
+def _wait_for_jobs(cluster: DevCluster) -> None:
+    """Until all have ended, or for ten seconds: slurmctld asks a node that was booted in between only after a minute."""
+    until = time.monotonic() + 10.0
+    while time.monotonic() < until and cluster.run("ctl", ["squeue", "--noheader"], check=False).stdout.strip():
+        time.sleep(0.05)
+
+
 def _reset_slurm(cluster: DevCluster) -> None:
     """Nodes in service with their first settings, and no reservations."""
     shown = cluster.run("ctl", ["scontrol", "--oneliner", "show", "reservations"]).stdout
     for line in shown.splitlines():
         if line.startswith("ReservationName="):
             cluster.run("ctl", ["scontrol", "delete", line.split()[0]])
-    deadline = time.monotonic() + PATIENCE_S
+    began = time.monotonic()
     while True:
+        waited_s = time.monotonic() - began
         shown = cluster.run("ctl", ["scontrol", "--oneliner", "show", "nodes"]).stdout
         nodes = {line.partition("=")[2].split()[0]: line for line in shown.splitlines() if line.startswith("NodeName=")}
         for name, line in nodes.items():
-            _reset_node(cluster, name, line)
+            _reset_node(cluster, name, line, completes_no_more=waited_s > 5.0)
         try:
             cluster.wait_for_idle(timeout_s=2.0)
             return
         except ResilioError:
-            if time.monotonic() > deadline:
+            if waited_s > PATIENCE_S:
                 raise
 
 
-def _reset_node(cluster: DevCluster, name: str, line: str) -> None:
+def _reset_node(cluster: DevCluster, name: str, line: str, completes_no_more: bool) -> None:
     state = line.partition(" State=")[2].split()[0]
     orders = []
     if "DRAIN" in state or "DOWN" in state or "FAIL" in state:
         orders.append(["State=RESUME"])
+    elif "COMPLETING" in state and completes_no_more:
+        orders += [["State=DOWN", "Reason=rebooted"], ["State=RESUME"]]
     if " Weight=1 " not in line:
         orders.append(["Weight=1"])
     if " AvailableFeatures=(null) " not in line:
