@@ -158,9 +158,10 @@ def _cancel_all(cluster: DevCluster) -> None:
 
 
 def _wait_for_jobs(cluster: DevCluster) -> None:
-    """Until all have ended, or for ten seconds: slurmctld asks a node that was booted in between only after a minute."""
+    """Until all have ended, or for ten seconds: slurmctld asks a node that was booted meanwhile only after a minute."""
     until = time.monotonic() + 10.0
-    while time.monotonic() < until and cluster.run("ctl", ["squeue", "--noheader"], check=False).stdout.strip():
+    queue = ["squeue", "--noheader"]
+    while time.monotonic() < until and cluster.run("ctl", queue, check=False).stdout.strip():
         time.sleep(0.05)
 
 
