@@ -1,0 +1,54 @@
+"""The order of tests, their parts and their recorded durations: pure functions on tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import durations, scheduling
+from tests.support.test_all import told
+
+SLURM = "tests/on_slurm/test_a.py::test_one[x]"
+TESTS = ["tests/b/test_b.py::test_1", SLURM, "tests/b/test_b.py::test_2", "tests/on_slurm/test_a.py::test_two"]
+SECONDS = {TESTS[0]: 2.0, SLURM: 30.0, TESTS[2]: 3.0, TESTS[3]: 1.0}
+
+
+def test_the_longest_unit_comes_first_and_a_file_stays_together() -> None:
+    assert scheduling.units(TESTS, SECONDS) == [
+        (SLURM, 30.0), ("tests/b/test_b.py", 5.0), ("tests/on_slurm/test_a.py::test_two", 1.0),
+    ]  # fmt: skip
+    assert scheduling.in_order(TESTS, SECONDS) == [1, 0, 2, 3]
+
+
+def test_parts_hold_every_unit_once_and_are_about_as_long() -> None:
+    parts = [scheduling.of_part(TESTS, SECONDS, number, 2) for number in (1, 2)]
+    assert parts == [{SLURM}, {"tests/b/test_b.py", "tests/on_slurm/test_a.py::test_two"}]
+
+
+@pytest.mark.parametrize("text", ["", "1", "0/4", "5/4", "a/b", "1/0"])
+def test_what_is_no_part_is_said_so(text: str) -> None:
+    with pytest.raises(ValueError, match="give K/N"):
+        scheduling.part(text)
+
+
+def test_a_busy_machine_changes_no_recorded_duration() -> None:
+    before = {"quick": {"a": 1.0, "b": 2.0, "c": 4.0}}
+    assert durations.merge(before, {"quick": {"a": 3.0, "b": 6.0, "c": 12.0}}) == before
+
+
+def test_one_test_that_got_slower_is_recorded_and_one_that_is_gone_is_not() -> None:
+    before = {"quick": {"a": 1.0, "b": 2.0, "c": 4.0, "gone": 1.0}, "slow": {"s": 9.0}}
+    now = {"quick": {"a": 1.0, "b": 2.0, "c": 9.0, "new": 0.1}}
+    assert durations.merge(before, now) == {"quick": {"a": 1.0, "b": 2.0, "c": 9.0}, "slow": {"s": 9.0}}
+
+
+def test_only_a_test_without_a_mark_may_be_too_slow() -> None:
+    recorded = {"quick": {"a": 5.1, "b": 5.0}, "slow": {"c": 90.0}, "slurm": {"d": 60.0}}
+    assert durations.too_slow(recorded) == ["a: 5.1 s, without mark"]
+
+
+def test_the_results_of_all_parts_are_told_with_those_that_lack() -> None:
+    one = {"began": "2026-01-02 03:04", "seconds": 120, "commit": "abc", "passed": 3, "failed": ["t"], "skipped": 0,
+           "rooms": {"ckpt": 4}}  # fmt: skip
+    lines = told({"2/3": one})
+    assert lines[-1] == "  not run yet: 1/3, 3/3"
+    assert "    failed: t" in lines
