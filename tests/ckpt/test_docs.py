@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.environments import scrubbed
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -20,11 +21,10 @@ def test_there_are_snippets() -> None:
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_a_snippet_runs(number: int, tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RESILIO_")}
     done = subprocess.run(
         [sys.executable, "-c", SNIPPETS[number]],
         cwd=tmp_path,
-        env=environment,
+        env=scrubbed(),
         capture_output=True,
         text=True,
         timeout=120,

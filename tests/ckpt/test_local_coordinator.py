@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -14,6 +13,7 @@ import pytest
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.coordinator import Place
 from resilio_hpc.ckpt.local_coordinator import session
+from tests.support.environments import scrubbed
 
 SAVE = """
     import os, sys
@@ -33,13 +33,8 @@ SAVE = """
 
 
 def start(directory: Path, code: str, world: int, rank: int) -> subprocess.Popen[str]:
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("RESILIO_")},
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(world),
-    }
+    place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+    environment = scrubbed(**{name: str(number) for name, number in place.items()})
     argv = [sys.executable, "-c", textwrap.dedent(code), str(directory)]
     return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -19,6 +19,7 @@ import pytest
 from resilio_hpc.ckpt import Checkpointer, orphans, saver_process
 from resilio_hpc.cli.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError, UsageError
+from tests.support.environments import scrubbed
 
 WAIT_S = 120.0
 
@@ -71,9 +72,8 @@ def is_alive(pid: int) -> bool:
 
 
 def start(directory: Path, code: str, rank: int = 0, world: int = 1) -> subprocess.Popen[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIO_", "SLURM_"))}
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    environment = kept | {name: str(number) for name, number in numbers.items()}
+    environment = scrubbed(**{name: str(number) for name, number in numbers.items()})
     argv = [sys.executable, "-c", textwrap.dedent(BEGIN) + textwrap.dedent(code), str(directory)]
     return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

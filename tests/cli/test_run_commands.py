@@ -18,6 +18,7 @@ import pytest
 from resilio_hpc.cli import main
 from resilio_hpc.core.ledger import Ledger, read_ledger
 from resilio_hpc.report import faults, goodput
+from tests.support.environments import scrubbed
 
 SCRIPT = """
 import os, signal, time
@@ -33,9 +34,7 @@ LAUNCH = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", 
 
 
 def environment() -> dict[str, str]:
-    foreign = ("SLURM", "PET_", "TORCH", "RESILIO", "COLUMNS", "LINES")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    return kept | {"PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm"}
+    return scrubbed("COLUMNS", "LINES", TERM="xterm")
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environments import scrubbed
+
 HEAVY = ("torch", "numpy", "h5py", "zmq", "rich", "msgspec")
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "n1"}
@@ -169,8 +171,7 @@ print(json.dumps({"answers": answers, "modules": sorted(sys.modules)}))
 
 def clean_environment() -> dict[str, str]:
     """This process's environment without what would change a launch."""
-    foreign = ("SLURM", "PET_", "TORCH", "RESILIO", "PYTHON_EXEC", "CUDA_VISIBLE")
-    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return scrubbed("PYTHON_EXEC")
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +207,7 @@ def tried(folder: Path) -> dict[str, list]:
         [sys.executable, "-c", DRIVER],
         input=json.dumps([[mistake.argv, mistake.environment] for mistake in MISTAKES]),
         cwd=folder,
-        env=clean_environment() | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=clean_environment(),
         capture_output=True,
         text=True,
         timeout=60,
@@ -233,7 +234,7 @@ def test_a_mistake_ends_the_process_with_code_2_and_creates_nothing(folder: Path
     done = subprocess.run(
         [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "tran.py"],
         cwd=folder,
-        env=clean_environment() | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=clean_environment(),
         capture_output=True,
         text=True,
         timeout=60,

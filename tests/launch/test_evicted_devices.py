@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.run_directory import read_verdict
 from resilio_hpc.prolog_epilog import reports
+from tests.support.environments import scrubbed
 
 GOOD, BAD = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
 SCRIPT = """
@@ -65,14 +65,12 @@ def spool_of(folder: Path) -> Path:
 
 def launch(folder: Path, *arguments: str, nodes: int = 0) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
-    foreign = ("SLURM", "PET_", "TORCH", "RESILIO", "CUDA")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "CUDA_VISIBLE_DEVICES": f"{GOOD},{BAD}", "BAD_GPU": BAD,
+    own = {"CUDA_VISIBLE_DEVICES": f"{GOOD},{BAD}", "BAD_GPU": BAD,
            "RESILIO_HEALTH_DIRECTORY": str(folder / "health" / "here"),
            "RESILIO_REPORT_SPOOL": str(spool_of(folder))} | (
                {"RESILIO_LOCAL_NODES": str(nodes)} if nodes else {})  # fmt: skip
     return subprocess.run(
-        [*LAUNCH, *arguments], cwd=folder, env=kept | own, capture_output=True, text=True, timeout=240
+        [*LAUNCH, *arguments], cwd=folder, env=scrubbed(**own), capture_output=True, text=True, timeout=240
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.environments import scrubbed
 
 SCRIPT = """
 import os
@@ -74,9 +75,7 @@ def test_a_full_shared_file_system_costs_a_save_a_bad_disk_none_and_training_goe
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "disk").mkdir()
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    foreign = ("SLURM", "PET_", "TORCH", "RESILIO")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "RESILIO_LOCAL_NODES": "2", "PYTHON": sys.executable}
+    environment = scrubbed(RESILIO_LOCAL_NODES="2", PYTHON=sys.executable)
     done = subprocess.run(
         [
             *(*in_a_namespace_or_skip(tmp_path), MOUNT_AND, "sh"),

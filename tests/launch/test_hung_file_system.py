@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environments import scrubbed
+
 SCRIPT = """
 import os, time
 from pathlib import Path
@@ -89,9 +91,7 @@ def a_disk_or_skip(path: Path) -> None:
 def test_training_goes_on_while_the_shared_file_system_hangs(hangs_s: int, tmp_path: Path) -> None:
     a_disk_or_skip(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
-    foreign = ("SLURM", "PET_", "TORCH", "RESILIO")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "RESILIO_LOCAL_NODES": "2", "PYTHON": sys.executable}
+    environment = scrubbed(RESILIO_LOCAL_NODES="2", PYTHON=sys.executable)
     done = subprocess.run(
         [
             *("unshare", "--mount", "sh", "-c", MOUNT_AND, "sh"),

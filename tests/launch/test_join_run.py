@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.ledger import Event, read_ledger
+from tests.support.environments import scrubbed
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
@@ -41,12 +41,11 @@ class LocalRun:
         self.launch = self.start("main", 2, "--nnodes", "2:3", "--join-timeout", "1", "--run-dir", "run", "train.py")
 
     def start(self, name: str, nodes: int, *argv: str) -> subprocess.Popen[bytes]:
-        foreign = ("SLURM", "PET_", "TORCH", "RESILIO")
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
-        environment = kept | {"PYTHONPATH": str(ROOT), "RESILIO_LOCAL_NODES": str(nodes)}
+        environment = scrubbed(RESILIO_LOCAL_NODES=str(nodes))
+        options = [] if any(word.startswith("--join") for word in argv) else ["--no-torch"]  # who joins has the run's
         with (self.folder / f"{name}.txt").open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", *argv],
+                [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", *options, *argv],
                 cwd=self.folder, env=environment, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.environments import scrubbed
 
 SCRIPT = """
 import time
@@ -24,15 +25,13 @@ if run.rank == 1:
 @pytest.mark.slow
 def test_it_is_told_after_two_minutes_and_the_run_still_waits_for_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    foreign = ("SLURM", "PET_", "TORCH", "RESILIO")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     done = subprocess.run(
         [
             *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run"),
             *("--nproc-per-node", "2", "--max-restarts", "0", "train.py"),
         ],
         cwd=tmp_path,
-        env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=scrubbed(),
         capture_output=True,
         text=True,
         timeout=300,

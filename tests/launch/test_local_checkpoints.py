@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.ledger import Event, read_ledger
+from tests.support.environments import scrubbed
 
 SCRIPT = """
 import numpy as np
@@ -46,15 +47,13 @@ class Launch:
 
     def run(self) -> str:
         """Three more steps, and a failure; what it printed."""
-        foreign = ("SLURM", "PET_", "TORCH", "RESILIO")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--nproc-per-node", "2"),
                 *("--local-checkpoints", "disk", "--no-torch", "--max-restarts", "0", "train.py"),
             ],
             cwd=self.path,
-            env=environment | {"PYTHONPATH": str(Path(__file__).parents[2]), "RESILIO_LOCAL_NODES": "2"},
+            env=scrubbed(RESILIO_LOCAL_NODES="2"),
             capture_output=True,
             text=True,
             timeout=180,

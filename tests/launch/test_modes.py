@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.run_directory import read_verdict
+from tests.support.environments import scrubbed
 from tests.support.launch.webhook_server import Server
 
 SCRIPT = """
@@ -40,10 +40,7 @@ LAUNCH = (sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", 
 
 
 def environment(folder: Path) -> dict[str, str]:
-    foreign = ("SLURM", "PET_", "TORCH", "RESILIO")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "RESILIO_LOCAL_NODES": "2", "no_proxy": "127.0.0.1"}
-    return kept | own | {"RESILIO_RUN_DIR_OF_TEST": str(folder / "run")}
+    return scrubbed(RESILIO_LOCAL_NODES="2", no_proxy="127.0.0.1", RESILIO_RUN_DIR_OF_TEST=folder / "run")
 
 
 def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.launch import run_directory
+from tests.support.environments import scrubbed
 from tests.support.security.live_run import Running
 
 SCRIPT = """
@@ -38,13 +39,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             path.chmod(path.stat().st_mode | 0o055)
     (folder / "train.py").write_text(SCRIPT)
     path = folder / "run"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "RESILIO"))}
     argv = [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", "--standalone",
             "--nproc-per-node", "2", "--run-dir", str(path), "train.py"]  # fmt: skip
     with (folder / "out").open("wb") as out:
         launch = subprocess.Popen(
             argv, cwd=folder, stdout=out, stderr=out, start_new_session=True,
-            env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])},
+            env=scrubbed(),
         )  # fmt: skip
     try:
         deadline = time.monotonic() + 120

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core import process
-from tests.support.environments import SUPPORT
+from tests.support.environments import SUPPORT, scrubbed
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -20,7 +19,7 @@ GPT += ["--layers", "2", "--width", "32", "--batch", "4", "--sequence", "32"]
 
 
 def environment(directory: Path) -> dict[str, str]:
-    own = {key: value for key, value in os.environ.items() if not key.startswith("RESILIO_")}
+    own = scrubbed()
     # A name server that does not answer would hold every connection up for seconds.
     own |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "timeout:1 attempts:1"}
     return {**own, "RESILIO_CHECKPOINT_DIR": str(directory / "checkpoints")}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from resilio_hpc.core import process
+from tests.support.environments import scrubbed
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mpi_jacobi.py"
 SIZE = 20
@@ -38,8 +38,7 @@ def digest(steps: int) -> str:
 
 def solve(directory: Path, steps: int) -> str:
     """Returns what was printed last."""
-    own = {key: value for key, value in os.environ.items() if not key.startswith("RESILIO_")}
-    own |= {**ENVIRONMENT, "RESILIO_CHECKPOINT_DIR": str(directory / "checkpoints")}
+    own = scrubbed(**ENVIRONMENT, RESILIO_CHECKPOINT_DIR=directory / "checkpoints")
     arguments = [f"--size={SIZE}", f"--steps={steps}", "--every=7", f"--result={directory}/result"]
     done = process.run([sys.executable, "-c", RUN, str(EXAMPLE), *arguments], 120.0, env=own)
     return done.stdout.splitlines()[-1]

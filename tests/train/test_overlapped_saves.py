@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 
 from resilio_hpc.core.ledger import read_ledger
+from tests.support.environments import scrubbed
 
 SCRIPT = """
 import os, signal, sys
@@ -73,13 +73,11 @@ def fingerprint(state: dict[str, torch.Tensor]) -> str:
 
 def test_ranks_killed_while_copies_wait_end_with_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    foreign = ("SLURM", "PET_", "TORCH", "RESILIO")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     launcher = [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--standalone", "--run-dir", "run"]
     done = subprocess.run(
         [*launcher, "--nproc-per-node", str(RANKS), "train.py", str(tmp_path)],
         cwd=tmp_path,
-        env=environment | {"PYTHONPATH": str(Path(__file__).parents[2]), "GLOO_SOCKET_IFNAME": "lo"},
+        env=scrubbed(GLOO_SOCKET_IFNAME="lo"),
         capture_output=True,
         text=True,
         timeout=180,
