@@ -37,6 +37,7 @@ def small_disk(checkpoints: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(checkpoints)], check=True)
 
 
+@pytest.mark.slow
 def test_every_layout_loads_what_every_other_saved(tmp_path: Path) -> None:
     code, said = play("dcp_layouts", tmp_path)
     assert code == 0, said
@@ -55,6 +56,7 @@ def test_a_full_disk_makes_the_save_fail_and_the_next_one_finds_its_room_again(s
     assert code == 0, said
 
 
+@pytest.mark.slow
 def test_a_process_killed_in_the_middle_leaves_nothing_that_the_next_save_minds(checkpoints: Path) -> None:
     assert play("dcp_failures", "killed", checkpoints)[0] == 1
     assert catalogue.committed_steps(checkpoints) == [1]
@@ -66,7 +68,7 @@ def test_a_process_killed_in_the_middle_leaves_nothing_that_the_next_save_minds(
     assert files == ["manifest.json", *(f"node-{rank}.h5" for rank in range(4))]
 
 
-@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("kind", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_saves_in_the_background(kind: str, checkpoints: Path) -> None:
     code, said = play("dcp_failures", kind, checkpoints)
     assert code == 0, said
