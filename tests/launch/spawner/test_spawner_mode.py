@@ -197,3 +197,13 @@ def test_the_resolver_is_told_to_repeat_a_lost_question_soon(make_bench, spawner
         bench.start()
         bench.run(source)
         assert bench.out().splitlines()[-1] == expected
+
+
+def test_without_torch_nothing_imports_it_and_the_store_is_a_port_for_rank_0(make_bench) -> None:
+    bench = make_bench(torch=False)
+    assert bench.start().why_not_fork == ""
+    port = bench.store_port(0)
+    with socket.create_server(("localhost", port)):  # the launcher holds nothing there
+        assert bench.run("import sys; print('torch' in sys.modules)").exit_code == 0
+    assert bench.out() == "False\n"
+    assert bench.wait(Started).mode == "fork"
