@@ -35,6 +35,10 @@ def test_a_busy_machine_changes_no_recorded_duration() -> None:
     assert durations.merge(before, {"quick": {"a": 3.0, "b": 6.0, "c": 12.0}}) == before
 
 
+def test_a_test_that_was_recorded_as_instant_is_no_measure() -> None:
+    assert durations.merge({"quick": {"a": 0.0}}, {"quick": {"a": 2.0}}) == {"quick": {"a": 2.0}}
+
+
 def test_one_test_that_got_slower_is_recorded_and_one_that_is_gone_is_not() -> None:
     before = {"quick": {"a": 1.0, "b": 2.0, "c": 4.0, "gone": 1.0}, "slow": {"s": 9.0}}
     now = {"quick": {"a": 1.0, "b": 2.0, "c": 9.0, "new": 0.1}}

@@ -56,7 +56,7 @@ def too_slow(recorded: Recorded) -> list[str]:
 def merge(recorded: Recorded, measured: Recorded) -> Recorded:
     """Return ``recorded`` with the times of a run. A kind that was run loses the tests that it no longer has."""
     before, now = seconds(recorded), seconds(measured)
-    ratios = [now[test] / before[test] for test in before.keys() & now.keys()]
+    ratios = [now[test] / before[test] for test in before.keys() & now.keys() if before[test] >= LEAST_S]
     stretched = max(1.0, statistics.median(ratios)) if ratios else 1.0
     merged = {kind: dict(tests) for kind, tests in recorded.items() if kind not in measured}
     for kind, tests in measured.items():
@@ -69,7 +69,7 @@ def merge(recorded: Recorded, measured: Recorded) -> Recorded:
 
 
 def _kept(before: float | None, took: float) -> float:
-    if before is None:
+    if before is None or before < LEAST_S:
         return round(took, 1)
     alike = abs(took - before) < CHANGE_S or 1 / 1.5 < took / before < 1.5
     return before if alike else round(took, 1)
