@@ -33,6 +33,7 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "examples" / "mpi_jacobi.py"
 SIZE, STEPS = 48, 150
+LONG = 700  # steps of a run that is struck in its middle, however quick the machine is
 
 
 def digest(steps: int) -> str:
@@ -148,9 +149,9 @@ STRIKES: dict[str, tuple[Callable[[MpiRun, list[Event]], None], str]] = {
 def test_a_run_comes_over_sigkill_of_its(what: str, cluster: DevCluster) -> None:
     strike, kind = STRIKES[what]
     run = MpiRun(cluster, what)
-    run.submit()
+    run.submit(steps=LONG)
     strike(run, run.until(progressed, "in the middle of the run"))
-    events = run.judge()
+    events = run.judge(steps=LONG)
     assert recoveries(events) == [kind]
     assert modes(events) == {"mpi"}
 
