@@ -45,6 +45,12 @@ def test_one_test_that_got_slower_is_recorded_and_one_that_is_gone_is_not() -> N
     assert durations.merge(before, now) == {"quick": {"a": 1.0, "b": 2.0, "c": 9.0}, "slow": {"s": 9.0}}
 
 
+def test_a_folder_called_slurm_is_no_mark() -> None:
+    assert durations.kind_of("tests/slurm/test_a.py::test_b", {"slurm": 1, "tests": 1}) == "quick"
+    assert durations.kind_of(SLURM, {"slurm": 1}) == "slurm"
+    assert durations.kind_of(SLURM, {"slurm": 1, "slow": 1}) == "slow"
+
+
 def test_only_a_test_without_a_mark_may_be_too_slow() -> None:
     recorded = {"quick": {"a": 5.1, "b": 5.0}, "slow": {"c": 90.0}, "slurm": {"d": 60.0}}
     assert durations.too_slow(recorded) == ["a: 5.1 s, without mark"]

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.environments import ROOT
+from tests.support.scheduling import ALONE
 
 FILE = ROOT / "tests" / "durations.json"
 LEAST_S = 0.3
@@ -42,9 +43,9 @@ def seconds(recorded: Recorded) -> dict[str, float]:
     return {test: value for tests in recorded.values() for test, value in tests.items()}
 
 
-def kind_of(marks: Mapping[str, object]) -> str:
-    """Return the kind of a test with these marks."""
-    return "slow" if "slow" in marks else "slurm" if "slurm" in marks else "quick"
+def kind_of(test: str, keywords: Mapping[str, object]) -> str:
+    """Return the kind of a test. Its keywords are its marks, and also the names of its folders, such as ``slurm``."""
+    return "slow" if "slow" in keywords else "slurm" if test.startswith(ALONE) else "quick"
 
 
 def too_slow(recorded: Recorded) -> list[str]:
@@ -84,7 +85,7 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a phase."""
-        self._measured[kind_of(report.keywords)][report.nodeid] += report.duration * self._share
+        self._measured[kind_of(report.nodeid, report.keywords)][report.nodeid] += report.duration * self._share
 
     def pytest_sessionfinish(self) -> None:
         """Replace the file."""
