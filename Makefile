@@ -14,7 +14,7 @@ demo: setup ## break a small training job on a real Slurm cluster made on this m
 test: setup ## lint, types and the quick tests
 	@scripts/test.sh "not slow"
 
-test-all: setup ## what `make test` leaves out: every repeat and long run (PART=1/4: one of four parts of up to 90 minutes)
+test-all: setup ## what `make test` leaves out: every repeat and long run (PART=1/4: one of four parts)
 	@scripts/test_all.sh $(PART)
 
 lint: setup ## ruff and mypy alone

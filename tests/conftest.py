@@ -14,7 +14,7 @@ import pytest
 
 from resilio_hpc.core.file_system import is_in_memory
 from tests.support import durations, scheduling
-from tests.support.test_all import PartResults
+from tests.support.part_results import PartResults
 
 # A shell starts what runs in its background with SIGINT ignored, and so would be all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,7 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     if config.getoption("--record-durations"):
-        config.pluginmanager.register(durations.Recorder(config.getoption("numprocesses", 0) or 0))
+        whole = not part and not config.option.keyword and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        config.pluginmanager.register(durations.Recorder(config.getoption("numprocesses", 0) or 0, whole))
     if part:
         config.pluginmanager.register(PartResults(part))
 
@@ -51,9 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what is not in the part, and put the longest units first."""
     seconds = durations.seconds(durations.read())
     if config.getoption("--part"):
-        wanted = scheduling.of_part(
-            [item.nodeid for item in items], seconds, *scheduling.part(config.getoption("--part"))
-        )
+        tests = [item.nodeid for item in items]
+        wanted = scheduling.of_part(tests, *scheduling.part(config.getoption("--part")))
         left_out = [item for item in items if scheduling.unit_of(item.nodeid) not in wanted]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if scheduling.unit_of(item.nodeid) in wanted]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import durations, scheduling
-from tests.support.test_all import told
+from tests.support.part_results import told
 
 SLURM = "tests/on_slurm/test_a.py::test_one[x]"
 TESTS = ["tests/b/test_b.py::test_1", SLURM, "tests/b/test_b.py::test_2", "tests/on_slurm/test_a.py::test_two"]
@@ -19,9 +19,9 @@ def test_the_longest_unit_comes_first_and_a_file_stays_together() -> None:
     assert scheduling.in_order(TESTS, SECONDS) == [1, 0, 2, 3]
 
 
-def test_parts_hold_every_unit_once_and_are_about_as_long() -> None:
-    parts = [scheduling.of_part(TESTS, SECONDS, number, 2) for number in (1, 2)]
-    assert parts == [{SLURM}, {"tests/b/test_b.py", "tests/on_slurm/test_a.py::test_two"}]
+def test_the_parts_hold_every_unit_once_in_whatever_order_it_is_asked() -> None:
+    parts = [scheduling.of_part(tests, number, 2) for number, tests in ((1, TESTS), (2, TESTS[::-1]))]
+    assert parts == [{"tests/b/test_b.py", "tests/on_slurm/test_a.py::test_two"}, {SLURM}]
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/4", "5/4", "a/b", "1/0"])
@@ -32,17 +32,23 @@ def test_what_is_no_part_is_said_so(text: str) -> None:
 
 def test_a_busy_machine_changes_no_recorded_duration() -> None:
     before = {"quick": {"a": 1.0, "b": 2.0, "c": 4.0}}
-    assert durations.merge(before, {"quick": {"a": 3.0, "b": 6.0, "c": 12.0}}) == before
+    assert durations.merge(before, {"quick": {"a": 3.0, "b": 6.0, "c": 12.0}}, True) == before
 
 
 def test_a_test_that_was_recorded_as_instant_is_no_measure() -> None:
-    assert durations.merge({"quick": {"a": 0.0}}, {"quick": {"a": 2.0}}) == {"quick": {"a": 2.0}}
+    assert durations.merge({"quick": {"a": 0.0}}, {"quick": {"a": 2.0}}, True) == {"quick": {"a": 2.0}}
 
 
 def test_one_test_that_got_slower_is_recorded_and_one_that_is_gone_is_not() -> None:
     before = {"quick": {"a": 1.0, "b": 2.0, "c": 4.0, "gone": 1.0}, "slow": {"s": 9.0}}
     now = {"quick": {"a": 1.0, "b": 2.0, "c": 9.0, "new": 0.1}}
-    assert durations.merge(before, now) == {"quick": {"a": 1.0, "b": 2.0, "c": 9.0}, "slow": {"s": 9.0}}
+    assert durations.merge(before, now, True) == {"quick": {"a": 1.0, "b": 2.0, "c": 9.0}, "slow": {"s": 9.0}}
+
+
+def test_a_run_of_some_tests_loses_no_other_and_a_test_has_one_kind() -> None:
+    before = {"quick": {"a": 1.0, "b": 2.0}, "slow": {"s": 9.0}}
+    found = durations.merge(before, {"slow": {"b": 2.0}}, False)
+    assert found == {"quick": {"a": 1.0}, "slow": {"s": 9.0, "b": 2.0}}
 
 
 def test_a_folder_called_slurm_is_no_mark() -> None:

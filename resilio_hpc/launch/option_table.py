@@ -117,7 +117,7 @@ PROGRAM = (
     ),
     Flag(
         ("--no-torch",),
-        "the ranks do without torch (JAX, MPI by hand, numpy): nothing of it is imported for them, and MASTER_PORT is "
+        "the ranks do not use torch (JAX, mpi4py, numpy): nothing of it is imported for them, and MASTER_PORT is "
         "a free port that rank 0 may listen on",
         None,
         False,

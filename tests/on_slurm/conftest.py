@@ -11,7 +11,8 @@ from resilio_hpc.demo.stage import binds
 from resilio_hpc.prolog_epilog.hook_files import HookSettings, install, package_folder, render_conf
 from resilio_hpc.slurm.devcluster import DevCluster
 from resilio_hpc.slurm.devcluster.image import HOST_SERIES
-from tests.support.clusters import ClusterPool, own_cluster
+from tests.support.clusters import ClusterPool, own_cluster, save_logs
+from tests.support.environments import open_the_way_to
 from tests.support.requirements import need_shared_mounts, need_slurm
 from tests.support.slurm.chain_runs import begin
 
@@ -47,12 +48,13 @@ def cluster(clusters: ClusterPool, request: pytest.FixtureRequest) -> Iterator[D
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Save the cluster's logs of a failed test, and say where."""
+    """Save the logs of a failed test's cluster, whichever fixture gave it, and say where."""
     report = yield
     given = getattr(item, "funcargs", {})
-    if report.failed and report.when != "teardown" and "cluster" in given and "clusters" in given:
-        where = given["clusters"].save_logs(given["cluster"], item.nodeid)
-        report.sections.append(("cluster", f"its logs are in {where}"))
+    running = next((value for value in given.values() if isinstance(value, DevCluster)), None)
+    if report.failed and report.when != "teardown" and running is not None:
+        sizes = given["clusters"].log_sizes if "clusters" in given else {}
+        report.sections.append(("cluster", f"its logs are in {save_logs(running, item.nodeid, sizes)}"))
     return report
 
 
@@ -88,6 +90,5 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def hooks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where every user of the cluster can run them: pytest's own folders are private."""
     folder = tmp_path_factory.mktemp("hooks")
-    for above in (folder, folder.parent, folder.parent.parent):
-        above.chmod(0o755)
+    open_the_way_to(folder)
     return folder / "installed"

@@ -15,6 +15,7 @@ from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.report.as_json import overview_json
 from resilio_hpc.report.overview import Overview, RunReader, is_closed
 from resilio_hpc.report.screen import screen
+from tests.support.environments import open_the_way_to
 
 STATUS = {
     "v": 1, "time": 100.0, "epoch": 2, "controller": "n1", "phase": "running", "round": 3, "restarts": 4,
@@ -183,9 +184,7 @@ def test_what_is_no_run_directory_is_said_so(tmp_path: Path, content: str | None
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's eyes")
 @pytest.mark.parametrize("hidden", ["", "run.json"])
 def test_another_users_run_is_said_to_be_hidden(run: Path, hidden: str) -> None:
-    for folder in run.parents:  # all that are ours: the way there is open
-        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o055)
+    open_the_way_to(run.parent)
     (run / hidden).chmod(0)
     child = os.fork()
     if child == 0:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from resilio_hpc.launch import run_directory
-from tests.support.environments import scrubbed
+from tests.support.environments import open_the_way_to, scrubbed
 from tests.support.security.live_run import Running
 
 SCRIPT = """
@@ -34,9 +32,7 @@ for step in run.steps(0, 1 << 40, save=lambda step: checkpoint.save(step, {"weig
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The run, committed at least once."""
     folder = tmp_path_factory.mktemp("seen by others")
-    for path in (folder, *folder.parents):  # the way there is open: what is closed shall be so by itself
-        if path.stat().st_uid == os.geteuid() and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o055)
+    open_the_way_to(folder)  # what is closed shall be so by itself
     (folder / "train.py").write_text(SCRIPT)
     path = folder / "run"
     argv = [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--no-torch", "--standalone",

@@ -1,7 +1,7 @@
 """Dev clusters for tests: one of each Slurm series for the whole run of a worker, and own ones where a test says why.
 
-A test gets the worker's cluster by the fixture ``cluster`` (tests/conftest.py) and gives it back clean: its jobs are
-cancelled, a node that is not as it was is booted again, and what it wrote is removed.
+A test gets the worker's cluster by the fixture ``cluster`` (tests/on_slurm/conftest.py) and gives it back clean: its
+jobs are cancelled, a node that is not as it was is booted again, and what it wrote is removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from resilio_hpc.slurm.devcluster import DevCluster
 from resilio_hpc.slurm.devcluster.image import HOST_SERIES
 from tests.support.environments import ROOT
 from tests.support.requirements import need_slurm
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 LOGS = ROOT / "test-logs"
 """Where a failed test leaves its cluster's logs, in a folder of its own."""
@@ -36,7 +36,7 @@ CONF = (
 )
 """What the tests want of slurm.conf, together."""
 
-_OF_A_NODE = {"slurmd", "munged", "init"}
+_OF_A_NODE = {"slurmd", "munged"}
 _KEPT = {"home"}  # in /shared
 _RUN = {"munge", "munge.key", "slurm", "lock", "initctl"}
 
@@ -74,7 +74,7 @@ class ClusterPool:
 
     def __init__(self) -> None:
         self._running: dict[str, DevCluster] = {}
-        self._log_sizes: dict[Path, int] = {}
+        self.log_sizes: dict[Path, int] = {}  # of the cluster that was taken last, at that moment
 
     def take(self, series: str) -> DevCluster:
         """Five idle nodes n1…n5 with two fake GPUs each."""
@@ -84,12 +84,8 @@ class ClusterPool:
                 slurmd_timeout_s=5, binds=binds(), conf=CONF, timeout_s=PATIENCE_S,
             )  # fmt: skip
         cluster = self._running[series]
-        self._log_sizes = {path: path.stat().st_size for path in _logs_of(cluster)}
+        self.log_sizes = {path: path.stat().st_size for path in _logs_of(cluster)}
         return cluster
-
-    def save_logs(self, cluster: DevCluster, test: str) -> Path:
-        """Copy what the cluster said since it was taken; returns the folder."""
-        return save_logs(cluster, test, self._log_sizes)
 
     def give_back(self, cluster: DevCluster) -> None:
         """Make the cluster as it was. One that does not come to rest is ended, and the error is raised."""
@@ -107,7 +103,7 @@ class ClusterPool:
 
 
 def clean(cluster: DevCluster) -> None:
-    """Bring jobs, machines, daemons, nodes' settings and files to what they were. Raises SlurmError."""
+    """Bring jobs, machines, daemons, nodes' settings and files to what they were. Raises where it cannot."""
     _start_slurmctld(cluster)
     _cancel_all(cluster)
     for node, machine in cluster.machines().items():
@@ -143,25 +139,21 @@ def _start_slurmctld(cluster: DevCluster) -> None:
 
 
 def _cancel_all(cluster: DevCluster) -> None:
-    """Until slurmctld answers: one that was killed has just been started."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+    def none_is_left() -> bool:
         asked = cluster.run("ctl", ["squeue", "--noheader", "--format=%A"], check=False)
         jobs = sorted(set(asked.stdout.split()))
-        if asked.returncode == 0 and (
-            not jobs or cluster.run("ctl", ["scancel", "--full", *jobs], check=False).returncode == 0
-        ):
-            return
-        if time.monotonic() > deadline:
-            raise ResilioError(f"jobs {jobs} cannot be cancelled: {asked.stderr}")
-        time.sleep(0.1)
+        if asked.returncode != 0:  # a slurmctld that was killed has just been started
+            return False
+        return not jobs or cluster.run("ctl", ["scancel", "--full", *jobs], check=False).returncode == 0
+
+    until(none_is_left, "all jobs cancelled", cluster.status, poll_s=0.1)
 
 
 def _wait_for_jobs(cluster: DevCluster) -> None:
     """Until all have ended, or for ten seconds: slurmctld asks a node that was booted meanwhile only after a minute."""
-    until = time.monotonic() + 10.0
+    given_up_at = time.monotonic() + 10.0
     queue = ["squeue", "--noheader"]
-    while time.monotonic() < until and cluster.run("ctl", queue, check=False).stdout.strip():
+    while time.monotonic() < given_up_at and cluster.run("ctl", queue, check=False).stdout.strip():
         time.sleep(0.05)
 
 

@@ -54,18 +54,18 @@ def too_slow(recorded: Recorded) -> list[str]:
     return [f"{test}: {took:g} s, without mark" for test, took in found if took > QUICK_AT_MOST_S]
 
 
-def merge(recorded: Recorded, measured: Recorded) -> Recorded:
-    """Return ``recorded`` with the times of a run. A kind that was run loses the tests that it no longer has."""
+def merge(recorded: Recorded, measured: Recorded, whole: bool) -> Recorded:
+    """Return ``recorded`` with the times of a run. Of a ``whole`` run, what it did not have is left out. Pure."""
     before, now = seconds(recorded), seconds(measured)
     ratios = [now[test] / before[test] for test in before.keys() & now.keys() if before[test] >= LEAST_S]
     stretched = max(1.0, statistics.median(ratios)) if ratios else 1.0
-    merged = {kind: dict(tests) for kind, tests in recorded.items() if kind not in measured}
-    for kind, tests in measured.items():
-        merged[kind] = {
-            test: _kept(before.get(test), took / stretched)
-            for test, took in sorted(tests.items())
-            if took / stretched >= LEAST_S or test in before
-        }
+    merged: Recorded = {}
+    for kind in sorted(recorded.keys() | measured.keys()):
+        stays = {} if whole and kind in measured else recorded.get(kind, {})
+        merged[kind] = {test: took for test, took in stays.items() if test not in now}
+        for test, took in measured.get(kind, {}).items():
+            if took / stretched >= LEAST_S or test in before:
+                merged[kind][test] = _kept(before.get(test), took / stretched)
     return merged
 
 
@@ -79,17 +79,28 @@ def _kept(before: float | None, took: float) -> float:
 class Recorder:
     """A pytest plugin of the process that sees all reports: sums up each test's phases, and writes them at the end."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, whole: bool) -> None:
         self._share = min(1.0, (os.cpu_count() or 1) / max(1, workers))
+        self._whole = whole  # all tests of a kind run, if any of it does
         self._measured: Recorded = defaultdict(lambda: defaultdict(float))
+        self._failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a phase."""
         self._measured[kind_of(report.nodeid, report.keywords)][report.nodeid] += report.duration * self._share
+        if report.failed:
+            self._failed.add(report.nodeid)
 
-    def pytest_sessionfinish(self) -> None:
-        """Replace the file."""
-        text = json.dumps(merge(read(), self._measured), indent=0, sort_keys=True) + "\n"
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Replace the file. A failed test says nothing of its time, and an interrupted run nothing of what is gone."""
+        recorded = read()
+        known = seconds(recorded)
+        measured = {
+            kind: {test: known.get(test, 0.0) if test in self._failed else took for test, took in tests.items()}
+            for kind, tests in self._measured.items()
+        }
+        ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        text = json.dumps(merge(recorded, measured, self._whole and ended), indent=0, sort_keys=True) + "\n"
         part = FILE.with_suffix(f".{os.getpid()}")
         part.write_text(text)
         part.replace(FILE)

@@ -1,4 +1,4 @@
-"""Environments for the programs that tests start, without what belongs to the test run or to a job around it."""
+"""What the programs that tests start find: their environment, and a way to their files."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def scrubbed(*also: str, **additions: str | Path) -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith((*FOREIGN, *also))}
     return {**kept, "PYTHONPATH": str(ROOT), **{name: str(value) for name, value in additions.items()}}
+
+
+def open_the_way_to(folder: Path) -> None:
+    """Let other users enter ``folder`` and what is above it, as far as it is ours: pytest's own folders are private."""
+    for path in (folder, *folder.parents):
+        if path.stat().st_uid == os.geteuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o055)

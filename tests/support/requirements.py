@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -56,9 +55,3 @@ def need_mounts() -> None:
     )
     if tried.returncode != 0:
         pytest.skip(f"file systems cannot be mounted here: {tried.stderr.strip()}")
-
-
-def need_file(path: Path, reason: str) -> None:
-    """A file or directory of this machine."""
-    if not path.exists():
-        pytest.skip(reason)

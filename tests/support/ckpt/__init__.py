@@ -1,1 +1,1 @@
-"""What the tests share: see tests/support/__init__.py."""
+"""Nodes, devices, rings and formats of checkpoint tests, and the programs that they run."""

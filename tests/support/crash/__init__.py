@@ -1,1 +1,1 @@
-"""What the tests share: see tests/support/__init__.py."""
+"""A process that is harmed at its I/O calls: the shim, and the programs that run under it."""

@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
-from itertools import islice
 from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue
@@ -41,16 +40,15 @@ def harms(calls: Sequence[Call]) -> Iterator[tuple[Harm, Call]]:
 
 
 def kills(calls: Sequence[Call]) -> Iterator[tuple[Harm, Call]]:
-    """A kill before each call, or before every n-th, as SHIM_STRIDE says."""
-    found = ((harm, call) for harm, call in harms(calls) if harm.mode == "kill")
-    return islice(found, 0, None, int(os.environ.get("SHIM_STRIDE", "1")))
+    """A kill before each call."""
+    return ((harm, call) for harm, call in harms(calls) if harm.mode == "kill")
 
 
 def for_each(harms: Iterable[tuple[Harm, Call]], act: Callable[[Harm], int]) -> Result:
-    """The step that ``act`` finds after each harm."""
+    """The step that ``act`` finds after each harm, or after the last of every SHIM_EVERY, counted from the end."""
     left: Counter[int] = Counter()
     calls = []
-    for harm, call in harms:
+    for harm, call in list(harms)[:: -int(os.environ.get("SHIM_EVERY", "1"))]:
         try:
             left[act(harm)] += 1
         except AssertionError as error:
@@ -153,7 +151,7 @@ def saver_alone(directory: Path) -> Result:
         check_nothing_is_left(work)
         return left
 
-    return for_each(some(harms(read_log(log))), act)
+    return for_each(harms(read_log(log)), act)
 
 
 def orphan(directory: Path) -> Result:
@@ -167,14 +165,8 @@ def orphan(directory: Path) -> Result:
         check_nothing_is_left(work)
         return check(work, [2])
 
-    return for_each(
-        some((Harm("orphan", call.number), call) for call in read_log(log) if call.name != "persisted"), act
-    )
-
-
-def some(harms: Iterable[tuple[Harm, Call]]) -> Iterator[tuple[Harm, Call]]:
-    """Every fifth, or as SHIM_EVERY says: processes take their time to start."""
-    return islice(harms, 0, None, int(os.environ.get("SHIM_EVERY", "5")))
+    calls = [call for call in read_log(log) if call.name != "persisted"]
+    return for_each(((Harm("orphan", call.number), call) for call in calls), act)
 
 
 def two(directory: Path, victim: int) -> Result:

@@ -1,1 +1,1 @@
-"""What the tests share: see tests/support/__init__.py."""
+"""An agent alone, a bench for MPI tasks, a server of webhooks."""

@@ -1,1 +1,1 @@
-"""What the tests share: see tests/support/__init__.py."""
+"""A fake NVML, trees of nodes, and the cases of health checks."""

@@ -1,1 +1,1 @@
-"""What the tests share: see tests/support/__init__.py."""
+"""Another user, and a run that goes on meanwhile."""

@@ -1,1 +1,1 @@
-"""What the tests share: see tests/support/__init__.py."""
+"""Jobs, chains and users of Slurm, and a fake of slurmctld."""

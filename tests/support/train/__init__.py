@@ -1,1 +1,1 @@
-"""What the tests share: see tests/support/__init__.py."""
+"""A strict agent, and training programs."""

@@ -30,7 +30,9 @@ class PartResults:
             self._outcomes[report.nodeid] = report.outcome
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Write this part down beside the others, and tell of all."""
+        """Write this part down beside the others, and tell of all. A part in which nothing ran leaves no trace."""
+        if not self._outcomes:
+            return
         results: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
         results[self._name] = self._result()
         FILE.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
