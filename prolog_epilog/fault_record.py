@@ -30,10 +30,12 @@ def faults_of(verdict: Verdict, known: Collection[tuple[str, str]]) -> list[Node
 @dataclass
 class FaultRecord:
     """Keeps what is new since the last verdict; what could not be kept is tried again with the next. A child writes,
-    since a node's own disk may be what is faulty. ``said`` gets a line for what changed."""
+    since a node's own disk may be what is faulty. ``said`` gets a line for what changed. A child that takes longer than
+    ``budget_s`` is given up."""
 
     ledger: FaultLedger
     said: Callable[[str], None]
+    budget_s: float = BUDGET_S
     _known: frozenset[tuple[str, str]] = frozenset()
     _stuck: Stuck | None = None
     _trouble: str = field(default="")
@@ -69,5 +71,5 @@ class FaultRecord:
             silent = f"{where} does not answer: faults are not remembered"
             answers.append(ended.answer.decode(errors="replace").strip() if ended.answer else silent)
 
-        gather([Child(work, BUDGET_S)], told)
+        gather([Child(work, self.budget_s)], told)
         return "" if answers == ["kept"] else answers[0]

@@ -51,9 +51,20 @@ class Ended:
 
 
 class Child:
-    """A running child. ``fileno`` is for poll(2); ``collect`` whenever it is readable, and at its ``deadline``."""
+    """A running child. ``fileno`` is for poll(2); ``collect`` whenever it is readable, and at its ``deadline``.
 
-    def __init__(self, work: Callable[[Mark], bytes], budget_s: float) -> None:
+    ``kill`` sends a signal, as os.kill. A child that has not ended ``slow_death_s`` after SIGKILL is left to itself.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Mark], bytes],
+        budget_s: float,
+        *,
+        kill: Callable[[int, int], None] = os.kill,
+        slow_death_s: float = _SLOW_DEATH_S,
+    ) -> None:
+        self._kill, self._slow_death_s = kill, slow_death_s
         self._shared = mmap.mmap(-1, _MARK_BYTES)
         read, write = os.pipe2(os.O_CLOEXEC)
         self._began = time.monotonic()
@@ -77,8 +88,8 @@ class Child:
         if not whole and not overdue and len(self._answer) <= _MOST_BYTES:
             return None
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        status = _reaped(self.pid)
+            self._kill(self.pid, signal.SIGKILL)
+        status = _reaped(self.pid, self._slow_death_s)
         os.close(self._read)
         touched = self._touched()
         seconds = time.monotonic() - self._began
@@ -151,7 +162,7 @@ def _be_the_child(work: Callable[[Mark], bytes], shared: mmap.mmap, write: int, 
         os._exit(0)
 
 
-def _reaped(pid: int) -> int | None:
+def _reaped(pid: int, slow_death_s: float) -> int | None:
     """Its wait status; None if it has not died of the signal."""
     began = time.monotonic()
     while True:
@@ -162,7 +173,7 @@ def _reaped(pid: int) -> int | None:
         if done:
             return status
         waited = time.monotonic() - began
-        if waited >= _SLOW_DEATH_S or (waited >= _DEATH_S and (_process_stat(pid) or "D")[0] == "D"):
+        if waited >= slow_death_s or (waited >= _DEATH_S and (_process_stat(pid) or "D")[0] == "D"):
             return None
         time.sleep(0.002)
 

@@ -42,12 +42,15 @@ class Admission:
 
 @dataclass
 class ReportDesk:
-    """``said`` gets a line for what came. ``unix_time``: files' ages are told by it."""
+    """``said`` gets a line for what came. ``unix_time``: files' ages are told by it. ``prepare`` makes or checks the
+    spool, in a child that is given up after ``budget_s``."""
 
     spool: Path
     node: str
     said: Callable[[str], None]
     unix_time: Callable[[], float]
+    budget_s: float = BUDGET_S
+    prepare: Callable[[Path], None] = reports.prepare
     _admission: Admission = field(default_factory=Admission)
     _looked_s: float = -math.inf
     _stuck: Stuck | None = None
@@ -77,7 +80,7 @@ class ReportDesk:
         def work(mark: Mark) -> bytes:
             mark(os.fspath(self.spool))
             try:
-                reports.prepare(self.spool)
+                self.prepare(self.spool)
                 return msgspec.json.encode(reports.take(self.spool, self.node, now))
             except HealthError as error:
                 return msgspec.json.encode(str(error))
@@ -86,7 +89,7 @@ class ReportDesk:
             self._stuck = ended.stuck
             found.append(ended.answer)
 
-        gather([Child(work, BUDGET_S)], told)
+        gather([Child(work, self.budget_s)], told)
         return self._understood(found[0])
 
     def _understood(self, answer: bytes | None) -> reports.Sweep:

@@ -68,7 +68,8 @@ class _Group:
 
 @dataclass(frozen=True)
 class Examiner:
-    """``probes`` by check, ``sources`` by name; ``clock`` gives seconds since boot."""
+    """``probes`` by check, ``sources`` by name; ``clock`` gives seconds since boot. ``child`` starts work with
+    a budget in seconds."""
 
     sources: Mapping[str, Source]
     probes: Mapping[str, Probe]
@@ -76,6 +77,7 @@ class Examiner:
     clock: Callable[[], float]
     parallel: int = PARALLEL
     memory: Memory = field(default_factory=Memory)
+    child: Callable[[Callable[[Mark], bytes], float], Child] = Child
 
     def examine(self, checks: Sequence[Check]) -> list[Result]:
         """One result a check, in the order given. Takes no longer than the budgets of its groups, whatever hangs."""
@@ -92,7 +94,7 @@ class Examiner:
                 if still:
                     self._lay(parts, group, still, 0.0)
                     continue
-                child = Child(self._work(group), group.budget_s)
+                child = self.child(self._work(group), group.budget_s)
                 of[child.pid] = group
                 running.append(child)
 

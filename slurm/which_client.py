@@ -11,14 +11,24 @@ from resilio_hpc.slurm.pyslurm_client import PyslurmClient
 from resilio_hpc.slurm.pyslurm_reader import PyslurmReader
 
 
-def which(dry_run: Callable[[Sequence[str]], None] | None = None) -> CommandClient:
+def _installed() -> bool:
+    return importlib.util.find_spec("pyslurm") is not None
+
+
+def which(
+    dry_run: Callable[[Sequence[str]], None] | None = None,
+    *,
+    installed: Callable[[], bool] = _installed,
+    reader: Callable[[], PyslurmReader] = PyslurmReader,
+) -> CommandClient:
     """pyslurm's where it is installed and says the same as the commands, else that of the commands.
 
+    ``installed`` says whether there is a pyslurm, which ``reader`` then asks.
     What is wrong with Slurm is told by the first question, not here.
     """
-    if importlib.util.find_spec("pyslurm") is not None:
+    if installed():
         try:
-            client = PyslurmClient(PyslurmReader(), dry_run=dry_run)
+            client = PyslurmClient(reader(), dry_run=dry_run)
             if client.agrees():
                 return client
         except SlurmError:  # pyslurm without its Slurm, or no Slurm at all: the commands say which

@@ -46,10 +46,12 @@ class Remembered:
 
 
 class FaultLedger:
-    """``host``: this writer's; several processes of a host may write at a time."""
+    """``host``: this writer's; several processes of a host may write at a time. A file is put aside once it is larger
+    than ``most_bytes``, and of each file at most twice as much is read."""
 
-    def __init__(self, directory: Path, host: str = "") -> None:
+    def __init__(self, directory: Path, host: str = "", *, most_bytes: int = MOST_BYTES) -> None:
         self.directory = directory
+        self._most_bytes = most_bytes
         self._host = re.sub(r"[^A-Za-z0-9._-]", "_", host or os.uname().nodename)[:100]
 
     def append(self, faults: Iterable[NodeFault]) -> int:
@@ -98,7 +100,7 @@ class FaultLedger:
             if not _FILE.fullmatch(name):
                 continue
             try:
-                content = _content(folder, name)
+                content = _content(folder, name, 2 * self._most_bytes)
             except OSError as error:
                 problems.append(f"{self.directory / name}: {error.strerror}")
                 continue
@@ -123,16 +125,16 @@ class FaultLedger:
             os.fsync(fd)
         finally:
             os.close(fd)
-        if size + len(data) > MOST_BYTES:  # whoever has it open still writes to it, under its other name
+        if size + len(data) > self._most_bytes:  # whoever has it open still writes to it, under its other name
             path.rename(self.directory / f"{self._host}.1.jsonl")
 
 
-def _content(folder: int, name: str) -> bytes:
-    """Of a file that root or we have written. Raises OSError."""
+def _content(folder: int, name: str, most_bytes: int) -> bytes:
+    """The end of a file that root or we have written. Raises OSError."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o002:
             raise OSError(errno.EPERM, "not a file that only we or root can have written: not believed")
-        file.seek(max(0, status.st_size - 2 * MOST_BYTES))
-        return file.read(2 * MOST_BYTES)
+        file.seek(max(0, status.st_size - most_bytes))
+        return file.read(most_bytes)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from resilio_hpc.prolog_epilog.hook_files import TEMPLATES, filled
 from resilio_hpc.prolog_epilog.node import uptime_s
+from tests.support.waiting import until
 
 
 class Hook:
@@ -27,15 +27,13 @@ class Hook:
         self.python.write_text(f'#!/bin/sh\necho "$* PATH=$PATH" >>{self.started}\n{then}\n')
         self.python.chmod(0o755)
 
-    def run(self, name: str, **settings: str) -> tuple[int, float]:
-        """(exit code, seconds), without any environment but what slurmd gives."""
+    def run(self, name: str, **settings: str) -> int:
+        """The exit code, without any environment but what slurmd gives."""
         values = {"DIR": str(self.directory), "PYTHON": str(self.python), "PACKAGE": "", **settings}
         script = self.folder / f"{name}.sh"
         script.write_text(filled((TEMPLATES / f"{name}.sh").read_text(), values))
         env = {"SLURMD_NODENAME": "n1"} | ({"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "20001"} if name == "epilog" else {})
-        began = time.monotonic()
-        done = subprocess.run(["/bin/sh", str(script)], env=env, timeout=60, stderr=subprocess.DEVNULL)
-        return done.returncode, time.monotonic() - began
+        return subprocess.run(["/bin/sh", str(script)], env=env, stderr=subprocess.DEVNULL).returncode
 
     def starts(self) -> list[str]:
         return self.started.read_text().splitlines() if self.started.exists() else []
@@ -45,10 +43,7 @@ class Hook:
         return path.read_text() if path.exists() else ""
 
     def wait_for_starts(self, count: int) -> None:
-        until = time.monotonic() + 20
-        while len(self.starts()) < count:
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        until(lambda: len(self.starts()) >= count, f"{count} starts", self.starts)
 
 
 @pytest.fixture
@@ -62,9 +57,8 @@ def verdict(hook: Hook, age_s: float) -> None:
 
 
 def test_the_health_check_starts_a_run_that_nobody_waits_for(hook: Hook) -> None:
-    hook.plays("exec sleep 30")
-    code, seconds = hook.run("health_check")
-    assert (code, seconds < 20) == (0, True)
+    hook.plays("exec sleep 3600")  # the run is still there when the health check has returned
+    assert hook.run("health_check") == 0
     hook.wait_for_starts(1)
     assert hook.starts()[0].startswith(
         f"-P -m resilio_hpc.cli.main health run --write --quiet --directory {hook.directory}"
@@ -92,10 +86,10 @@ def test_where_a_daemon_keeps_the_verdict_fresh_nothing_is_started_unless_somebo
 
 def test_a_run_that_hangs_is_named_and_not_joined_by_another(hook: Hook) -> None:
     hook.directory.mkdir()
-    hangs = subprocess.Popen(["sleep", "60"])
+    hangs = subprocess.Popen(["sleep", "3600"])
     try:
         (hook.directory / "run").write_text(f"{hangs.pid} {int(uptime_s()) - 400}\n")
-        assert hook.run("health_check")[0] == 0
+        assert hook.run("health_check") == 0
         assert hook.starts() == []
         assert f"(process {hangs.pid}, state S " in hook.log() and "file system that hangs?" in hook.log()
     finally:
@@ -109,14 +103,14 @@ def test_a_run_that_hangs_is_named_and_not_joined_by_another(hook: Hook) -> None
 def test_a_damaged_note_of_the_last_run_is_no_obstacle(hook: Hook, content: str) -> None:
     hook.directory.mkdir()
     (hook.directory / "run").write_text(content)
-    assert hook.run("health_check")[0] == 0
+    assert hook.run("health_check") == 0
     hook.wait_for_starts(1)
 
 
 def test_a_directory_that_is_a_link_is_not_used(hook: Hook) -> None:
     (hook.folder / "elsewhere").mkdir()
     hook.directory.symlink_to(hook.folder / "elsewhere")
-    assert hook.run("health_check")[0] == 0
+    assert hook.run("health_check") == 0
     assert hook.starts() == [] and list((hook.folder / "elsewhere").iterdir()) == []
 
 
@@ -129,9 +123,8 @@ def test_the_log_does_not_grow_without_end(hook: Hook) -> None:
 
 def test_an_epilog_whose_python_hangs_ends_in_time_and_does_not_drain(hook: Hook) -> None:
     hook.directory.mkdir()
-    hook.plays("exec sleep 61")
-    code, seconds = hook.run("epilog", BUDGET_S="1")
-    assert code == 0 and seconds < 20
+    hook.plays("exec sleep 3600")
+    assert hook.run("epilog", BUDGET_S="1") == 0
     assert "job 7: not ended after 1 s, killed" in hook.log()
     assert (hook.directory / "wanted").exists()
 
@@ -139,7 +132,7 @@ def test_an_epilog_whose_python_hangs_ends_in_time_and_does_not_drain(hook: Hook
 def test_an_epilog_whose_python_fails_says_so_and_does_not_drain(hook: Hook) -> None:
     hook.directory.mkdir()
     hook.plays("exit 3")
-    assert hook.run("epilog")[0] == 0
+    assert hook.run("epilog") == 0
     assert "job 7: ended with code 3" in hook.log()
-    assert hook.run("epilog", PYTHON="/no/such/python")[0] == 0
+    assert hook.run("epilog", PYTHON="/no/such/python") == 0
     assert "ended with code 127" in hook.log()

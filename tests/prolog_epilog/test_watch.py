@@ -267,12 +267,12 @@ def test_what_is_new_is_said_and_what_is_over(daemon: Daemon) -> None:
     assert daemon.said == ["drain: fast: it is broken", "no more: drain fast"]
 
 
-def turns(daemon: Daemon, first_s: float, last_s: float) -> None:
+def turns(daemon: Daemon, first_s: float, last_s: float, every_s: float = 10.0) -> None:
     now = first_s
     while now <= last_s:
         daemon.at(now)
         daemon.watch.turn()
-        now += 10.0
+        now += every_s
 
 
 def test_a_drain_is_given_back_when_its_check_has_passed_often_enough(tmp_path: Path) -> None:
@@ -292,11 +292,11 @@ def test_a_drain_is_given_back_when_its_check_has_passed_often_enough(tmp_path: 
 def test_a_drain_of_slurms_own_is_offered_when_no_process_has_been_stuck_for_a_while(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, Drainer())
     assert daemon.watch.drains is not None
-    turns(daemon, 1000.0, 1000.0 + LOOK_S)
+    turns(daemon, 1000.0, 1000.0 + LOOK_S, every_s=60.0)
     assert daemon.said == []
     for _ in range(3):
         daemon.watch.drains.looked([Result(check=STUCK, status="pass", on_fail="drain", severity="error")])
-    turns(daemon, 1010.0 + LOOK_S, 1010.0 + 2 * LOOK_S)
+    turns(daemon, 1010.0 + LOOK_S, 1010.0 + 2 * LOOK_S, every_s=60.0)
     assert daemon.said == ["offered: to end a drain of Slurm's on n1"]
 
 
@@ -320,17 +320,17 @@ def test_drains_of_an_earlier_daemon_are_found_and_a_healthy_node_is_hardly_aske
     drainer.holds.clear()
     turns(daemon, 1080.0, 1200.0)
     before = drainer.looks
-    turns(daemon, 1210.0, 1210.0 + 2 * LOOK_S)
+    turns(daemon, 1210.0, 1210.0 + 2 * LOOK_S, every_s=60.0)
     assert drainer.looks - before == 2
 
 
 def test_while_slurm_is_away_nothing_is_given_back_and_that_is_said_once(tmp_path: Path) -> None:
     drainer = Drainer(SlurmError("Unable to contact slurm controller"), needed=1, holds={"fast"})
     daemon = Daemon(tmp_path, drainer)
-    turns(daemon, 1000.0, 1000.0 + 2 * LOOK_S)
+    turns(daemon, 1000.0, 1000.0 + 2 * LOOK_S, every_s=60.0)
     assert daemon.said == [
         "whether this node's drains may end is not known: Unable to contact slurm controller",
     ]
     drainer.answer = "drained"
-    turns(daemon, 1010.0 + 2 * LOOK_S, 1010.0 + 3 * LOOK_S)
+    turns(daemon, 1010.0 + 2 * LOOK_S, 1010.0 + 3 * LOOK_S, every_s=60.0)
     assert drainer.holds == set()

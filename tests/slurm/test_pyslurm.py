@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from resilio_hpc.slurm import which_client
 from resilio_hpc.slurm.command_client import CommandClient
 from resilio_hpc.slurm.pyslurm_client import PyslurmClient
 from resilio_hpc.slurm.pyslurm_reader import PyslurmLost, PyslurmReader
+from tests.support.environments import ROOT
 from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
 PYSLURM = """
@@ -43,8 +42,7 @@ class Nodes:
 def reader(tmp_path: Path, behaviour: str = "pass") -> PyslurmReader:
     """The real child with a module named pyslurm that is not pyslurm."""
     (tmp_path / "pyslurm.py").write_text(PYSLURM.replace("BEHAVIOUR", behaviour))
-    project = Path(__file__).resolve().parent.parent.parent
-    path = os.pathsep.join([str(tmp_path), str(project)])
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
     command = ["env", f"PYTHONPATH={path}", sys.executable, "-m", "resilio_hpc.slurm.pyslurm_child"]
     return PyslurmReader(command)
 
@@ -74,12 +72,10 @@ def test_nodes_come_through_pyslurm_when_it_agrees_with_the_commands(tmp_path: P
     assert not client.agrees()
 
 
-@pytest.mark.parametrize("behaviour", ["import os; os._exit(1)", "time.sleep(60)", "print('{\"nodes\"')"])
+@pytest.mark.parametrize("behaviour", ["import os; os._exit(1)", "time.sleep(3600)", "print('{\"nodes\"')"])
 def test_a_pyslurm_that_dies_hangs_or_raves_is_given_up(tmp_path: Path, behaviour: str) -> None:
-    client = PyslurmClient(reader(tmp_path, behaviour), slurm(), timeout_s=1.0)
-    started = time.monotonic()
+    client = PyslurmClient(reader(tmp_path, behaviour), slurm(), timeout_s=0.2)
     assert [node.name for node in client.nodes()] == ["n1", "n2"]
-    assert time.monotonic() - started < 30
     assert client.describe().startswith("the commands")
     assert len(client.nodes()) == 2
 
@@ -91,7 +87,6 @@ def test_a_pyslurm_that_ends_its_process_at_once_is_none() -> None:
         PyslurmReader(["/no/such/python"])
 
 
-def test_without_pyslurm_the_commands_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(which_client, "PyslurmReader", lambda: pytest.fail("there is no pyslurm"))
-    assert type(which_client.which()) is CommandClient
+def test_without_pyslurm_the_commands_serve() -> None:
+    found = which_client.which(installed=lambda: False, reader=lambda: pytest.fail("there is no pyslurm"))
+    assert type(found) is CommandClient

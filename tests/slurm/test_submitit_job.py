@@ -18,12 +18,18 @@ cat "$0.answer"
 """
 
 
+class Job(ResilioJob[Any]):
+    """A job that nobody else asks Slurm about; a result that is not there is not waited for."""
+
+    watcher = ChainWatcher(delay_s=60)
+    _results_timeout_s = 0
+
+
 class Chain:
     """A job with two links in a folder, and Slurm's word on them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ResilioJob, "watcher", ChainWatcher(delay_s=60))
-        monkeypatch.setattr(ResilioJob, "_results_timeout_s", 0)
+        Job.watcher.clear()
         (folder / "bin").mkdir()
         self._squeue = folder / "bin" / "squeue"
         self._squeue.write_text(FAKE_SQUEUE)
@@ -35,7 +41,7 @@ class Chain:
         self.run.mkdir(parents=True)
         links = [{"number": 1, "job": "7"}, {"number": 2, "job": "8"}]
         (self.run / "chain.json").write_text(json.dumps({"v": 1, "links": links}))
-        self.job: ResilioJob[Any] = ResilioJob(folder / "jobs", "7")
+        self.job = Job(folder / "jobs", "7")
 
     def slurm_says(self, **states: str) -> None:
         self._squeue.with_name("squeue.jobs").write_text("7,8")
@@ -94,7 +100,7 @@ def test_an_unanswered_question_is_no_end(chain: Chain) -> None:
 
 
 def test_output_is_the_chains_and_of_a_task_its_lines(chain: Chain) -> None:
-    several: ResilioJob[Any] = ResilioJob(chain.run.parent, "7", tasks=(0, 1))
+    several = Job(chain.run.parent, "7", tasks=(0, 1))
     assert several.stdout() is None
     several.paths.stdout.write_text("[rank 0] a\n[rank 1] b\n[rank 0] c\n")
     assert [several.stdout(), several.task(0).stdout(), several.task(1).stdout()] == [

@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import HealthError
-from resilio_hpc.slurm.node_faults import ledger as ledgers
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger, users_directory
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+from tests.support.requirements import need_mounts, need_root
 
 
 def fault(number: int, node: str = "n1") -> NodeFault:
@@ -71,14 +69,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "tmpfs", str(folder)], check=False)
-    if made.returncode != 0:
-        pytest.skip("no tmpfs can be mounted here")
+    need_mounts()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "tmpfs", str(folder)], check=True)
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@needs_root
 def test_a_full_disk_is_told_and_costs_what_did_not_fit(small_disk: Path) -> None:
     ledger = FaultLedger(small_disk, "a")
     kept = 0
@@ -92,9 +88,8 @@ def test_a_full_disk_is_told_and_costs_what_did_not_fit(small_disk: Path) -> Non
     assert numbers(ledger)[-1] == 20_000
 
 
-def test_an_old_file_is_put_aside_and_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledgers, "MOST_BYTES", 1000)
-    ledger = FaultLedger(tmp_path, "a")
+def test_an_old_file_is_put_aside_and_still_read(tmp_path: Path) -> None:
+    ledger = FaultLedger(tmp_path, "a", most_bytes=1000)
     for number in range(20):
         ledger.append([fault(number)])
     assert numbers(ledger)[-1] == 19
@@ -133,8 +128,8 @@ def test_what_others_may_write_is_not_believed(tmp_path: Path) -> None:
     assert "not believed" in ledger.read().problems[0]
 
 
-@needs_root
 def test_what_somebody_else_owns_is_not_believed(tmp_path: Path) -> None:
+    need_root()
     ledger = FaultLedger(tmp_path / "faults", "a")
     ledger.append([fault(1)])
     os.chown(ledger.directory / "a.jsonl", 65534, 65534)
