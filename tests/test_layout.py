@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.environments import ROOT
+from tests.support.sources import calls, parsed, walked
+
 GROUND = {"core"}
 MIDDLE = GROUND | {"slurm", "native"}
 UPPER = MIDDLE | {"autoparallel", "ckpt", "prolog_epilog"}
@@ -65,7 +67,7 @@ def room_of(path: Path) -> str | None:
 
 def imported_modules(tree: ast.AST) -> Iterator[str]:
     """Absolute names of everything imported, also inside functions; `from a import b` gives a.b."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -88,29 +90,25 @@ def bare_imports(tree: ast.AST) -> list[str]:
 def unsafe_formats(tree: ast.AST) -> list[str]:
     """Formats whose reading can run code, torch.save and torch.load included."""
     imports = [name for name in imported_modules(tree) if name.split(".")[0] in UNSAFE_FORMATS]
-    return imports + [call for call in calls(tree) if call in {"torch.save", "torch.load"}]
-
-
-def calls(tree: ast.AST) -> list[str]:
-    return [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return imports + [call for call, _ in calls(tree) if call in {"torch.save", "torch.load"}]
 
 
 def unguarded_loads(tree: ast.AST) -> list[str]:
     """torch.load that may run code."""
-    loads = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"]
+    loads = [node for call, node in calls(tree) if call == "torch.load"]
     return [ast.unparse(node) for node in loads if "weights_only=True" not in map(ast.unparse, node.keywords)]
 
 
 def shells(tree: ast.AST) -> list[str]:
     """Commands handed to a shell."""
-    found = [call for call in calls(tree) if call in {"os.system", "os.popen", "subprocess.getoutput"}]
-    keywords = [node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "shell"]
+    found = [call for call, _ in calls(tree) if call in {"os.system", "os.popen", "subprocess.getoutput"}]
+    keywords = [node for node in walked(tree) if isinstance(node, ast.keyword) and node.arg == "shell"]
     return found + [f"shell={ast.unparse(node.value)}" for node in keywords if ast.unparse(node.value) != "False"]
 
 
 def swallowed_errors(tree: ast.AST) -> list[str]:
     """`except Exception: pass` and its like."""
-    handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    handlers = [node for node in walked(tree) if isinstance(node, ast.ExceptHandler)]
     broad = [h for h in handlers if h.type is None or ast.unparse(h.type) in {"Exception", "BaseException"}]
     silent = (ast.Pass, ast.Continue)
     return [f"line {h.lineno}" for h in broad if all(isinstance(statement, silent) for statement in h.body)]
@@ -132,7 +130,7 @@ SAMPLES = {
 
 def findings(files: list[Path], rule: Callable[[ast.AST], list[str]]) -> dict[str, list[str]]:
     """What a rule finds, by file."""
-    found = {relative(path): rule(ast.parse(path.read_text())) for path in files}
+    found = {relative(path): rule(parsed(path)) for path in files}
     return {path: what for path, what in found.items() if what}
 
 

@@ -9,7 +9,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from resilio_hpc.launch.notify_targets import Target
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: the run's; 2 after a mistake of the user; 130 when interrupted."""
+def main(argv: Sequence[str] | None = None, supervise: Callable[[LaunchOptions], int] | None = None) -> int:
+    """Exit code: the run's, as ``supervise`` returns it (default: the supervisor); 2 after a mistake of the user; 130
+    when interrupted."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # --help and --dry-run in a locale without UTF-8
     try:
-        return _launch(sys.argv[1:] if argv is None else argv)
+        return _launch(sys.argv[1:] if argv is None else argv, supervise)
     except ResilioError as error:
         print(f"resilio-launch: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return end.code if isinstance(end.code, int) else 0
 
 
-def _launch(argv: Sequence[str]) -> int:
+def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | None) -> int:
     caller = _caller()
     request = parse_join(argv, caller)
     if request is not None:
@@ -65,7 +66,8 @@ def _launch(argv: Sequence[str]) -> int:
 
     run = run_directory.open_run(Path(parsed.options.run_dir))
     notify_targets.put_away(run.path, targets)
-    return supervisor.run(replace(parsed.options, notify=()))  # which become part of the agents' command lines
+    supervise = supervise or supervisor.run
+    return supervise(replace(parsed.options, notify=()))  # which become part of the agents' command lines
 
 
 def _notify_targets(options: LaunchOptions, caller: Caller) -> tuple[Target, ...]:

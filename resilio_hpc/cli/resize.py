@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -128,7 +128,9 @@ def _once(resizer: Resizer, options: argparse.Namespace) -> int:
     return 1 if error else 0
 
 
-def _watch(resizer: Resizer, view: ResizeView, options: argparse.Namespace) -> int:
+def _watch(
+    resizer: Resizer, view: ResizeView, options: argparse.Namespace, sleep: Callable[[float], None] = time.sleep
+) -> int:
     """Until the run is over. What goes wrong is told once, and tried again at the next look."""
     view.watch()
     said = failed = ("", "", "")
@@ -149,7 +151,7 @@ def _watch(resizer: Resizer, view: ResizeView, options: argparse.Namespace) -> i
             said, failed = now, now if error else failed
             if decision.code == "over":
                 return 0
-        time.sleep(pause_s)
+        sleep(pause_s)
 
 
 def _say(decision: Decision, error: str, options: argparse.Namespace) -> None:

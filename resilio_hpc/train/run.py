@@ -55,6 +55,7 @@ class Run:
     _link: agent_link.AgentLink | None = field(default=None, repr=False)
     _stop: AgreedStop | None = field(default=None, repr=False)
     _stopping: bool = field(default=False, repr=False)
+    _patience_s: float = field(default=_PATIENCE_S, repr=False)
 
     @property
     def data_parallel_rank(self) -> int:
@@ -101,7 +102,7 @@ class Run:
         A save on the way may be refused, because those before it are still being written. This one waits for them,
         as long as it takes: what was trained since would be lost. Raises CheckpointError when it cannot be committed.
         """
-        tell_at = time.monotonic() + _PATIENCE_S
+        tell_at = time.monotonic() + self._patience_s
         while True:
             try:
                 handle = handle or save(completed)

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -25,24 +24,15 @@ def a_folder_and_no_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delenv(name, raising=False)
 
 
-def use_supervisor(monkeypatch: pytest.MonkeyPatch, run: object) -> None:
-    module = types.ModuleType("resilio_hpc.launch.supervisor")
-    module.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "resilio_hpc.launch.supervisor", module)
-    monkeypatch.setattr("resilio_hpc.launch.supervisor", module, raising=False)
-
-
-def test_the_supervisor_gets_the_options_and_gives_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_supervisor_gets_the_options_and_gives_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[LaunchOptions] = []
 
     def run(options: LaunchOptions) -> int:
         seen.append(options)
         return 17
 
-    use_supervisor(monkeypatch, run)
-    assert resilio_launch.main(["--nproc-per-node", "2", "--rdzv-backend", "c10d", "train.py", "--lr", "1"]) == 17
+    words = ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "train.py", "--lr", "1"]
+    assert resilio_launch.main(words, run) == 17
     assert (seen[0].nproc_per_node, seen[0].script_args) == ("2", ("--lr", "1"))
     assert capsys.readouterr().err.startswith("resilio-launch: note: --rdzv-backend has no effect: ")
 
@@ -56,7 +46,6 @@ def test_the_supervisor_gets_the_options_and_gives_the_exit_code(
     ],
 )
 def test_how_a_launch_can_end(
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,
     code: int,
@@ -65,8 +54,7 @@ def test_how_a_launch_can_end(
     def run(options: LaunchOptions) -> int:
         raise error
 
-    use_supervisor(monkeypatch, run)
-    assert resilio_launch.main(["train.py"]) == code
+    assert resilio_launch.main(["train.py"], run) == code
     assert capsys.readouterr().err == said
 
 

@@ -114,15 +114,14 @@ class Looks:
 
 
 def test_a_watch_outlives_slurm_and_the_run_directory_and_asks_more_seldom_meanwhile(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     stay, over = Decision("stay", "nothing_idle", "0 nodes idle"), Decision("stay", "over", "the run is over")
     away, stale = SlurmError("no answer"), OSError(116, "Stale file handle")
     looks = Looks(away, away, stale, away, away, away, stay, away, over)
     pauses: list[float] = []
-    monkeypatch.setattr(resize.time, "sleep", pauses.append)
     options = resize._parser().parse_args(["run", "--watch", "30"])
-    assert resize._watch(looks, looks, options) == 0  # type: ignore[arg-type]
+    assert resize._watch(looks, looks, options, pauses.append) == 0  # type: ignore[arg-type]
     assert pauses == [60.0, 120.0, 240.0, 480.0, 600.0, 600.0, 30.0, 60.0]
     said = capsys.readouterr().err.splitlines()
     assert said[:3] == [f"resilio: {error}; looking again" for error in (away, stale, away)]

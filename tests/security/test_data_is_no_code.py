@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "resilio_hpc"
+from tests.support.environments import ROOT
+from tests.support.sources import calls, parsed, walked
+
+PACKAGE = ROOT / "resilio_hpc"
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 FORBIDDEN_CALLS = {"eval", "os.system", "os.popen", "torch.load", "yaml.load", "subprocess.getoutput", "numpy.load"}
 BECOMING_SOMEBODY = {"os.setuid", "os.seteuid", "os.setreuid", "os.setresuid", "os.setgid", "os.setgroups"}
@@ -26,19 +28,13 @@ def sources() -> Iterator[tuple[str, ast.AST]]:
     for path in dict.fromkeys(found):
         name = path.relative_to(PACKAGE).as_posix()
         if "devcluster" not in name:  # a tool that plays a cluster, and says that it needs root
-            yield name, ast.parse(path.read_text())
-
-
-def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+            yield name, parsed(path)
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:
     for name, tree in sources():
         allowed = READS_OTHERS_FORMATS.get(name, set())
-        for node in ast.walk(tree):
+        for node in walked(tree):
             if isinstance(node, ast.Import):
                 assert not (FORBIDDEN_MODULES - allowed) & {alias.name.split(".")[0] for alias in node.names}, name
             if isinstance(node, ast.ImportFrom):
@@ -49,8 +45,8 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
 
 
 def test_the_one_unpickler_looks_nothing_up() -> None:
-    tree = ast.parse((PACKAGE / "ckpt/formats/dcp_metadata.py").read_text())
-    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    tree = parsed(PACKAGE / "ckpt/formats/dcp_metadata.py")
+    used = {ast.unparse(node) for node in walked(tree) if isinstance(node, ast.Attribute)}
     assert {name for name in used if name.startswith("pickle.")} == {"pickle._Unpickler"}
     assert not {"importlib.import_module", "__import__", "getattr"} & {function for function, _ in calls(tree)}
 
@@ -73,7 +69,5 @@ def test_nobody_becomes_somebody_else() -> None:
     for name, tree in sources():
         called = {function for function, _ in calls(tree)}
         assert not called & BECOMING_SOMEBODY or name in GIVES_UP_ROOT, name
-        words = {
-            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        }
+        words = {node.value for node in walked(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
         assert not words & {"sudo", "su", "setpriv", "pkexec", "doas"}, name

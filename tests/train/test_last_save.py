@@ -6,19 +6,21 @@ import os
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import Checkpointer, agent_link, arena, saver_process
+from resilio_hpc.ckpt import Checkpointer, SaveHandle, agent_link, arena, saver_process
 from resilio_hpc.core.errors import CheckpointError, SaveRefused
 from resilio_hpc.core.rank_link import Finished, Restored, SnapshotTaken, Stage
 from resilio_hpc.train import Run
 from resilio_hpc.train import run as run_module
-from tests.support.train.strict_agent import PATIENCE_S, Peer, StrictAgent
+from tests.support.train.strict_agent import Peer, StrictAgent
+from tests.support.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -43,32 +45,36 @@ def in_thread(act: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+class Noted:
+    """A save that notes when it begins to be waited for, and when that is over."""
+
+    def __init__(self, handle: SaveHandle, notes: list[str]) -> None:
+        self.handle, self.notes = handle, notes
+
+    def wait(self, stage: Literal["committed"]) -> None:
+        self.notes.append("waits")
+        self.handle.wait(stage)
+        self.notes.append("committed")
 
 
-def test_it_waits_for_an_arena(
-    launched: tuple[Run, Peer], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_waits_for_an_arena(launched: tuple[Run, Peer], capfd: pytest.CaptureFixture[str]) -> None:
     """Both are being written: of one step, which some other node gave up, and of the next."""
     run, agent = launched
-    monkeypatch.setattr(run_module, "_PATIENCE_S", 0.1)
+    run = replace(run, _patience_s=0.05)
+    notes: list[str] = []
     checkpoint, state = Checkpointer(), {"x": np.zeros(1000)}
     assert checkpoint.restore(state) is None
     assert agent.hear(Restored).step == -1
     arenas = Path(os.environ["RESILIO_ARENA_DIR"])
     pins: list[arena.Pin] = []
 
-    def save(step: int) -> object:
+    def save(step: int) -> Noted:
         handle = checkpoint.save(step, state)
         if step in (1, 2):
             pin = arena.pin(arenas, step)
             assert pin is not None
             pins.append(pin)
-        return handle
+        return Noted(handle, notes)
 
     def train() -> None:
         for step in run.steps(0, 4, save=save, every=1):
@@ -82,14 +88,16 @@ def test_it_waits_for_an_arena(
         said.append(capfd.readouterr().err)
         return "rank 0: still waiting: step 4 was not saved (committed): both arenas" in "".join(said)
 
-    until(is_told)
+    until(is_told, "a user is told", lambda: said)
+    notes.clear()
     pins[0].release()
     assert agent.hear(SnapshotTaken).step == 4
-    training.join(0.2)
-    assert training.is_alive(), "it is not committed yet"
+    until(lambda: notes == ["waits"], "it is waited for", lambda: notes)
+    notes.append("told")
     agent.tell(Stage(4, "committed"))
     assert agent.hear(Finished) == Finished(4)
     training.join(PATIENCE_S)
+    assert notes == ["waits", "told", "committed"]
     pins[1].release()
     assert "".join(said).count("still waiting") == 1
 
@@ -99,10 +107,14 @@ def test_without_a_launcher_it_waits_longer_than_the_others(tmp_path: Path) -> N
     checkpoint.save(1, {"x": 1}).wait(timeout_s=PATIENCE_S)
     pid = saver_process._idle[-1]._process.pid
     os.kill(pid, signal.SIGSTOP)
-    training = in_thread(
-        lambda: list(run_module._attach({}).steps(1, 6, save=lambda step: checkpoint.save(step, {"x": step}), every=1))
-    )
-    training.join(1.0)
+    saves: list[int] = []
+
+    def save(step: int) -> SaveHandle:
+        saves.append(step)
+        return checkpoint.save(step, {"x": step})
+
+    training = in_thread(lambda: list(run_module._attach({}).steps(1, 6, save=save, every=1)))
+    until(lambda: saves.count(6) > 3, "the last save is made again", lambda: saves)
     assert training.is_alive() and checkpoint.steps() == [1]
     os.kill(pid, signal.SIGCONT)
     training.join(PATIENCE_S)

@@ -20,7 +20,8 @@ from resilio_hpc.launch.stopping import StopAgreement
 from resilio_hpc.train import Run
 from resilio_hpc.train import run as run_module
 from resilio_hpc.train.agreed_stop import AgreedStop
-from tests.support.train.strict_agent import PATIENCE_S, Peer, StrictAgent
+from tests.support.train.strict_agent import Peer, StrictAgent
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.rank_link import AgentMessage, Attach, Finished, RankMessage, StepDone, StopAck, StopAt, Stopped
+from tests.support.waiting import PATIENCE_S
 
 Message = TypeVar("Message", bound=RankMessage)
-PATIENCE_S = 20.0
 
 
 class Peer:
