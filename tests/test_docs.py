@@ -14,8 +14,8 @@ import pytest
 from resilio_hpc.core.event_words import KINDS
 from resilio_hpc.launch.option_values import Caller
 from resilio_hpc.launch.options_parser import parse, parse_join
+from tests.support.environments import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 LAUNCH = ROOT / "resilio_hpc" / "launch"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from resilio_hpc.launch.placements import missing_survival_flags
-from tests.support.environments import scrubbed
+from tests.support.environments import ROOT
+from tests.support.train.programs import run_programs
 
-ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 SETTING = """
 import torch
@@ -21,13 +19,8 @@ state, total = {"model": model, "optimizer": torch.optim.AdamW(model.parameters(
 
 def test_the_training_scripts_lines_save_and_go_on(tmp_path: Path) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    for total in (20, 30):
-        script = SETTING.replace("250", str(total)) + snippet + "print(start)"
-        done = subprocess.run(
-            [sys.executable, "-c", script], cwd=tmp_path, env=scrubbed(), capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip() == {20: "0", 30: "20"}[total]
+    scripts = [SETTING.replace("250", str(total)) + snippet + "print(start)" for total in (20, 30)]
+    assert run_programs([(tmp_path, script) for script in scripts]) == [(0, "0\n"), (0, "20\n")]
 
 
 def test_every_srun_that_pages_show_has_the_survival_flags() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.environments import ROOT
+
 ROOMS = ("autoparallel", "core", "native", "slurm", "ckpt", "prolog_epilog")
 FILES = ("sbatch_templates", "setup.py", "setup.cfg", "pyproject.toml", "LICENSE")
 SOURCES = ("resilio_hpc", *ROOMS, *FILES)

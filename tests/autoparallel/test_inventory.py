@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,9 @@ from resilio_hpc.slurm import job_json, node_json, text_output
 from resilio_hpc.slurm.gres import parse_gres
 from resilio_hpc.slurm.model import Job, Node, Partition
 from resilio_hpc.slurm.states import job_state, node_state
+from tests.support.environments import ROOT
 
-SAMPLES = Path(__file__).parents[1] / "slurm" / "samples"
+SAMPLES = ROOT / "tests" / "slurm" / "samples"
 MAIN = Partition("main", "UP", max_nodes=math.inf)
 
 

@@ -14,6 +14,7 @@ from resilio_hpc.autoparallel.model_source import find_model
 from resilio_hpc.autoparallel.presets import Preset, preset, presets
 from resilio_hpc.autoparallel.transformer_graph import transformer_graph
 from resilio_hpc.core.errors import UsageError
+from tests.support.environments import ROOT
 
 LLAMA: dict[str, object] = {
     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
@@ -32,7 +33,7 @@ def test_presets_have_their_published_parameters(name: str) -> None:
 
 
 def test_every_reader_is_used_by_a_preset() -> None:
-    text = (Path(__file__).parents[2] / "autoparallel" / "presets.toml").read_text()
+    text = (ROOT / "autoparallel" / "presets.toml").read_text()
     assert [kind for kind in READERS if f'"{kind}"' not in text] == []
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "controller_scale.py"
+from tests.support.environments import ROOT
+
+BENCHMARK = ROOT / "benchmarks" / "controller_scale.py"
 
 
 @pytest.mark.slow

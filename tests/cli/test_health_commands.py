@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.check import Result, Verdict
 from resilio_hpc.prolog_epilog.node import boot_id, uptime_s
 from resilio_hpc.slurm.drain_reason import Finding, disowned_reason, write_reason
+from tests.support.requirements import need_program, need_root
 
 FAST = ["memory-pressure", "cpu-online"]
 
@@ -153,8 +153,9 @@ def test_a_mistake_is_one_line(
     assert message in text and len(text.splitlines()) == 1
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="becoming another user needs root")
 def test_any_user_may_look_before_a_start(tmp_path: Path) -> None:
+    need_root()
+    need_program("setpriv")
     argv = [sys.executable, "-m", "resilio_hpc.cli.main", "health", "run", "--context", "start", "--json"]
     become = ["setpriv", "--reuid=20001", "--regid=20001", "--clear-groups"]
     done = subprocess.run([*become, *argv], capture_output=True, text=True, timeout=120, cwd="/tmp", check=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from resilio_hpc.autoparallel.comm_fit import FACTORS, fit
 from resilio_hpc.autoparallel.compute_samples import KINDS
 from resilio_hpc.cli import main
 from resilio_hpc.cli.plan_profile_comm import job_script
+from tests.support.requirements import need_program
 
 ROWS = """layers,hidden,heads,vocab,seq,global_batch,micro_batch,gpu,num_gpus,tp,pp,dp
 4,1024,16,512,512,16,1,H100,16,8,1,2
@@ -89,8 +89,8 @@ def test_processes_on_this_machine_are_measured_and_predictions_use_it(
     assert float(measured["pred_iter_time_s"]) > 2 * float(shipped["pred_iter_time_s"])  # no CPU is NVLink
 
 
-@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no MPI (apt-get install openmpi-bin)")
 def test_collectives_of_mpi_are_measured_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_program("mpiexec", package="openmpi-bin")
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
         monkeypatch.setenv(name, "1")
     assert comm("--backend=mpi", "--here=2", "--seconds=0.3", "--largest=1", f"--out={tmp_path}/mpi.h5") == 0

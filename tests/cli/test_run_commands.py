@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import select
 import subprocess
 import sys
 import termios
@@ -19,6 +20,7 @@ from resilio_hpc.cli import main
 from resilio_hpc.core.ledger import Ledger, read_ledger
 from resilio_hpc.report import faults, goodput
 from tests.support.environments import scrubbed
+from tests.support.waiting import PATIENCE_S, until
 
 SCRIPT = """
 import os, signal, time
@@ -79,7 +81,7 @@ def test_the_fault_and_the_goodput_of_a_real_run(run: Path) -> None:
     (fault,) = faults(events)
     assert (fault.kind, fault.rank, fault.recovered, fault.plan) == ("rank_killed", 1, True, "restart_ranks")
     assert fault.recovery_s is not None and fault.detection_s is not None
-    assert 0 < fault.recovery_s < 60 and 0 <= fault.detection_s < fault.recovery_s
+    assert fault.recovery_s > 0 and 0 <= fault.detection_s < fault.recovery_s
     found = goodput(events)
     assert found.steps_known and found.rounds == 2
     assert 0 < found.useful_s < found.total_s and found.recovery_s > 0 and found.startup_s > 0
@@ -130,8 +132,8 @@ def test_the_view_of_a_run_that_ended_ends_in_plain_lines(run: Path, capsys: pyt
     assert "recovered from a killed rank" in "\n".join(lines)
 
 
-def in_terminal(argv: list[str], until: bytes, then: bytes = b"") -> tuple[int, bytes]:
-    """Run a command with a terminal; type ``then`` when ``until`` is seen. Returns (exit code, all that it wrote)."""
+def in_terminal(argv: list[str], awaited: bytes, then: bytes = b"") -> tuple[int, bytes]:
+    """Run a command with a terminal; type ``then`` when ``awaited`` is seen. Returns (exit code, all that it wrote)."""
     parent, child = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "resilio_hpc.cli.main", *argv],
@@ -139,18 +141,24 @@ def in_terminal(argv: list[str], until: bytes, then: bytes = b"") -> tuple[int, 
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
     )  # fmt: skip
     os.close(child)
-    seen, deadline = b"", time.monotonic() + 60
-    while time.monotonic() < deadline:
+    seen = bytearray()
+
+    def closed() -> bool:
+        nonlocal then
+        if not select.select([parent], [], [], 0.05)[0]:
+            return False
         try:
-            piece = os.read(parent, 65536)
+            seen.extend(os.read(parent, 65536))
         except OSError:  # the terminal's other end is closed
-            break
-        seen += piece
-        if then and until in seen:
+            return True
+        if then and awaited in seen:
             os.write(parent, then)
             then = b""
+        return False
+
+    until(closed, "the end of the command", lambda: bytes(seen[-500:]), poll_s=0)
     os.close(parent)
-    return process.wait(20), seen
+    return process.wait(PATIENCE_S), bytes(seen)
 
 
 def test_the_live_view_ends_by_itself_with_the_verdict_and_gives_the_cursor_back(run: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from resilio_hpc.cli import main
 from resilio_hpc.slurm import template_files
+from tests.support.environments import scrubbed
 
 FAKE_SBATCH = """#!/bin/bash
 # A fake of sbatch: notes its arguments, its environment and the script, and answers as it is told.
@@ -204,7 +205,7 @@ def test_the_templates_are_listed_and_explained(capsys: pytest.CaptureFixture[st
 def test_help_has_examples_that_are_understood(slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "resilio_hpc.cli.main", "submit", "--help"], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env=scrubbed(),
     )  # fmt: skip
     examples = re.findall(r"^  resilio (submit .*?)(?: {2,}#.*)?$", done.stdout, re.MULTILINE)
     assert len(examples) >= 5

@@ -18,6 +18,7 @@ from resilio_hpc.prolog_epilog.check import Fault, OnFail, Result, Verdict
 from resilio_hpc.prolog_epilog.examination import withheld
 from resilio_hpc.prolog_epilog.hook_files import TEMPLATES, filled
 from resilio_hpc.prolog_epilog.runner import Memory, StuckSince
+from tests.support.requirements import need_root
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 
@@ -76,8 +77,8 @@ def test_nobody_elses_verdict_is_believed(cache: VerdictCache, tmp_path: Path) -
         cache.read(1010.0, 60.0, BOOT)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file to another user needs root")
 def test_a_directory_that_a_user_made_first_is_refused(cache: VerdictCache) -> None:
+    need_root()
     os.chown(cache.directory, 20001, 20001)
     with pytest.raises(NoVerdict, match="user 20001"):
         cache.read(1010.0, 60.0, BOOT)

@@ -16,6 +16,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.prolog_epilog.epilog import Entry, Job, Plan, Policy, Running, decide, job_of
 from resilio_hpc.prolog_epilog.node_files import NodeFiles
 from resilio_hpc.prolog_epilog.reaping import carry_out, end, see_entries, see_processes
+from tests.support.requirements import need_root
 
 USER = 20001
 JOB = Job("7", USER)
@@ -137,8 +138,8 @@ def test_a_number_that_another_process_has_got_since_is_left_alone() -> None:
         other.wait()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becoming the job's user needs root")
 def test_removal_is_the_users_and_follows_no_link(tmp_path: Path) -> None:
+    need_root()
     for above in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         above.chmod(0o755)
     shared, kept = tmp_path / "shm", tmp_path / "kept"

@@ -16,6 +16,7 @@ from resilio_hpc.report.as_json import overview_json
 from resilio_hpc.report.overview import Overview, RunReader, is_closed
 from resilio_hpc.report.screen import screen
 from tests.support.environments import open_the_way_to
+from tests.support.requirements import need_root
 
 STATUS = {
     "v": 1, "time": 100.0, "epoch": 2, "controller": "n1", "phase": "running", "round": 3, "restarts": 4,
@@ -181,9 +182,9 @@ def test_what_is_no_run_directory_is_said_so(tmp_path: Path, content: str | None
         RunReader(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user's eyes")
 @pytest.mark.parametrize("hidden", ["", "run.json"])
 def test_another_users_run_is_said_to_be_hidden(run: Path, hidden: str) -> None:
+    need_root()
     open_the_way_to(run.parent)
     (run / hidden).chmod(0)
     child = os.fork()

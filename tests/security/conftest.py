@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from resilio_hpc.launch import run_directory
 from tests.support.environments import open_the_way_to, scrubbed
 from tests.support.security.live_run import Running
+from tests.support.waiting import PATIENCE_S, until
 
 SCRIPT = """
 import time
@@ -43,13 +43,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             env=scrubbed(),
         )  # fmt: skip
     try:
-        deadline = time.monotonic() + 120
-        while not list((path / "checkpoints").glob("*/*")) or not list((path / "checkpoints").rglob("manifest*")):
-            assert launch.poll() is None and time.monotonic() < deadline, (folder / "out").read_text()
-            time.sleep(0.05)
+        until(
+            lambda: list((path / "checkpoints").rglob("manifest*")),
+            "a committed checkpoint",
+            lambda: (folder / "out").read_text(errors="replace"),
+            alive=lambda: launch.poll() is None,
+        )
         run = run_directory.read_run(path)
         local = run_directory.node_directories(run.run_id, socket.gethostname().split(".")[0])
         yield Running(path, run.secret, launch.pid, local)
     finally:
         launch.terminate()
-        launch.wait(60)
+        launch.wait(PATIENCE_S)

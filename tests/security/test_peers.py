@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.controller_host import ControllerHost
 from resilio_hpc.launch.storage import Storage
+from tests.support.waiting import PATIENCE_S, until
 
 KEYS = wire.Keys.derive(b"a" * 64)
 HELLO = m.Hello("n1", "i1", 1, "n1:1", "n1", 1)
-LIMIT_S = 20.0
 
 
 class Heard:
@@ -59,12 +58,13 @@ class Node:
         )  # fmt: skip
 
     def serve_until(self, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not done():
-            assert time.monotonic() < deadline, (self.counters, self.heard.nodes)
+        def served() -> bool:
             self.gatekeeper.serve()
             self.host.serve()
             self.host.socket.poll(5)
+            return done()
+
+        until(served, "what was sent is served", lambda: (self.counters, self.heard.nodes), poll_s=0)
 
     def call(self, name: bytes, port: int | None = None) -> zmq.Socket[bytes]:
         self.callers.append(wire.call(self.outside, KEYS, f"127.0.0.1:{port or self.host.port}", name))
@@ -120,7 +120,8 @@ class Tap:
                     ways[link].sendall(data)
 
     def end(self) -> None:
-        self._thread.join(LIMIT_S)
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
 
 
 def test_a_recorded_conversation_says_nothing_when_it_is_replayed(node: Node) -> None:

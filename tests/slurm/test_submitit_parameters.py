@@ -19,6 +19,7 @@ from resilio_hpc.slurm.submitit_job import lines_of
 from resilio_hpc.slurm.submitit_parameters import Shape, checked, converted, job_script, shape
 from resilio_hpc.slurm.submitit_task import forget_earlier_life
 from resilio_hpc.slurm.template import Job
+from tests.support.environments import ROOT
 
 FOLDER = Path("/a 'folder'/%j")
 
@@ -146,7 +147,7 @@ def kill_yourself_once(folder: Path) -> tuple[int, str]:
 
 
 def test_two_nodes_of_this_machine_survive_a_killed_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}:{Path(__file__).parent}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{Path(__file__).parent}")
     executor = submitit.AutoExecutor(folder=tmp_path / "a b" / "%j", cluster="resilio", resilio_cluster="local")
     executor.update_parameters(nodes=2, tasks_per_node=1, timeout_min=5, resilio_launch_flags=["--no-zygote"])
     job = executor.submit(kill_yourself_once, tmp_path)

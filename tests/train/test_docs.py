@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.environments import scrubbed
+from tests.support.environments import ROOT
+from tests.support.train.programs import run_programs
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = ROOT / "docs"
 SNIPPETS = [
     snippet
     for page in ("training-api.md", "resizing.md")
@@ -19,16 +18,20 @@ SNIPPETS = [
 ]
 
 
+Ran = list[tuple[Path, int, str]]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """(directory, exit code, output) of each."""
+    directories = [tmp_path_factory.mktemp(f"snippet{number}") for number in range(len(SNIPPETS))]
+    found = run_programs(list(zip(directories, SNIPPETS, strict=True)))
+    return [(directory, code, said) for directory, (code, said) in zip(directories, found, strict=True)]
+
+
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_a_snippet_runs(number: int, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SNIPPETS[number]],
-        cwd=tmp_path,
-        env=scrubbed(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_snippet_runs(number: int, ran: Ran) -> None:
+    directory, code, said = ran[number]
+    assert code == 0, said
     if "Checkpointer" in SNIPPETS[number]:
-        assert (tmp_path / "checkpoints" / "latest").read_text().strip() in SNIPPETS[number]
+        assert (directory / "checkpoints" / "latest").read_text().strip() in SNIPPETS[number]

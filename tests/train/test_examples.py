@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core import process
-from tests.support.environments import SUPPORT, scrubbed
+from tests.support.environments import ROOT, SUPPORT, scrubbed
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 GPT = [str(EXAMPLES / "train_gpt.py"), "--steps", "10", "--every", "3", "--log-every", "1"]
 GPT += ["--layers", "2", "--width", "32", "--batch", "4", "--sequence", "32"]

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from resilio_hpc.core import process
-from tests.support.environments import scrubbed
+from tests.support.environments import ROOT, scrubbed
+from tests.support.requirements import need_program
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mpi_jacobi.py"
+EXAMPLE = ROOT / "examples" / "mpi_jacobi.py"
 SIZE = 20
 # Open MPI refuses root unless told, and looks for other machines unless told not to.
 ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl": "self"}
 RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__'); print('torch' in sys.modules)"
-
-pytestmark = pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no MPI (apt-get install openmpi-bin)")
 
 
 def digest(steps: int) -> str:
@@ -45,6 +42,7 @@ def solve(directory: Path, steps: int) -> str:
 
 
 def test_the_example_goes_on_where_it_ended_and_never_imports_torch(tmp_path: Path) -> None:
+    need_program("mpiexec", package="openmpi-bin")
     for steps in (12, 30):
         assert solve(tmp_path, steps) == "False"
         assert json.loads((tmp_path / "result").read_text())["sha256"] == digest(steps)
