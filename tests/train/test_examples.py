@@ -11,6 +11,7 @@ import pytest
 
 from resilio_hpc.core import process
 from tests.support.environments import ROOT, SUPPORT, scrubbed
+from tests.support.waiting import PATIENCE_S
 
 EXAMPLES = ROOT / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -44,11 +45,18 @@ def run(argv: list[str], directory: Path) -> list[str]:
     return out.splitlines()
 
 
-def run_quickly(runs: list[list[str]], directory: Path) -> list[str]:
-    """Runs one after the other, all forked from one process; the lines printed."""
-    program = str(SUPPORT / "train" / "forked_ranks.py")
-    argv = [sys.executable, program, json.dumps(runs)]
-    return process.run(argv, timeout_s=120, env=environment(directory), cwd=directory).stdout.splitlines()
+@pytest.fixture(scope="module")
+def quick_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """Two runs of the plain script and two of the recovery script, one after the other, all forked from one process:
+    (the lines that the plain script printed, the directory of the recovery script)."""
+    plain, tiny = (tmp_path_factory.mktemp(name) for name in ("plain", "tiny"))
+    first = [str(plain), str(EXAMPLES / "train_plain.py"), "--checkpoint", str(plain / "plain.pt"), "--every", "5"]
+    second = [str(tiny), str(EXAMPLES / "train_tiny.py"), "--out", str(tiny), "--shm", str(tiny / "shm")]
+    second += ["--step-seconds", "0.01", "--every", "4", "--state-mb", "1"]
+    runs = [[*first, "--steps", "10"], [*first, "--steps", "15"], [*second, "--steps", "6"], [*second, "--steps", "8"]]
+    argv = [sys.executable, str(SUPPORT / "train" / "forked_ranks.py"), json.dumps(runs)]
+    lines = process.run(argv, timeout_s=PATIENCE_S, env=environment(plain), cwd=plain).stdout.splitlines()
+    return lines[: lines.index(f"== {tiny}")], tiny
 
 
 def result(directory: Path) -> dict[str, object]:
@@ -92,19 +100,16 @@ def test_the_gpt_killed_and_restored_ends_with_the_same_bits(undisturbed: Path, 
     assert result(tmp_path) == result(undisturbed)
 
 
-def test_the_plain_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
-    argv = [str(EXAMPLES / "train_plain.py"), "--checkpoint", str(tmp_path / "plain.pt"), "--every", "5"]
-    lines = run_quickly([[*argv, "--steps", "10"], [*argv, "--steps", "15"]], tmp_path)
+def test_the_plain_script_goes_on_from_its_own_checkpoint(quick_runs: tuple[list[str], Path]) -> None:
+    lines, _ = quick_runs
     assert [line for line in lines if "ranks" in line] == ["2 ranks, from step 0", "2 ranks, from step 10"]
 
 
-def test_the_recovery_script_stamps_every_step_and_goes_on(tmp_path: Path) -> None:
-    argv = [str(EXAMPLES / "train_tiny.py"), "--out", str(tmp_path), "--shm", str(tmp_path / "shm")]
-    argv += ["--step-seconds", "0.05", "--every", "4", "--state-mb", "1"]
-    run_quickly([[*argv, "--steps", "6"], [*argv, "--steps", "8"]], tmp_path)
+def test_the_recovery_script_stamps_every_step_and_goes_on(quick_runs: tuple[list[str], Path]) -> None:
+    _, directory = quick_runs
     phases = ["start", "imported", "init", "built", "restored"]
     for rank in (0, 1):
-        stamps = [line.split() for line in (tmp_path / f"steps-rank{rank}").read_text().splitlines()]
+        stamps = [line.split() for line in (directory / f"steps-rank{rank}").read_text().splitlines()]
         assert [what for what, _, _ in stamps] == [*phases, *"123456", *phases, *"78"]
         times = [float(when) for _, when, _ in stamps]
         assert times == sorted(times)

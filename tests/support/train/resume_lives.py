@@ -5,6 +5,7 @@ python resume_lives.py DIRECTORY SCENARIO…      prints one JSON line: {scenari
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import random
 import sys
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import numpy
 import torch
@@ -130,8 +132,9 @@ def run_life(directory: Path, options: str, first: int, last: int, warm: bool) -
     return (directory / "hash0").read_text()
 
 
-def main() -> None:
+def main() -> NoReturn:
     keep_alive()
+    gc.freeze()  # children need not look at it again
     directory = Path(sys.argv[1])
     results = {}
     for scenario in sys.argv[2:]:
@@ -141,7 +144,8 @@ def main() -> None:
         else:
             run_life(directory, options, 0, STOP_AT, warm == "warm")
             results[scenario] = run_life(directory, options, STOP_AT, STEPS, warm == "warm")
-    print(json.dumps(results))
+    print(json.dumps(results), flush=True)
+    os._exit(0)  # taking torch apart takes seconds
 
 
 if __name__ == "__main__":
