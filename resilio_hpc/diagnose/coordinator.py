@@ -42,11 +42,20 @@ class Starter(Protocol):
 
 
 class Coordinator:
-    """One check. ``host``: where to listen."""
+    """One check. ``host``: where to listen. ``clock`` gives seconds that only go forward."""
 
     def __init__(
-        self, nodes: Sequence[str], policy: PairPolicy, starter: Starter, host: str, progress: Progress
+        self,
+        nodes: Sequence[str],
+        policy: PairPolicy,
+        starter: Starter,
+        host: str,
+        progress: Progress,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        farewell_s: float = _FAREWELL_S,
     ) -> None:
+        self._clock, self._farewell_s = clock, farewell_s
         self._nodes = tuple(nodes)
         self._policy = policy
         self._starter = starter
@@ -65,7 +74,7 @@ class Coordinator:
         self._beat_at = float("-inf")
         self._round: RoundState | None = None
         self._rounds = 0
-        self._began = time.monotonic()
+        self._began = self._clock()
 
     def run(self) -> CheckResult:
         """The whole check, within its budget and a little more."""
@@ -85,15 +94,15 @@ class Coordinator:
         end = self._began + self._policy.budget_s
         history: list[Round] = []
         pairs = pairs_of_next_round(self._nodes, history, self._policy)
-        while pairs and time.monotonic() < end:
+        while pairs and self._clock() < end:
             history.append(self._run_round(pairs, end))
             pairs = pairs_of_next_round(self._nodes, history, self._policy)
-        return judge(self._nodes, history, self._policy, time.monotonic() - self._began, late=bool(pairs))
+        return judge(self._nodes, history, self._policy, self._clock() - self._began, late=bool(pairs))
 
     def _wait_for_nodes(self, end: float) -> None:
         self._progress(f"starting on {len(self._nodes)} nodes")
         settled = -1
-        while time.monotonic() < end:
+        while self._clock() < end:
             self._turn()
             now = len(self._ready | self._unable.keys() | self._gone.keys())
             if now != settled:
@@ -110,10 +119,10 @@ class Coordinator:
         self._progress(f"round {number}: {count} nodes")
         self._send(state.orders())
         policy = self._policy
-        limit = time.monotonic() + policy.start_s + 2 * policy.compute_s + 2 * policy.collective_s + policy.silence_s
-        while not state.over and time.monotonic() < end:
+        limit = self._clock() + policy.start_s + 2 * policy.compute_s + 2 * policy.collective_s + policy.silence_s
+        while not state.over and self._clock() < end:
             self._turn()
-            now = time.monotonic()
+            now = self._clock()
             for node in state.open_nodes:
                 fault, why = self._lost(node, now)
                 if fault is not None:
@@ -157,22 +166,22 @@ class Coordinator:
                 continue
             self._heard(node, frames[0], message)
         self._gone = self._starter.missing(tuple(self._heard_at))
-        if time.monotonic() >= self._beat_at + BEAT_S:
-            self._beat_at = time.monotonic()
+        if self._clock() >= self._beat_at + BEAT_S:
+            self._beat_at = self._clock()
             self._send([(node, Beat()) for node in self._callers])
 
     def _heard(self, node: str, caller: bytes, message: FromNode) -> None:
         self._callers[node] = caller
-        self._heard_at[node] = time.monotonic()
+        self._heard_at[node] = self._clock()
         if isinstance(message, Alive):
             (self._ready.add if message.ready else self._ready.discard)(node)
             self._unable.pop(node, None)
             if message.unable:
                 self._unable[node] = message.unable
         elif self._round is not None:
-            self._send(self._round.heard(node, message, time.monotonic()))
+            self._send(self._round.heard(node, message, self._clock()))
             if not isinstance(message, Entered):
-                self._send(self._round.tick(time.monotonic()))
+                self._send(self._round.tick(self._clock()))
 
     def _send(self, letters: Letters) -> None:
         for node, message in letters:
@@ -185,7 +194,7 @@ class Coordinator:
     def part(self) -> None:
         """Send everybody home."""
         self._send([(node, Bye()) for node in self._callers])
-        time.sleep(_FAREWELL_S if self._callers else 0)
+        time.sleep(self._farewell_s if self._callers else 0)
         self._socket.close()
         self._gate.socket.close()
         self._context.destroy(linger=0)

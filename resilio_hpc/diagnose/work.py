@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -77,15 +78,17 @@ def _scheduled() -> tuple[float, float]:
     return ran, waited
 
 
-def compute(policy: PairPolicy) -> tuple[str, tuple[float, ...], float]:
+def compute(policy: PairPolicy, stopwatch: Callable[[], Stopwatch] = Stopwatch) -> tuple[str, tuple[float, ...], float]:
     """The slowest device, its seconds per product, block by block, and the share of that time spent waiting for a CPU.
 
     Raises WrongResult."""
-    timed = [(name_of(device), *_compute_on(device, policy)) for device in devices()]
+    timed = [(name_of(device), *_compute_on(device, policy, stopwatch)) for device in devices()]
     return max(timed, key=lambda one: min(one[1]))
 
 
-def _compute_on(device: torch.device, policy: PairPolicy) -> tuple[tuple[float, ...], float]:
+def _compute_on(
+    device: torch.device, policy: PairPolicy, stopwatch: Callable[[], Stopwatch]
+) -> tuple[tuple[float, ...], float]:
     size = policy.gpu_matrix if device.type == "cuda" else policy.cpu_matrix
     torch.backends.cuda.matmul.allow_tf32 = True
     draw = torch.Generator().manual_seed(size)
@@ -94,7 +97,7 @@ def _compute_on(device: torch.device, policy: PairPolicy) -> tuple[tuple[float, 
     _verify_product(a, b, expected, device)
     blocks, waited = [], []
     for _ in range(policy.blocks):
-        watch, count = Stopwatch(), 0
+        watch, count = stopwatch(), 0
         while count == 0 or watch.wall_s < policy.block_s:  # a busy machine may not let us begin before it is over
             if not torch.equal(a @ b, expected):
                 raise WrongResult(f"a matrix product on {name_of(device)} differs from the same product before")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Thread
+from threading import Event, Thread
 
 import msgspec
 import zmq
@@ -17,8 +16,9 @@ from resilio_hpc.diagnose import CheckResult, interpreter
 from resilio_hpc.diagnose.coordinator import Coordinator
 from resilio_hpc.diagnose.messages import FROM_NODE, TO_NODE, Alive, Bye, Measured, NodeSettings, Order
 from resilio_hpc.diagnose.policy import pair_policy
+from tests.support.waiting import PATIENCE_S
 
-QUICK = msgspec.structs.replace(pair_policy(), start_s=2.0, silence_s=1.0, budget_s=60.0)
+POLICY = msgspec.structs.replace(pair_policy(), budget_s=10_000.0)
 
 
 @dataclass
@@ -28,15 +28,34 @@ class Given:
     secret: bytes = b""
     port: int = 0
     gone: dict[str, str] = field(default_factory=dict)
+    started: Event = field(default_factory=Event)
+    closed: Event = field(default_factory=Event)
 
     def start(self, secret: bytes, port: int) -> None:
         self.secret, self.port = secret, port
+        self.started.set()
 
     def missing(self, heard: Sequence[str]) -> Mapping[str, str]:
         return self.gone
 
     def close(self) -> None:
-        pass
+        self.closed.set()
+
+
+class Clock:
+    """Goes on only when all nodes that speak have been heard since it last did: a busy machine makes none of them late.
+
+    Where nobody speaks, it goes on whenever it is looked at.
+    """
+
+    def __init__(self, speaking: Sequence[str]) -> None:
+        self.heard_at: Mapping[str, float] = {}
+        self._speaking, self._now = speaking, 0.0
+
+    def __call__(self) -> float:
+        if all(self.heard_at.get(name) == self._now for name in self._speaking):
+            self._now += POLICY.silence_s / 3
+        return self._now
 
 
 class Node(Thread):
@@ -48,15 +67,14 @@ class Node(Thread):
 
     def run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        while not self._given.port:
-            time.sleep(0.01)
+        self._given.started.wait()
         keys = wire.Keys.derive(self._given.secret)
         socket = wire.call(context, keys, f"127.0.0.1:{self._given.port}", f"{self._name}/1".encode())
         quiet = over = False
-        while not over:
+        while not over and not self._given.closed.is_set():
             if not quiet:
                 wire.send(socket, [FROM_NODE.encode(Alive(True))])
-            socket.poll(200)
+            socket.poll(10)
             for frames in wire.receive_all(socket):
                 message = TO_NODE.decode(frames[-1])
                 over = over or isinstance(message, Bye)
@@ -70,7 +88,9 @@ class Node(Thread):
 
 def checked(names: Sequence[str], quiet: Sequence[str] = (), absent: Sequence[str] = ()) -> CheckResult:
     given = Given()
-    coordinator = Coordinator(names, QUICK, given, "127.0.0.1", lambda _: None)
+    clock = Clock([name for name in names if name not in (*quiet, *absent)])
+    coordinator = Coordinator(names, POLICY, given, "127.0.0.1", lambda _: None, clock=clock, farewell_s=0.0)
+    clock.heard_at = coordinator._heard_at
     for name in names:
         if name not in absent:
             Node(name, given, name in quiet).start()
@@ -82,12 +102,10 @@ def test_nodes_that_answer_pass() -> None:
     assert (result.outcome, result.good) == ("fine", ("a", "b", "c"))
 
 
-def test_a_node_that_falls_silent_and_one_that_never_came_are_named_in_bounded_time() -> None:
-    began = time.monotonic()
+def test_a_node_that_falls_silent_and_one_that_never_came_are_named() -> None:
     result = checked(["a", "b", "c", "d", "e", "f"], quiet=["b"], absent=["e"])
     assert {one.node: one.fault for one in result.nodes if one.state == "bad"} == {"b": "silent", "e": "absent"}
     assert result.good == ("a", "c", "d", "f")
-    assert time.monotonic() - began < QUICK.budget_s
 
 
 def test_where_nobody_comes_nobody_is_named() -> None:
@@ -97,14 +115,13 @@ def test_where_nobody_comes_nobody_is_named() -> None:
 
 def test_a_stranger_and_nonsense_change_nothing() -> None:
     given = Given()
-    coordinator = Coordinator(["a", "b"], QUICK, given, "127.0.0.1", lambda _: None)
+    coordinator = Coordinator(["a", "b"], POLICY, given, "127.0.0.1", lambda _: None, farewell_s=0.0)
     Node("a", given).start()
     Node("b", given).start()
 
     def disturb() -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        while not given.port:
-            time.sleep(0.01)
+        given.started.wait()
         stranger = wire.Keys.derive(wire.new_secret())
         own = wire.Keys.derive(given.secret)
         sockets = [
@@ -115,7 +132,7 @@ def test_a_stranger_and_nonsense_change_nothing() -> None:
             for socket in sockets:
                 for frame in (b"", b"\x01garbage", FROM_NODE.encode(Alive(True)), b"\x01" + b"\xff" * 1000):
                     wire.send(socket, [frame])
-            time.sleep(0.01)
+            given.closed.wait(0.01)
         context.destroy(linger=0)
 
     thread = Thread(target=disturb)
@@ -126,14 +143,15 @@ def test_a_stranger_and_nonsense_change_nothing() -> None:
 
 
 def test_a_checker_without_its_coordinator_ends_by_itself() -> None:
-    settings = NodeSettings(secret=wire.new_secret().decode(), endpoint="127.0.0.1:1", node="a", policy=QUICK)
+    hasty = msgspec.structs.replace(POLICY, silence_s=0.05)
+    settings = NodeSettings(secret=wire.new_secret().decode(), endpoint="127.0.0.1:1", node="a", policy=hasty)
     process = subprocess.Popen(interpreter.command("checker"), stdin=subprocess.PIPE)
-    process.communicate(msgspec.json.encode(settings) + b"\n", timeout=120)
+    process.communicate(msgspec.json.encode(settings) + b"\n", timeout=PATIENCE_S)
     assert process.returncode == 0
 
 
 def test_the_secret_is_in_no_argument_and_no_environment() -> None:
-    settings = NodeSettings(secret=wire.new_secret().decode(), endpoint="127.0.0.1:1", node="a", policy=QUICK)
+    settings = NodeSettings(secret=wire.new_secret().decode(), endpoint="127.0.0.1:1", node="a", policy=POLICY)
     with subprocess.Popen(interpreter.command("checker"), stdin=subprocess.PIPE) as process:
         assert process.stdin
         process.stdin.write(msgspec.json.encode(settings) + b"\n")
