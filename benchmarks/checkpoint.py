@@ -24,6 +24,7 @@ from checkpoint_measure import TENSORS
 from checkpoint_methods import METHODS
 from checkpoint_peers import PEERS
 from checkpoint_processes import run, slowest
+from launchers import PEERS as PEERS_PROGRAMS
 from measure import machine, shown
 
 TIMEOUT_S = 600.0
@@ -33,12 +34,12 @@ COLUMNS = ("first", "blocked", "effective", "durable", "cold", "memory")
 Found = dict[str, list[float]]
 
 
-def one_round(method: str, options: argparse.Namespace) -> Found | str:
+def one_round(method: str, options: argparse.Namespace, peers: Path = PEERS_PROGRAMS) -> Found | str:
     """What it measured, or why it could not."""
     script = str(Path(__file__).with_name("checkpoint_measure.py"))
     argv = [script, method, str(options.megabytes * 1_000_000), str(options.saves), "{directory}"]
     argv += ["warm"] if options.warm else []
-    results = run(method, argv, options.processes, options.directory, TIMEOUT_S)
+    results = run(method, argv, options.processes, options.directory, TIMEOUT_S, peers=peers)
     if isinstance(results, str):
         return results
     found = slowest(results)

@@ -64,21 +64,32 @@ def tell_why(kind: type[BaseException], error: BaseException, trace: TracebackTy
     os._exit(1)
 
 
-def python_of(method: str) -> Path:
+def python_of(method: str, peers: Path = PEERS_PROGRAMS) -> Path:
     """The interpreter that a method needs: the peers have an environment of their own."""
-    return PEERS_PROGRAMS / "python" if method in PEERS else Path(sys.executable)
+    return peers / "python" if method in PEERS else Path(sys.executable)
 
 
 def run(
-    method: str, argv: Sequence[str], processes: int, disk: Path, timeout_s: float, **environment: str
+    method: str,
+    argv: Sequence[str],
+    processes: int,
+    disk: Path,
+    timeout_s: float,
+    *,
+    peers: Path = PEERS_PROGRAMS,
+    tmp: Path | None = None,
+    **environment: str,
 ) -> list[Any] | str:
-    """What each process told, or why there is nothing to tell. ``{directory}`` in argv: an empty one on ``disk``."""
-    python = python_of(method)
+    """What each process told, or why there is nothing to tell. ``{directory}`` in argv: an empty one on ``disk``.
+
+    ``peers``: where their programs are; ``tmp``: where temporary files are made (default: as Python chooses).
+    """
+    python = python_of(method, peers)
     if not python.exists():
         return "not installed here (benchmarks/peers_setup.sh installs the peers)"
     children: list[subprocess.Popen[bytes]] = []
     try:
-        with directories(disk) as (scratch, directory):
+        with directories(disk, tmp) as (scratch, directory):
             words = [str(python), *(word.replace("{directory}", str(directory)) for word in argv)]
             for rank in range(processes):
                 children.append(start(words, rank, processes, scratch, environment))
@@ -133,11 +144,11 @@ def end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 @contextmanager
-def directories(disk: Path) -> Iterator[tuple[Path, Path]]:
+def directories(disk: Path, tmp: Path | None = None) -> Iterator[tuple[Path, Path]]:
     """A short path for sockets and results, and an empty directory on the disk that is measured. What processes that
     were started in between leave is removed: themselves, shared memory, DLRover's sockets, files; also at a SIGTERM."""
     before = signal.signal(signal.SIGTERM, end)
-    scratch = Path(tempfile.mkdtemp(prefix="resilio-"))
+    scratch = Path(tempfile.mkdtemp(prefix="resilio-", dir=tmp))
     directory = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=disk))
     try:
         yield scratch, directory

@@ -72,11 +72,8 @@ def test_two_processes_save_and_load_their_parts(name: str, tmp_path: Path) -> N
         assert set(found["wrong"]) == {0}
 
 
-def test_a_peer_without_its_environment_is_left_out_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("checkpoint_processes.PEERS_PROGRAMS", tmp_path / "none")
-    assert one_round("torchsnapshot", options(tmp_path)) == (
+def test_a_peer_without_its_environment_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    assert one_round("torchsnapshot", options(tmp_path), tmp_path / "none") == (
         "not installed here (benchmarks/peers_setup.sh installs the peers)"
     )
 

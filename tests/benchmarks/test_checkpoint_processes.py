@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from checkpoint_methods import Place
 from checkpoint_processes import RUN_ID, directories, run, slowest
 from launched import marked
 from tests.support.environments import ROOT
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 BENCHMARKS = ROOT / "benchmarks"
 LEFT = f"_left_by_test_{os.getpid()}"
@@ -37,16 +36,15 @@ Littering = Callable[..., object]
 
 
 @pytest.fixture
-def littering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Littering:
+def littering(tmp_path: Path) -> Littering:
     """Runs the method above with some more lines, and looks for what it left."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
 
-    def act(rest: str, processes: int = 1, timeout_s: float = 60.0) -> object:
+    def act(rest: str, processes: int = 1, timeout_s: float = PATIENCE_S) -> object:
         script = tmp_path / "script.py"
         script.write_text(LITTERING + rest)
-        told = run("ours", [str(script), "{directory}"], processes, tmp_path / "disk", timeout_s)
+        told = run("ours", [str(script), "{directory}"], processes, tmp_path / "disk", timeout_s, tmp=tmp_path / "tmp")
         assert not_cleaned(tmp_path / "disk", tmp_path / "tmp") == []
         return told
 

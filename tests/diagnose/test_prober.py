@@ -10,6 +10,7 @@ import threading
 from typing import IO, Any
 
 import msgspec
+import pytest
 
 from resilio_hpc.diagnose import interpreter, work
 from resilio_hpc.diagnose.policy import PairPolicy, pair_policy
@@ -26,7 +27,8 @@ def until(said: IO[bytes], key: str) -> dict[str, Any]:
     raise AssertionError(f"it ended, and never said {key}")
 
 
-def test_a_signal_for_a_child_that_has_just_ended_does_not_end_the_prober() -> None:
+@pytest.mark.parametrize("orders", [40, pytest.param(150, marks=pytest.mark.slow)])
+def test_a_signal_for_a_child_that_has_just_ended_does_not_end_the_prober(orders: int) -> None:
     argv = [*interpreter.command("prober"), str(os.getpid()), "1", msgspec.json.encode(SMALL).decode()]
     over = threading.Event()
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as prober:
@@ -40,7 +42,7 @@ def test_a_signal_for_a_child_that_has_just_ended_does_not_end_the_prober() -> N
         storm = threading.Thread(target=signals)
         storm.start()
         try:
-            for number in range(150):
+            for number in range(orders):
                 order = {"order": number, "rank": 0, "paired": False}
                 prober.stdin.write(json.dumps(order).encode() + b"\n")
                 prober.stdin.flush()

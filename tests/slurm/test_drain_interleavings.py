@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
@@ -32,8 +33,17 @@ class WithAModel(AdminAndUs):
         self.slurm.nodes["n1"].base = base
 
 
-WithAModel.TestCase.settings = hypothesis.settings(max_examples=500, stateful_step_count=8, deadline=None)
 TestWithAModel = WithAModel.TestCase
+TestWithAModel.settings = hypothesis.settings(max_examples=100, stateful_step_count=8, deadline=None)
+
+
+class ForLong(WithAModel):
+    """The same, with more meetings."""
+
+
+@pytest.mark.slow
+class TestForLong(ForLong.TestCase):  # type: ignore[name-defined, misc]
+    settings = hypothesis.settings(max_examples=500, stateful_step_count=8, deadline=None)
 
 
 def test_an_order_in_the_gap_is_noticed_and_the_node_is_no_longer_ours() -> None:
