@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.environments import ROOT
+from tests.support.waiting import PATIENCE_S
 
 ROOMS = ("autoparallel", "core", "native", "slurm", "ckpt", "prolog_epilog")
 FILES = ("sbatch_templates", "setup.py", "setup.cfg", "pyproject.toml", "LICENSE")
@@ -36,7 +37,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             shutil.copy(source, copy / source.name)
     argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", "dist", "."]
-    built = subprocess.run(argv, cwd=copy, capture_output=True, text=True, timeout=300, check=False)
+    built = subprocess.run(argv, cwd=copy, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert built.returncode == 0, built.stderr
     (wheel,) = (copy / "dist").glob("resilio_hpc-*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -63,5 +64,5 @@ def test_the_wheel_works_without_the_checkout(unpacked: Path) -> None:
     assert extensions
     program = f"import {', '.join(['resilio_hpc.core.process', *extensions])}; print(resilio_hpc.__file__)"
     argv = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(unpacked)!r}); {program}"]
-    ran = subprocess.run(argv, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(argv, cwd="/", capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ran.stdout.strip() == str(unpacked / "resilio_hpc" / "__init__.py"), ran.stderr

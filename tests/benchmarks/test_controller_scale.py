@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.environments import ROOT
+from tests.support.waiting import PATIENCE_S
 
 BENCHMARK = ROOT / "benchmarks" / "controller_scale.py"
 
@@ -18,7 +19,7 @@ BENCHMARK = ROOT / "benchmarks" / "controller_scale.py"
 def test_a_round_is_formed_and_a_new_controller_takes_over(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     argv = [sys.executable, str(BENCHMARK), "--agents", "8", "--repeats", "1", "--json", str(figures)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     (trial,) = json.loads(figures.read_text())["8"]
     assert 0 < trial["formed_s"] < trial["running_s"]

@@ -11,14 +11,15 @@ import pytest
 
 from launched import Launched, launched, marked, shared_memory
 from launchers import Launcher
+from tests.support.waiting import PATIENCE_S
 
 # A launcher whose ranks are in sessions of their own, so that no process group holds them.
 SCATTERING = """
 import subprocess, sys, time
-rank = "import time; stamps = open('steps-rank%d', 'w'); print('1 1.0 0', file=stamps, flush=True); time.sleep(60)"
+rank = "import time; stamps = open('steps-rank%d', 'w'); print('1 1.0 0', file=stamps, flush=True); time.sleep(3600)"
 for index in range(2):
     subprocess.Popen([sys.executable, "-c", rank % index], start_new_session=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 
@@ -31,7 +32,7 @@ def scattering(tmp_path: Path) -> Launcher:
 
 
 def wait_for_ranks(run: Launched) -> None:
-    assert run.wait_for(lambda: all(run.stamps()), limit_s=30), run.last_output()
+    assert run.wait_for(lambda: all(run.stamps()), limit_s=PATIENCE_S), run.last_output()
 
 
 def test_nothing_of_a_trial_is_left(scattering: Launcher, tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_one_rank_is_killed_and_nobody_else(scattering: Launcher, tmp_path: Path
     with launched(scattering, 2, tmp_path / "script", ()) as run:
         wait_for_ranks(run)
         run.kill_a_rank(random.Random(0))
-        assert run.wait_for(lambda: len(marked(str(run.directory))) == 2, limit_s=10)
+        assert run.wait_for(lambda: len(marked(str(run.directory))) == 2, limit_s=PATIENCE_S)
 
 
 def test_a_process_outside_the_trial_is_not_taken_for_a_rank(scattering: Launcher, tmp_path: Path) -> None:

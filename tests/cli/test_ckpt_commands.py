@@ -20,6 +20,7 @@ from resilio_hpc import ckpt
 from resilio_hpc.ckpt.records import VERSION, seal
 from resilio_hpc.cli.ckpt_common import size_text
 from resilio_hpc.cli.main import main
+from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S
 
 
@@ -90,7 +91,7 @@ def test_ls_lists_steps_and_says_what_is_damaged(directory: Path, capsys: pytest
 def test_show_tells_which_part_of_a_tensor_a_rank_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     part = ckpt.Slab(torch.ones(2, 3), (6, 3), (4, 0))
     copy = ckpt.Slab(torch.ones(4), (4,), (0,), replica=1)
-    ckpt.Checkpointer(tmp_path).save(1, {"part": part, "copy": copy}).wait(timeout_s=30)
+    ckpt.Checkpointer(tmp_path).save(1, {"part": part, "copy": copy}).wait(timeout_s=PATIENCE_S)
     code, out, _ = call(capsys, "show", tmp_path)
     assert code == 0
     assert "part  float32  [2, 3] from [4, 0] of [6, 3]  24 B" in out
@@ -181,7 +182,7 @@ def test_on_a_terminal_there_is_progress(directory: Path) -> None:
     ours, theirs = pty.openpty()
     done = subprocess.run(
         [sys.executable, "-m", "resilio_hpc.cli.main", "ckpt", "verify", str(directory)],
-        stderr=theirs, stdout=subprocess.PIPE, text=True, timeout=60, env={**os.environ, "TERM": "xterm"},
+        stderr=theirs, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, env=scrubbed(TERM="xterm"),
     )  # fmt: skip
     os.close(theirs)
     shown = os.read(ours, 100_000).decode()
@@ -301,7 +302,9 @@ def test_prune_keeps_the_last_step_that_verifies_when_newer_ones_are_damaged(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (30, 40):
-        ckpt.Checkpointer(directory, keep_last=9).save(step, {"w": torch.full((500, 3), step)}).wait(timeout_s=30)
+        ckpt.Checkpointer(directory, keep_last=9).save(step, {"w": torch.full((500, 3), step)}).wait(
+            timeout_s=PATIENCE_S
+        )
     for step in (20, 30, 40):
         flip(directory, step)
     assert call(capsys, "prune", directory, "--keep-checkpoints", 1, "--dry-run")[1].endswith("kept: 40\n")

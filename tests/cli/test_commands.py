@@ -14,6 +14,7 @@ import resilio_hpc
 from resilio_hpc.cli import main, resilio_launch
 from resilio_hpc.core.errors import LaunchError, UsageError
 from resilio_hpc.launch.options import LaunchOptions
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -108,11 +109,11 @@ def test_the_dispatcher_imports_no_command_before_it_is_asked_for() -> None:
         "import sys; from resilio_hpc.cli.main import main; main(['--help'])\n"
         "print([m for m in sys.modules if m in ('torch', 'rich', 'msgspec', 'resilio_hpc.cli.resilio_launch')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_output_into_a_closed_pipe_is_no_traceback() -> None:
     command = f"{sys.executable} -m resilio_hpc.cli.resilio_launch --dry-run train.py | true"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S)
     assert "Traceback" not in done.stderr

@@ -17,6 +17,7 @@ from resilio_hpc.prolog_epilog.check import Result, Verdict
 from resilio_hpc.prolog_epilog.node import boot_id, uptime_s
 from resilio_hpc.slurm.drain_reason import Finding, disowned_reason, write_reason
 from tests.support.requirements import need_program, need_root
+from tests.support.waiting import PATIENCE_S
 
 FAST = ["memory-pressure", "cpu-online"]
 
@@ -127,7 +128,7 @@ def test_install_hooks_prints_all_and_writes_what_sh_understands(
     assert {path.name for path in where.iterdir()} == set(written["files"])
     for name in ("prolog", "epilog", "task_prolog", "health_check"):
         assert os.access(where / name, os.X_OK)
-        subprocess.run(["/bin/sh", "-n", str(where / name)], check=True, timeout=30)
+        subprocess.run(["/bin/sh", "-n", str(where / name)], check=True, timeout=PATIENCE_S)
     assert "MISSING=fail" in (where / "prolog").read_text()
 
 
@@ -158,7 +159,7 @@ def test_any_user_may_look_before_a_start(tmp_path: Path) -> None:
     need_program("setpriv")
     argv = [sys.executable, "-m", "resilio_hpc.cli.main", "health", "run", "--context", "start", "--json"]
     become = ["setpriv", "--reuid=20001", "--regid=20001", "--clear-groups"]
-    done = subprocess.run([*become, *argv], capture_output=True, text=True, timeout=120, cwd="/tmp", check=False)
+    done = subprocess.run([*become, *argv], capture_output=True, text=True, timeout=PATIENCE_S, cwd="/tmp", check=False)
     if "Permission denied" in done.stderr or "No module named" in done.stderr:
         pytest.skip("the checkout is private")
     results = {one["check"]: one for one in json.loads(done.stdout)["results"]}

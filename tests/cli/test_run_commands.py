@@ -46,7 +46,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     (folder / "train.py").write_text(SCRIPT)
     done = subprocess.run(
         [*LAUNCH, "--run-dir", str(folder / "run"), "train.py"],
-        cwd=folder, env=environment(), capture_output=True, text=True, timeout=120,
+        cwd=folder, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run", done

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.environments import scrubbed
+from tests.support.waiting import PATIENCE_S
 
 HEAVY = ("torch", "numpy", "h5py", "zmq", "rich", "msgspec")
 
@@ -210,7 +211,7 @@ def tried(folder: Path) -> dict[str, list]:
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -237,7 +238,7 @@ def test_a_mistake_ends_the_process_with_code_2_and_creates_nothing(folder: Path
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "resilio-launch: error: script 'tran.py' does not exist: did you mean train.py?\n"

@@ -19,6 +19,7 @@ from resilio_hpc.prolog_epilog.examination import withheld
 from resilio_hpc.prolog_epilog.hook_files import TEMPLATES, filled
 from resilio_hpc.prolog_epilog.runner import Memory, StuckSince
 from tests.support.requirements import need_root
+from tests.support.waiting import PATIENCE_S
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 
@@ -102,7 +103,11 @@ def prolog(cache: VerdictCache, root: Path, env: Mapping[str, str] | None = None
     script = root / "prolog.sh"
     script.write_text(filled((TEMPLATES / "prolog.sh").read_text(), values))
     done = subprocess.run(
-        ["/bin/sh", str(script)], env={"SLURM_JOB_ID": "7", **(env or {})}, capture_output=True, text=True, timeout=60
+        ["/bin/sh", str(script)],
+        env={"SLURM_JOB_ID": "7", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     return done.returncode, done.stderr
 

@@ -19,6 +19,7 @@ from resilio_hpc.prolog_epilog.runner import Examiner, Memory
 from resilio_hpc.prolog_epilog.table import Table, load, overlay
 from tests.support.prolog_epilog.cases import CASES, Case
 from tests.support.prolog_epilog.fake_nvml import FakeNvml
+from tests.support.prolog_epilog.hung_children import hung_child
 from tests.support.prolog_epilog.node_trees import write
 
 TABLE = load(site=Path("/dev/null"))
@@ -45,7 +46,7 @@ def look(
     """Run one check on the node below ``root``."""
     table = table_for(case, name)
     node = Node(settings=table.settings, root=root, nvml=lambda: nvml or FakeNvml())
-    check = replace_budget(table.checks[name], 30.0)  # the machine may be slow; budgets are not the subject here
+    check = replace_budget(table.checks[name], 300.0)  # the machine may be slow; budgets are not the subject here
     examiner = Examiner(catalogue.SOURCES, catalogue.PROBES, node, lambda: now_s, memory=memory or Memory())
     (result,) = examiner.examine([check])
     return result
@@ -106,7 +107,7 @@ def hanging(fetch: Callable[[Node], object]) -> Source:
 
     def hangs(node: Node) -> object:
         node.mark("/scratch/data")
-        time.sleep(60)
+        time.sleep(3600)
         return fetch(node)
 
     return Source(hangs)
@@ -117,7 +118,7 @@ def test_a_check_that_hangs_is_ended_and_its_culprit_is_named(name: str, tmp_pat
     check = replace_budget(TABLE.checks[name], 0.2)
     sources = {check.source: hanging(catalogue.SOURCES[check.source].fetch)}
     node = Node(settings=TABLE.settings, root=write(tmp_path))
-    (result,) = Examiner(sources, catalogue.PROBES, node, lambda: 1e5).examine([check])
+    (result,) = Examiner(sources, catalogue.PROBES, node, lambda: 1e5, child=hung_child).examine([check])
     (fault,) = result.faults
     assert (result.status, fault.on_fail) == ("timeout", check.on_timeout)
     assert "/scratch/data on /scratch (10.0.0.1:/scratch, nfs4): no answer in 0.2 s" in fault.evidence

@@ -17,6 +17,7 @@ from resilio_hpc.prolog_epilog.epilog import Entry, Job, Plan, Policy, Running, 
 from resilio_hpc.prolog_epilog.node_files import NodeFiles
 from resilio_hpc.prolog_epilog.reaping import carry_out, end, see_entries, see_processes
 from tests.support.requirements import need_root
+from tests.support.waiting import PATIENCE_S
 
 USER = 20001
 JOB = Job("7", USER)
@@ -118,7 +119,7 @@ def test_processes_are_known_by_their_job_and_end_even_if_they_ignore_it() -> No
         seen = [one for one in see_processes(NodeFiles()) if one.job == "424242"]
         assert [one.pid for one in seen] == [process.pid]
         assert end(seen, 0.2) == 1
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
         assert other.poll() is None
     finally:
         for one in (process, other):

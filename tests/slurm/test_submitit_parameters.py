@@ -20,6 +20,7 @@ from resilio_hpc.slurm.submitit_parameters import Shape, checked, converted, job
 from resilio_hpc.slurm.submitit_task import forget_earlier_life
 from resilio_hpc.slurm.template import Job
 from tests.support.environments import ROOT
+from tests.support.waiting import PATIENCE_S
 
 FOLDER = Path("/a 'folder'/%j")
 
@@ -36,7 +37,7 @@ def test_submitit_finds_the_executor_and_its_environment() -> None:
 
 def test_the_launcher_does_not_import_submitit() -> None:
     code = "import sys, resilio_hpc.slurm.chain, resilio_hpc.launch.supervisor; print('submitit' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stdout == "False\n"
 
 

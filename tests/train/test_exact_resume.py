@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 from pathlib import Path
@@ -17,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.process import run
 from resilio_hpc.train import warm_up_ddp
-from tests.support.environments import SUPPORT
+from tests.support.environments import SUPPORT, scrubbed
+from tests.support.waiting import PATIENCE_S
 
 KINDS = ("plain", "static", "view", "unused")
 LIVES = [f"{kind}-{course}-warm" for kind in KINDS for course in ("undisturbed", "interrupted")]
@@ -30,8 +30,8 @@ def hashes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     program = SUPPORT / "train" / "resume_lives.py"
     done = run(
         [sys.executable, str(program), str(directory), *LIVES, *CONTROL],
-        timeout_s=240,  # 10 s on an idle machine
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        timeout_s=PATIENCE_S,
+        env=scrubbed(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"),
     )
     result: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return result

@@ -37,7 +37,7 @@ def run(argv: list[str], directory: Path) -> list[str]:
         text=True,
     )
     try:
-        out, error = launcher.communicate(timeout=120)
+        out, error = launcher.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         launcher.terminate()  # not killed: torchrun has to end its ranks
         out, error = launcher.communicate()
@@ -93,7 +93,7 @@ def test_the_gpt_killed_and_restored_ends_with_the_same_bits(undisturbed: Path, 
     while not (line := first.stdout.readline()).startswith("step 7 "):
         assert line, "it ended early"
     first.terminate()  # torchrun ends its ranks
-    first.communicate(timeout=60)
+    first.communicate(timeout=PATIENCE_S)
     lines = run([*GPT, "--hash-file", "hash.json"], tmp_path)
     restored = int(lines[0].split()[1]) - 1
     assert restored in (3, 6), "it goes on from a committed step"

@@ -11,6 +11,7 @@ import torch
 
 from resilio_hpc.core.ledger import read_ledger
 from tests.support.environments import scrubbed
+from tests.support.waiting import PATIENCE_S
 
 SCRIPT = """
 import os, signal, sys
@@ -80,7 +81,7 @@ def test_ranks_killed_while_copies_wait_end_with_the_same_bits(tmp_path: Path) -
         env=scrubbed(GLOO_SOCKET_IFNAME="lo"),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     starts = [event.fields["restore"] for event in read_ledger(tmp_path / "run" / "ledger") if event.kind == "start"]

@@ -14,6 +14,7 @@ from resilio_hpc.core.errors import HealthError
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger, users_directory
 from tests.support.requirements import need_mounts, need_root
+from tests.support.waiting import PATIENCE_S
 
 
 def fault(number: int, node: str = "n1") -> NodeFault:
@@ -60,7 +61,7 @@ for number in range(int(first), int(first) + 40):
 def test_several_writers_lose_nothing(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", ADDS_MANY, str(tmp_path)]
     writers = [subprocess.Popen([*argv, f"h{n % 2}", str(1000 * n)]) for n in range(4)]
-    assert [writer.wait(120) for writer in writers] == [0, 0, 0, 0]
+    assert [writer.wait(PATIENCE_S) for writer in writers] == [0, 0, 0, 0]
     assert numbers(FaultLedger(tmp_path)) == [1000 * n + i for n in range(4) for i in range(40)]
 
 
