@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from resilio_hpc.diagnose import CheckRequest, CheckResult, check, interpreter
 from resilio_hpc.diagnose.policy import PairPolicy, pair_policy
 from resilio_hpc.diagnose.starters import LocalStarter
-from tests.support.environments import SUPPORT
+from tests.support.environments import SUPPORT, scrubbed
 
 CHECKER = str(SUPPORT / "diagnose" / "faulty_checker.py")
 SMALL: PairPolicy = msgspec.structs.replace(
@@ -18,9 +21,24 @@ SMALL: PairPolicy = msgspec.structs.replace(
 )
 
 
-def run(faults: dict[str, str], count: int, policy: PairPolicy = SMALL) -> CheckResult:
+@pytest.fixture(scope="module")
+def probers() -> Iterator[str]:
+    """Where probers are forked: a test's nodes then start at once."""
+    with tempfile.TemporaryDirectory() as directory:  # short: the path of a socket has at most 107 bytes
+        argv = [sys.executable, str(SUPPORT / "diagnose" / "forked_probers.py"), f"{directory}/socket"]
+        with subprocess.Popen(argv, env=scrubbed(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+            assert server.stdin and server.stdout and server.stdout.readline() == b"ready\n"
+            yield argv[-1]
+            server.stdin.close()
+
+
+def run(faults: dict[str, str], count: int, policy: PairPolicy = SMALL, probers: str = "") -> CheckResult:
+    """A check of so many nodes; ``probers``: where they are forked (default: each prober imports torch)."""
+
     def checker_of(node: str) -> tuple[str, ...]:
         fault = faults.get(node)
+        if probers:
+            return (sys.executable, CHECKER, fault or "none", probers)
         return (sys.executable, CHECKER, fault) if fault else interpreter.command("checker")
 
     nodes = tuple(f"n{number}" for number in range(1, count + 1))
@@ -46,10 +64,10 @@ def test_crashes_hangs_and_wrong_results_are_told_apart() -> None:
     assert {one.state for one in result.nodes if one.node not in faults} == {"healthy"}
 
 
-def test_nodes_that_die_or_cannot_begin_or_add_wrongly_are_named() -> None:
+def test_nodes_that_die_or_cannot_begin_or_add_wrongly_are_named(probers: str) -> None:
     policy = msgspec.structs.replace(SMALL, collective_s=20.0)
     faults = {"n1": "dead", "n4": "no-torch", "n5": "wrong-sum"}
-    result = run(faults, 7, policy)
+    result = run(faults, 7, policy, probers)
     assert found(result) == {"n1": "silent", "n4": "not_ready", "n5": "wrong_result"}
     said = {one.node: one.evidence for one in result.nodes}
     assert "killed by a fault" in said["n1"]
@@ -57,8 +75,8 @@ def test_nodes_that_die_or_cannot_begin_or_add_wrongly_are_named() -> None:
     assert {one.state for one in result.nodes if one.node not in faults} == {"healthy"}
 
 
-def test_a_throttled_node_is_slow_and_nobody_else() -> None:
-    result = run({"n3": "slow"}, 4, msgspec.structs.replace(SMALL, cpu_matrix=256, block_s=0.3))
+def test_a_throttled_node_is_slow_and_nobody_else(probers: str) -> None:
+    result = run({"n3": "slow"}, 4, msgspec.structs.replace(SMALL, cpu_matrix=256, block_s=0.2), probers)
     assert result.slow == ("n3",)
     assert result.bad == ()
     assert [one.what for one in result.nodes if one.state == "slow"] == ["compute"]

@@ -1,5 +1,6 @@
 """A checker with a fault: ``faulty_checker.py FAULT``, or ``FAULT@NODE`` for a fault of that node alone.
 
+``faulty_checker.py FAULT SOCKET``: its probers are forked (forked_probers.py); the fault may be ``none``.
 ``dead``: ends when it gets an order; ``silent``: stops for ever then; all others are its prober's.
 """
 
@@ -15,6 +16,7 @@ from resilio_hpc.diagnose import checker
 from resilio_hpc.diagnose.messages import Order
 
 PROBER = str(Path(__file__).with_name("faulty_prober.py"))
+FORKED = str(Path(__file__).with_name("forked_probers.py"))
 
 
 def _plant(fault: str) -> None:
@@ -34,7 +36,11 @@ if __name__ == "__main__":
     planted, _, node = sys.argv[1].partition("@")
     if node and os.environ.get("SLURMD_NODENAME") != node:
         checker.main()
-    if planted in ("dead", "silent"):
+    own = planted in ("dead", "silent")
+    if own:
         _plant(planted)
+    if len(sys.argv) > 2 and planted != "no-torch":
+        checker.main((sys.executable, "-S", "-E", FORKED, sys.argv[2], "none" if own else planted))
+    if own:
         checker.main()
     checker.main((sys.executable, "-P", PROBER, planted))
