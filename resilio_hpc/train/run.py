@@ -165,8 +165,12 @@ def _layout(environment: Mapping[str, str], world_size: int) -> tuple[int, int, 
     return (tensor, pipeline, data) if tensor * pipeline * data == world_size else (1, 1, world_size)
 
 
-def _attach(environment: Mapping[str, str]) -> Run:
-    link = agent_link.current(environment)
+def _attach(
+    environment: Mapping[str, str],
+    connect: Callable[[Mapping[str, str]], agent_link.AgentLink | None] = agent_link.current,
+) -> Run:
+    """``connect`` gives the link to the agent, None without one."""
+    link = connect(environment)
     place = Place.read(environment)
     run_dir = environment.get("RESILIO_RUN_DIR")
     tensor, pipeline, data = _layout(environment, place.world_size)

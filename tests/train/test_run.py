@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from resilio_hpc.ckpt import agent_link
+from resilio_hpc.ckpt.agent_link import AgentLink
+from resilio_hpc.ckpt.coordinator import Place
+from resilio_hpc.core import rank_link
 from resilio_hpc.core.rank_link import Finished, StepDone, StopAck, StopAt, StopConfirmed, Stopped
 from resilio_hpc.launch.stopping import StopAgreement
 from resilio_hpc.train import Run
@@ -36,13 +38,16 @@ Attach = Callable[[int], tuple[Run, Peer]]
 
 
 @pytest.fixture
-def attach(agent: StrictAgent, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attach]:
+def attach(agent: StrictAgent) -> Iterator[Attach]:
     """Makes ranks of a run of two in this process, each with a link of its own."""
     links = []
 
+    def connect(environment: Mapping[str, str]) -> AgentLink | None:
+        link = rank_link.connect(environment)
+        return link and AgentLink(link, Place.read(environment))
+
     def attach_rank(rank: int) -> tuple[Run, Peer]:
-        monkeypatch.setattr(agent_link, "_link", None)
-        run = run_module._attach(agent.environment(rank, 2))
+        run = run_module._attach(agent.environment(rank, 2), connect)
         links.append(run._link)
         return run, agent.accept()
 
