@@ -29,15 +29,16 @@ class Names:
 class Callers:
     """The newest connection of each node."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_CALLERS) -> None:
+        """Of more than ``most`` nodes whom we have not heard for longest is forgotten."""
+        self._most = most
         self._names: dict[str, bytes] = {}  # whoever spoke last is last
 
     def heard(self, node: str, name: bytes) -> None:
-        """A message of ``node`` came on the connection ``name``. Whom we have not heard for longest is forgotten when
-        there are too many."""
+        """A message of ``node`` came on the connection ``name``."""
         known = self._names.pop(node, None)
         self._names[node] = known if known is not None and _is_older(name, known) else name
-        if len(self._names) > MAX_CALLERS:
+        if len(self._names) > self._most:
             del self._names[next(iter(self._names))]
 
     def name_of(self, node: str) -> bytes | None:

@@ -332,26 +332,26 @@ class Chain:
         """The job that carries the run on, when there is something left to do: a successor, or this one again."""
         return self._site.job if self._requeues_itself or self._preempted else self.successor
 
-    def leave(self) -> None:
+    def leave(self, poll_s: float = REQUEUE_POLL_S) -> None:
         """The last thing that this job does: where nobody else carries on, see to it that it is queued again."""
         free = self._busy.acquire(timeout=CLOSING_S)
         try:
-            self._leave()
+            self._leave(poll_s)
         finally:
             if free:
                 self._busy.release()
 
-    def _leave(self) -> None:
+    def _leave(self, poll_s: float) -> None:
         if self._site.mode == "step" and not self._site.leads:
             last_one_out.stand_in(self._run_path, self._site.key, self._site.nodes)
         elif self._requeues_itself:
-            self._requeue()
+            self._requeue(poll_s)
         elif self._may_be_requeued:
             stayed_s = preemption.stay_until_ended(self._site.job)
             if self._preempted:
                 self._ledger.append("stayed_for_requeue", job=self._site.job, seconds=round(stayed_s, 1))
 
-    def _requeue(self) -> None:
+    def _requeue(self, poll_s: float) -> None:
         """Where no successor could be submitted at all, this very job is queued again."""
         say(f"--chain: no next job could be submitted ({self.late}): job {self._site.job} is requeued instead")
         self._ledger.append("requeued_instead", job=self._site.job, limit=self.late)
@@ -363,7 +363,7 @@ class Chain:
                 if not isinstance(error, commands.Unanswered) or time.monotonic() > deadline:
                     say(f"--chain: job {self._site.job} could not be requeued: {error}; start the next one by hand")
                     return None
-            time.sleep(REQUEUE_POLL_S)
+            time.sleep(poll_s)
 
     def exit_code(self, verdict: dict[str, Any]) -> int:
         """0 when the chain carries on, else the verdict's own."""

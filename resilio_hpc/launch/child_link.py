@@ -22,10 +22,11 @@ MAX_UNSENT = 64 << 20  # bytes: a dozen commits of thousands of nodes
 class ChildLink:
     """One process at a time of a module of this package."""
 
-    def __init__(self, module: str, log: Path) -> None:
-        """``log``: where its standard error goes."""
+    def __init__(self, module: str, log: Path, max_unsent: int = MAX_UNSENT) -> None:
+        """``log``: where its standard error goes. ``max_unsent``: it takes nothing more while so many bytes wait."""
         self._module = module
         self._log = log
+        self._max_unsent = max_unsent
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._unsent = bytearray()
@@ -55,7 +56,7 @@ class ChildLink:
     @property
     def takes(self) -> bool:
         """Does a process run, and is there room for what it is told?"""
-        return self._process is not None and self._process.poll() is None and len(self._unsent) <= MAX_UNSENT
+        return self._process is not None and self._process.poll() is None and len(self._unsent) <= self._max_unsent
 
     def write(self, line: bytes) -> None:
         """Tell it something, in time. A process runs, or has died: then ``read`` tells."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,15 +19,24 @@ MOST_BYTES = 1 << 20
 class DeviceLook:
     """``said``: the stages that are over. Whoever cannot be killed (a driver that hangs in the kernel) is left."""
 
-    def __init__(self, since_s: float, log: Path, within_s: float) -> None:
+    def __init__(
+        self,
+        since_s: float,
+        log: Path,
+        within_s: float,
+        argv: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``since_s``: how long ago by the node's uptime the job began. ``argv``: another program that looks."""
         self.said: list[Said] = []
         self.timed_out = False
         self._within_s = within_s
-        self._deadline = time.monotonic() + within_s
+        self._clock = clock
+        self._deadline = clock() + within_s
         self._buffer = b""
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [*bootstrap.command("launch.device_evidence"), str(since_s)],
+                [*(argv or bootstrap.command("launch.device_evidence")), str(since_s)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
             )  # fmt: skip
         assert self._process.stdout
@@ -43,7 +53,7 @@ class DeviceLook:
             while data := os.read(self.fileno(), 65536):
                 self._take(data)
         except BlockingIOError:
-            if time.monotonic() < self._deadline and len(self._buffer) < MOST_BYTES:
+            if self._clock() < self._deadline and len(self._buffer) < MOST_BYTES:
                 return False
             self.timed_out = True
         self.end()

@@ -26,14 +26,26 @@ from resilio_hpc.slurm import chain, commands
 from resilio_hpc.slurm.successor_options import handover_comment
 
 T = TypeVar("T")
-SUPERVISOR_DEAD_S = 30.0  # a supervisor that lives has closed the run within FAREWELL_S (supervisor.py), and ended us
 STILL_S = 10.0  # a controller that lives moves its pulse several times in that
 LIMIT_S = 600.0  # Slurm takes SlurmdTimeout (300 s) to believe that the batch host is lost
-FILES_S = 20.0  # for the run directory to answer
-CANCEL_S = 240.0  # for slurmctld to come back
-POLL_S = 1.0
 STAND_INS = 2
 SRUN_S = 5.0  # for the host of the step's srun to answer
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long others are waited for, in seconds."""
+
+    supervisor_s: float = 30.0
+    """One that lives has closed the run within FAREWELL_S (supervisor.py), and ended us."""
+    files_s: float = 20.0
+    """For the run directory to answer."""
+    cancel_s: float = 240.0
+    """For slurmctld to come back."""
+    poll_s: float = 1.0
+
+
+PATIENCE = Patience()
 
 
 @dataclass(frozen=True)
@@ -54,8 +66,11 @@ class Closing:
     leading the run where we cannot see it. ``cut_off``: from those who had the verdict; then only Slurm can tell
     whether the batch host is lost, or we."""
 
-    def __init__(self, now: float, verdict: str, cut_off: bool = False) -> None:
+    def __init__(
+        self, now: float, verdict: str, cut_off: bool = False, supervisor_s: float = PATIENCE.supervisor_s
+    ) -> None:
         self._cut_off = cut_off
+        self._supervisor_s = supervisor_s
         self._began = self._moved = now
         self._verdict = verdict
         self._pulse: object = None
@@ -73,7 +88,7 @@ class Closing:
         if self._cut_off and not host_lost:
             return "others" if waited_s >= LIMIT_S else "wait"
         if self._verdict or sight.verdict:
-            return "close" if host_lost or waited_s >= SUPERVISOR_DEAD_S else "wait"
+            return "close" if host_lost or waited_s >= self._supervisor_s else "wait"
         if self._moves > 0:
             return "others"
         still = sight.now - self._moved >= STILL_S
@@ -81,34 +96,39 @@ class Closing:
 
 
 def close_job(
-    run_path: Path, part: str, verdict: Mapping[str, Any] | None = None, reason: str = "", cut_off: bool = False
+    run_path: Path,
+    part: str,
+    verdict: Mapping[str, Any] | None = None,
+    reason: str = "",
+    cut_off: bool = False,
+    patience: Patience = PATIENCE,
 ) -> bool:
     """Close this job, of which ``part`` (``placements.Site.key``) is ours: never raises, ends within bounds.
 
     ``verdict``: the part's, where one was reached, else it is looked up; ``reason``: for the record (such as
     "batch_host_lost"). Returns whether the job is over or was cancelled; False where somebody else leads the run, or
-    Slurm did not answer for CANCEL_S."""
+    Slurm did not answer for ``patience.cancel_s``."""
     try:
         known = str((verdict or {}).get("verdict", ""))
-        return _close(run_path, part, known, reason or "batch_host_lost", cut_off)
+        return _close(run_path, part, known, reason or "batch_host_lost", cut_off, patience)
     except (ResilioError, OSError, ValueError) as error:
         say(f"job {part} could not be closed from here: {error}")
         return False
 
 
-def stand_in(run_path: Path, part: str, nodes: Sequence[str]) -> None:
+def stand_in(run_path: Path, part: str, nodes: Sequence[str], patience: Patience = PATIENCE) -> None:
     """At the end of an srun step's part, on every node but the first: close the job where its batch host is lost.
 
     The srun of the step is lost with it, and Slurm keeps the job until its time limit. ``nodes``: the step's."""
-    status = Fields(_bounded(lambda: last_status(run_path, part), {}))
+    status = Fields(_bounded(lambda: last_status(run_path, part), {}, patience))
     lost = status.texts("lost")
     node = os.environ.get("SLURMD_NODENAME", "")
     if node in lost[:STAND_INS] and not reaches_srun(os.environ):  # those with the batch host may not reach Slurm
-        close_job(run_path, part, cut_off=True)
+        close_job(run_path, part, cut_off=True, patience=patience)
     elif node in stand_ins(nodes, lost, status.text("controller")):
         holding = commands.holding(part.partition("r")[0])
         if holding is None or holding.batch_host in lost or holding.batch_host not in holding.nodes:
-            close_job(run_path, part)
+            close_job(run_path, part, patience=patience)
 
 
 def reaches_srun(environment: Mapping[str, str]) -> bool:
@@ -138,16 +158,16 @@ def stand_ins(nodes: Sequence[str], lost: Sequence[str], controller: str) -> tup
     return tuple(node for node in left if node == controller or node in left[:STAND_INS]) if lost else ()
 
 
-def _close(run_path: Path, part: str, verdict: str, reason: str, cut_off: bool) -> bool:
+def _close(run_path: Path, part: str, verdict: str, reason: str, cut_off: bool, patience: Patience) -> bool:
     job = part.partition("r")[0]
-    closing = Closing(time.monotonic(), verdict, cut_off)
+    closing = Closing(time.monotonic(), verdict, cut_off, patience.supervisor_s)
     while True:
-        verdict = verdict or _verdict(run_path, part)
-        pulse = _bounded(lambda: last_pulse(run_path), None)
+        verdict = verdict or _verdict(run_path, part, patience)
+        pulse = _bounded(lambda: last_pulse(run_path), None, patience)
         answer = closing.look(Sight(time.monotonic(), commands.holding(job), pulse, verdict))
         if answer != "wait":
             break
-        time.sleep(POLL_S)
+        time.sleep(patience.poll_s)
     if answer == "others":
         say(f"job {job} is left alone: another controller leads its run")
         return False
@@ -155,24 +175,24 @@ def _close(run_path: Path, part: str, verdict: str, reason: str, cut_off: bool) 
         return True
     if preemption.under_way(job):
         preemption.stay_until_ended(job)  # cancelled now, it would not be requeued
-    return hand_over(run_path, part, verdict, reason)
+    return hand_over(run_path, part, verdict, reason, patience)
 
 
-def hand_over(run_path: Path, part: str, verdict: str, reason: str) -> bool:
+def hand_over(run_path: Path, part: str, verdict: str, reason: str, patience: Patience = PATIENCE) -> bool:
     """Record, then cancel: the next job if it has nothing to do, and this one."""
     job = part.partition("r")[0]
     carries_on = verdict in ("", *CONTINUES, "terminated")
     node = os.environ.get("SLURMD_NODENAME", "?")
     say(f"the batch host of job {job} is lost: the job is closed from {node} ({reason})")
-    recorded = _bounded(lambda: handover.leave(run_path, part, node, reason, carries_on), None) is not None
-    if carries_on and not recorded and not _note_in_comment(part, reason):
+    left = _bounded(lambda: handover.leave(run_path, part, node, reason, carries_on), None, patience)
+    if carries_on and left is None and not _note_in_comment(part, reason, patience):
         return False  # cancelled without a record, the chain would end
     none: list[str] = []
-    next_jobs = _bounded(lambda: following(run_path, job), none)
-    unsubmitted = carries_on and not next_jobs and _bounded(lambda: chained(run_path, part), False)
+    next_jobs = _bounded(lambda: following(run_path, job), none, patience)
+    unsubmitted = carries_on and not next_jobs and _bounded(lambda: chained(run_path, part), False, patience)
     if unsubmitted and commands.job_fields(job).get("Requeue") == "1":
-        return give_order(job, commands.requeue)
-    return all(cancel(number) for number in [*(none if carries_on else next_jobs), job])
+        return give_order(job, commands.requeue, patience)
+    return all(give_order(number, commands.cancel, patience) for number in [*(none if carries_on else next_jobs), job])
 
 
 def chained(run_path: Path, part: str) -> bool:
@@ -187,14 +207,9 @@ def following(run_path: Path, job: str) -> list[str]:
     return jobs[jobs.index(job) + 1 :] if job in jobs else []
 
 
-def cancel(job: str) -> bool:
-    """Cancel a job; slurmctld may be away for a while. Whether it is cancelled, or was over anyhow."""
-    return give_order(job, commands.cancel)
-
-
-def give_order(job: str, order: Callable[[str], None]) -> bool:
+def give_order(job: str, order: Callable[[str], None], patience: Patience) -> bool:
     """End a job by ``order``, which is repeated while slurmctld is away. Whether the job is ended, or was anyhow."""
-    deadline = time.monotonic() + CANCEL_S
+    deadline = time.monotonic() + patience.cancel_s
     while True:
         try:
             order(job)
@@ -206,13 +221,13 @@ def give_order(job: str, order: Callable[[str], None]) -> bool:
             if time.monotonic() > deadline:
                 say(f"job {job} could not be ended: {error}")
                 return False
-        time.sleep(POLL_S)
+        time.sleep(patience.poll_s)
 
 
-def _note_in_comment(part: str, reason: str) -> bool:
+def _note_in_comment(part: str, reason: str, patience: Patience) -> bool:
     """The run directory does not take the record: the next job finds it in the job's Comment."""
     job = part.partition("r")[0]
-    deadline = time.monotonic() + CANCEL_S
+    deadline = time.monotonic() + patience.cancel_s
     while True:
         try:
             commands.set_comment(job, handover_comment(part, reason))
@@ -221,15 +236,15 @@ def _note_in_comment(part: str, reason: str) -> bool:
             if not isinstance(error, commands.Unanswered) or time.monotonic() > deadline:
                 say(f"job {job} is left alone: neither its run directory nor Slurm takes the handover record: {error}")
                 return False
-        time.sleep(POLL_S)
+        time.sleep(patience.poll_s)
 
 
-def _verdict(run_path: Path, part: str) -> str:
-    found = _bounded(lambda: run_directory.read_verdict(run_path, part), None)
+def _verdict(run_path: Path, part: str, patience: Patience) -> str:
+    found = _bounded(lambda: run_directory.read_verdict(run_path, part), None, patience)
     return str(found.get("verdict", "")) if found else ""
 
 
-def _bounded(call: Callable[[], T], otherwise: T) -> T:
+def _bounded(call: Callable[[], T], otherwise: T, patience: Patience) -> T:
     """A file operation in a thread of its own: a run directory that hangs does not hold us up."""
     answers: list[T] = []
 
@@ -241,5 +256,5 @@ def _bounded(call: Callable[[], T], otherwise: T) -> T:
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    thread.join(FILES_S)
+    thread.join(patience.files_s)
     return answers[0] if answers else otherwise

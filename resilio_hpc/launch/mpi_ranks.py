@@ -39,8 +39,10 @@ class MpiRanks(LocalRanks):
     imports_first = False
     _spawner: MpiSpawner
 
-    def __init__(self, agent: Agent, token: str, spool: Path) -> None:
+    def __init__(self, agent: Agent, token: str, spool: Path, echo_s: float = ECHO_S) -> None:
+        """``echo_s``: how long an echo waits for the failure itself."""
         super().__init__(agent, token, spool)
+        self._echo_s = echo_s
         self._echoes: list[tuple[float, sm.Exited]] = []  # when to tell of them
 
     def _new_spawner(self, environment: dict[str, str], directory: Path) -> MpiSpawner:
@@ -69,7 +71,7 @@ class MpiRanks(LocalRanks):
 
     def _on_exited(self, event: sm.Exited) -> None:
         if self._end_in_words(event) == KILLED_WITH_STEP:
-            self._echoes.append((time.monotonic() + ECHO_S, event))
+            self._echoes.append((time.monotonic() + self._echo_s, event))
         else:
             super()._on_exited(event)
 

@@ -78,9 +78,11 @@ def request_of(site: Site, allocation: Allocation | None) -> CheckRequest:
 class NodeCheck:
     """One check, in a child. ``received``: signals that came meanwhile, for whoever handles them afterwards."""
 
-    def __init__(self, request: CheckRequest, argv: Sequence[str] = ()) -> None:
+    def __init__(self, request: CheckRequest, argv: Sequence[str] = (), extra_s: float = EXTRA_S) -> None:
+        """``extra_s``: how much longer than its budget the child may take."""
         self._request = request
         self._argv = tuple(argv) or interpreter.command("check")
+        self._extra_s = extra_s
         self.received: list[int] = []
 
     def run(self, handled: Sequence[str]) -> CheckResult | str:
@@ -107,7 +109,8 @@ class NodeCheck:
             with contextlib.suppress(OSError):
                 process.stdin.write(msgspec.json.encode(self._request) + b"\n")
                 process.stdin.close()
-            said, answer, whole = self._listen(process, time.monotonic() + self._request.policy.budget_s + EXTRA_S)
+            until = time.monotonic() + self._request.policy.budget_s + self._extra_s
+            said, answer, whole = self._listen(process, until)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)

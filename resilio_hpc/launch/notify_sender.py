@@ -33,21 +33,23 @@ class NotSent(Exception):
         self.again = again
 
 
-def deliver(target: Target, message: dict[str, Any]) -> str:
-    """Send a message; returns "" or why it could not be sent."""
+def deliver(
+    target: Target, message: dict[str, Any], timeout_s: float = SEND_TIMEOUT_S, retry_after_s: float = RETRY_AFTER_S
+) -> str:
+    """Send a message; returns "" or why it could not be sent. ``timeout_s``: of one attempt."""
     send = _post if target.kind == "webhook" else _run
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            send(target, message)
+            send(target, message, timeout_s)
             return ""
         except NotSent as error:
             if not error.again or attempt == ATTEMPTS:
                 return str(error)
-        time.sleep(RETRY_AFTER_S)
+        time.sleep(retry_after_s)
     raise AssertionError("unreachable")
 
 
-def _post(target: Target, message: dict[str, Any]) -> None:
+def _post(target: Target, message: dict[str, Any], timeout_s: float) -> None:
     """POST the message as JSON. Errors are told by their kind alone: urllib's texts may repeat the URL."""
     import http.client  # here: half of the time that this child takes to start, and a command needs none of it
     import urllib.error
@@ -64,40 +66,40 @@ def _post(target: Target, message: dict[str, Any]) -> None:
     )
     opener = urllib.request.build_opener(NoRedirect)  # with the proxies of the environment
     try:
-        with opener.open(request, timeout=SEND_TIMEOUT_S) as response:
+        with opener.open(request, timeout=timeout_s) as response:
             response.read(1024)
     except urllib.error.HTTPError as error:
         raise NotSent(f"HTTP status {error.code}", error.code >= 500 or error.code == 429) from None
     except TimeoutError:
-        raise NotSent(f"no answer within {SEND_TIMEOUT_S:g} s", False) from None
+        raise NotSent(f"no answer within {timeout_s:g} s", False) from None
     except OSError as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, TimeoutError):
-            raise NotSent(f"no answer within {SEND_TIMEOUT_S:g} s", False) from None
+            raise NotSent(f"no answer within {timeout_s:g} s", False) from None
         why = reason.strerror if isinstance(reason, OSError) and reason.strerror else type(reason).__name__
         raise NotSent(why, True) from None
     except (http.client.HTTPException, ValueError) as error:
         raise NotSent(f"not answered as HTTP requires ({type(error).__name__})", False) from None
 
 
-def _run(target: Target, message: dict[str, Any]) -> None:
+def _run(target: Target, message: dict[str, Any], timeout_s: float) -> None:
     """Run the command with the message on its standard input."""
     variables = {f"RESILIO_{name.upper()}": str(message[name]) for name in VARIABLES if name in message}
     environment = {key: value for key, value in os.environ.items() if key != "RESILIO_PREDECESSOR"} | variables
     try:
-        run(target.argv, SEND_TIMEOUT_S, env=environment, stdin=json.dumps(message) + "\n")
+        run(target.argv, timeout_s, env=environment, stdin=json.dumps(message) + "\n")
     except CommandError as error:
-        raise NotSent(_command_error(target, error), False) from None
+        raise NotSent(_command_error(target, error, timeout_s), False) from None
     except BrokenPipeError:  # it ended well, but read nothing
         return
     except ValueError:  # a NUL in the text
         raise NotSent("the message cannot be put into the environment", False) from None
 
 
-def _command_error(target: Target, error: CommandError) -> str:
+def _command_error(target: Target, error: CommandError, timeout_s: float) -> str:
     """How it ended and its last line, without the words that it was given."""
     if error.returncode is None:
-        return str(error).partition(": ")[2] if "cannot start" in str(error) else f"not done in {SEND_TIMEOUT_S:g} s"
+        return str(error).partition(": ")[2] if "cannot start" in str(error) else f"not done in {timeout_s:g} s"
     last = (error.stderr.strip().splitlines() or [""])[-1][:200]
     for word in sorted(target.argv[1:], key=len, reverse=True):
         if len(word) > 3:

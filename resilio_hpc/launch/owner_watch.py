@@ -36,12 +36,17 @@ def state_of(run_path: Path, part: str) -> OwnerState:
 class OwnerWatch(Asking):
     """Asks once in a while, and soon after ``look_now``; ``cancelled`` is "" or how that was."""
 
-    def __init__(self, ask: Callable[[], OwnerState], interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], OwnerState],
+        interval_s: float = INTERVAL_S,
+        completing_s: float = COMPLETING_S,
+    ) -> None:
         super().__init__("owner watch", self._look)
         self.cancelled = ""
         self._ask = ask
         self._interval_s = interval_s
-        self._ending_s = COMPLETING_S
+        self._completing_s = self._ending_s = completing_s
 
     def _look(self) -> float | None:
         owner = self._ask()
@@ -49,7 +54,7 @@ class OwnerWatch(Asking):
         if self.cancelled:
             return None
         if owner.state != "COMPLETING":
-            self._ending_s = COMPLETING_S
+            self._ending_s = self._completing_s
             return self._interval_s
         pause_s = min(self._ending_s, self._interval_s)
         self._ending_s *= 2  # it may hang in that state

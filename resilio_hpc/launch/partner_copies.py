@@ -58,11 +58,12 @@ class _Restore:
 class PartnerCopies:
     """Without ``--partner-copies`` it keeps nothing and gives nothing."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, clock: Callable[[], float] = time.monotonic) -> None:
         self.port = 0
         """Where others may fetch; 0: nowhere."""
         self.link = ChildLink("ckpt.replicator", agent.local_dir / "replicator.log")
         self._agent = agent
+        self._clock = clock
         self._enabled = agent.settings.options.partner_copies
         self._held: dict[tuple[int, int], int] = {}  # (rank, step) → world size
         self._number = 0
@@ -148,7 +149,7 @@ class PartnerCopies:
             self._agent.core.copies_failed(local.number, start.restore, DIED)
             return False
         self._restore = restore = _Restore(local.number, start.restore)
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock()
         world = sum(member.local_world_size for member in start.state.members)
         for endpoint, ranks in wanted.items():
             restore.missing.add(self._ask(start.restore.step, ranks, world, endpoint, owner=local.member))
@@ -166,7 +167,7 @@ class PartnerCopies:
 
     def tick(self) -> None:
         """Ranks do not wait for ever for a replicator that is stopped."""
-        if self._restore is not None and time.monotonic() - self._heard_at > SILENT_S:
+        if self._restore is not None and self._clock() - self._heard_at > SILENT_S:
             self.link.end()
             self._died()
 
@@ -176,7 +177,7 @@ class PartnerCopies:
         if lines is None:
             self._died()
             return
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock()
         for line in lines:
             answer = decode_answer(line)
             if isinstance(answer, StillFetching):

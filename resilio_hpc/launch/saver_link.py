@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from resilio_hpc.ckpt import saver_messages
 from resilio_hpc.core.json_lines import encode_line
-from resilio_hpc.launch.child_link import ChildLink
+from resilio_hpc.launch.child_link import MAX_UNSENT, ChildLink
 
 PAUSE_LIMIT_S = 10.0
 DIED = "the saver process was killed"
@@ -31,8 +31,8 @@ class Request(NamedTuple):
 class SaverLink(ChildLink):
     """Starts the saver on first use; a saver that dies is started again by the next request."""
 
-    def __init__(self, log: Path) -> None:
-        super().__init__("ckpt.saver", log)
+    def __init__(self, log: Path, max_unsent: int = MAX_UNSENT) -> None:
+        super().__init__("ckpt.saver", log, max_unsent)
         self._asked: deque[Request] = deque()  # without an answer yet
         self._paused_at: float | None = None
 

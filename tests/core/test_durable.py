@@ -8,12 +8,13 @@ import signal
 import stat
 import subprocess
 import sys
-import time
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 
 from resilio_hpc.core.durable import create_exclusive, exchange, make_directory, write_atomic
+from tests.support.waiting import PATIENCE_S, until
 
 REWRITE = """
 import sys, itertools
@@ -24,17 +25,19 @@ for n in itertools.count():
 """
 
 
+def kill_while_it_writes(target: Path) -> None:
+    before = target.stat().st_ino
+    process = subprocess.Popen([sys.executable, "-c", REWRITE, str(target)])
+    until(lambda: target.stat().st_ino != before, "a write", alive=lambda: process.poll() is None, poll_s=0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
 def test_kill_9_leaves_a_whole_file(tmp_path: Path) -> None:
     target = tmp_path / "file"
     write_atomic(target, b"0" * 200_000)
     for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", REWRITE, str(target)])
-        before = target.stat().st_ino
-        while target.stat().st_ino == before:
-            assert process.poll() is None
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        kill_while_it_writes(target)
         data = target.read_bytes()
         assert len(data) == 200_000
         assert len(set(data)) == 1
@@ -78,9 +81,8 @@ def test_mode_and_content(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def _race(path: str, start: float, results: multiprocessing.Queue[tuple[int, list[int]]]) -> None:
-    while time.time() < start:
-        pass
+def _race(path: str, start: Barrier, results: multiprocessing.Queue[tuple[int, list[int]]]) -> None:
+    start.wait()
     won = [n for n in range(20) if create_exclusive(Path(path) / f"epoch.{n}", str(os.getpid()).encode())]
     results.put((os.getpid(), won))
 
@@ -88,11 +90,11 @@ def _race(path: str, start: float, results: multiprocessing.Queue[tuple[int, lis
 def test_of_eight_racing_processes_one_creates_each_file(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[tuple[int, list[int]]] = context.Queue()
-    start = time.time() + 0.2
+    start = context.Barrier(8)
     processes = [context.Process(target=_race, args=(str(tmp_path), start, results)) for _ in range(8)]
     for process in processes:
         process.start()
-    won = [results.get(timeout=20) for _ in processes]
+    won = [results.get(timeout=PATIENCE_S) for _ in processes]
     for process in processes:
         process.join()
     assert sorted(n for _, numbers in won for n in numbers) == list(range(20))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ import zmq
 
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
+from tests.support.waiting import until
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -54,12 +54,15 @@ class Listener:
             self.heard.append(message)
             wire.send(self.socket, [frames[0], codec.encode(Pong(message.number))])
 
-    def serve_until(self, done: Callable[[], bool], limit_s: float = 300.0) -> None:  # only a hang reaches it
-        end = time.monotonic() + limit_s
-        while not done():
-            assert time.monotonic() < end, f"{self.counters}, {len(self.heard)} heard"
+    def serve_until(self, done: Callable[[], bool]) -> None:
+        def served() -> bool:
+            if done():
+                return True
             self.serve()
             self.socket.poll(2)
+            return False
+
+        until(served, "what a server does", lambda: f"{self.counters}, {len(self.heard)} heard", poll_s=0.0)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.placements import GROUP_VARIABLE, Placement, Recipe, Site, placements, srun_argv
 from resilio_hpc.launch.run_directory import Run
 from resilio_hpc.slurm.allocation import Allocation
+from tests.support.waiting import until
 
 SRUN = """#!/bin/sh
 nodes=
@@ -96,11 +96,13 @@ class Bench:
 
     def until(self, reached: Callable[[], bool], seconds: float = 0.05) -> None:
         """Let processes run in real time and the keeper's clock in its own."""
-        deadline = time.monotonic() + 30.0
-        while not reached():
-            assert time.monotonic() < deadline, self.started()
-            self.tick(seconds)
-            time.sleep(0.002)
+
+        def reached_by_then() -> bool:
+            if not reached():
+                self.tick(seconds)
+            return reached()
+
+        until(reached_by_then, "what the keeper does", self.started, poll_s=0.002)
 
     def started(self) -> list[str]:
         path = self.path / "started"

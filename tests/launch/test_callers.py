@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.launch import callers
 from resilio_hpc.launch.callers import Callers, Names, speaks_for
 
 
@@ -38,9 +37,8 @@ def test_a_process_that_was_killed_is_not_answered_though_its_last_words_come_la
     assert speaks_for(newest, "n1")
 
 
-def test_of_too_many_whoever_was_silent_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "MAX_CALLERS", 2)
-    known = Callers()
+def test_of_too_many_whoever_was_silent_for_longest_is_forgotten() -> None:
+    known = Callers(most=2)
     for node in ("n1", "n2", "n1", "n3"):
         known.heard(node, f"{node}/aa/1".encode())
     assert [known.name_of(node) for node in ("n1", "n2", "n3")] == [b"n1/aa/1", None, b"n3/aa/1"]

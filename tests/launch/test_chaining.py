@@ -233,10 +233,9 @@ def test_a_job_that_requeues_itself_waits_for_slurm(
             raise commands.Unanswered("away")
 
     monkeypatch.setattr(commands, "requeue", requeue)
-    monkeypatch.setattr(chaining, "REQUEUE_POLL_S", 0.0)
     chain = begin(submit=away)
     chain.close({"verdict": "time_limit"})
-    chain.leave()
+    chain.leave(poll_s=0.0)
     assert tries == ["7"] * 3
 
 

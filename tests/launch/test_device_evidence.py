@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from resilio_hpc.launch import device_evidence as de
-from resilio_hpc.launch import device_look
 from resilio_hpc.launch.device_look import DeviceLook
 from resilio_hpc.launch.devices import visible_devices
 from resilio_hpc.launch.eviction import Identity
@@ -18,8 +16,10 @@ from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.check import Fault, Result, Verdict
 from resilio_hpc.prolog_epilog.node import Node, boot_id, uptime_s
 from resilio_hpc.prolog_epilog.table import load
+from tests.support.environments import ROOT
 from tests.support.prolog_epilog.fake_nvml import FakeNvml, NVMLError_GpuIsLost, NVMLError_NoPermission
 from tests.support.prolog_epilog.node_trees import kernel_lines, write
+from tests.support.waiting import PATIENCE_S, until
 
 TABLE = load(site=Path("/dev/null"))
 BAD = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"
@@ -136,21 +136,13 @@ time.sleep(600)
 """
 
 
-def until_over(watched: DeviceLook) -> None:
-    until = time.monotonic() + 60
-    while not watched.over():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def test_a_driver_that_hangs_holds_up_nobody_and_what_was_said_before_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "hangs.py"
-    script.write_text(HANGS)
-    monkeypatch.setattr(device_look.bootstrap, "command", lambda _: (sys.executable, str(script)))
-    watched = DeviceLook(0.0, tmp_path / "log", 5.0)
-    until_over(watched)
+def test_a_driver_that_hangs_holds_up_nobody_and_what_was_said_before_counts(tmp_path: Path) -> None:
+    now = [1000.0]
+    watched = DeviceLook(0.0, tmp_path / "log", 5.0, (sys.executable, "-c", HANGS), clock=lambda: now[0])
+    until(lambda: watched.over() or watched._buffer, "half a line")
+    assert not watched.timed_out
+    now[0] += 5.0
+    assert watched.over()
     assert watched.timed_out and watched._process.poll() is not None
     assert [said.evidence[0].device for said in watched.said] == ["GPU-1"]
     assert watched.notes() == ["no answer within 5 s after verdict was looked at"]
@@ -160,9 +152,9 @@ def test_a_real_look_at_this_machine_ends_and_names_each_stage(tmp_path: Path, m
     directory = tmp_path / "health" / "here"
     VerdictCache(directory).write(verdict(Fault("3 errors", BAD, 1)))
     monkeypatch.setenv("RESILIO_HEALTH_DIRECTORY", str(directory))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    watched = DeviceLook(uptime_s(), tmp_path / "log", 120.0)
-    until_over(watched)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    watched = DeviceLook(uptime_s(), tmp_path / "log", PATIENCE_S)
+    until(watched.over, "the end of the look")
     assert [said.stage for said in watched.said] == ["verdict", "identities", "kernel log", "NVML"], watched.said
     assert [one.device for said in watched.said for one in said.evidence if one.source == "verdict"] == [BAD]
     assert msgspec.json.decode(msgspec.json.encode(watched.said), type=list[de.Said]) == watched.said

@@ -13,12 +13,13 @@ import pytest
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.launch import handover, joining, last_one_out, predecessor, preemption, run_directory
 from resilio_hpc.launch.ballot import EpochRecord
-from resilio_hpc.launch.last_one_out import LIMIT_S, STILL_S, SUPERVISOR_DEAD_S, Closing, Sight, stand_ins
+from resilio_hpc.launch.last_one_out import LIMIT_S, PATIENCE, STILL_S, Closing, Patience, Sight, stand_ins
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.placements import Site
 from resilio_hpc.slurm import chain, commands
 from resilio_hpc.slurm.commands import Holding
 
+QUICK = Patience(poll_s=0.01)
 LOST = Holding("n1", ("n2", "n3"), "RUNNING")
 HELD = Holding("n1", ("n1", "n2", "n3"), "RUNNING")
 
@@ -33,7 +34,7 @@ def test_with_a_verdict_and_the_batch_host_gone_the_job_is_closed_at_once() -> N
 
 def test_a_supervisor_that_may_live_has_time_to_close_the_run() -> None:
     closing = Closing(0.0, "")
-    seen = (1.0, HELD, 5, "time_limit"), (20.0, None, 5, "time_limit"), (SUPERVISOR_DEAD_S, HELD, 5, "time_limit")
+    seen = (1.0, HELD, 5, "time_limit"), (20.0, None, 5, "time_limit"), (PATIENCE.supervisor_s, HELD, 5, "time_limit")
     assert looks(closing, *seen) == ["wait", "wait", "close"]
 
 
@@ -73,7 +74,6 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An scancel that fails as often as ``refuse`` says, and notes what it cancelled in ``cancelled``; and a squeue."""
-    monkeypatch.setattr(last_one_out, "POLL_S", 0.01)
     monkeypatch.setenv("SLURMD_NODENAME", "n3")
     programs = {
         "scancel": f'[ -e "{tmp_path}/refuse" ] && rm "{tmp_path}/refuse" && exit 1\n'
@@ -100,7 +100,7 @@ def cancelled(slurm: Path) -> list[str]:
 
 
 def test_the_record_is_there_before_the_job_is_cancelled(run: Path, slurm: Path) -> None:
-    assert last_one_out.close_job(run, "7", {"verdict": "needs_new_job"}, "batch_host_lost")
+    assert last_one_out.close_job(run, "7", {"verdict": "needs_new_job"}, "batch_host_lost", patience=QUICK)
     assert cancelled(slurm) == ["7"]
     record = handover.read(run, "7")
     assert record is not None
@@ -109,7 +109,7 @@ def test_the_record_is_there_before_the_job_is_cancelled(run: Path, slurm: Path)
 
 def test_a_run_that_is_over_takes_its_successor_with_it(run: Path, slurm: Path) -> None:
     run_directory.write_verdict(run, "7", {"verdict": "completed", "exit_code": 0})
-    assert last_one_out.close_job(run, "7")
+    assert last_one_out.close_job(run, "7", patience=QUICK)
     assert cancelled(slurm) == ["8", "7"]
     record = handover.read(run, "7")
     assert record is not None
@@ -118,35 +118,33 @@ def test_a_run_that_is_over_takes_its_successor_with_it(run: Path, slurm: Path) 
 
 def test_closing_again_after_a_crash_in_between_keeps_the_first_record(run: Path, slurm: Path) -> None:
     first = handover.leave(run, "7", "n2", "batch_host_lost", True)
-    assert last_one_out.close_job(run, "7", {"verdict": "needs_new_job"}, "another reason")
+    assert last_one_out.close_job(run, "7", {"verdict": "needs_new_job"}, "another reason", patience=QUICK)
     assert handover.read(run, "7") == first
     assert cancelled(slurm) == ["7"]
 
 
 def test_slurmctld_may_be_away_for_a_while(run: Path, slurm: Path) -> None:
     (slurm / "refuse").touch()
-    assert last_one_out.close_job(run, "7", {"verdict": "needs_new_job"})
+    assert last_one_out.close_job(run, "7", {"verdict": "needs_new_job"}, patience=QUICK)
     assert cancelled(slurm) == ["7"]
 
 
 def test_without_slurm_closing_gives_up_and_does_not_raise(
     run: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("CANCEL_S", 0.05), ("SUPERVISOR_DEAD_S", 0.05)):
-        monkeypatch.setattr(last_one_out, name, value)
     monkeypatch.setenv("PATH", str(slurm / "nothing"))
-    assert not last_one_out.close_job(run, "7", {"verdict": "needs_new_job"})
+    soon = Patience(supervisor_s=0.05, cancel_s=0.05, poll_s=0.01)
+    assert not last_one_out.close_job(run, "7", {"verdict": "needs_new_job"}, patience=soon)
 
 
-def test_a_run_directory_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_one_out, "FILES_S", 0.05)
+def test_a_run_directory_that_hangs_holds_nobody_up() -> None:
     hung = threading.Event()
-    assert last_one_out._bounded(lambda: hung.wait(), False) is False
+    assert last_one_out._bounded(lambda: hung.wait(), False, Patience(files_s=0.05)) is False
     hung.set()
 
 
 def test_a_requeued_part_is_closed_under_its_jobs_number(run: Path, slurm: Path) -> None:
-    assert last_one_out.close_job(run, "7r2", {"verdict": "needs_new_job"})
+    assert last_one_out.close_job(run, "7r2", {"verdict": "needs_new_job"}, patience=QUICK)
     assert cancelled(slurm) == ["7"]
     assert handover.read(run, "7r2") is not None
     assert handover.read(run, "7") is None
@@ -159,14 +157,14 @@ def test_where_no_next_job_could_be_submitted_the_job_itself_is_requeued(
     options = LaunchOptions("true", "command", str(run), chain=True)
     for part, chained in (("6", True), ("7", False)):  # another job's record, and a job without --chain
         joining.write_record(run, joining.record_of(options, Site("batch", part, ("n1",), True), chained))
-        assert last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost")
+        assert last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
     joining.write_record(run, joining.record_of(options, Site("batch", "7", ("n1",), True), True))
     (slurm / "job").write_text("JobId=7 JobState=RUNNING Requeue=0 Restarts=0\n")
-    assert last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost")
+    assert last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
     assert cancelled(slurm) == ["7"] * 3
     (slurm / "job").write_text("JobId=7 JobState=RUNNING Requeue=1 Restarts=0\n")
-    assert last_one_out.hand_over(run, "7", "completed", "batch_host_lost")
-    assert last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost")
+    assert last_one_out.hand_over(run, "7", "completed", "batch_host_lost", QUICK)
+    assert last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
     assert cancelled(slurm) == ["7"] * 4 + ["requeued 7"]
 
 
@@ -185,7 +183,7 @@ def test_a_job_that_is_being_preempted_is_left_to_slurm(
         "JobId=7 JobState=RUNNING Requeue=1 Restarts=0 StartTime=2026-11-21T16:13:45 EndTime=2026-11-21T16:14:02 "
         "PreemptTime=2026-11-21T16:13:47\n"
     )
-    assert last_one_out.close_job(run, "7", {"verdict": "terminated"})
+    assert last_one_out.close_job(run, "7", {"verdict": "terminated"}, patience=QUICK)
     assert order == ["7"]
 
 
@@ -225,7 +223,7 @@ def test_who_stands_in(
     held = '"n1|n[1-5]|RUNNING"' if lost != ["n1"] else '"n1|n[2-5]|RUNNING"'
     (slurm / "bin" / "squeue").write_text(f"#!/bin/sh\necho {held}\n")
     (slurm / "cancelled").touch()
-    last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4", "n5"))
+    last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4", "n5"), QUICK)
     assert cancelled(slurm) == closed
 
 
@@ -240,17 +238,17 @@ def test_a_node_that_is_cut_off_with_slurmctld_closes_the_job_once_slurm_takes_t
     squeue.write_text('#!/bin/sh\necho "n1|n[1-4]|RUNNING"\n')
     (slurm / "cancelled").touch()
     monkeypatch.setattr(last_one_out, "reaches_srun", lambda environment: True)
-    last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4"))
+    last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4"), QUICK)
     assert cancelled(slurm) == [], "the batch host lives, and ends the job when srun returns"
     monkeypatch.setattr(last_one_out, "reaches_srun", lambda environment: False)
     squeue.write_text('#!/bin/sh\necho "n1|n[3-4]|RUNNING"\n')
-    last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4"))
+    last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4"), QUICK)
     assert cancelled(slurm) == ["7"]
 
 
 def test_who_is_cut_off_closes_nothing_before_slurm_says_so() -> None:
     closing = Closing(0.0, "completed", cut_off=True)
-    late = SUPERVISOR_DEAD_S + 1.0
+    late = PATIENCE.supervisor_s + 1.0
     assert looks(closing, (late, HELD, None, ""), (late, None, None, ""), (late + 1, LOST, None, "")) == [
         "wait", "wait", "close",
     ]  # fmt: skip
@@ -273,7 +271,7 @@ def test_whether_the_host_of_the_steps_srun_answers() -> None:
 @pytest.fixture
 def hung(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run directory does not answer."""
-    monkeypatch.setattr(last_one_out, "_bounded", lambda _call, otherwise: otherwise)
+    monkeypatch.setattr(last_one_out, "_bounded", lambda _call, otherwise, _patience: otherwise)
 
 
 def test_the_jobs_comment_takes_the_record_and_names_the_part(
@@ -287,10 +285,9 @@ def test_the_jobs_comment_takes_the_record_and_names_the_part(
         if len(comments) == 1:
             raise commands.Unanswered("away")
 
-    monkeypatch.setattr(last_one_out, "POLL_S", 0.0)
     monkeypatch.setattr(commands, "set_comment", comment)
     monkeypatch.setattr(commands, "cancel", ended.append)
-    assert last_one_out.hand_over(run, "7r1", "needs_new_job", "batch_host_lost")
+    assert last_one_out.hand_over(run, "7r1", "needs_new_job", "batch_host_lost", QUICK)
     assert ended == ["7"]
     monkeypatch.setattr(commands, "job_fields", lambda _: {"Comment": comments[-1]})
     record = predecessor._comment_record("7r1")
@@ -308,7 +305,7 @@ def test_without_any_record_the_job_is_not_cancelled_since_the_chain_would_end(
     ended: list[str] = []
     monkeypatch.setattr(commands, "set_comment", refuse)
     monkeypatch.setattr(commands, "cancel", ended.append)
-    assert not last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost")
+    assert not last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
     assert ended == []
-    assert last_one_out.hand_over(run, "7", "failed", "batch_host_lost")  # nothing is left to do
+    assert last_one_out.hand_over(run, "7", "failed", "batch_host_lost", QUICK)  # nothing is left to do
     assert ended == ["7"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from resilio_hpc.launch import mpi_ranks
 from resilio_hpc.launch.mpi_ranks import KILLED_WITH_STEP, MpiRanks
 from resilio_hpc.launch.mpi_tasks import STEP_KILLED
 from resilio_hpc.launch.options import LaunchOptions
@@ -49,46 +48,59 @@ class Core:
         self.told.append((local_rank, error[0]))
 
 
+NEVER_S, AT_ONCE_S = 1e6, 0.0
+Make = Callable[[float], MpiRanks]
+
+
 @pytest.fixture
-def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MpiRanks]:
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Those of one node, whose echoes wait for so long."""
     monkeypatch.setattr(MpiRanks, "_new_spawner", lambda *_: FakeSpawner())
     options = LaunchOptions("solver.py", "script", str(tmp_path), mpi="pmix", nproc_per_node="2")
     agent: Any = SimpleNamespace(settings=SimpleNamespace(options=options), core=Core(), local_dir=tmp_path)
-    made = MpiRanks(agent, "token", tmp_path)
-    yield made
-    made.close()
+    made: list[MpiRanks] = []
+
+    def make(echo_s: float) -> MpiRanks:
+        made.append(MpiRanks(agent, "token", tmp_path, echo_s))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def exited(local_rank: int, code: int) -> Exited:
+    return Exited(local_rank, 100 + local_rank, code, None, 1.0, "mpi")
 
 
 def ended(ranks: MpiRanks, local_rank: int, code: int) -> list[tuple[int, str]]:
     """What the core has been told after a rank's end and a turn of the agent's loop."""
-    ranks._spawner.said.append(Exited(local_rank, 100 + local_rank, code, None, 1.0, "mpi"))
+    ranks._spawner.said.append(exited(local_rank, code))
     ranks.tick()
     return ranks._agent.core.told
 
 
-def test_an_echo_waits_and_a_failure_does_not(ranks: MpiRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_ranks, "ECHO_S", 1e6)
-    assert ended(ranks, 0, STEP_KILLED) == []
-    assert ended(ranks, 1, 3) == [(1, "failed, exit code 3")]
+def test_an_echo_waits_and_a_failure_does_not(ranks: Make) -> None:
+    made = ranks(NEVER_S)
+    assert ended(made, 0, STEP_KILLED) == []
+    assert ended(made, 1, 3) == [(1, "failed, exit code 3")]
 
 
-def test_a_stop_makes_echoes_pointless(ranks: MpiRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_ranks, "ECHO_S", 1e6)
-    ended(ranks, 0, STEP_KILLED)
-    ranks.stop(0, 0.0, 0)
-    monkeypatch.setattr(mpi_ranks, "ECHO_S", 0.0)
-    assert ended(ranks, 1, 3) == [(1, "failed, exit code 3")]
+def test_a_stop_makes_echoes_pointless(ranks: Make) -> None:
+    made = ranks(AT_ONCE_S)
+    made._on_exited(exited(0, STEP_KILLED))  # the loop has not come to it yet
+    made.stop(0, 0.0, 0)
+    assert ended(made, 1, 3) == [(1, "failed, exit code 3")]
 
 
-def test_an_echo_that_nothing_explains_is_told_in_the_end(ranks: MpiRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_ranks, "ECHO_S", 0.0)
-    assert ended(ranks, 0, STEP_KILLED) == [(0, KILLED_WITH_STEP)]
+def test_an_echo_that_nothing_explains_is_told_in_the_end(ranks: Make) -> None:
+    assert ended(ranks(AT_ONCE_S), 0, STEP_KILLED) == [(0, KILLED_WITH_STEP)]
 
 
-def test_an_abort_is_no_echo(ranks: MpiRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(mpi_ranks, "ECHO_S", 1e6)
+def test_an_abort_is_no_echo(ranks: Make, tmp_path: Path) -> None:
+    made = ranks(NEVER_S)
     (tmp_path / "0.log").write_text(
         "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 5.\n"
     )
-    ranks._error_logs[0] = tmp_path / "0.log"
-    assert ended(ranks, 0, STEP_KILLED) == [(0, "called MPI_Abort with error code 5")]
+    made._error_logs[0] = tmp_path / "0.log"
+    assert ended(made, 0, STEP_KILLED) == [(0, "called MPI_Abort with error code 5")]

@@ -17,7 +17,8 @@ from resilio_hpc.launch.spawner_messages import (
     Started,
     StoreReady,
 )
-from tests.support.launch.mpi_bench import MEMBER, PATIENCE_S, WAIT, Bench, bench, gone
+from tests.support.launch.mpi_bench import MEMBER, WAIT, Bench, bench, gone
+from tests.support.waiting import PATIENCE_S
 
 __all__ = ["bench"]
 

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from resilio_hpc.launch import checks, node_check
 from resilio_hpc.launch.devices import NodeDevices
 from resilio_hpc.launch.options import CheckNodes, LaunchOptions
 from resilio_hpc.launch.placements import Site
+from tests.support.waiting import PATIENCE_S, until
 
 NODES = ("n1", "n2", "n3", "n4", "n5")
 
@@ -68,10 +68,10 @@ def test_who_is_unsure_stays() -> None:
     assert node_check.leave_out(result(n1="unsure"), NODES, 4).nodes == NODES
 
 
-def child(source: str, budget_s: float = 30.0) -> node_check.NodeCheck:
+def child(source: str, budget_s: float = PATIENCE_S, extra_s: float = 0.0) -> node_check.NodeCheck:
     policy = msgspec.structs.replace(pair_policy(), budget_s=budget_s)
     request = CheckRequest(nodes=NODES, place="local", policy=policy)
-    return node_check.NodeCheck(request, (sys.executable, "-c", source))
+    return node_check.NodeCheck(request, (sys.executable, "-c", source), extra_s)
 
 
 def test_its_result_comes_back() -> None:
@@ -85,20 +85,20 @@ def test_a_check_that_fails_says_why_and_no_more(source: str) -> None:
     assert found == ("no ports are left" if "ports" in source else "it gave no answer")
 
 
-def test_a_check_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_check, "EXTRA_S", 0.0)
-    assert child("import time; time.sleep(3600)", budget_s=0.5).run(("SIGTERM",)) == "it took too long"
+def test_a_check_that_hangs_is_ended() -> None:
+    assert child("import time; time.sleep(3600)", budget_s=0.1, extra_s=0.1).run(("SIGTERM",)) == "it took too long"
 
 
-def test_a_signal_ends_it_and_is_kept_and_handlers_come_back() -> None:
+def test_a_signal_ends_it_and_is_kept_and_handlers_come_back(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    check = child("import time; time.sleep(3600)", budget_s=600.0)
+    started = tmp_path / "started"
+    check = child(f"open({str(started)!r}, 'w'); import time; time.sleep(3600)")
 
     def strike() -> None:
-        time.sleep(0.5)
+        until(started.exists, "the check")
         for number in (signal.SIGUSR1, signal.SIGTERM):
             os.kill(os.getpid(), number)
-            time.sleep(0.2)
+            until(lambda number=number: number in check.received, "the signal", poll_s=0.002)
 
     thread = threading.Thread(target=strike)
     thread.start()

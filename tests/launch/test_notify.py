@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resilio_hpc.launch import notify_sender
 from resilio_hpc.launch.notify import Notifier
+from resilio_hpc.launch.notify_sender import deliver
 from resilio_hpc.launch.notify_targets import parse_target
 from resilio_hpc.launch.run_directory import Run
+from tests.support import waiting
 from tests.support.launch.webhook_server import Server
+from tests.support.waiting import PATIENCE_S
 
 NODE_LOST = ("node_lost", {"node": "n2", "silent_s": 5.1})
 VERDICT = ("verdict", {"verdict": "completed", "reason": "every rank exited with 0"})
-PATIENCE_S = 180.0
 
 
 @pytest.fixture
@@ -41,11 +41,7 @@ def notifier(tmp_path: Path, *targets: str) -> tuple[Notifier, Records]:
 
 
 def until(told: Notifier, done: Any) -> None:
-    limit = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < limit, "nothing came of it"
-        told.tick()
-        time.sleep(0.01)
+    waiting.until(lambda: told.tick() or done(), "what the targets are told")
 
 
 @pytest.fixture(autouse=True)
@@ -90,19 +86,18 @@ def test_the_verdict_is_sent_before_the_agent_ends_though_a_pause_is_on(ok: Serv
     assert records == []
 
 
-def test_a_server_error_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify_sender, "RETRY_AFTER_S", 0.0)
+def test_a_server_error_is_tried_again() -> None:
     server = Server(500, 200)
-    assert notify_sender.deliver(parse_target(server.url), {"text": "x"}) == ""
+    assert deliver(parse_target(server.url), {"text": "x"}, PATIENCE_S, retry_after_s=0.0) == ""
     assert len(server.received) == 2
     server.close()
 
 
 @pytest.mark.parametrize(("status", "attempts"), [(500, 2), (429, 2), (404, 1), (302, 1)])
-def test_a_status_that_is_no_success_is_a_failure(status: int, attempts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify_sender, "RETRY_AFTER_S", 0.0)
+def test_a_status_that_is_no_success_is_a_failure(status: int, attempts: int) -> None:
     server = Server(status)
-    assert notify_sender.deliver(parse_target(server.url), {"text": "x"}) == f"HTTP status {status}"
+    told = deliver(parse_target(server.url), {"text": "x"}, PATIENCE_S, retry_after_s=0.0)
+    assert told == f"HTTP status {status}"
     assert [path for path, _ in server.received] == ["/SECRET"] * attempts, "and no redirect is followed"
     server.close()
 
@@ -112,31 +107,30 @@ def closed_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_other_failures_are_told_without_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify_sender, "RETRY_AFTER_S", 0.0)
-    monkeypatch.setattr(notify_sender, "SEND_TIMEOUT_S", 0.2)
+def test_other_failures_are_told_without_the_secret() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         cases = {
-            f"http://127.0.0.1:{closed_port()}/SECRET": "Connection refused",
-            f"http://127.0.0.1:{silent.getsockname()[1]}/SECRET": "no answer within 0.2 s",
-            "no-such-command SECRET": "cannot start (No such file or directory)",
-            "sh -c 'echo at SECRET >&2; exit 3' SECRET": "exit code 3: at …",
-            "sleep 60": "not done in 0.2 s",
+            f"http://127.0.0.1:{closed_port()}/SECRET": (PATIENCE_S, "Connection refused"),
+            f"http://127.0.0.1:{silent.getsockname()[1]}/SECRET": (0.1, "no answer within 0.1 s"),
+            "no-such-command SECRET": (PATIENCE_S, "cannot start (No such file or directory)"),
+            "sh -c 'echo at SECRET >&2; exit 3' SECRET": (PATIENCE_S, "exit code 3: at …"),
+            "sleep 600": (0.1, "not done in 0.1 s"),
         }
-        for target, why in cases.items():
-            assert notify_sender.deliver(parse_target(target), {"text": "x"}) == why
+        for target, (timeout_s, why) in cases.items():
+            assert deliver(parse_target(target), {"text": "x"}, timeout_s, retry_after_s=0.0) == why
 
 
 def test_a_target_that_fails_is_in_the_ledger_once_and_hides_no_other(ok: Server, tmp_path: Path) -> None:
-    bad = f"http://127.0.0.1:{closed_port()}/SECRET"
-    told, records = notifier(tmp_path, bad, ok.url)
+    bad = Server(404)
+    told, records = notifier(tmp_path, bad.url, ok.url)
     told.take(*NODE_LOST)
     until(told, lambda: ok.received and records)
     told.take(*VERDICT)
     told.close(PATIENCE_S)
-    assert [message["event"] for _, message in ok.received] == ["node_lost", "verdict"]
-    name = bad.removesuffix("/SECRET")
-    assert records == [("notify_failed", {"target": f"webhook {name}", "error": "Connection refused"})]
+    bad.close()
+    assert [message["event"] for server in (bad, ok) for _, message in server.received] == ["node_lost", "verdict"] * 2
+    name = bad.url.removesuffix("/SECRET")
+    assert records == [("notify_failed", {"target": f"webhook {name}", "error": "HTTP status 404"})]
 
 
 def test_a_target_that_hangs_is_killed_and_blocks_nobody(ok: Server, tmp_path: Path) -> None:
@@ -148,7 +142,7 @@ def test_a_target_that_hangs_is_killed_and_blocks_nobody(ok: Server, tmp_path: P
         assert records[0][1]["error"] == "no answer within 0.3 s"
         told.take(*VERDICT)
         until(told, lambda: len(ok.received) == 2)
-        told.close(0.1)
+        told.close(PATIENCE_S)
     assert records[1:] == [], "it failed before and still does: said once"
 
 

@@ -12,8 +12,7 @@ from resilio_hpc.launch.joiner import Joiner
 from resilio_hpc.launch.owner_watch import OwnerState, OwnerWatch, state_of
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.commands import PartEnd
-
-PATIENCE_S = 60.0
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -62,10 +61,9 @@ def test_a_new_leader_is_a_reason_to_ask_at_once() -> None:
     assert (watch.cancelled, answers) == ("job 7 was cancelled", [])
 
 
-def test_a_job_that_slurm_is_ending_is_asked_for_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resilio_hpc.launch.owner_watch.COMPLETING_S", 0.01)
+def test_a_job_that_slurm_is_ending_is_asked_for_again_soon() -> None:
     answers = [OwnerState("COMPLETING"), OwnerState("COMPLETING"), OwnerState("CANCELLED", "so it was")]
-    watch = OwnerWatch(lambda: answers.pop(0), interval_s=1e6)
+    watch = OwnerWatch(lambda: answers.pop(0), interval_s=1e6, completing_s=0.01)
     watch.start()
     watch._thread.join(PATIENCE_S)
     assert watch.cancelled == "so it was"

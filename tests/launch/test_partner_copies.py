@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +24,8 @@ from resilio_hpc.launch import messages as m
 from resilio_hpc.launch import partner_copies
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.message_parts import Partner
-from resilio_hpc.launch.partner_copies import PartnerCopies
+from resilio_hpc.launch.partner_copies import SILENT_S, PartnerCopies
+from tests.support.waiting import until
 
 SECRET = wire.new_secret()
 POOL = ThreadPoolExecutor(1)
@@ -52,7 +52,8 @@ class Node:
             say=self.said.append, record=lambda kind, **fields: self.recorded.append((kind, fields)),
             core=SimpleNamespace(copies_failed=lambda *failed: self.failed.append(failed)),
         )  # fmt: skip
-        self.copies = PartnerCopies(agent)
+        self.now = 0.0
+        self.copies = PartnerCopies(agent, clock=lambda: self.now)
         self.copies.start()
         self.copies.begin((1, 0), -1)
         self._pair = ArenaPair(self.arenas, Owner(rank, 0, 2, 1, 0, "own", "run"), self.local / "spill")
@@ -70,14 +71,20 @@ class Node:
         assert self.copies.link._process is not None
         return self.copies.link._process.pid
 
-    def serve_until(self, holds: Callable[[], bool], limit_s: float = 20.0) -> None:
-        deadline = time.monotonic() + limit_s
-        while not holds():
-            assert time.monotonic() < deadline, self.recorded
+    def serve_until(self, holds: Callable[[], bool], passes_s: float = 0.0) -> None:
+        """Serve; at each turn of the loop ``passes_s`` pass by the agent's clock."""
+
+        def held() -> bool:
+            if holds():
+                return True
             fd = self.copies.link.fileno()
             if fd is not None and select.select([fd], [], [], 0.1)[0]:
                 self.copies.serve()
+            self.now += passes_s
             self.copies.tick()
+            return holds()
+
+        until(held, "what the copies do", lambda: self.recorded, poll_s=0.0)
 
     def keep(self, step: int, partner: Node, number: int = 0) -> None:
         self.copies.keep(m.Persist(1, number, step, Partner(partner.rank, 1, partner.endpoint)), 2)
@@ -187,8 +194,7 @@ def test_who_has_not_begun_the_round_gives_nothing_of_a_life_that_others_have_le
     other.copies.begin((1, 1), 2)
     other.keep(2, one, number=1)
     one.serve_until(lambda: one.copies.port > 0)
-    time.sleep(0.5)
-    assert not select.select([other.copies.link.fileno()], [], [], 0)[0]
+    select.select([other.copies.link.fileno()], [], [], 0.2)  # what is given too soon comes by then
     arena.invalidate(one.arenas, 2)  # it missed a start, and learns so
     one.copies.begin((1, 1), -1)
     other.serve_until(lambda: other.told("copy_failed") == 1)
@@ -268,19 +274,17 @@ def test_a_replicator_killed_while_ranks_wait_for_it_fails_their_start(nodes: li
     os.kill(other.pid, signal.SIGCONT)
 
 
-def test_a_slow_giver_is_waited_for_and_a_replicator_that_is_stopped_is_not(
-    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_giver_is_waited_for_and_a_replicator_that_is_stopped_is_not(nodes: list[Node]) -> None:
     one, other = nodes
-    monkeypatch.setattr(partner_copies, "SILENT_S", 2.0)
     other.save(5)
     os.kill(other.pid, signal.SIGSTOP)
     one.fetch(5, other, rank=1)
-    began = time.monotonic()
-    one.serve_until(lambda: time.monotonic() - began > 4.0)  # it tells that it still asks
+    for _ in range(2):
+        one.now += SILENT_S
+        one.serve_until(lambda: one.copies._heard_at == one.now)  # it tells that it still asks
     assert one.failed == []
     os.kill(one.pid, signal.SIGSTOP)
-    one.serve_until(lambda: bool(one.failed))
+    one.serve_until(lambda: bool(one.failed), passes_s=SILENT_S + 1.0)
     assert one.failed[0][2] == partner_copies.DIED
     one.serve_until(lambda: one.copies.port > 0)  # a new one serves
     os.kill(other.pid, signal.SIGCONT)

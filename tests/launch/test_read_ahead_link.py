@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from resilio_hpc.ckpt.checkpointer import REPLICATED, Checkpointer
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.read_ahead_link import ReadAheadLink
+from tests.support.waiting import until
 
 NODES = ("n1", "n2")
 SLOTS = 2
@@ -48,7 +48,7 @@ class Node:
 
     def hear(self, count: int) -> None:
         """Until so many readings have ended."""
-        wait_for(lambda: self.link.tick() or len(self.told) >= count)
+        until(lambda: self.link.tick() or len(self.told) >= count, f"{count} readings", lambda: self.told)
 
     def start(self, step: int, source: str = "committed", fetches: tuple[m.Fetch, ...] = ()) -> None:
         members = [m.Member(node, number, node, SLOTS, SLOTS * number) for number, node in enumerate(NODES)]
@@ -58,13 +58,6 @@ class Node:
         self.link.begin(LocalRound("n2", state, members[1], point), begun)
 
 
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
     made = Node(tmp_path)
@@ -72,7 +65,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         Checkpointer(made.checkpoints, layout=REPLICATED).save(step, {"x": np.ones(1000)}).wait("committed", 60)
     yield made
     made.link.close()
-    wait_for(lambda: made.link.tick() or not made.link._killed)
+    until(lambda: made.link.tick() or not made.link._killed, "the end of readers that were killed")
 
 
 def test_the_newest_step_is_read_while_the_node_gets_ready_and_not_again_when_the_round_takes_it(node: Node) -> None:
@@ -129,7 +122,7 @@ def hung(node: Node) -> Iterator[Node]:
             return False
         return True
 
-    wait_for(is_read)  # and now waits for data
+    until(is_read, "the reader")  # and now waits for data
     yield node
     os.close(ends[0])
 

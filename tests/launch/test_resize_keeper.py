@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,16 +14,9 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.checks import check_resize
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.resize_keeper import ResizeKeeper, command
+from tests.support.waiting import until
 
-PATIENCE_S = 120.0
 NOTES = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'a'), flush=True); "
-
-
-def until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def started(notes: Path) -> list[int]:
@@ -45,7 +36,7 @@ def test_one_that_fails_is_started_again_and_one_that_says_that_the_run_is_over_
     code = NOTES + "sys.exit(0 if len(open(sys.argv[1]).readlines()) == 3 else 1)"
     keeper = ResizeKeeper([sys.executable, "-c", code, str(notes)], first_pause_s=0.05)
     keeper.start()
-    until(lambda: not keeper._thread.is_alive())
+    until(lambda: not keeper._thread.is_alive(), "the keeper's end")
     assert len(started(notes)) == 3
 
 
@@ -54,11 +45,11 @@ def test_a_killed_one_is_started_again_until_the_launch_closes_which_waits_for_n
     code = NOTES + "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     keeper = ResizeKeeper([sys.executable, "-c", code, str(notes)], first_pause_s=0.05)
     keeper.start()
-    until(lambda: len(started(notes)) == 1)
+    until(lambda: len(started(notes)) == 1, "a resizer")
     os.kill(started(notes)[0], signal.SIGKILL)
-    until(lambda: len(started(notes)) == 2)
+    until(lambda: len(started(notes)) == 2, "another resizer")
     keeper.close()
-    until(lambda: gone(started(notes)[1]) and not keeper._thread.is_alive())
+    until(lambda: gone(started(notes)[1]) and not keeper._thread.is_alive(), "the end of both")
     assert len(started(notes)) == 2
 
 
@@ -66,7 +57,7 @@ def test_what_cannot_be_started_ends_no_launch(tmp_path: Path) -> None:
     keeper = ResizeKeeper([str(tmp_path / "missing")], first_pause_s=600.0)
     keeper.start()
     keeper.close()
-    until(lambda: not keeper._thread.is_alive())
+    until(lambda: not keeper._thread.is_alive(), "the keeper's end")
 
 
 def test_it_dies_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
@@ -80,9 +71,9 @@ def test_it_dies_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
         f"ResizeKeeper([sys.executable, '-c', {code!r}, sys.argv[1], str(os.getpid())]).start(); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", launcher, str(notes)]) as process:
-        until(lambda: len(started(notes)) == 1)
+        until(lambda: len(started(notes)) == 1, "a resizer")
         process.kill()
-    until(lambda: gone(started(notes)[0]))
+    until(lambda: gone(started(notes)[0]), "the resizer's end")
 
 
 def options(**changes: object) -> LaunchOptions:

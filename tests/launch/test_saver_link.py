@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,11 +18,11 @@ from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
-from resilio_hpc.launch import child_link, saver_link
+from resilio_hpc.launch import saver_link
 from resilio_hpc.launch.saver_link import SaverLink
+from tests.support.waiting import until
 
 NODES = 3000
-LIMIT_S = 30.0
 
 
 @pytest.fixture
@@ -55,10 +54,8 @@ def go_on(link: SaverLink) -> None:
 def wait_until_stopped(link: SaverLink) -> None:
     """Until it stands still."""
     assert link._process is not None
-    deadline = time.monotonic() + LIMIT_S
-    while Path(f"/proc/{link._process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    stat = Path(f"/proc/{link._process.pid}/stat")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "a saver that stands still")
 
 
 def answers(link: SaverLink, count: int) -> list[saver_messages.Progress | saver_messages.Answer]:
@@ -69,13 +66,15 @@ def answers(link: SaverLink, count: int) -> list[saver_messages.Progress | saver
 def heard(link: SaverLink, count: int) -> list[tuple[saver_link.Request, Any]]:
     """With the requests that they belong to."""
     found: list[tuple[saver_link.Request, Any]] = []
-    deadline = time.monotonic() + LIMIT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline
+
+    def reached() -> bool:
         full = link.full_fileno
         select.select([link.fileno()], [] if full is None else [full], [], 0.1)
         link.push()
-        found += link.receive()
+        found.extend(link.receive())
+        return len(found) >= count
+
+    until(reached, f"{count} answers", lambda: found, poll_s=0.0)
     return found
 
 
@@ -91,13 +90,15 @@ def test_a_long_request_to_a_saver_that_hangs_waits_and_is_answered_when_it_goes
     assert link.full_fileno is None
 
 
-def test_what_waits_is_bounded(link: SaverLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_link, "MAX_UNSENT", 1000)
+def test_what_waits_is_bounded(tmp_path: Path) -> None:
+    link = SaverLink(tmp_path / "saver.log", max_unsent=1000)
+    link.start()
     stop(link)
     assert link.send(commit(tmp_path, 1))
     assert not link.send(commit(tmp_path, 2))
     go_on(link)
     assert len(answers(link, 1)) == 1
+    link.close()
 
 
 def test_what_waits_at_the_end_is_still_said(link: SaverLink, tmp_path: Path) -> None:
@@ -117,10 +118,7 @@ def test_all_that_a_saver_was_asked_has_failed_when_it_dies_and_the_next_hears_n
     assert link.send(commit(tmp_path, 1))
     assert link._process is not None
     link._process.kill()
-    deadline = time.monotonic() + LIMIT_S
-    while not (received := link.receive()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    received = until(link.receive, "the saver's death")
     died = "the saver process was killed"
     assert received == [
         (saver_link.Request(False, 4, 9), saver_messages.SaverFailed(9, died)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,9 +21,9 @@ from resilio_hpc.launch.spawner import (
     Started,
     StoreReady,
 )
+from tests.support.waiting import until
 
 E = TypeVar("E")
-PATIENCE_S = 120.0
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -49,16 +48,18 @@ class Bench:
 
     def wait(self, kind: type[E], number: int = 1, where: Callable[[E], bool] = lambda _: True) -> E:
         """The ``number``-th event of a kind since the test began."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            found = [event for event in self.seen if isinstance(event, kind) and where(event)]
-            if len(found) >= number:
-                return found[number - 1]
-            assert time.monotonic() < deadline, f"no {kind.__name__} among {self.seen}; {self.log()}"
-            if self.spawner.pid is None:
-                raise AssertionError(f"no {kind.__name__} and the spawner is gone: {self.seen}; {self.log()}")
-            select.select([self.spawner], [], [], 1.0)
-            self.seen += self.spawner.events()
+
+        def found() -> list[E]:
+            events = [event for event in self.seen if isinstance(event, kind) and where(event)]
+            if len(events) < number and self.spawner.pid is not None:
+                select.select([self.spawner], [], [], 1.0)
+                self.seen += self.spawner.events()
+            return events[number - 1 :]
+
+        def runs() -> bool:
+            return self.spawner.pid is not None
+
+        return until(found, kind.__name__, lambda: f"{self.seen}; {self.log()}", alive=runs, poll_s=0.0)[0]
 
     def log(self) -> str:
         return self.log_path.read_text()
@@ -96,10 +97,7 @@ class Bench:
 
     def until(self, path: Path, text: str = "\n") -> str:
         """Wait until a file holds ``text``; its content."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not (path.exists() and text in path.read_text()):
-            assert time.monotonic() < deadline, f"{path} never held {text!r}: {self.log()}"
-            time.sleep(0.002)
+        until(lambda: path.exists() and text in path.read_text(), f"{text!r} in {path}", self.log, poll_s=0.002)
         return path.read_text()
 
     def store_port(self, round: int) -> int:
@@ -125,10 +123,10 @@ class Bench:
             return True
 
     def wait_gone(self, *pids: int) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not all(map(self.gone, pids)):
-            assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if not self.gone(pid)]}"
-            time.sleep(0.002)
+        def left() -> list[int]:
+            return [pid for pid in pids if not self.gone(pid)]
+
+        until(lambda: not left(), "the end of processes", left, poll_s=0.002)
 
 
 @pytest.fixture

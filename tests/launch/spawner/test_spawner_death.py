@@ -14,7 +14,7 @@ import pytest
 
 from resilio_hpc.core.errors import LaunchError
 from resilio_hpc.launch import process_tree
-from resilio_hpc.launch.spawner import Exited, Ready, Spawner, SpawnerDied
+from resilio_hpc.launch.spawner import Exited, Ready, Spawner, SpawnerDied, Started
 
 RANK_WITH_DAEMON = """
     import os, time
@@ -91,9 +91,10 @@ def test_when_the_spawner_is_killed_everything_goes_and_it_can_be_started_again(
 
 
 def test_a_killed_zygote_takes_its_forked_ranks_along(make_bench) -> None:
-    bench = make_bench()
+    bench = make_bench(torch=False)
     bench.start()
     rank, daemon = start_rank(bench)
+    assert bench.wait(Started).mode == "fork"
     os.kill(bench.spawner.pid, signal.SIGKILL)
     bench.wait(SpawnerDied)
     bench.wait_gone(rank, daemon)

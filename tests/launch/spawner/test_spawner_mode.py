@@ -35,7 +35,8 @@ def test_a_preload_that_forbids_forking_is_said_and_ranks_are_executed(
         "import subprocess, threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
     )
     (tmp_path / "bad.py").write_text(source + "; child = subprocess.Popen(['sleep', '1000'])")
-    bench = make_bench(environment=spawner_environment(PYTHONPATH=python_path(tmp_path)), preload=["bad"])
+    environment = spawner_environment(PYTHONPATH=python_path(tmp_path))
+    bench = make_bench(environment=environment, preload=["bad"], torch=False)
     ready = bench.start()
     assert "threads" in ready.why_not_fork
     assert bench.run("print('runs all the same')").exit_code == 0, bench.err()
@@ -55,7 +56,7 @@ def test_a_preload_that_forbids_forking_is_said_and_ranks_are_executed(
         ("raise ValueError('no\\nlicence')", "preloading bad failed: ValueError: no licence"),
         ("import sys; sys.exit('unset')", "preloading bad failed: SystemExit: unset"),
         ("import absent_module", "preloading bad failed: ModuleNotFoundError: No module named 'absent_module'"),
-        ("import subprocess; child = subprocess.Popen(['sleep', '3'])", "a preloaded module started processes ("),
+        ("import subprocess as s; c = s.Popen(['cat'], stdin=s.PIPE)", "a preloaded module started processes ("),
         ("import torch; torch.initialised = True", "a preloaded module initialised CUDA"),
     ],
 )

@@ -1,10 +1,9 @@
-"""python gloo_lives.py DIRECTORY LIVES: forks four ranks of a DDP script again and again; prints how many lives end."""
+"""python gloo_lives.py DIRECTORY LIVES: forks four ranks of a DDP script again and again."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -14,8 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from resilio_hpc.core.gloo_groups import keep_alive
+from tests.support.waiting import until
 
-RANKS, LIMIT_S = 4, 20.0
+RANKS = 4
 
 
 def train(store: Path, rank: int) -> None:
@@ -31,29 +31,31 @@ def train(store: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def live(store: Path) -> bool:
-    """Whether all ranks of one life ended in time."""
+def live(store: Path) -> None:
+    """One life. Raises AssertionError where ranks do not end."""
     store.unlink(missing_ok=True)
-    left = set()
+    left: set[int] = set()
     for rank in range(RANKS):
         pid = os.fork()
         if pid == 0:
             train(store, rank)
             os._exit(0)
         left.add(pid)
-    ranks, deadline = set(left), time.monotonic() + LIMIT_S
-    while left and time.monotonic() < deadline:
-        left -= {pid for pid in left if os.waitpid(pid, os.WNOHANG)[0]}
-        time.sleep(0.005)
-    for pid in left:
-        os.kill(pid, 9)
-        os.waitpid(pid, 0)
-    return bool(ranks) and not left
+
+    def over() -> bool:
+        left.difference_update([pid for pid in left if os.waitpid(pid, os.WNOHANG)[0]])
+        return not left
+
+    try:
+        until(over, "the end of all ranks", lambda: left, poll_s=0.005)
+    finally:
+        for pid in left:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":
     keep_alive()
-    ended = 0
-    while ended < int(sys.argv[2]) and live(Path(sys.argv[1]) / "store"):
-        ended += 1
-    print(ended)
+    for _ in range(int(sys.argv[2])):
+        live(Path(sys.argv[1]) / "store")
+    print("all have ended")

@@ -7,7 +7,6 @@ import select
 import subprocess
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +25,6 @@ from tests.support.waiting import until
 E = TypeVar("E")
 RUN, NODE = "run-under-test", "n4"
 MEMBER = m.Member(NODE, 1, NODE, 2, 4)  # ranks 4 and 5
-PATIENCE_S = 120.0
 
 
 class Bench:
@@ -67,12 +65,14 @@ class Bench:
         return self.until(lambda: next((e for e in self.seen if isinstance(e, kind) and where(e)), None), kind.__name__)
 
     def until(self, found: Callable[[], E | None], what: str) -> E:
-        deadline = time.monotonic() + PATIENCE_S
-        while (result := found()) is None:
-            assert time.monotonic() < deadline, f"no {what}: {self.seen}; {self.output()}"
-            select.select(list(self.spawner.filenos()), [], [], 0.05)
-            self.seen += self.spawner.events()
-        return result
+        def looked() -> tuple[E] | None:
+            if (result := found()) is None:
+                select.select(list(self.spawner.filenos()), [], [], 0.05)
+                self.seen += self.spawner.events()
+                result = found()
+            return None if result is None else (result,)
+
+        return until(looked, what, lambda: f"{self.seen}; {self.output()}", poll_s=0.0)[0]
 
     def output(self, local_rank: int = 0) -> str:
         path = self.directory / f"{local_rank}.out"
