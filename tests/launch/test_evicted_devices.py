@@ -13,6 +13,7 @@ from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.run_directory import read_verdict
 from resilio_hpc.prolog_epilog import reports
 from tests.support.environments import scrubbed
+from tests.support.waiting import PATIENCE_S
 
 GOOD, BAD = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
 SCRIPT = """
@@ -70,7 +71,7 @@ def launch(folder: Path, *arguments: str, nodes: int = 0) -> subprocess.Complete
            "RESILIO_REPORT_SPOOL": str(spool_of(folder))} | (
                {"RESILIO_LOCAL_NODES": str(nodes)} if nodes else {})  # fmt: skip
     return subprocess.run(
-        [*LAUNCH, *arguments], cwd=folder, env=scrubbed(**own), capture_output=True, text=True, timeout=240
+        [*LAUNCH, *arguments], cwd=folder, env=scrubbed(**own), capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -80,11 +81,11 @@ def entries(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def status(folder: Path) -> str:
     command = [sys.executable, "-m", "resilio_hpc.cli.main", "status", str(folder / "run")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S).stdout
 
 
 def test_a_gpu_that_a_verdict_names_is_hidden_and_the_node_goes_on_with_the_other(tmp_path: Path) -> None:
-    done = launch(tmp_path, "--evict-devices", "on", "train.py", "40", "verdict")
+    done = launch(tmp_path, "--evict-devices", "on", "train.py", "20", "verdict")
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     assert f"world 2 begins at 0 sees {GOOD},{BAD} not \n" in done.stdout
@@ -102,7 +103,7 @@ def test_a_gpu_that_a_verdict_names_is_hidden_and_the_node_goes_on_with_the_othe
 
 
 def test_errors_of_its_device_in_two_rounds_take_a_gpu_out_of_use_without_any_verdict(tmp_path: Path) -> None:
-    done = launch(tmp_path, "--evict-devices", "on", "--max-restarts", "9", "train.py", "40", "ecc")
+    done = launch(tmp_path, "--evict-devices", "on", "--max-restarts", "9", "train.py", "25", "ecc")
     assert done.returncode == 0, done.stdout + done.stderr
     (evicted,) = entries(tmp_path, "device_evicted")
     assert (evicted["entry"], evicted["check"], evicted["source"]) == (BAD, "rank-failures", "ranks")
@@ -115,7 +116,7 @@ def test_errors_of_its_device_in_two_rounds_take_a_gpu_out_of_use_without_any_ve
 
 
 def test_to_observe_says_what_would_be_done_and_hides_nothing(tmp_path: Path) -> None:
-    done = launch(tmp_path, "--evict-devices", "observe", "--min-devices", "2", "train.py", "40", "verdict")
+    done = launch(tmp_path, "--evict-devices", "observe", "--min-devices", "2", "train.py", "25", "verdict")
     assert done.returncode == 0, "each restart brings ten steps of progress"
     (evicted,) = entries(tmp_path, "device_evicted")
     assert (evicted["device"], evicted["slots"], evicted["acted"]) == (BAD, 0, False)

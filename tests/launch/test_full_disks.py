@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.environments import scrubbed
+from tests.support.requirements import need_mounts
+from tests.support.waiting import PATIENCE_S
 
 SCRIPT = """
 import os
@@ -32,7 +34,7 @@ def save(done):
     handle = checkpoint.save(done, state)
     if done == 2:
         try:
-            handle.wait(timeout_s=120)
+            handle.wait(timeout_s=300)
         except CheckpointError as error:
             print(f"rank {run.rank} heard: {error}", flush=True)
             assert checkpoint.steps() == [1]
@@ -41,7 +43,7 @@ def save(done):
         if run.rank == 0:
             filler.unlink()
     else:
-        handle.wait(timeout_s=120)
+        handle.wait(timeout_s=300)
 
 for step in run.steps(0, 4, save=save, every=1):
     state["x"] += 1
@@ -56,15 +58,6 @@ mount -t tmpfs -o "$DISK" none disk
 """
 
 
-def in_a_namespace_or_skip(path: Path) -> list[str]:
-    """How to run a shell whose mounts nobody else sees, and which go with it."""
-    unshare = ["unshare", "--mount", "sh", "-c"]
-    tried = subprocess.run([*unshare, "mount -t tmpfs none ."], cwd=path, capture_output=True, text=True, timeout=60)
-    if tried.returncode != 0:
-        pytest.skip(f"file systems cannot be mounted here: {tried.stderr.strip()}")
-    return unshare
-
-
 @pytest.mark.parametrize(
     ("disk", "advice"),
     [("ro", "Read-only file system: {}/disk"), ("size=64k", "{}/disk: make room there for two steps of this node")],
@@ -72,13 +65,14 @@ def in_a_namespace_or_skip(path: Path) -> list[str]:
 def test_a_full_shared_file_system_costs_a_save_a_bad_disk_none_and_training_goes_on(
     disk: str, advice: str, tmp_path: Path
 ) -> None:
+    need_mounts()
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "disk").mkdir()
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     environment = scrubbed(RESILIO_LOCAL_NODES="2", PYTHON=sys.executable)
     done = subprocess.run(
         [
-            *(*in_a_namespace_or_skip(tmp_path), MOUNT_AND, "sh"),
+            *("unshare", "--mount", "sh", "-c", MOUNT_AND, "sh"),  # nobody else sees the mounts, and they go with it
             *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--nproc-per-node", "1"),
             *("--local-checkpoints", "disk", "--no-torch", "--max-restarts", "0", "train.py"),
         ],
@@ -86,7 +80,7 @@ def test_a_full_shared_file_system_costs_a_save_a_bad_disk_none_and_training_goe
         env=environment | {"DISK": disk},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-2000:]
     said = done.stdout + done.stderr

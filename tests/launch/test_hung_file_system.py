@@ -5,8 +5,6 @@ It is a disk of its own that is frozen: whoever writes to it waits in the kernel
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.environments import scrubbed
+from tests.support.requirements import need_mounts, need_program
 
 SCRIPT = """
 import os, time
@@ -77,10 +76,10 @@ exit $code
 """
 
 
-def a_disk_or_skip(path: Path) -> None:
+def make_disk(path: Path) -> None:
     """A file with a file system, which is mounted in a namespace of its own and goes with it."""
-    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None or shutil.which("fsfreeze") is None:
-        pytest.skip("file systems cannot be mounted and frozen here")
+    need_mounts()
+    need_program("mkfs.ext4", "fsfreeze")
     with (path / "disk").open("wb") as file:
         file.truncate(64 << 20)
     subprocess.run(["mkfs.ext4", "-q", "-F", "disk"], cwd=path, check=True, timeout=60)
@@ -89,7 +88,7 @@ def a_disk_or_skip(path: Path) -> None:
 
 @pytest.mark.parametrize("hangs_s", [0, pytest.param(65, marks=pytest.mark.slow)])
 def test_training_goes_on_while_the_shared_file_system_hangs(hangs_s: int, tmp_path: Path) -> None:
-    a_disk_or_skip(tmp_path)
+    make_disk(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     environment = scrubbed(RESILIO_LOCAL_NODES="2", PYTHON=sys.executable)
     done = subprocess.run(

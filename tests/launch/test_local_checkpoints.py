@@ -1,4 +1,4 @@
-"""Checkpoints by way of the nodes' own disks, under the real launcher: a run, and a second one that goes on."""
+"""Checkpoints by way of the nodes' own disks, under the real launcher: three runs that go on, in the tests' order."""
 
 from __future__ import annotations
 
@@ -70,29 +70,45 @@ class Launch:
         return first["restored"], first["source"]
 
 
-@pytest.fixture
-def launch(tmp_path: Path) -> Launch:
-    return Launch(tmp_path)
-
-
-def test_the_next_run_reads_what_was_committed_from_the_nodes_own_disks(launch: Launch) -> None:
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """One run has ended."""
+    launch = Launch(tmp_path_factory.mktemp("launch"))
     launch.run()
-    told = {(event.fields["node"], event.fields["step"]) for event in launch.events("local")}
-    nodes = {node for node, _ in told}
-    assert len(nodes) == 2
-    assert {(node, 3) for node in nodes} <= told
-    for path in (launch.path / "run" / "checkpoints" / "step-0000000003").glob("*.h5"):
+    return launch
+
+
+@pytest.fixture(scope="module")
+def second(first: Launch) -> Launch:
+    """And another one, to which the shared file system gives no data."""
+    for path in (first.path / "run" / "checkpoints" / "step-0000000003").glob("*.h5"):
         size = path.stat().st_size
         path.write_bytes(b"")
         os.truncate(path, size)  # whoever reads here fails
-    assert not (launch.path / "run" / "checkpoints" / ".worn").exists()
-    launch.run()
-    assert launch.restored() == (3, "local")
-    assert {(event.fields["node"], event.fields["step"]) for event in launch.events("read_ahead")} == {
+    first.run()
+    return first
+
+
+def test_a_run_leaves_its_steps_on_the_nodes_own_disks(first: Launch) -> None:
+    told = {(event.fields["node"], event.fields["step"]) for event in first.events("local")}
+    nodes = {node for node, _ in told}
+    assert len(nodes) == 2
+    assert {(node, 3) for node in nodes} <= told
+    assert not (first.path / "run" / "checkpoints" / ".worn").exists()
+
+
+def test_the_next_run_reads_what_was_committed_from_the_nodes_own_disks(second: Launch) -> None:
+    assert second.restored() == (3, "local")
+    nodes = {event.fields["node"] for event in second.events("local")}
+    assert len(nodes) == 2
+    assert {(event.fields["node"], event.fields["step"]) for event in second.events("read_ahead")} == {
         (node, 3) for node in nodes
     }
-    shutil.rmtree(launch.disk)
-    said = launch.run()
-    assert launch.restored() == (6, "committed")
-    assert said.count(f"No such file or directory: {launch.disk}: make that directory, on every node") == 2
-    assert {event.fields["step"] for event in launch.events("local_failed")} >= {9}
+
+
+def test_a_run_without_that_disk_reads_the_shared_file_system_and_says_so(second: Launch) -> None:
+    shutil.rmtree(second.disk)
+    said = second.run()
+    assert second.restored() == (6, "committed")
+    assert said.count(f"No such file or directory: {second.disk}: make that directory, on every node") == 2
+    assert {event.fields["step"] for event in second.events("local_failed")} >= {9}

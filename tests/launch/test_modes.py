@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.run_directory import read_verdict
 from tests.support.environments import scrubbed
 from tests.support.launch.webhook_server import Server
+from tests.support.waiting import PATIENCE_S, until
 
 SCRIPT = """
 import os, sys, time
@@ -46,7 +46,7 @@ def environment(folder: Path) -> dict[str, str]:
 def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
     return subprocess.run(
-        [*LAUNCH, *arguments], cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=180
+        [*LAUNCH, *arguments], cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -95,12 +95,9 @@ def test_observe_passes_sigterm_on_to_the_ranks(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    limit = time.monotonic() + 120
-    while not entries(tmp_path, "first_step"):
-        assert time.monotonic() < limit and process.poll() is None
-        time.sleep(0.05)
+    until(lambda: entries(tmp_path, "first_step"), "a step", alive=lambda: process.poll() is None, poll_s=0.05)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=120)[1]
+    said = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 143, said
     assert verdict(tmp_path) == ("terminated", 143)
     assert entries(tmp_path, "stop_agreed") == [] and entries(tmp_path, "committed") == []
@@ -115,7 +112,7 @@ def test_a_recovered_failure_is_told_to_all_targets_and_their_secrets_to_nobody(
     told = tmp_path / "told"
     (tmp_path / "targets").write_text(f"# who is told\n{server.url}\n")
     command = f"sh -c 'echo $RESILIO_EVENT >> {told}' SECRET"
-    done = launch(tmp_path, "--notify", "@targets", "--notify", command, "train.py", "400", "at once")
+    done = launch(tmp_path, "--notify", "@targets", "--notify", command, "train.py", "40", "at once")
     server.close()
     assert done.returncode == 0, done.stderr
     messages = [message for _, message in server.received]
