@@ -10,10 +10,11 @@ LEAST_S = 1.0  # between two questions
 
 
 class Asking:
-    """``question`` asks once, and tells in how many seconds to ask again; None: never."""
+    """``question`` asks once, and tells in how many seconds to ask again, ``least_s`` at least; None: never."""
 
-    def __init__(self, name: str, question: Callable[[], float | None]) -> None:
+    def __init__(self, name: str, question: Callable[[], float | None], least_s: float = LEAST_S) -> None:
         self._question = question
+        self._least_s = least_s
         self._wake = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -38,4 +39,4 @@ class Asking:
                 return
             self._wake.wait(pause_s)
             self._wake.clear()
-            time.sleep(0 if self._closed else LEAST_S)
+            time.sleep(0 if self._closed else self._least_s)

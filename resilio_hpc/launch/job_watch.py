@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from resilio_hpc.core.errors import CommandError, UsageError
 from resilio_hpc.core.process import run
-from resilio_hpc.launch.asking import Asking
+from resilio_hpc.launch.asking import LEAST_S, Asking
 from resilio_hpc.slurm.hostlist import expand
 
 INTERVAL_S = 60.0
@@ -59,8 +59,14 @@ def ask(job: str) -> JobView | None:
 class JobWatch(Asking):
     """``view`` is the last answer, ``answering`` whether the last question was answered."""
 
-    def __init__(self, job: str, ask: Callable[[str], JobView | None] = ask, interval_s: float = INTERVAL_S) -> None:
-        super().__init__("job watch", self._look)
+    def __init__(
+        self,
+        job: str,
+        ask: Callable[[str], JobView | None] = ask,
+        interval_s: float = INTERVAL_S,
+        least_s: float = LEAST_S,
+    ) -> None:
+        super().__init__("job watch", self._look, least_s)
         self.view: JobView | None = None
         self.answering = True
         self.answers = 0  # how many there were

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilio_hpc.launch.asking import Asking
+from resilio_hpc.launch.asking import LEAST_S, Asking
 from resilio_hpc.launch.predecessor import handover_of, part_state
 
 INTERVAL_S = 60.0
@@ -41,8 +41,9 @@ class OwnerWatch(Asking):
         ask: Callable[[], OwnerState],
         interval_s: float = INTERVAL_S,
         completing_s: float = COMPLETING_S,
+        least_s: float = LEAST_S,
     ) -> None:
-        super().__init__("owner watch", self._look)
+        super().__init__("owner watch", self._look, least_s)
         self.cancelled = ""
         self._ask = ask
         self._interval_s = interval_s

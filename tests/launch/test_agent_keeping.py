@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +73,13 @@ class Shown:
         self.ends.append((key, end_time))
 
 
+def settled(placement: Placement) -> bool:
+    process = placement.process
+    if process is None or process.poll() is not None:
+        return True
+    return Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"sleep")
+
+
 class Bench:
     """A keeper whose time the test drives."""
 
@@ -91,18 +97,19 @@ class Bench:
         self.keeper = AgentKeeper(site, self.run, recipe, self.files, leaves, self.watch)
 
     def tick(self, seconds: float = 0.05) -> bool:
+        """The keeper's clock stands until every srun has come to its end, or to its sleep."""
+        until(lambda: all(settled(each) for each in self.keeper.placements), "sruns at rest", poll_s=0.001)
         self.now += seconds
         return self.keeper.tend(self.now)
 
     def until(self, reached: Callable[[], bool], seconds: float = 0.05) -> None:
-        """Let processes run in real time and the keeper's clock in its own."""
 
         def reached_by_then() -> bool:
             if not reached():
                 self.tick(seconds)
             return reached()
 
-        until(reached_by_then, "what the keeper does", self.started, poll_s=0.002)
+        until(reached_by_then, "what the keeper does", self.started, poll_s=0.0)
 
     def started(self) -> list[str]:
         path = self.path / "started"
@@ -114,7 +121,8 @@ class Bench:
     def kill(self, node: str) -> None:
         process = self.of(node).process
         assert process is not None
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
 
     def ending(self, code: int | None) -> None:
         """What sruns do from now on: end at once with this code, or run."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from resilio_hpc.core.event_words import KINDS, words
 from resilio_hpc.launch.announce import announcement, stamped
 from resilio_hpc.launch.closing import ENDINGS
+from tests.support.environments import ROOT
 
 FAILED = {"rank": 3, "node": "n2", "signal": None, "exit_code": None}
 
@@ -100,9 +100,6 @@ def test_announcements(kind: str, fields: dict[str, Any], line: str) -> None:
 
 def test_every_line_has_the_time_of_day() -> None:
     assert re.fullmatch(r"\[resilio\] \d\d:\d\d:\d\d round 0", stamped("round 0"))
-
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_every_kind_that_the_launcher_records_has_words_and_a_row_in_the_documentation() -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import resilio_hpc
+from tests.support.waiting import PATIENCE_S
 
 ASK = "import json; from resilio_hpc.launch import bootstrap; print(json.dumps(bootstrap.command('launch.agent')))"
 WHERE = "import resilio_hpc; print(resilio_hpc.__file__)"
@@ -17,7 +18,7 @@ WHERE = "import resilio_hpc; print(resilio_hpc.__file__)"
 def answer(words: list[str], cwd: Path, **environment: str) -> str:
     asked = subprocess.run(
         [sys.executable, *words], cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True,
-        check=True, timeout=120,
+        check=True, timeout=PATIENCE_S,
     )  # fmt: skip
     return asked.stdout.strip()
 

@@ -18,6 +18,7 @@ from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.placements import Site
 from resilio_hpc.slurm import chain as slurm_chain
 from resilio_hpc.slurm import commands
+from tests.support.waiting import PATIENCE_S, until
 
 Begin = Callable[..., Chain]
 
@@ -134,15 +135,13 @@ def test_the_other_tasks_of_a_step_wait_for_what_the_first_one_decides(
     answers: list[str | None] = []
     follower = threading.Thread(target=lambda: answers.append(step_of(path, False).judge_predecessor()))
     follower.start()
-    while not (path / "links" / "7.ready").exists():
-        follower.join(0.01)
-        assert follower.is_alive()
+    until((path / "links" / "7.ready").exists, "the other task", alive=follower.is_alive)
     assert not answers
     if before is not None:
         run_directory.write_verdict(path, "7", {"verdict": before, "reason": "all is done"})
     else:
         assert step_of(path, True).judge_predecessor() is None
-    follower.join(20.0)
+    follower.join(PATIENCE_S)
     assert answers == ["all is done" if before else None]
 
 
@@ -249,20 +248,20 @@ def test_a_submission_that_hangs_is_not_begun_twice_and_the_end_waits_for_it(
         if len(calls) == 1:
             raise commands.Unanswered("away")
         under_way.set()
-        assert answered.wait(20.0)
+        assert answered.wait(PATIENCE_S)
         return slurm_chain.Link(2, "8")
 
     chain = begin(submit=submit)
     first = threading.Thread(target=chain.tick, args=(1000.0, None))
     first.start()
-    assert under_way.wait(20.0)
+    assert under_way.wait(PATIENCE_S)
     chain.tick(5000.0, None)
     assert len(calls) == 2
     end = threading.Thread(target=chain.leave)
     end.start()
     answered.set()
-    first.join(20.0)
-    end.join(20.0)
+    first.join(PATIENCE_S)
+    end.join(PATIENCE_S)
     assert chain.successor == "8"
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.launch.error_file import MAX_BYTES, describe_exit, parse_error, read_error, write_error
+from tests.support.environments import scrubbed
+from tests.support.waiting import PATIENCE_S
 
 
 def test_an_error_that_torch_recorded_is_read(tmp_path: Path) -> None:
@@ -22,8 +24,8 @@ def test_an_error_that_torch_recorded_is_read(tmp_path: Path) -> None:
         "    raise RuntimeError('loss is NaN')\n"
         "train()\n"
     )
-    environment = os.environ | {"TORCHELASTIC_ERROR_FILE": str(path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60)
+    environment = scrubbed(TORCHELASTIC_ERROR_FILE=path)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=PATIENCE_S)
     assert done.returncode == 1
     error, note = read_error(path)
     assert error is not None and note == ""

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.environments import scrubbed
 from tests.support.requirements import need_mounts, need_program
+from tests.support.waiting import PATIENCE_S
 
 SCRIPT = """
 import os, time
@@ -101,7 +102,7 @@ def test_training_goes_on_while_the_shared_file_system_hangs(hangs_s: int, tmp_p
         env=environment | {"HANGS_S": str(hangs_s)},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=PATIENCE_S,
     )
     if done.returncode == 77:
         pytest.skip(f"no file system can be mounted here: {done.stderr}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from resilio_hpc.launch.job_watch import JobView, JobWatch, parse_view
 from resilio_hpc.launch.time_limit import read_end_time, write_end_time
+from tests.support.waiting import PATIENCE_S
 
 
 def test_nodes_and_end_of_this_job_are_read() -> None:
@@ -36,17 +37,17 @@ def test_the_last_answer_stands_while_slurm_is_silent_and_a_look_does_not_wait()
         go_on.acquire()
         return answers.pop(0)
 
-    watch = JobWatch("7", ask, interval_s=1e6)
+    watch = JobWatch("7", ask, interval_s=1e6, least_s=0.0)
     watch.start()
-    asked.acquire()
+    assert asked.acquire(timeout=PATIENCE_S)
     assert watch.view is None
     go_on.release()
     watch.look_now()
-    asked.acquire()  # the second question is on its way: the first was answered
+    assert asked.acquire(timeout=PATIENCE_S)  # the second question is on its way: the first was answered
     assert (watch.view, watch.answers, watch.answering) == (JobView(("n1", "n2"), 5.0), 1, True)
     watch.close()
     go_on.release()
-    watch._thread.join(10.0)
+    watch._thread.join(PATIENCE_S)
     assert not watch._thread.is_alive()
     assert (watch.view, watch.answers, watch.answering) == (JobView(("n1", "n2"), 5.0), 1, False)
 

@@ -85,7 +85,7 @@ class LocalRun:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         for process in self._processes:
-            process.wait(60.0)
+            process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.environments import scrubbed
+from tests.support.waiting import PATIENCE_S
 
 SCRIPT = """
 import time
@@ -34,7 +35,7 @@ def test_it_is_told_after_two_minutes_and_the_run_still_waits_for_it(tmp_path: P
         env=scrubbed(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     said = [line for line in done.stderr.splitlines() if "has not ended" in line]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.launch.link_guard import LEASE_S, QUIET_S, LinkGuard, holds_us
+from tests.support.waiting import PATIENCE_S
 
 
 def answers(path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
@@ -22,7 +23,7 @@ def ask(guard: LinkGuard, now: float) -> None:
     guard.tick(now)
     question = guard._question
     assert question is not None
-    question.wait(30)
+    question.wait(PATIENCE_S)
     guard.tick(now)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from resilio_hpc.core.ledger import Event, read_ledger
 from tests.support.environments import scrubbed
+from tests.support.waiting import PATIENCE_S
 
 SCRIPT = """
 import numpy as np
@@ -56,7 +57,7 @@ class Launch:
             env=scrubbed(RESILIO_LOCAL_NODES="2"),
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 1, done.stderr[-3000:]
         return done.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.support.waiting import PATIENCE_S
+
 PROGRAM = """
 import resource
 from resilio_hpc.launch import open_files
@@ -20,4 +22,4 @@ for too_much in (700, resource.RLIM_INFINITY):
 
 
 def test_a_soft_limit_is_raised_to_the_hard_one_and_given_back() -> None:
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=PATIENCE_S)

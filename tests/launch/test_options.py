@@ -14,6 +14,7 @@ from resilio_hpc.launch.option_table import GROUPS
 from resilio_hpc.launch.option_values import Caller
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.options_parser import build_parser, parse
+from tests.support.waiting import PATIENCE_S
 
 # torchrun's defaults that are not ours, and why
 OTHER_DEFAULTS = {
@@ -221,7 +222,7 @@ def test_parsing_imports_nothing_heavy() -> None:
         "import sys, resilio_hpc.launch.options_parser\n"
         "print([m for m in ('torch','numpy','h5py','zmq','rich','msgspec') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.strip() == "[]"
 
 

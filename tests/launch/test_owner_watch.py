@@ -53,7 +53,7 @@ def test_a_new_leader_is_a_reason_to_ask_at_once() -> None:
         asked.release()
         return answers.pop(0)
 
-    watch = OwnerWatch(ask, interval_s=1e6)
+    watch = OwnerWatch(ask, interval_s=1e6, least_s=0.0)
     watch.start()
     assert asked.acquire(timeout=PATIENCE_S)
     watch.look_now()
@@ -63,7 +63,7 @@ def test_a_new_leader_is_a_reason_to_ask_at_once() -> None:
 
 def test_a_job_that_slurm_is_ending_is_asked_for_again_soon() -> None:
     answers = [OwnerState("COMPLETING"), OwnerState("COMPLETING"), OwnerState("CANCELLED", "so it was")]
-    watch = OwnerWatch(lambda: answers.pop(0), interval_s=1e6, completing_s=0.01)
+    watch = OwnerWatch(lambda: answers.pop(0), interval_s=1e6, completing_s=0.0, least_s=0.0)
     watch.start()
     watch._thread.join(PATIENCE_S)
     assert watch.cancelled == "so it was"

@@ -12,6 +12,7 @@ import pytest
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch import run_directory as rd
 from resilio_hpc.launch.succession import EpochRecord
+from tests.support.waiting import PATIENCE_S
 
 
 def test_a_new_directory_is_private_where_it_must_be(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_eight_nodes_that_open_it_at_once_share_one_identity(tmp_path: Path) -> 
         processes = [context.Process(target=_open, args=(path, barrier, results)) for _ in range(8)]
         for process in processes:
             process.start()
-        assert len({results.get(timeout=20) for _ in processes}) == 1
+        assert len({results.get(timeout=PATIENCE_S) for _ in processes}) == 1
         for process in processes:
             process.join()
 

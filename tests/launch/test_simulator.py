@@ -10,13 +10,14 @@ import time
 
 import pytest
 
-from tests.support.environments import ROOT
+from tests.support.environments import ROOT, scrubbed
 from tests.support.simulator.faults import COMES_OF_IT
 from tests.support.simulator.run import run, simulate
 from tests.support.simulator.schedule import KINDS, schedule
 from tests.support.simulator.search import Found, search, some
 from tests.support.simulator.world import SeededWorld
 from tests.support.virtual_cluster.invariants import Violation
+from tests.support.waiting import PATIENCE_S
 
 QUICK = 10_000
 CHUNK = 250
@@ -104,7 +105,7 @@ def test_a_seed_is_replayed_exactly_in_another_process_with_other_hashes() -> No
     told = [
         subprocess.run(
             [sys.executable, "-m", "tests.support.simulator", "7"], cwd=ROOT, capture_output=True, check=True,
-            env={**os.environ, "PYTHONHASHSEED": str(number)}, timeout=120,
+            env=scrubbed(PYTHONHASHSEED=str(number)), timeout=PATIENCE_S,
         ).stdout.decode()
         for number in (1, 2)
     ]  # fmt: skip

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.support.environments import ROOT
+from tests.support.environments import ROOT, scrubbed
 from tests.support.simulator.mutations import MUTATIONS
 from tests.support.simulator.run import Outcome, run
 from tests.support.simulator.schedule import schedule
 from tests.support.simulator.search import search, some
 from tests.support.simulator.shrink import shrink
+from tests.support.waiting import PATIENCE_S
 
 WITHIN = 3000  # seeds in which each planted bug must show itself
 KNOWN = {  # where each was found first: tried before the range is searched
@@ -71,8 +71,8 @@ def replay(name: str, seed: int, hash_seed: int) -> str:
     """The story that the command tells, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.simulator", str(seed), "--mutation", name],
-        cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
-        capture_output=True, text=True, timeout=300,
+        cwd=ROOT, env=scrubbed(PYTHONHASHSEED=str(hash_seed)),
+        capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout

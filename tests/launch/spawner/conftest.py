@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import textwrap
 from collections.abc import Callable, Iterator
@@ -21,14 +20,14 @@ from resilio_hpc.launch.spawner import (
     Started,
     StoreReady,
 )
+from tests.support.environments import scrubbed
 from tests.support.waiting import until
 
 E = TypeVar("E")
 
 
 def environment(**extra: str) -> dict[str, str]:
-    base = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIO_", "TORCHELASTIC_"))}
-    return {**base, "OMP_NUM_THREADS": "1", **extra}
+    return scrubbed(**{"OMP_NUM_THREADS": "1", **extra})
 
 
 class Bench:

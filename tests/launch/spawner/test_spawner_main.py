@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environments import scrubbed
+from tests.support.waiting import PATIENCE_S
+
 MIRROR = """
     import json, os, signal, sys, threading
     import __main__
@@ -36,7 +39,8 @@ def plain(bench, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=bench.directory,
-        timeout=60,
+        env=scrubbed(OMP_NUM_THREADS="1"),
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -251,7 +255,8 @@ def test_a_python_of_another_directory_finds_the_package(tmp_path: Path) -> None
     from resilio_hpc.launch import bootstrap
 
     source = bootstrap.source("zygote").replace("import main; main()", "import main; print(main.__module__, sys.path)")
-    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    bare = scrubbed()
+    del bare["PYTHONPATH"]
     done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, env=bare, capture_output=True, text=True)
     assert done.stdout.startswith("resilio_hpc.launch.zygote ["), done.stderr
     assert "['', " not in done.stdout

@@ -13,6 +13,8 @@ import pytest
 
 from resilio_hpc.launch import load_time_variables, process_tree
 from resilio_hpc.launch.spawner import RESOLVER_OPTIONS, Exited, SpawnFailed, Started, StoreDied, StoreReady
+from tests.support.environments import ROOT, scrubbed
+from tests.support.waiting import PATIENCE_S
 
 
 def test_a_zygote_has_one_thread_although_numpy_starts_some_and_holds_what_is_preloaded(
@@ -65,14 +67,14 @@ def test_what_forbids_forking_is_named_in_one_line(tmp_path, source, why) -> Non
     (tmp_path / "torch.py").write_text("initialised = False\nclass cuda: is_initialized = lambda: initialised\n")
     (tmp_path / "bad.py").write_text(source)
     check = "from resilio_hpc.launch import preload as p; print(p.import_all(['bad'], 0) or p.why_not_fork(), end='')"
-    env = {**os.environ, "PYTHONPATH": python_path(tmp_path)}
+    env = scrubbed(PYTHONPATH=python_path(tmp_path))
     done = subprocess.run([sys.executable, "-c", check], env=env, stdout=subprocess.PIPE, text=True, check=True)
     assert why in done.stdout and bool(why) == bool(done.stdout)
     assert "\n" not in done.stdout
 
 
 def python_path(*first: Path) -> str:
-    return os.pathsep.join([*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.pathsep.join(map(str, (*first, ROOT)))
 
 
 def test_an_environment_that_only_a_new_process_can_honour_means_exec(bench) -> None:
@@ -149,7 +151,7 @@ def test_four_gloo_ranks_meet_through_the_store_and_meet_again_in_the_next_round
 
 def listening(port: int) -> bool:
     try:
-        socket.create_connection(("localhost", port), timeout=5).close()
+        socket.create_connection(("localhost", port), timeout=PATIENCE_S).close()
     except OSError:
         return False
     return True

@@ -20,6 +20,7 @@ from resilio_hpc.launch.spawner_messages import (
     RankCommand,
     SpawnerEvent,
 )
+from tests.support.environments import scrubbed
 from tests.support.waiting import until
 
 E = TypeVar("E")
@@ -35,12 +36,9 @@ class Bench:
         self.token = f"{RUN}:{NODE}:{directory.name}"
         self.programs = directory / "bin"  # where a stand-in for srun may be put
         self.programs.mkdir()
-        self.environment = {
-            **os.environ,
-            "PATH": f"{self.programs}:{os.environ['PATH']}",
-            process_tree.TOKEN_VARIABLE: self.token,
-            "SLURM_JOB_ID": "1",
-        }
+        own = {process_tree.TOKEN_VARIABLE: self.token, "SLURM_JOB_ID": "1"}
+        own |= {name: os.environ[name] for name in ("RESILIO_LOCAL_DIR",)}
+        self.environment = scrubbed(PATH=f"{self.programs}:{os.environ['PATH']}", **own)
         self.local_dir, _ = run_directory.node_directories(RUN, NODE)
         run_directory.make_private(self.local_dir)
         self.spawner = MpiSpawner(self.environment, self.local_dir)
