@@ -5,19 +5,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from resilio_hpc.core import gloo_groups
 from resilio_hpc.core.process import run
 from resilio_hpc.launch import rank_main
 from tests.support.environments import SUPPORT, scrubbed
 from tests.support.waiting import PATIENCE_S
 
-LIVES = 25
 
-
-def test_ranks_of_a_ddp_script_always_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lives", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_ranks_of_a_ddp_script_always_end(lives: int, tmp_path: Path) -> None:
     program = SUPPORT / "core" / "gloo_lives.py"
     environment = scrubbed(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    run([sys.executable, str(program), str(tmp_path), str(LIVES)], timeout_s=LIVES * PATIENCE_S, env=environment)
+    run([sys.executable, str(program), str(tmp_path), str(lives)], timeout_s=lives * PATIENCE_S, env=environment)
 
 
 def test_groups_that_are_there_already_are_kept_too(tmp_path: Path) -> None:

@@ -115,10 +115,11 @@ def test_a_hanging_spawner_is_killed_with_its_ranks(make_bench) -> None:
 def test_a_hanging_spawner_does_not_block_the_agent(make_bench) -> None:
     bench = make_bench(use_zygote=False)
     bench.start()
+    path = str(bench.script("pass"))
     os.kill(bench.spawner.pid, signal.SIGSTOP)
     with pytest.raises(LaunchError, match="hangs"):
         for _ in range(100_000):
-            bench.spawn("pass")
+            bench.command("script", path)
 
 
 def test_the_next_agent_sweeps_what_an_earlier_one_left(tmp_path: Path) -> None:
