@@ -27,7 +27,7 @@ class DeviceLook:
         argv: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``since_s``: how long ago by the node's uptime the job began. ``argv``: another program that looks."""
+        """``since_s``: errors count from this uptime of the node on. ``argv``: another program that looks."""
         self.said: list[Said] = []
         self.timed_out = False
         self._within_s = within_s

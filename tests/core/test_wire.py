@@ -249,10 +249,11 @@ def test_a_flood_does_not_starve_a_genuine_peer(listener: Listener, outside: Out
     assert len(list(wire.receive_all(listener.socket))) <= wire.MAX_PER_READ
 
 
-def test_a_returning_peer_takes_over_its_name(listener: Listener, outside: Outside) -> None:
-    genuine_works(listener, outside, b"n1")
+def test_a_returning_peer_is_heard_under_its_next_name(listener: Listener, outside: Outside) -> None:
+    """A name is taken until the listener has seen the end of the connection before."""
+    genuine_works(listener, outside, b"n1/1")
     outside.sockets[-1].close(0)
-    genuine_works(listener, outside, b"n1")
+    genuine_works(listener, outside, b"n1/2")
 
 
 def test_sending_to_nobody_does_not_block(outside: Outside) -> None:
