@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, local_disk, tree
+from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, hung_disk, local_disk, tree
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.committed_source import CommittedSource
@@ -98,6 +98,7 @@ class Checkpointer:
         self._handles: dict[int, SaveHandle] = {}
         self._handles_lock = threading.Lock()
         self._device: Device = CUDA
+        self._patience = hung_disk.PATIENCE
         self._coordinator.on_stage(self._on_stage)
         if self._coordinator.memory_step >= 0:
             self._map_ahead(self._coordinator.memory_step)
@@ -279,19 +280,15 @@ class Checkpointer:
                 raise CorruptCheckpoint(f"step {point.step} is not in {self.directory}") from error
             where = catalogue.step_directory(self.directory, point.step)
             return CommittedSource(
-                where,
-                manifest,
-                place.rank,
-                place.world_size,
-                self._layout,
+                where, manifest, place.rank, place.world_size, self._layout,
                 alone=place.local_world_size == 1,
                 local_rank=place.local_rank,
                 copies=local_disk.copies_or_none(
-                    self._coordinator.local_directory, self.directory, manifest, self._warn
+                    self._coordinator.local_directory, self.directory, manifest, self._warn, self._patience
                 ),
                 cached=is_read_ahead(self._coordinator.read_ahead, point.step),
                 peers=self._coordinator.peer_disks,
-            )
+            )  # fmt: skip
         arenas = self._open_arenas()
         path = arenas.held(point.step)
         if path is None:

@@ -11,10 +11,11 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from resilio_hpc.ckpt.arena import PAGE
 
@@ -26,6 +27,22 @@ _LEAST_CPU_S = 1.0  # more than a process needs that only waits
 _COUNTERS = frozenset({"wchar", "read_bytes", "write_bytes"})  # rchar grows by reading them
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a disk is waited for, in seconds.
+
+    ``silent_s``: a save, while nothing moves; ``answer_s``: something small; ``wait``: returns when the futures are
+    done, or after so many seconds.
+    """
+
+    silent_s: float = PATIENCE_S
+    answer_s: float = ANSWER_S
+    wait: Callable[[Sequence[Future[Any]], float], object] = wait
+
+
+PATIENCE = Patience()
 
 
 def begin(act: Callable[[], Result]) -> Future[Result]:
@@ -42,12 +59,12 @@ def begin(act: Callable[[], Result]) -> Future[Result]:
     return future
 
 
-def in_time(act: Callable[[], Result], patience_s: float) -> Result:
-    """What ``act`` returns or raises; TimeoutError (an OSError) where it takes longer than that."""
+def in_time(act: Callable[[], Result], patience: Patience = PATIENCE) -> Result:
+    """What ``act`` returns or raises; TimeoutError (an OSError) where it takes longer than ``answer_s``."""
     future = begin(act)
-    wait([future], patience_s)
+    patience.wait([future], patience.answer_s)
     if not future.done():
-        raise no_answer(patience_s)
+        raise no_answer(patience.answer_s)
     return future.result()
 
 

@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Self
 
 from resilio_hpc.ckpt import catalogue, hung_disk
+from resilio_hpc.ckpt.hung_disk import PATIENCE, Patience
 from resilio_hpc.ckpt.records import Manifest, is_shard_name
 from resilio_hpc.core.durable import make_directory, sync_directory
 from resilio_hpc.core.errors import CheckpointError, os_error_text
@@ -187,8 +188,10 @@ def copy_of(directory: Path, checkpoints: Path, step: int, epoch: int, round_: i
     return None
 
 
-def answering_copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[str, Path]:
-    """``copies``, where that disk still reads; TimeoutError where it does not within ``hung_disk.ANSWER_S``."""
+def answering_copies(
+    directory: Path, checkpoints: Path, manifest: Manifest, patience: Patience = PATIENCE
+) -> Mapping[str, Path]:
+    """``copies``, where that disk still reads; TimeoutError where it does not in time."""
 
     def look() -> Mapping[str, Path]:
         found = copies(directory, checkpoints, manifest)
@@ -197,15 +200,19 @@ def answering_copies(directory: Path, checkpoints: Path, manifest: Manifest) -> 
                 hung_disk.read_page(where / name)
         return found
 
-    return hung_disk.in_time(look, hung_disk.ANSWER_S)
+    return hung_disk.in_time(look, patience)
 
 
 def copies_or_none(
-    directory: Path | None, checkpoints: Path, manifest: Manifest, say: Callable[[str], None]
+    directory: Path | None,
+    checkpoints: Path,
+    manifest: Manifest,
+    say: Callable[[str], None],
+    patience: Patience = PATIENCE,
 ) -> Mapping[str, Path]:
     """``answering_copies``; none where there is no such disk, and where it fails, which is said."""
     try:
-        return {} if directory is None else answering_copies(directory, checkpoints, manifest)
+        return {} if directory is None else answering_copies(directory, checkpoints, manifest, patience)
     except FileNotFoundError:
         return {}  # a node that never had any
     except OSError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ import msgspec
 
 from resilio_hpc.ckpt import hung_disk
 from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.hung_disk import Activity
+from resilio_hpc.ckpt.hung_disk import PATIENCE, Activity, Patience
 from resilio_hpc.ckpt.local_disk import LocalDisk
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.ckpt.saver_messages import Local, Persist
@@ -33,13 +33,14 @@ _hung: dict[str, Future[ShardRecord | OSError]] = {}  # by the disk's directory:
 @dataclass
 class LocalWay:
     """One save. ``let_go``: called as soon as the arenas are not needed any more, before ``say``; ``staging``: gives
-    the directory on the shared file system."""
+    the directory on the shared file system; ``patience``: after that the node's disk is taken for hung."""
 
     request: Persist
     arenas: Sequence[ArenaSource]
     let_go: Callable[[], None]
     say: Callable[[Local], None]
     staging: Callable[[], Path]
+    patience: Patience = PATIENCE
     _disk: LocalDisk | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)  # for the next two
     _copy: Path | None = None  # the file on that disk, once it is durable
@@ -48,17 +49,16 @@ class LocalWay:
     def take(self) -> ShardRecord | OSError:
         """Have it done. The record of the file; or what is wrong with that disk, while memory has everything.
 
-        Where nothing moves for ``hung_disk.PATIENCE_S``, that disk is taken for hung. Raises CorruptCheckpoint for what
-        it lost afterwards, OSError for the shared file system.
+        Raises CorruptCheckpoint for what that disk lost afterwards, OSError for the shared file system.
         """
-        directory, patience_s = self.request.local, hung_disk.PATIENCE_S
+        directory, patience_s = self.request.local, self.patience.silent_s
         if directory in _hung and not _hung[directory].done():
             return hung_disk.no_answer(patience_s)
         _hung.pop(directory, None)
         future = hung_disk.begin(self._go)
         while True:
             before = Activity.now()
-            wait([future], patience_s)
+            self.patience.wait([future], patience_s)
             if future.done():
                 return future.result()
             if Activity.now().has_stopped(before) and not self._disk_answers():
@@ -71,7 +71,7 @@ class LocalWay:
         if self._disk is None:
             return False
         try:
-            hung_disk.in_time(self._disk.try_out, hung_disk.ANSWER_S)
+            hung_disk.in_time(self._disk.try_out, self.patience)
         except TimeoutError:
             return False
         except OSError:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue, helper_process
 from resilio_hpc.ckpt.arena_source import ArenaSource, Mappings
+from resilio_hpc.ckpt.hung_disk import PATIENCE, Patience
 from resilio_hpc.ckpt.local_disk import advice
 from resilio_hpc.ckpt.local_way import LocalWay
 from resilio_hpc.ckpt.records import Layout, ShardRecord
@@ -41,21 +42,26 @@ from resilio_hpc.core.json_lines import encode_line
 
 
 def serve(
-    request: Request, say: Callable[[Progress], None] = lambda progress: None, mappings: Mappings | None = None
+    request: Request,
+    say: Callable[[Progress], None] = lambda progress: None,
+    mappings: Mappings | None = None,
+    patience: Patience = PATIENCE,
 ) -> Answer:
     """Carry out one request; ``say`` hears how it goes. What disks and arenas do is an answer, never raised.
 
-    ``mappings``: where arenas stay mapped, for whoever serves many.
+    ``mappings``: where arenas stay mapped, if many requests are served; ``patience``: with the node's own disk.
     """
     try:
-        return persist(request, say, mappings) if isinstance(request, Persist) else commit(request)
+        return persist(request, say, mappings, patience) if isinstance(request, Persist) else commit(request)
     except OSError as error:
         return SaverFailed(request.step, os_error_text(error, request.directory))
     except (CheckpointError, MemoryError) as error:
         return SaverFailed(request.step, f"{type(error).__name__}: {error}")
 
 
-def persist(request: Persist, say: Callable[[Progress], None], mappings: Mappings | None) -> Persisted:
+def persist(
+    request: Persist, say: Callable[[Progress], None], mappings: Mappings | None, patience: Patience = PATIENCE
+) -> Persisted:
     """Write this node's shard file into the staging directory of that step and round, by way of its own disk if asked.
 
     Once it is on that disk the arenas may be overwritten, so what that disk then loses is lost: this save fails.
@@ -63,7 +69,7 @@ def persist(request: Persist, say: Callable[[Progress], None], mappings: Mapping
     with ExitStack() as memory:
         arenas = _open_arenas(request, memory, mappings)
         if request.local:
-            record = LocalWay(request, arenas, memory.close, say, partial(_staging, request)).take()
+            record = LocalWay(request, arenas, memory.close, say, partial(_staging, request), patience).take()
             if isinstance(record, ShardRecord):
                 return Persisted(request.step, request.round, record)
             text = f"{os_error_text(record, request.local)}: {advice(record)}"

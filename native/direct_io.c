@@ -152,9 +152,9 @@ static PyObject *py_write(PyObject *module, PyObject *args) {
     int fd, concurrent;
     unsigned depth;
     Py_ssize_t chunk;
-    double bytes_per_s;
-    if (!PyArg_ParseTuple(args, "iy*OOIndp:write", &fd, &memory, &piece_list, &block_list, &depth, &chunk, &bytes_per_s,
-                          &concurrent))
+    double bytes_per_s, stalled_s = STALLED_S;
+    if (!PyArg_ParseTuple(args, "iy*OOIndp|d:write", &fd, &memory, &piece_list, &block_list, &depth, &chunk,
+                          &bytes_per_s, &concurrent, &stalled_s))
         return NULL;
     struct write_job job = {.memory = memory.buf, .bad_block = -1};
     ssize_t error = 0;
@@ -166,7 +166,7 @@ static PyObject *py_write(PyObject *module, PyObject *args) {
         job.pieces = pieces;
         job.blocks = blocks;
         Py_BEGIN_ALLOW_THREADS
-        ring_open(&ring, fd, 1, depth, concurrent);
+        ring_open(&ring, fd, 1, depth, concurrent, stalled_s);
         error = write_all(&ring, &job, depth, (size_t)chunk, bytes_per_s);
         ring_close(&ring);
         Py_END_ALLOW_THREADS
@@ -350,7 +350,9 @@ static PyObject *py_read(PyObject *module, PyObject *args) {
     int fd, concurrent;
     unsigned depth;
     Py_ssize_t chunk;
-    if (!PyArg_ParseTuple(args, "iOInp:read", &fd, &segment_list, &depth, &chunk, &concurrent)) return NULL;
+    double stalled_s = STALLED_S;
+    if (!PyArg_ParseTuple(args, "iOInp|d:read", &fd, &segment_list, &depth, &chunk, &concurrent, &stalled_s))
+        return NULL;
     if (!get_depth(depth, (size_t)chunk)) return NULL;
     struct read_job job = {0};
     if ((job.segments = get_segments(segment_list, &job.count)) == NULL) return NULL;
@@ -362,7 +364,7 @@ static PyObject *py_read(PyObject *module, PyObject *args) {
         uint8_t *room = (uint8_t *)(((uintptr_t)map + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
         madvise(room, size - HUGE_PAGE, MADV_HUGEPAGE); /* fewer pages for the kernel to hold while a device writes */
         struct ring ring;
-        ring_open(&ring, fd, 0, depth, concurrent);
+        ring_open(&ring, fd, 0, depth, concurrent, stalled_s);
         error = read_all(&ring, &job, room, depth, (size_t)chunk);
         ring_close(&ring);
         munmap(map, size);
@@ -375,7 +377,7 @@ static PyObject *py_read(PyObject *module, PyObject *args) {
 
 static PyObject *py_concurrent(PyObject *module, PyObject *args) {
     struct ring ring;
-    ring_open(&ring, -1, 0, 1, 1);
+    ring_open(&ring, -1, 0, 1, 1, STALLED_S);
     int found = ring.ring >= 0;
     ring_close(&ring);
     return PyBool_FromLong(found);
@@ -383,8 +385,9 @@ static PyObject *py_concurrent(PyObject *module, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"write", py_write, METH_VARARGS,
-     "write(fd, memory, pieces, blocks, depth, chunk_bytes, bytes_per_s, concurrent) -> int"},
-    {"read", py_read, METH_VARARGS, "read(fd, segments, depth, chunk_bytes, concurrent) -> list[int]"},
+     "write(fd, memory, pieces, blocks, depth, chunk_bytes, bytes_per_s, concurrent, stalled_s=3) -> int"},
+    {"read", py_read, METH_VARARGS,
+     "read(fd, segments, depth, chunk_bytes, concurrent, stalled_s=3) -> list[int]"},
     {"read_cached", py_read_cached, METH_VARARGS, "read_cached(fd, segments, chunk_bytes) -> list[int]"},
     {"copy_segments", py_copy_segments, METH_VARARGS, "copy_segments(memory, segments) -> None"},
     {"is_concurrent", py_concurrent, METH_NOARGS, "is_concurrent() -> bool"},

@@ -21,7 +21,7 @@
 #endif
 
 #define MAX_DEPTH 64
-#define STALLED_S 3
+#define STALLED_S 3.0
 
 /* One read or write. `result`: bytes moved, or -errno; valid once it is no longer `in_flight`. */
 struct transfer {
@@ -36,6 +36,7 @@ struct ring {
     int file;
     int writes;
     int ring; /* -1: one after the other */
+    double stalled_s;
     struct transfer transfers[MAX_DEPTH];
 #ifdef HAS_IO_URING
     struct io_uring_params params;
@@ -62,12 +63,13 @@ static int ring_submit(struct ring *ring, const struct io_uring_sqe *entry) {
     return 0;
 }
 
-/* For a completion, or until nothing has come for STALLED_S: ETIME (from Linux 5.11 on). */
+/* For a completion, or until nothing has come for `stalled_s`: ETIME (from Linux 5.11 on). */
 static int ring_wait(struct ring *ring) {
     unsigned flags = IORING_ENTER_GETEVENTS;
 #ifdef IORING_FEAT_EXT_ARG
     if (ring->params.features & IORING_FEAT_EXT_ARG) {
-        struct __kernel_timespec patience = {STALLED_S, 0};
+        long long whole = (long long)ring->stalled_s;
+        struct __kernel_timespec patience = {whole, (long long)(1e9 * (ring->stalled_s - (double)whole))};
         struct io_uring_getevents_arg until = {.ts = (uint64_t)(uintptr_t)&patience};
         flags |= IORING_ENTER_EXT_ARG;
         return (int)syscall(__NR_io_uring_enter, ring->ring, 0, 1, flags, &until, sizeof until);
@@ -100,11 +102,12 @@ static void ring_close(struct ring *ring) {
 }
 
 /* Never fails: without io_uring, or not `concurrent`, transfers are made one after the other. */
-static void ring_open(struct ring *ring, int file, int writes, unsigned depth, int concurrent) {
+static void ring_open(struct ring *ring, int file, int writes, unsigned depth, int concurrent, double stalled_s) {
     memset(ring, 0, sizeof *ring);
     ring->file = file;
     ring->writes = writes;
     ring->ring = -1;
+    ring->stalled_s = stalled_s;
 #ifdef HAS_IO_URING
     if (!concurrent) return;
     int made = (int)syscall(__NR_io_uring_setup, depth, &ring->params);

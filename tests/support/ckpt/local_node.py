@@ -13,6 +13,7 @@ import numpy as np
 
 from resilio_hpc.ckpt import catalogue, saver
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.hung_disk import PATIENCE, Patience
 from resilio_hpc.ckpt.records import Manifest
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Answer, Commit, Committed, Local, Persist, Persisted, Progress
@@ -28,6 +29,9 @@ WORLD = 2
 
 class Node:
     """A node of two ranks: its arenas, its own disk, and the shared directory."""
+
+    patience: Patience = PATIENCE
+    """With its disk."""
 
     def __init__(self, arenas: Path, disk: Path, shared: Path) -> None:
         self.arenas, self.disk, self.shared = arenas, disk, shared
@@ -54,7 +58,8 @@ class Node:
                 then()
 
         arenas = self.take(step, size)
-        return saver.serve(Persist(step, 1, round_, WORLD, 0, arenas, str(self.shared), str(self.disk), "n1"), say)
+        asked = Persist(step, 1, round_, WORLD, 0, arenas, str(self.shared), str(self.disk), "n1")
+        return saver.serve(asked, say, patience=self.patience)
 
     def commit(self, answer: Answer, round_: int = 0) -> None:
         assert isinstance(answer, Persisted), answer
