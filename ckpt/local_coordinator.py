@@ -16,7 +16,7 @@ from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue, orphans, saver_process
 from resilio_hpc.ckpt.coordinator import OnStage, Place, RestorePoint
-from resilio_hpc.ckpt.local_saver import Save
+from resilio_hpc.ckpt.local_saver import ALONE_STALL_S, Save
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Committed, Local, Progress, SaverFailed
 from resilio_hpc.ckpt.saver_process import Asked
@@ -52,11 +52,13 @@ class LocalCoordinator:
         peers_timeout_s: float = 600.0,
         local: Path | None = None,
         bytes_per_s: float = 0.0,
+        alone_stall_s: float = ALONE_STALL_S,
     ) -> None:
         """``patience_s``: how long a save waits for the one before. Longer makes sure that every save is written, also
         to a slow disk; shorter lets training go on sooner when the file system hangs. ``peers_timeout_s``: how long the
         background waits for the other processes' parts. ``local``: on the node's own disk, to be written first.
-        ``bytes_per_s``: to the shared file system, at most; 0: as fast as can be."""
+        ``bytes_per_s``: to the shared file system, at most; 0: as fast as can be.
+        ``alone_stall_s``: after the death of this process, without a sign of the others, they are dead, too."""
         self.place = Place.read(environment)
         self.local_directory = local
         self._local_failed = False
@@ -66,7 +68,7 @@ class LocalCoordinator:
         self._callbacks: list[OnStage] = []
         self._patience_s = patience_s
         self._peers_timeout_s = peers_timeout_s
-        self._bytes_per_s = bytes_per_s
+        self._bytes_per_s, self._alone_stall_s = bytes_per_s, alone_stall_s
         self._busy: threading.Thread | None = None
         self._busy_with = -1
         self._out_of_patience = False
@@ -129,6 +131,7 @@ class LocalCoordinator:
             str(self.local_directory or ""),
             f"process-{place.local_rank}",
             self._bytes_per_s,
+            self._alone_stall_s,
         )
         asked = saver_process.ask(request, arena)
         busy = threading.Thread(target=self._hear, args=(step, asked), name="resilio-saver")

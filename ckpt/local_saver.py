@@ -38,7 +38,7 @@ _POLL_S = 0.02
 _LOOK_S = 1.0
 _ALONE_LIMIT_S = 1800.0
 """For how long a saver outlives the process that asked it, at most."""
-_ALONE_STALL_S = 10.0
+ALONE_STALL_S = 10.0
 """After how long without a sign of the other processes' savers it takes them for dead, too."""
 
 
@@ -56,6 +56,7 @@ class Save(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     local: str
     holder: str
     bytes_per_s: float = 0.0
+    alone_stall_s: float = ALONE_STALL_S
 
 
 class _Shard(msgspec.Struct, frozen=True):
@@ -138,7 +139,7 @@ def _commit(request: Save, alone: threading.Event) -> str:
     progress = orphans.Progress(Path(request.directory), request.session)
 
     def others_are_dead() -> bool:
-        return alone.is_set() and progress.idle_s() > _ALONE_STALL_S
+        return alone.is_set() and progress.idle_s() > request.alone_stall_s
 
     shards = [_shard_of(rank, request, others_are_dead) for rank in range(request.world_size)]
     if alone.is_set() and not orphans.is_marked(Path(request.directory), request.session):

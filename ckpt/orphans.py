@@ -72,28 +72,29 @@ def is_marked(directory: Path, session: str) -> bool:
     return _mark(directory, session).exists()
 
 
-def wait_for_orphans(directory: Path, session: str = "", say: bool = False) -> None:
+def wait_for_orphans(directory: Path, session: str = "", say: bool = False, stall_s: float = STALL_S) -> None:
     """Until no orphan of another session than ``session`` will commit any more.
 
-    ``say``: tell the user. Raises nothing: what cannot be seen or moved away is not waited for.
+    ``say``: tell the user. ``stall_s``: one that changes nothing for so long, in seconds, is given up. Raises nothing:
+    what cannot be seen or moved away is not waited for.
     """
     with contextlib.suppress(OSError):
         for path in sorted(directory.iterdir()):
             found = _MARK.fullmatch(path.name)
             if found and found[1] != session:
-                _wait_for(directory, path, found[1], say)
+                _wait_for(directory, path, found[1], say, stall_s)
 
 
 def _mark(directory: Path, session: str) -> Path:
     return directory / f".orphan-{session}"
 
 
-def _wait_for(directory: Path, mark: Path, session: str, say: bool) -> None:
+def _wait_for(directory: Path, mark: Path, session: str, say: bool, stall_s: float) -> None:
     if say:
         print(f"resilio: a killed run's last save is still being written to {directory}: waiting", file=sys.stderr)
     progress = Progress(directory, session)
     while mark.exists():
-        if progress.idle_s() > STALL_S:
+        if progress.idle_s() > stall_s:
             catalogue.give_up(directory, session)
             mark.unlink(missing_ok=True)
             return

@@ -14,6 +14,7 @@ from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.coordinator import Place
 from resilio_hpc.ckpt.local_coordinator import session
 from tests.support.environments import scrubbed
+from tests.support.waiting import PATIENCE_S, until
 
 SAVE = """
     import os, sys
@@ -27,21 +28,21 @@ SAVE = """
         assert found[1] == {"rank": rank, "step": first}, found
     for step in range(first + 1, first + 4):
         handle = saver.save(step, {"rank": rank, "step": step})
-    handle.wait(timeout_s=60)
+    handle.wait(timeout_s=300)
     print(saver.steps())
 """
 
 
 def start(directory: Path, code: str, world: int, rank: int) -> subprocess.Popen[str]:
-    place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
-    environment = scrubbed(**{name: str(number) for name, number in place.items()})
+    numbers = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+    environment = scrubbed(**{name: str(number) for name, number in numbers.items()})
     argv = [sys.executable, "-c", textwrap.dedent(code), str(directory)]
     return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_all(directory: Path, code: str, world: int = 3) -> list[tuple[int, str, str]]:
     processes = [start(directory, code, world, rank) for rank in range(world)]
-    outputs = [process.communicate(timeout=60) for process in processes]
+    outputs = [process.communicate(timeout=PATIENCE_S) for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 
@@ -62,14 +63,14 @@ def test_all_processes_save_together_and_a_second_start_goes_on(tmp_path: Path) 
 
 def test_the_note_of_a_process_that_died_in_a_former_start_is_not_believed(tmp_path: Path) -> None:
     """Rank 1 wrote its part of step 1 and everything ended; in the next start only rank 0 comes so far."""
-    alone = start(tmp_path, SAVE.replace("timeout_s=60", "timeout_s=1"), 2, 1)
-    while not list(tmp_path.glob(".staging-step-0000000001-*/.shard-1.json")):
-        assert alone.poll() is None
+    alone = start(tmp_path, SAVE.replace("timeout_s=300", "timeout_s=1000"), 2, 1)
+    note = ".staging-step-0000000001-*/.shard-1.json"
+    until(lambda: list(tmp_path.glob(note)), "its part is written", alive=lambda: alone.poll() is None)
     alone.kill()
     alone.communicate()
-    code = SAVE.replace("range(first + 1, first + 4)", "[1]").replace("timeout_s=60", "timeout_s=2")
+    code = SAVE.replace("range(first + 1, first + 4)", "[1]").replace("timeout_s=300", "timeout_s=0.5")
     again = subprocess.Popen([sys.executable, "-c", OTHER_PARENT, textwrap.dedent(code), str(tmp_path)])
-    assert again.wait(60) == 1  # it waited for rank 1 in vain
+    assert again.wait(PATIENCE_S) == 1  # it waited for rank 1 in vain
     assert catalogue.committed_steps(tmp_path) == []
 
 
@@ -89,7 +90,7 @@ def test_a_damaged_part_stops_a_restore_of_many_rather_than_mixing_steps(tmp_pat
     data[data.index(b'"rank":1')] ^= 1
     shard.write_bytes(data)
     process = start(tmp_path, SAVE, 2, 1)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "CorruptCheckpoint: step 3" in err
     assert "remove" in err

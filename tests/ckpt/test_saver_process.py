@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,8 @@ from resilio_hpc.ckpt import Checkpointer, orphans, saver_process
 from resilio_hpc.cli.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError, UsageError
 from tests.support.environments import scrubbed
-
-WAIT_S = 120.0
+from tests.support.waiting import PATIENCE_S as WAIT_S
+from tests.support.waiting import until
 
 BEGIN = """
     import os, signal, sys, time
@@ -34,13 +34,6 @@ BEGIN = """
     def told(*words):
         print(*words, flush=True)
 """
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {WAIT_S} s: {what}"
-        time.sleep(0.01)
 
 
 def children_of(pid: int) -> list[int]:
@@ -142,7 +135,7 @@ def test_a_process_killed_right_after_its_save_has_that_step(tmp_path: Path) -> 
 
 def test_its_output_is_let_go_of_and_its_saver_ends(gate: Path) -> None:
     """Whoever reads what a killed process printed is not kept waiting by a saver that still writes."""
-    code = 'save(2); told(open(f"/proc/self/task/{os.getpid()}/children").read()); time.sleep(100)'
+    code = 'save(2); told(open(f"/proc/self/task/{os.getpid()}/children").read()); time.sleep(1000)'
     process = start(gate, code)
     assert process.stdout is not None
     saver = int(process.stdout.readline())
@@ -158,13 +151,15 @@ def test_its_output_is_let_go_of_and_its_saver_ends(gate: Path) -> None:
     assert sorted(path.name for path in gate.iterdir())[0] == "epoch-fence"
 
 
-def left_alone(directory: Path) -> None:
-    """A run is killed while its saver is about to commit step 2."""
-    process = start(directory, "save(2); time.sleep(100)")
+def left_alone(directory: Path) -> int:
+    """A run is killed while its saver is about to commit step 2; that saver."""
+    process = start(directory, "save(2); time.sleep(1000)")
     until(lambda: list(directory.glob(".staging-*2-*/.shard-0.json")), "written")
+    saver = saver_of(process.pid)
     process.kill()
     ended(process)
     until(lambda: list(directory.glob(".orphan-*")), "marked")
+    return saver
 
 
 def test_a_restore_waits_for_the_saver_of_the_killed_run(gate: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -172,23 +167,27 @@ def test_a_restore_waits_for_the_saver_of_the_killed_run(gate: Path, capfd: pyte
     found: list[object] = []
     restoring = threading.Thread(target=lambda: found.append(Checkpointer(gate).restore()))
     restoring.start()
-    restoring.join(1)
+    said: list[str] = []
+
+    def is_told() -> bool:
+        said.append(capfd.readouterr().err)
+        return "a killed run's last save is still being written" in "".join(said)
+
+    until(is_told, "what it waits for is told")
+    restoring.join(0.2)
     assert not found
-    assert "a killed run's last save is still being written" in capfd.readouterr().err
     open_gate(gate)
     restoring.join(WAIT_S)
     assert found[0][0] == 2  # type: ignore[index]
 
 
-def test_a_saver_that_hangs_alone_is_not_waited_for_and_commits_nothing_later(
-    gate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left_alone(gate)
-    monkeypatch.setattr(orphans, "STALL_S", 0.2)
+def test_a_saver_that_hangs_alone_is_not_waited_for_and_commits_nothing_later(gate: Path) -> None:
+    saver = left_alone(gate)
+    orphans.wait_for_orphans(gate, stall_s=0.2)
     assert Checkpointer(gate).restore()[0] == 1  # type: ignore[index]
     assert not list(gate.glob(".orphan-*"))
     open_gate(gate)
-    time.sleep(1)
+    until(lambda: not is_alive(saver), "the saver's end")
     assert steps(gate) == [1]
     assert not list(gate.glob(".staging-*"))
 
@@ -198,7 +197,7 @@ def test_the_same_step_is_saved_again_once_the_saver_of_the_killed_run_is_throug
     left_alone(gate)
     handle = Checkpointer(gate).save(2, {"x": np.full(300_000, 22), "rank": 0})
     with pytest.raises(TimeoutError):
-        handle.wait(timeout_s=1)
+        handle.wait(timeout_s=0.3)
     assert list(gate.glob(".orphan-*"))
     open_gate(gate)
     handle.wait(timeout_s=WAIT_S)
@@ -241,7 +240,7 @@ def test_patience_ends_while_the_saver_hangs_and_other_directories_have_another(
 
 @pytest.mark.parametrize("victims", [[1], [0], [0, 1]])
 def test_ranks_killed_right_after_their_save_have_that_step(victims: list[int], tmp_path: Path) -> None:
-    lives = {True: "save(2); os.kill(os.getpid(), signal.SIGKILL)", False: "save(2).wait(timeout_s=100)"}
+    lives = {True: "save(2); os.kill(os.getpid(), signal.SIGKILL)", False: "save(2).wait(timeout_s=300)"}
     processes = [start(tmp_path, lives[rank in victims], rank, 2) for rank in (0, 1)]
     for rank, process in enumerate(processes):
         code, _, err = ended(process)
@@ -250,9 +249,15 @@ def test_ranks_killed_right_after_their_save_have_that_step(victims: list[int], 
     check_whole(tmp_path, [2])
 
 
-@pytest.mark.slow
 def test_rank_0_does_not_wait_long_for_one_that_was_killed_before_its_save(tmp_path: Path) -> None:
-    first = start(tmp_path, KILLED, 0, 2)
+    impatient = """
+        from resilio_hpc.ckpt import coordinator
+        from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+        from resilio_hpc.ckpt.retention import Retention
+        coordinator.use(LocalCoordinator(checkpoint.directory, os.environ, Retention(), alone_stall_s=0.3))
+        checkpoint = Checkpointer(sys.argv[1])
+    """
+    first = start(tmp_path, textwrap.dedent(impatient) + KILLED, 0, 2)
     code = "os.makedirs(sys.argv[1], exist_ok=True); os.kill(os.getpid(), signal.SIGKILL)"
     assert [ended(first)[0], ended(start(tmp_path, code, 1, 2))[0]] == [-9, -9]
     until(lambda: list(tmp_path.glob(".orphan-*")), "marked")
@@ -262,17 +267,17 @@ def test_rank_0_does_not_wait_long_for_one_that_was_killed_before_its_save(tmp_p
 
 def test_a_forked_child_neither_keeps_the_saver_alive_nor_ends_it(tmp_path: Path) -> None:
     code = """
-        save(1).wait(timeout_s=100)
+        save(1).wait(timeout_s=300)
         saver = open(f"/proc/self/task/{os.getpid()}/children").read()
         if not os.fork():
             sys.exit(0)  # as a worker that ends by itself
         os.wait()
-        save(2).wait(timeout_s=100)
+        save(2).wait(timeout_s=300)
         if not os.fork():
-            Checkpointer(sys.argv[1] + "-child").save(7, {"x": 1}).wait(timeout_s=100)
+            Checkpointer(sys.argv[1] + "-child").save(7, {"x": 1}).wait(timeout_s=300)
             told(saver)
-            time.sleep(100)
-        time.sleep(100)
+            time.sleep(1000)
+        time.sleep(1000)
     """
     process = start(tmp_path / "there", code)
     assert process.stdout is not None
@@ -291,7 +296,7 @@ def test_a_forked_child_neither_keeps_the_saver_alive_nor_ends_it(tmp_path: Path
 
 @pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false"])
 def test_where_no_process_can_be_started_a_thread_writes_and_that_is_said_once(executable: str, tmp_path: Path) -> None:
-    code = f"sys.executable = {executable!r}; [save(step).wait(timeout_s=100) for step in (1, 2, 3)]"
+    code = f"sys.executable = {executable!r}; [save(step).wait(timeout_s=300) for step in (1, 2, 3)]"
     code, out, err = ended(start(tmp_path, code))
     assert (code, out, len(err.splitlines())) == (0, "", 1), err
     assert "no process of its own can write checkpoints" in err
