@@ -47,7 +47,7 @@ class Replicator:
         arenas, copies = Path(serve.arenas), Path(serve.copies)
         copies.mkdir(mode=0o700, exist_ok=True)
         self._giver = SnapshotGiver(socket, serve.host, (arenas, copies))
-        self._taker = SnapshotTaker(self._context, keys, arenas, copies, Path(serve.spill))
+        self._taker = SnapshotTaker(self._context, keys, arenas, copies, Path(serve.spill), serve.silent_s)
 
     def take(self, request: Request) -> None:
         """Begin what the agent wants."""

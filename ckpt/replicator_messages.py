@@ -19,7 +19,7 @@ class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """agent → replicator, once and first: listen on ``host``. Answer: Serving.
 
     ``arenas``: this node's own snapshots; ``copies``: those of others; ``spill``: where copies go that memory has no
-    room for.
+    room for; ``silent_s``: another node that says nothing for so long is gone.
     """
 
     secret: str
@@ -27,6 +27,7 @@ class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     arenas: str
     copies: str
     spill: str
+    silent_s: float = 10.0
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -32,19 +32,18 @@ _MAX_STRANGERS = 256
 class _Kept:
     """A pinned snapshot that somebody reads; it is let go when it was read, or released. For use from any thread."""
 
-    def __init__(self, fd: int, size: int, port: int, is_urgent: bool) -> None:
+    def __init__(self, fd: int, size: int, port: int, is_urgent: bool, stalled_s: float) -> None:
         self.stream = Stream.new(port)
         self.since = time.monotonic()
         self.header = os.pread(fd, arena.PAGE, 0)
-        self._fd, self._size, self._is_urgent = fd, size, is_urgent
+        self._fd, self._size, self._is_urgent, self._stalled_s = fd, size, is_urgent, stalled_s
         self._lock = threading.Lock()
         self._reader: socket.socket | None = None
         self._is_over = False
 
-    @property
-    def is_forgotten(self) -> bool:
-        """Is it over, or does nobody come for it?"""
-        return self._is_over or (self._reader is None and time.monotonic() - self.since > FORGOTTEN_S)
+    def is_forgotten(self, forgotten_s: float) -> bool:
+        """Is it over, or has no reader come for so long?"""
+        return self._is_over or (self._reader is None and time.monotonic() - self.since > forgotten_s)
 
     def give(self, connection: socket.socket) -> None:
         """Send it, to whoever comes first."""
@@ -55,7 +54,7 @@ class _Kept:
         if not self._is_urgent:
             step_back()
         try:
-            connection.settimeout(STALLED_S)
+            connection.settimeout(self._stalled_s)
             sealed_stream.give(connection, self.stream.key, map_shared(self._fd, self._size, False)[arena.PAGE :])
         except OSError:
             pass  # the reader is gone, or was told to go; it knows
@@ -82,8 +81,16 @@ class _Kept:
 class SnapshotGiver:
     """Answers whoever has the run's key; each caller reads one snapshot at a time."""
 
-    def __init__(self, asked: zmq.Socket[bytes], host: str, directories: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        asked: zmq.Socket[bytes],
+        host: str,
+        directories: Sequence[Path],
+        forgotten_s: float = FORGOTTEN_S,
+        stalled_s: float = STALLED_S,
+    ) -> None:
         """``asked``: a ROUTER that listens. ``host``: where readers call. ``directories``: of arenas."""
+        self._forgotten_s, self._stalled_s = forgotten_s, stalled_s
         self.socket = asked
         self.listener = socket.create_server((host, 0), backlog=_MAX_KEPT)
         self.listener.setblocking(False)
@@ -144,8 +151,8 @@ class SnapshotGiver:
     def tick(self) -> None:
         """Keep nothing for those who are gone."""
         now = time.monotonic()
-        gone = [caller for caller, kept in self._kept.items() if kept.is_forgotten]
-        gone += [caller for caller, (_, at) in self._early.items() if now - at > FORGOTTEN_S]
+        gone = [caller for caller, kept in self._kept.items() if kept.is_forgotten(self._forgotten_s)]
+        gone += [caller for caller, (_, at) in self._early.items() if now - at > self._forgotten_s]
         for caller in gone:
             self._release(caller)
 
@@ -162,7 +169,7 @@ class SnapshotGiver:
             if found == wanted and message.life <= self._life and len(self._kept) < _MAX_KEPT:
                 fd = arena.lock_snapshot(snapshot)
                 if fd is not None:
-                    kept = self._kept[caller] = _Kept(fd, snapshot.size_bytes, self._port, is_urgent)
+                    kept = self._kept[caller] = _Kept(fd, snapshot.size_bytes, self._port, is_urgent, self._stalled_s)
                     self._say(caller, Have(message.rank, message.step, kept.header, kept.stream))
                     return
         self._say(caller, Miss(f"there is no snapshot of step {message.step} of rank {message.rank}"))

@@ -48,8 +48,18 @@ _LOOK_MS = 100
 class SnapshotTaker:
     """Carries out one fetch at a time, in the order in which they were wanted. Nothing here waits."""
 
-    def __init__(self, context: zmq.Context[Any], keys: wire.Keys, arenas: Path, copies: Path, spill: Path) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        keys: wire.Keys,
+        arenas: Path,
+        copies: Path,
+        spill: Path,
+        silent_s: float = SILENT_S,
+        tell_s: float = TELL_S,
+    ) -> None:
         """``arenas``: of this node's own ranks; ``copies``: of others'; ``spill``: see ArenaPair."""
+        self.silent_s, self._tell_s = silent_s, tell_s
         self.wakes = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         """For poll: readable when ``tick`` has something to do."""
         self.pairs: dict[int, ArenaPair] = {}  # of copies, by rank: their pages stay mapped
@@ -87,7 +97,7 @@ class SnapshotTaker:
         if self._now is None:
             return
         if self._now.is_alive():
-            if time.monotonic() - self._told_at > TELL_S and not self._now.is_given_up:
+            if time.monotonic() - self._told_at > self._tell_s and not self._now.is_given_up:
                 self._told_at = time.monotonic()
                 self._answers.append(StillFetching(self._now.order.number))
             return
@@ -171,7 +181,7 @@ class _Fetching(threading.Thread):
                 self._fetch(rank)
             except (CheckpointError, WireError, OSError, zmq.ZMQError) as error:
                 with self._lock:
-                    self._error = self._error or _in_words(error, self.order.endpoint)
+                    self._error = self._error or _in_words(error, self.order.endpoint, self._taker.silent_s)
                     self._end()
 
     @property
@@ -193,7 +203,7 @@ class _Fetching(threading.Thread):
 
     def _answer(self, asked: zmq.Socket[bytes]) -> Have | None:
         """None: it was given up. Raises CheckpointError, WireError."""
-        deadline = time.monotonic() + SILENT_S
+        deadline = time.monotonic() + self._taker.silent_s
         while self._goes_on:
             if asked.poll(_LOOK_MS):
                 answer = giving.decode(asked.recv_multipart()[0])
@@ -216,7 +226,7 @@ class _Fetching(threading.Thread):
     def _take(self, have: Have, header: Header) -> None:
         host = self.order.endpoint.rpartition(":")[0]
         with socket.create_connection((host, have.stream.port), CONNECT_S) as connection:
-            connection.settimeout(SILENT_S)
+            connection.settimeout(self._taker.silent_s)
             with self._lock:
                 if not self._goes_on:
                     return
@@ -262,9 +272,9 @@ class _Fetching(threading.Thread):
         return pair
 
 
-def _in_words(error: Exception, endpoint: str) -> str:
+def _in_words(error: Exception, endpoint: str, silent_s: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"{endpoint} said nothing for {SILENT_S:g} s"
+        return f"{endpoint} said nothing for {silent_s:g} s"
     if isinstance(error, ConnectionError):
         return f"{endpoint} hung up"
     return str(error)

@@ -44,6 +44,7 @@ from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core import wire
 from resilio_hpc.core.json_lines import encode_line
+from tests.support.waiting import PATIENCE_S, until
 
 POOL = ThreadPoolExecutor(1)
 SECRET = wire.new_secret().decode()
@@ -53,7 +54,7 @@ HOST = "127.0.0.1"
 class Replicator:
     """One node: its directories and its replicator."""
 
-    def __init__(self, root: Path, secret: str = SECRET) -> None:
+    def __init__(self, root: Path, secret: str = SECRET, silent_s: float = PATIENCE_S) -> None:
         self.arenas, self.copies, self.spill = root / "arenas", root / "arenas" / "copies", root / "spill"
         self.arenas.mkdir(parents=True)
         self.process = subprocess.Popen(
@@ -63,7 +64,7 @@ class Replicator:
         assert self.process.stdout is not None
         self.input: IO[bytes] = self.process.stdin
         self.output: IO[bytes] = self.process.stdout
-        self.send(Serve(secret, HOST, str(self.arenas), str(self.copies), str(self.spill)))
+        self.send(Serve(secret, HOST, str(self.arenas), str(self.copies), str(self.spill), silent_s))
         serving = self.answer()
         assert isinstance(serving, Serving)
         self.endpoint = f"{HOST}:{serving.port}"
@@ -99,7 +100,7 @@ class Replicator:
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGCONT)
         self.input.close()
-        assert self.process.wait(20) in (0, -signal.SIGKILL)
+        assert self.process.wait(PATIENCE_S) in (0, -signal.SIGKILL)
         self.output.close()
 
 
@@ -119,8 +120,8 @@ def start() -> Iterator[Callable[..., Replicator]]:
     with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
         made: list[Replicator] = []
 
-        def make(secret: str = SECRET) -> Replicator:
-            made.append(Replicator(Path(name) / str(len(made)), secret))
+        def make(secret: str = SECRET, silent_s: float = PATIENCE_S) -> Replicator:
+            made.append(Replicator(Path(name) / str(len(made)), secret, silent_s))
             return made[-1]
 
         yield make
@@ -160,7 +161,7 @@ def test_the_last_whole_copy_stays_while_the_next_one_comes(start: Start) -> Non
     one.take(0, 4, floats=20_000_000)
     os.kill(one.process.pid, signal.SIGSTOP)
     other.send(Fetch(4, 4, [0], 4, one.endpoint))
-    assert other.says_nothing(0.5)
+    assert other.says_nothing(0.2)
     assert content(other.copies, 0, 3) == 3
     os.kill(one.process.pid, signal.SIGCONT)
     assert isinstance(other.answer(), Fetched)
@@ -174,9 +175,7 @@ def test_a_giver_killed_half_way_leaves_the_former_copy(start: Start) -> None:
     assert isinstance(answer, Fetched)
     one.take(0, 2, floats=40_000_000)
     other.send(Fetch(2, 2, [0], 4, one.endpoint))
-    deadline = time.monotonic() + 30
-    while arena.WRITING not in states(other.copies):
-        assert time.monotonic() < deadline
+    until(lambda: arena.WRITING in states(other.copies), "a copy is under way", poll_s=0)
     os.kill(other.process.pid, signal.SIGSTOP)  # so that not all has come when the other is dead
     one.process.kill()
     one.process.wait()
@@ -214,7 +213,7 @@ def test_what_is_cancelled_has_no_answer_and_leaves_nothing(start: Start) -> Non
     other.send(Fetch(2, 1, [0], 4, one.endpoint))
     other.send(Cancel([1, 2]))
     os.kill(one.process.pid, signal.SIGCONT)
-    assert other.says_nothing(1.0)
+    assert other.says_nothing(0.3)
     assert arena.scan(other.copies) == []
     assert isinstance(other.ask(Fetch(3, 1, [0], 4, one.endpoint)), Fetched)
     os.kill(one.process.pid, signal.SIGSTOP)
@@ -258,7 +257,7 @@ class reader:
                 self.socket.send(asking.encode(message))
             if not answer:
                 return None
-            assert self.socket.poll(20_000)
+            assert self.socket.poll(1000 * PATIENCE_S)
             return giving.decode(self.socket.recv_multipart()[0])
 
         return ask
@@ -295,7 +294,7 @@ def test_copies_of_a_life_that_is_over_are_forgotten(start: Start) -> None:
 
 @pytest.mark.slow
 def test_another_run_gets_nothing_and_garbage_does_no_harm(start: Start) -> None:
-    one, stranger = start(), start(wire.new_secret().decode())
+    one, stranger = start(), start(wire.new_secret().decode(), silent_s=0.5)
     one.take(0, 1)
     stranger.send(Fetch(1, 1, [0], 4, one.endpoint))
     with reader(one) as ask:
@@ -306,7 +305,7 @@ def test_another_run_gets_nothing_and_garbage_does_no_harm(start: Start) -> None
     for frames in ([b""], [b"\x01\xff"], [b"a", b"b", b"c"], [b"\x01" + b"\x90" * 100_000]):
         socket.send_multipart(frames)
     socket.send(asking.encode(Want(0, 1, 4)))
-    assert socket.poll(20_000)
+    assert socket.poll(1000 * PATIENCE_S)
     assert isinstance(giving.decode(socket.recv_multipart()[0]), Have)
     context.destroy(linger=0)
     failed = stranger.answer()
@@ -327,16 +326,19 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, time\n"
         "p = subprocess.Popen([sys.executable, '-m', 'resilio_hpc.ckpt.replicator'], stdin=subprocess.PIPE)\n"
-        "print(p.pid, flush=True); time.sleep(60)"
+        "print(p.pid, flush=True); time.sleep(1000)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
-    time.sleep(0.5)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: is_over(child), "it ends, too")
+
+
+def is_over(pid: int) -> bool:
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    except OSError:
+        return True

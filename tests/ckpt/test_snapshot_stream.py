@@ -6,9 +6,9 @@ import select
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import zmq
 
-from resilio_hpc.ckpt import arena, sealed_stream, snapshot_giver, snapshot_taker
+from resilio_hpc.ckpt import arena, sealed_stream
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.replicator_messages import (
@@ -38,6 +38,7 @@ from resilio_hpc.ckpt.snapshot_giver import SnapshotGiver
 from resilio_hpc.ckpt.snapshot_taker import SnapshotTaker
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core import wire
+from tests.support.waiting import PATIENCE_S, until
 
 POOL = ThreadPoolExecutor(4)
 KEYS = wire.Keys.derive(wire.new_secret())
@@ -51,6 +52,8 @@ class Node:
 
     root: Path
     context: zmq.Context[zmq.Socket[bytes]]
+    limits: dict[str, float] = field(default_factory=dict)
+    """Of the giver."""
     heard: list[Answer] = field(default_factory=list)
     readers: list[zmq.Socket[bytes]] = field(default_factory=list)
 
@@ -61,8 +64,8 @@ class Node:
         self.gatekeeper = wire.Gatekeeper(self.context, KEYS, wire.Counters())
         asked, port = wire.listen_anywhere(self.context, KEYS, HOST)
         self.endpoint = f"{HOST}:{port}"
-        self.giver = SnapshotGiver(asked, HOST, (self.arenas, self.copies))
-        self.taker = SnapshotTaker(self.context, KEYS, self.arenas, self.copies, self.root / "spill")
+        self.giver = SnapshotGiver(asked, HOST, (self.arenas, self.copies), **self.limits)
+        self.takes()
 
     def save(self, rank: int, step: int, floats: int = 1000) -> ArenaPair:
         pair = ArenaPair(self.arenas, Owner(rank, rank, 8, 8, 0, "own", "run"), self.root / "spill")
@@ -86,11 +89,12 @@ class Node:
         self.taker.tick()
         self.heard += self.taker.answers()
 
-    def serve_until(self, holds: Callable[[], bool], limit_s: float = 20.0) -> None:
-        deadline = time.monotonic() + limit_s
-        while not holds():
-            assert time.monotonic() < deadline, self.heard
-            self.serve()
+    def serve_until(self, holds: Callable[[], bool], what: str = "it holds") -> None:
+        until(lambda: (self.serve(), holds())[1], what, lambda: self.heard, poll_s=0)
+
+    def takes(self, **limits: float) -> None:
+        """With another taker from now on."""
+        self.taker = SnapshotTaker(self.context, KEYS, self.arenas, self.copies, self.root / "spill", **limits)
 
     def ends(self) -> Answer:
         """How the next fetch ends."""
@@ -111,16 +115,23 @@ class Node:
         return have
 
 
-@pytest.fixture
-def node() -> Iterator[Node]:
+@contextmanager
+def node_with(**limits: float) -> Iterator[Node]:
+    """``limits``: of the giver, in seconds."""
     with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        made = Node(Path(name), context)
+        made = Node(Path(name), context, limits)
         yield made
         made.giver.listener.close()
         for reader in made.readers:
             reader.close(0)
         context.destroy(linger=0)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with node_with() as made:
+        yield made
 
 
 def steps(directory: Path) -> list[tuple[int, int]]:
@@ -150,7 +161,7 @@ def test_snapshots_come_side_by_side_where_ranks_wait(
             now += 1
             most = max(now, most)
         if ranks_wait:
-            four.wait(10)
+            four.wait(PATIENCE_S)
         whole = take(*arguments)  # type: ignore[arg-type]
         with lock:
             now -= 1
@@ -171,22 +182,29 @@ def test_snapshots_come_side_by_side_where_ranks_wait(
     assert most == (4 if ranks_wait else 1)
 
 
-def test_memory_that_takes_long_to_be_had_is_no_silence(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserve = ArenaPair.reserve
+def test_memory_that_takes_long_to_be_had_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A giver does not forget who calls before it has memory, however long that takes."""
+    reserve, calls, go_on = ArenaPair.reserve, threading.Event(), threading.Event()
 
     def slow(pair: ArenaPair, step: int, size: int) -> object:
-        time.sleep(2.5)
+        calls.set()
+        assert go_on.wait(PATIENCE_S)
         return reserve(pair, step, size)
 
-    node.save(0, 5, floats=2_000_000)
-    monkeypatch.setattr(snapshot_taker, "SILENT_S", 1.0)
-    monkeypatch.setattr(snapshot_giver, "FORGOTTEN_S", 1.0)
-    monkeypatch.setattr(ArenaPair, "reserve", slow)
-    node.taker.begin(Fetch(1, 5, [0], 8, node.endpoint))
-    node.serve_until(lambda: len(node.heard) >= 2)
-    assert node.heard[:2] == [StillFetching(1), StillFetching(1)]
-    assert isinstance(node.ends(), Fetched)
-    assert value(node.copies, 0) == 5
+    with node_with(forgotten_s=PATIENCE_S) as node:
+        node.save(0, 5, floats=2_000_000)
+        monkeypatch.setattr(ArenaPair, "reserve", slow)
+        node.takes(tell_s=0.05)
+        node.taker.begin(Fetch(1, 5, [0], 8, node.endpoint))
+        node.serve_until(calls.is_set, "it takes memory")
+        node.serve_until(lambda: any(kept._reader is not None for kept in node.giver._kept.values()), "it has called")
+        node.giver._forgotten_s = 0.0
+        node.heard.clear()
+        node.serve_until(lambda: len(node.heard) >= 2, "it is said that it goes on")
+        assert node.heard[:2] == [StillFetching(1), StillFetching(1)]
+        go_on.set()
+        assert isinstance(node.ends(), Fetched)
+        assert value(node.copies, 0) == 5
 
 
 def test_what_is_given_up_half_way_never_becomes_whole(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +213,7 @@ def test_what_is_given_up_half_way_never_becomes_whole(node: Node, monkeypatch: 
     def held_up(*arguments: object) -> bool:
         whole = take(*arguments)  # type: ignore[arg-type]
         reached.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE_S)
         return whole
 
     monkeypatch.setattr(sealed_stream, "take", held_up)
@@ -217,16 +235,21 @@ def test_what_is_given_up_holds_up_nothing_however_silent_its_giver_is(node: Nod
     assert path is not None
     page = path.read_bytes()[: arena.PAGE]
     reached = threading.Event()
-    silent = Impostor(node, lambda stream: Have(0, 5, page, stream), lambda c, stream: (reached.set(), time.sleep(8)))
+    over = threading.Event()
+    silent = Impostor(
+        node, lambda stream: Have(0, 5, page, stream), lambda c, stream: (reached.set(), over.wait(PATIENCE_S))
+    )
+    node.takes(silent_s=PATIENCE_S)
     node.taker.begin(Fetch(1, 5, [0], 8, silent.endpoint))
     while not reached.is_set():
         silent.serve()
         node.serve()
     node.taker.cancel([1])
     node.taker.begin(Fetch(2, 5, [0], 8, node.endpoint))
-    node.serve_until(lambda: len(node.heard) > 0, limit_s=5.0)
     assert isinstance(node.ends(), Fetched)
+    assert not over.is_set()
     assert steps(node.copies) == [(0, 5)]
+    over.set()
     silent.close()
 
 
@@ -246,7 +269,7 @@ def test_no_room_is_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection((HOST, port), 10)
+    return socket.create_connection((HOST, port), PATIENCE_S)
 
 
 def said(node: Node, connection: socket.socket) -> bytes:
@@ -282,9 +305,13 @@ def can_be_overwritten(pair: ArenaPair) -> bool:
 
 
 @pytest.mark.parametrize("ends", ["stalls", "hangs up", "releases", "never comes"])
-def test_a_reader_that_is_gone_or_stopped_keeps_nothing(node: Node, ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_giver, "STALLED_S", 1.0)
-    monkeypatch.setattr(snapshot_giver, "FORGOTTEN_S", 1.0 if ends == "never comes" else 60.0)
+def test_a_reader_that_is_gone_or_stopped_keeps_nothing(ends: str) -> None:
+    """What is handed in short ends it as soon as it was seen that the snapshot is kept."""
+    with node_with(stalled_s=1.0 if ends == "stalls" else PATIENCE_S, forgotten_s=PATIENCE_S) as node:
+        check_let_go(node, ends)
+
+
+def check_let_go(node: Node, ends: str) -> None:
     pair = node.save(0, 5, floats=8_000_000)  # more than buffers hold
     Snapshot(pair, 6, flatten({"w": np.zeros(10)}), POOL).finish()
     have = node.asks(Want(0, 5, 8))
@@ -293,15 +320,15 @@ def test_a_reader_that_is_gone_or_stopped_keeps_nothing(node: Node, ends: str, m
         connection = connect(have.stream.port)
         connection.sendall(have.stream.token)
         node.serve_until(lambda: bool(select.select([connection], [], [], 0)[0]))
-    assert not can_be_overwritten(pair)
+    if ends != "stalls":  # it may have been given up by now
+        assert not can_be_overwritten(pair)
+    if ends == "never comes":
+        node.giver._forgotten_s = 0.0
     if connection is not None and ends == "hangs up":
         connection.close()
     elif ends == "releases":
         node.readers[0].send(asking.encode(Release()))
-    deadline = time.monotonic() + 10
-    while not can_be_overwritten(pair):
-        assert time.monotonic() < deadline
-        node.serve()
+    node.serve_until(lambda: can_be_overwritten(pair), "it is let go")
     if connection is not None:
         connection.close()
 
@@ -347,16 +374,17 @@ def garbage(connection: socket.socket, stream: Stream, content: bytes) -> None:
 
 
 def silence(connection: socket.socket, stream: Stream, content: bytes) -> None:
-    time.sleep(3)
+    connection.settimeout(PATIENCE_S)
+    connection.recv(1)  # until the other one hangs up
 
 
 @pytest.mark.parametrize(
-    ("act", "why"), [(half, "hung up"), (garbage, "did not send"), (silence, "said nothing for 1 s")]
+    ("act", "why"), [(half, "hung up"), (garbage, "did not send"), (silence, "said nothing for 0.3 s")]
 )
 def test_a_giver_that_fails_half_way_costs_the_fetch_alone(
-    node: Node, act: Callable[[socket.socket, Stream, bytes], None], why: str, monkeypatch: pytest.MonkeyPatch
+    node: Node, act: Callable[[socket.socket, Stream, bytes], None], why: str
 ) -> None:
-    monkeypatch.setattr(snapshot_taker, "SILENT_S", 1.0)
+    node.takes(silent_s=0.3 if act is silence else PATIENCE_S)
     pair = node.save(0, 5, floats=600_000)
     path = pair.held(5)
     assert path is not None
@@ -376,6 +404,7 @@ def test_a_giver_that_fails_half_way_costs_the_fetch_alone(
     assert why in answer.error
     assert steps(node.copies) == []
     impostor.close()
+    node.takes()
     node.taker.begin(Fetch(2, 5, [0], 8, node.endpoint))  # of the right one
     assert isinstance(node.ends(), Fetched)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.support.crash.harm import Harmed
+from tests.support.requirements import need_program
 
 CHANGING = (
     "open,openat,creat,write,writev,pwrite64,pwritev,pwritev2,sendfile,copy_file_range,splice,fsync,fdatasync,sync,"
@@ -88,8 +88,7 @@ def test_the_shim_misses_no_call_that_changes_anything(harmed: Harmed, shm: Path
     Files that are mapped are not among them: checkpoints are never written so. Arenas are, and killed at random
     instants by ``kill_loop.py``.
     """
-    if shutil.which("strace") is None:
-        pytest.skip("needs strace")
+    need_program("strace", package="strace")
     trace = tmp_path / "trace"
     found = harmed(
         "kill_everywhere.py", "recorded", prefix=("strace", "-f", "-y", "-o", str(trace), f"-etrace={CHANGING}")

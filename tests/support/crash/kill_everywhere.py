@@ -25,6 +25,8 @@ from tests.support.crash.lives import check, check_disk, check_nothing_is_left, 
 Result = tuple[Sequence[Call], Counter[int]]
 WRITES = ("write", "pwrite", "uring")
 PEERS_TIMEOUT_S = 0.1
+EVERY = int(os.environ.get("SHIM_EVERY", "1"))
+"""Of so many harms only one is tried, counted from the last."""
 SLACK = 5
 """Either of two processes makes the directory that both need: so many calls are made by one or the other."""
 
@@ -45,10 +47,10 @@ def kills(calls: Sequence[Call]) -> Iterator[tuple[Harm, Call]]:
 
 
 def for_each(harms: Iterable[tuple[Harm, Call]], act: Callable[[Harm], int]) -> Result:
-    """The step that ``act`` finds after each harm, or after the last of every SHIM_EVERY, counted from the end."""
+    """The step that ``act`` finds after each harm that is tried."""
     left: Counter[int] = Counter()
     calls = []
-    for harm, call in list(harms)[:: -int(os.environ.get("SHIM_EVERY", "1"))]:
+    for harm, call in list(harms)[::-EVERY]:
         try:
             left[act(harm)] += 1
         except AssertionError as error:
