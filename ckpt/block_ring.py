@@ -17,7 +17,7 @@ from pathlib import Path
 
 from resilio_hpc.ckpt import block_table
 from resilio_hpc.ckpt.arena import PAGE
-from resilio_hpc.ckpt.block_table import BATCH, POLL_S, SLOTS, Claim, Key, Reader, Table
+from resilio_hpc.ckpt.block_table import BATCH, LIMITS, POLL_S, Claim, Key, Limits, Reader, Table
 from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment, size_of
 from resilio_hpc.ckpt.huge_memory import HUGE_PAGE
 from resilio_hpc.ckpt.records import BLOCK_BYTES
@@ -25,7 +25,6 @@ from resilio_hpc.core.memory_left import refuse_to_fill_memory
 from resilio_hpc.native import copy_crc32c, direct_io, map_shared
 
 _GAP_BYTES = 64 << 10  # between two blocks that are still read in one go
-_BYTES = block_table.BYTES + SLOTS * BLOCK_BYTES
 
 Fetch = Callable[[memoryview, int], None]
 """Fills the memory with the bytes from that offset on. Raises OSError."""
@@ -38,21 +37,22 @@ class Ring:
     any more: that of a reader who did not come to an end is given up.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
         """Raises OSError where it cannot be had."""
-        self._path = path
+        self._path, self._limits = path, limits
+        size = size_bytes(limits)
         self._mutex = threading.Lock()
         self._rooms = threading.local()
         self._files: dict[tuple[int, int, int], int] = {}
         self._fd = self._open()
         try:
-            with block_table.locked(self._fd):
-                if os.fstat(self._fd).st_size < _BYTES:
-                    refuse_to_fill_memory(_BYTES)
+            with block_table.locked(self._fd, limits.lock_patience_s):
+                if os.fstat(self._fd).st_size < size:
+                    refuse_to_fill_memory(size)
                 os.posix_fallocate(self._fd, 0, block_table.BYTES)  # who made it may have been killed
-                os.ftruncate(self._fd, _BYTES)
-                self._memory = map_shared(self._fd, _BYTES, True)
-            self.table = Table(self._memory, self._fd)
+                os.ftruncate(self._fd, size)
+                self._memory = map_shared(self._fd, size, True)
+            self.table = Table(self._memory, self._fd, limits)
         except BaseException:
             remove_if_unused(self._fd, self._path)
             os.close(self._fd)
@@ -91,7 +91,7 @@ class Ring:
         wanted, coming = _keys(status, segments), _keys(status, ahead)
         rest: list[int] = []
         reader = Reader()
-        patient_until = _patient_until()
+        patient_until = self._patient_until()
         with contextlib.suppress(OSError):  # TimeoutError is one, too
             while wanted and time.monotonic() < patient_until:
                 look = self.table.look(wanted, reader)
@@ -102,7 +102,7 @@ class Ring:
                 rest += [index for index in here.keys() | mine.keys() if index not in copied]
                 wanted = {index: key for index, key in wanted.items() if index not in here and index not in mine}
                 if here or mine:
-                    patient_until = _patient_until()
+                    patient_until = self._patient_until()
                 elif coming and (early := self.table.look_ahead(coming)):
                     self._fill(fetch, early, ahead)
                     coming = {index: key for index, key in coming.items() if index not in early}
@@ -110,6 +110,9 @@ class Ring:
                     self.table.await_change(look)
         self.table.leave(reader)
         return sorted([*rest, *wanted])
+
+    def _patient_until(self) -> float:
+        return time.monotonic() + 3 * self._limits.patience_s
 
     def _direct(self, fd: int, status: os.stat_result) -> int:
         """The file, opened once to be read past the page cache where that goes."""
@@ -182,6 +185,11 @@ class Ring:
         os.close(self._fd)
 
 
+def size_bytes(limits: Limits) -> int:
+    """Of the file of a ring."""
+    return block_table.BYTES + limits.slots * BLOCK_BYTES
+
+
 def _keys(status: os.stat_result, segments: Sequence[Segment | BoxSegment]) -> dict[int, Key]:
     return {
         index: (status.st_dev, status.st_ino, segment.offset, segment.crc32c & 0xFFFFFFFF)
@@ -198,10 +206,6 @@ def _runs(blocks: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, i
         else:
             runs.append([block])
     return runs
-
-
-def _patient_until() -> float:
-    return time.monotonic() + 3 * block_table.PATIENCE_S
 
 
 def remove_if_unused(fd: int, path: Path) -> None:

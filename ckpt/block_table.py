@@ -20,6 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from resilio_hpc.ckpt.arena import PAGE
@@ -48,6 +49,25 @@ Key = tuple[int, int, int, int]
 """A block: device, inode, offset, checksum."""
 _NOTHING = (0, 0, 0, 0, 0)
 _File = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a ring; ``slots`` is the same for all who share it.
+
+    ``near_bytes``: a reader further behind reads on its own. ``patience_s``: after so long a block that another process
+    reads is read here, too. ``seen_s``: a reader that has looked since is alive. ``lock_patience_s``: for the table.
+    """
+
+    slots: int = SLOTS
+    readers: int = READERS
+    near_bytes: int = _NEAR_BYTES
+    patience_s: float = PATIENCE_S
+    seen_s: float = _SEEN_S
+    lock_patience_s: float = _LOCK_PATIENCE_S
+
+
+LIMITS = Limits()
 
 
 class _Header(NamedTuple):
@@ -96,14 +116,14 @@ class Reader:
 class Table:
     """The one at the beginning of this memory. A mutex keeps the threads of a process apart."""
 
-    def __init__(self, memory: memoryview, fd: int) -> None:
+    def __init__(self, memory: memoryview, fd: int, limits: Limits = LIMITS) -> None:
         """``memory``: at least ``BYTES`` of the file ``fd``."""
-        self._memory, self._fd = memory, fd
+        self._memory, self._fd, self._limits = memory, fd, limits
         self._mutex = threading.Lock()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with self._mutex, locked(self._fd):
+        with self._mutex, locked(self._fd, self._limits.lock_patience_s):
             yield
 
     def look(self, wanted: Mapping[int, Key], reader: Reader) -> Look:
@@ -125,9 +145,9 @@ class Table:
     def _look(self, wanted: Mapping[int, Key], now: int, at: Key | None) -> Look:
         here: dict[int, Claim] = {}
         mine: dict[int, Claim] = {}
-        words = struct.unpack_from(f"={SLOTS * _WORDS}Q", self._memory, _HEADER.size)
+        words = struct.unpack_from(f"={self._limits.slots * _WORDS}Q", self._memory, _HEADER.size)
         filling = {slot: claimed for slot, claimed in enumerate(words[::_WORDS]) if claimed}
-        late = {slot for slot, claimed in filling.items() if now - claimed > PATIENCE_S * 1e9}
+        late = {slot for slot, claimed in filling.items() if now - claimed > self._limits.patience_s * 1e9}
         keys = list(zip(*(words[word::_WORDS] for word in range(2, _WORDS)), strict=True))
         found = {key: slot for slot, key in enumerate(keys) if slot not in late}
         missing: list[tuple[int, Key]] = []
@@ -148,7 +168,7 @@ class Table:
                 mine[index] = Claim(slot, secrets.randbits(63) + 1, words[slot * _WORDS + 1] == 0)
                 taken.add(slot)
                 self.claim(mine[index], now, key)
-        if len(late) == SLOTS:
+        if len(late) == self._limits.slots:
             raise TimeoutError("all who shared blocks have stopped")
         return Look(here, mine, self._header().changes)
 
@@ -160,46 +180,47 @@ class Table:
             places[device, inode].append(offset)
         for offsets in places.values():
             offsets.sort()
+        slots, near_bytes = self._limits.slots, self._limits.near_bytes
 
         def is_wanted(slot: int) -> bool:
             device, inode, offset, _ = keys[slot]
             offsets = places.get((device, inode), [])
             behind = bisect_right(offsets, offset)
-            return behind > 0 and offset - offsets[behind - 1] <= _NEAR_BYTES
+            return behind > 0 and offset - offsets[behind - 1] <= near_bytes
 
         def is_hindmost() -> bool:
             if at is None:
                 return False
             offsets = places.get(at[:2], [])
             behind = bisect_left(offsets, at[2])
-            return behind == 0 or at[2] - offsets[behind - 1] > _NEAR_BYTES
+            return behind == 0 or at[2] - offsets[behind - 1] > near_bytes
 
         def choose(key: Key, taken: Collection[int]) -> int | None:
             cursor = self._header().cursor
-            for slot in ((cursor + step) % SLOTS for step in range(SLOTS)):
+            for slot in ((cursor + step) % slots for step in range(slots)):
                 if slot not in taken and not is_wanted(slot):
-                    struct.pack_into("=Q", self._memory, _CURSOR_AT, (slot + 1) % SLOTS)
+                    struct.pack_into("=Q", self._memory, _CURSOR_AT, (slot + 1) % slots)
                     return slot
             if not is_hindmost():
                 return None
             # the others wait for it: what is wanted later than that block has to go, the last one first
-            later = [slot for slot in range(SLOTS) if slot not in taken and keys[slot][:3] > key[:3]]
+            later = [slot for slot in range(slots) if slot not in taken and keys[slot][:3] > key[:3]]
             return max(later, key=lambda slot: keys[slot][:3], default=None)
 
         return choose
 
     def _readers(self, now: int) -> Iterator[tuple[int, ...]]:
-        words = struct.unpack_from(f"={READERS * 4}Q", self._memory, _READERS_AT)
+        words = struct.unpack_from(f"={self._limits.readers * 4}Q", self._memory, _READERS_AT)
         for number, seen in enumerate(words[::4]):
-            if abs(now - seen) < _SEEN_S * 1e9:
+            if abs(now - seen) < self._limits.seen_s * 1e9:
                 yield words[4 * number : 4 * number + 4]
 
     def _note(self, reader: Reader, first: Key, now: int) -> bool:
         """How far the reader is; has it moved?"""
         if reader.number is None:
-            seen = struct.unpack_from(f"={READERS * 4}Q", self._memory, _READERS_AT)[::4]
+            seen = struct.unpack_from(f"={self._limits.readers * 4}Q", self._memory, _READERS_AT)[::4]
             # another one that comes back after so long shares the entry: of the two, one may not be waited for
-            free = (number for number, at in enumerate(seen) if abs(now - at) > PATIENCE_S * 1e9)
+            free = (number for number, at in enumerate(seen) if abs(now - at) > self._limits.patience_s * 1e9)
             reader.number = next(free, None)
         has_moved = 0 <= reader.offset < first[2]
         reader.offset = first[2]
@@ -227,7 +248,7 @@ class Table:
 
     def await_change(self, look: Look) -> None:
         """Until there may be something new since that look, and not for long."""
-        await_word(self._memory, _CHANGES_AT, look.changes, _SEEN_S)
+        await_word(self._memory, _CHANGES_AT, look.changes, self._limits.seen_s)
 
     def entry(self, slot: int) -> Entry:
         """What a slot has now."""
@@ -253,9 +274,9 @@ class Table:
 
 
 @contextmanager
-def locked(fd: int) -> Iterator[None]:
+def locked(fd: int, patience_s: float = _LOCK_PATIENCE_S) -> Iterator[None]:
     """The lock of a table, against other processes. Raises TimeoutError."""
-    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while True:
         try:
             lock(fd, fcntl.F_WRLCK)

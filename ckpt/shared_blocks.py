@@ -20,6 +20,7 @@ from typing import Protocol
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.block_ring import Ring, remove_if_unused
+from resilio_hpc.ckpt.block_table import LIMITS, Limits
 from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment, size_of
 from resilio_hpc.ckpt.peer_disks import PeerFile
 from resilio_hpc.ckpt.records import BLOCK_BYTES, Manifest
@@ -36,8 +37,17 @@ _SHARED_MEMORY = Path("/dev/shm")
 class SharedBlocks:
     """For one step. ``read`` is as ``bulk_io.read``, and may be called by several threads."""
 
-    def __init__(self, name: str, directory: Path = _SHARED_MEMORY) -> None:
-        """``name``: the same in all processes that read the same step. Nothing is made before the first ``read``."""
+    def __init__(
+        self,
+        name: str,
+        directory: Path = _SHARED_MEMORY,
+        limits: Limits = LIMITS,
+        small_bytes: int = _SMALL_BYTES,
+    ) -> None:
+        """``name``: the same in all processes that read the same step. Nothing is made before the first ``read``.
+
+        ``small_bytes``: what is smaller goes through the page cache."""
+        self._limits, self._small_bytes = limits, small_bytes
         self._path = directory / f"{_prefix()}{name}"
         self._lock = threading.Lock()
         self._ring: Ring | None = None
@@ -60,12 +70,15 @@ class SharedBlocks:
         large: list[int] = []
         rest: list[int] = []
         for index, segment in enumerate(segments):
-            (large if _is_large(segment) else rest).append(index)
-        ahead = [segment for segment in soon if _is_large(segment)]
+            (large if self._is_large(segment) else rest).append(index)
+        ahead = [segment for segment in soon if self._is_large(segment)]
         fetch = peer.fill if peer else None
         bad = [large[at] for at in ring.read(fd, [segments[index] for index in large], fetch, ahead)]
         bad = [bad[at] for at in _read_some(fd, segments, bad, True, peer)]
         return bad + [rest[at] for at in _read_some(fd, segments, rest, False, peer)]
+
+    def _is_large(self, segment: Segment | BoxSegment) -> bool:
+        return self._small_bytes <= size_of(segment) <= BLOCK_BYTES  # larger ones are of an older version
 
     def _ring_now(self) -> Ring | None:
         with self._lock:
@@ -73,7 +86,7 @@ class SharedBlocks:
                 self._is_open = True
                 sweep(self._path.parent)
                 with contextlib.suppress(OSError):
-                    self._ring = Ring(self._path)
+                    self._ring = Ring(self._path, self._limits)
             return self._ring
 
     def close(self) -> None:
@@ -133,10 +146,6 @@ def read_segments(
     if shared is not None and not direct:
         return shared.read(fd, segments, peer, soon)
     return peer.read(segments) if peer is not None else bulk_io.read(fd, segments, direct)
-
-
-def _is_large(segment: Segment | BoxSegment) -> bool:
-    return _SMALL_BYTES <= size_of(segment) <= BLOCK_BYTES  # larger ones are of an older version
 
 
 def _read_some(

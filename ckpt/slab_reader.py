@@ -64,11 +64,13 @@ def read_parts(
     local_rank: int = 0,
     shared: SharedBlocks | None = None,
     peer: PeerFile | None = None,
+    share_bytes: int = _SHARE_BYTES,
 ) -> None:
     """Read them all, in the order of the files, a few neighbours at a time.
 
     ``direct``: see ``bulk_io.read``; None: what only this process is likely to want. ``shared``: how to read the rest;
     None: by way of the page cache. ``peer``: of all parts, where they are read in the place of the file.
+    ``share_bytes``: what a thread reads in one go.
     ``local_rank``: of this process among those of the node; each begins elsewhere with what is not shared, so that who
     wants the same is not in the others' way. Raises CorruptCheckpoint for bytes that are not as they were written,
     OSError for a device that fails.
@@ -93,7 +95,7 @@ def read_parts(
 
     together = [read for read in reads if shared is not None and not read.direct]
     common = list(_shares(together, SHARED_BYTES))
-    shares = list(_shares(reads[len(together) :], _SHARE_BYTES))
+    shares = list(_shares(reads[len(together) :], share_bytes))
     first = int(_begin(local_rank) * len(shares))
     pending = []
     if shared is not None:

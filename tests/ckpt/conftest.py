@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.ckpt import block_table
 from tests.support.ckpt.ring_readers import CONTENT
 
 
@@ -32,9 +31,3 @@ def file(disk_path: Path) -> Iterator[int]:
     fd = os.open(disk_path / "shard", os.O_RDWR)
     yield fd
     os.close(fd)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_table, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(block_table, "_LOCK_PATIENCE_S", 0.2)

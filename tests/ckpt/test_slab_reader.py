@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import bulk_io, records, shared_blocks, slab_reader
+from resilio_hpc.ckpt import bulk_io, records, slab_reader
 from resilio_hpc.ckpt.bulk_io import BoxSegment
 from resilio_hpc.ckpt.records import Extent, SlabRecord, Table, TensorRecord, read_table
 from resilio_hpc.ckpt.shared_blocks import SharedBlocks
@@ -45,34 +45,30 @@ def test_a_table_from_before_there_were_parts_can_be_read() -> None:
     assert read_table(table, 100).tensors == (TensorRecord("x", "torch", "float32", (2,), 0, 8, (1,)),)
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
+SMALL_BLOCK = 4096
+
+
+class SmallBlocks(TensorRecord, frozen=True, array_like=True):
     """Blocks of a page: many of them in a small file."""
-    use_small_blocks(monkeypatch)
-    return 4096
 
-
-def use_small_blocks(patch: pytest.MonkeyPatch) -> None:
-    for module in (records, shared_blocks):
-        patch.setattr(module, "BLOCK_BYTES", 4096)
-    patch.setattr(shared_blocks, "_SMALL_BYTES", 0)
+    @property
+    def block_bytes(self) -> int:
+        return SMALL_BLOCK
 
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_any_box_of_any_shape_is_read_right(data: st.DataObject) -> None:
     with (
-        pytest.MonkeyPatch.context() as patch,
         ThreadPoolExecutor(2) as pool,
-        closing(SharedBlocks(f"test-{os.getpid()}")) as blocks,
+        closing(SharedBlocks(f"test-{os.getpid()}", small_bytes=0)) as blocks,
     ):
-        use_small_blocks(patch)
         shared = data.draw(st.sampled_from([None, blocks]))
         shape = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4)))
         item = data.draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
         direct = data.draw(st.sampled_from([True, False, None]))
         local_rank = data.draw(st.integers(0, 70))
-        patch.setattr(slab_reader, "_SHARE_BYTES", data.draw(st.sampled_from([1, 8192, 64 << 20])))
+        share_bytes = data.draw(st.sampled_from([1, 8192, 64 << 20]))
         first = tuple(data.draw(st.integers(0, length - 1)) for length in shape)
         size = tuple(data.draw(st.integers(1, length - at)) for length, at in zip(shape, first, strict=True))
         room = tuple(length + data.draw(st.integers(0, 2)) for length in size)
@@ -90,6 +86,7 @@ def test_any_box_of_any_shape_is_read_right(data: st.DataObject) -> None:
                 pool,
                 local_rank,
                 shared,
+                share_bytes=share_bytes,
             )
         finally:
             os.close(file)
@@ -126,21 +123,20 @@ def test_long_runs_go_to_their_places_however_they_lie(
             assert np.array_equal(target, expected)
 
 
-def record_of(whole: np.ndarray[Any, Any], offset: int, block: int = 4096) -> TensorRecord:
+def record_of(whole: np.ndarray[Any, Any], offset: int, block: int = SMALL_BLOCK) -> TensorRecord:
     data = whole.tobytes()
     checksums = tuple(crc32c(data[at : at + block]) for at in range(0, len(data), block))
-    return TensorRecord("x", "numpy", whole.dtype.str, whole.shape, offset, len(data), checksums)
+    kind = SmallBlocks if block == SMALL_BLOCK else TensorRecord
+    return kind("x", "numpy", whole.dtype.str, whole.shape, offset, len(data), checksums)
 
 
-def test_only_the_blocks_that_are_touched_are_read_each_once(
-    small_blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_blocks_that_are_touched_are_read_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = np.arange(64 * 256, dtype=np.float64).reshape(64, 256)  # two rows a block
     asked: list[int] = []
     read = slab_reader.bulk_io.read
 
     def counted(fd: int, segments: Any, direct: bool) -> list[int]:
-        asked.extend(segment.offset // small_blocks for segment in segments)
+        asked.extend(segment.offset // SMALL_BLOCK for segment in segments)
         return read(fd, segments, direct)
 
     monkeypatch.setattr(slab_reader.bulk_io, "read", counted)
@@ -154,15 +150,13 @@ def test_only_the_blocks_that_are_touched_are_read_each_once(
     assert asked == [5, 6, 7, 8, 9, 10]
 
 
-def test_neighbours_share_columns_and_the_edges_of_short_parts(
-    small_blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neighbours_share_columns_and_the_edges_of_short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = np.arange(64 * 256, dtype=np.float64).reshape(64, 256)  # two rows a block
     asked: list[tuple[int, bool]] = []
     read = slab_reader.bulk_io.read
 
     def noted(fd: int, segments: Any, direct: bool) -> list[int]:
-        asked.extend((segment.offset // small_blocks, direct) for segment in segments)
+        asked.extend((segment.offset // SMALL_BLOCK, direct) for segment in segments)
         return read(fd, segments, direct)
 
     monkeypatch.setattr(slab_reader.bulk_io, "read", noted)
@@ -185,9 +179,7 @@ def test_neighbours_share_columns_and_the_edges_of_short_parts(
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_a_bit_that_flipped_in_a_block_beside_the_box_is_found(
-    small_blocks: int, direct: bool, disk_path: Path
-) -> None:
+def test_a_bit_that_flipped_in_a_block_beside_the_box_is_found(direct: bool, disk_path: Path) -> None:
     whole = np.arange(64 * 256, dtype=np.float64).reshape(64, 256)
     part = Part(-1, record_of(whole, 0), Box((11, 100), (10, 3)), memoryview(bytearray(240)), (10, 3), (0, 0))
     data = bytearray(whole.tobytes())

@@ -15,6 +15,7 @@ import pytest
 
 from resilio_hpc.ckpt.bulk_io import Segment
 from resilio_hpc.native import crc32c
+from tests.support.waiting import PATIENCE_S
 
 BLOCK = 1 << 20
 CONTENT = np.random.default_rng(1).bytes(24 * BLOCK)
@@ -38,7 +39,7 @@ def together(*acts: Callable[[], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -69,7 +70,7 @@ if act == "claim":  # begins to read, and does not come to an end
     preadv = os.preadv
     def stuck(*arguments):
         print("reads", flush=True)
-        time.sleep(60)
+        time.sleep(1000)
     os.preadv = stuck
 sys.stdin.readline()
 for _ in range(20):
