@@ -23,6 +23,8 @@ PATIENCE_S = 30.0
 """Of a save: a disk that moved nothing for so long hangs. Linux gives up on an NVMe command after 30 s by itself."""
 ANSWER_S = 10.0
 """For something small."""
+LOCK_S = 3.0
+"""For another process that writes there: a killed predecessor may take a moment to die."""
 _LEAST_CPU_S = 1.0  # more than a process needs that only waits
 _COUNTERS = frozenset({"wchar", "read_bytes", "write_bytes"})  # rchar grows by reading them
 
@@ -33,12 +35,13 @@ Result = TypeVar("Result")
 class Patience:
     """How long a disk is waited for, in seconds.
 
-    ``silent_s``: a save, while nothing moves; ``answer_s``: something small; ``wait``: returns when the futures are
-    done, or after so many seconds.
+    ``silent_s``: a save, while nothing moves; ``answer_s``: something small; ``lock_s``: another process that writes
+    there; ``wait``: returns when the futures are done, or after so many seconds.
     """
 
     silent_s: float = PATIENCE_S
     answer_s: float = ANSWER_S
+    lock_s: float = LOCK_S
     wait: Callable[[Sequence[Future[Any]], float], object] = wait
 
 

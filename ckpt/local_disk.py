@@ -39,7 +39,6 @@ ABANDONED_S = 86_400.0
 
 _HELD = "held"
 _STEP = re.compile(r"step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})")
-_WAIT_S = 3.0  # a killed predecessor may take a moment to die
 _SWEEPER = "resilio-local-sweep"
 _YOURS = "choose a directory that is yours alone"
 _ADVICE = {
@@ -60,7 +59,7 @@ def advice(error: OSError) -> str:
 class LocalDisk:
     """The directory of one holder, locked until ``close``. Methods raise OSError for what is wrong with the disk."""
 
-    def __init__(self, directory: Path, checkpoints: Path, holder: str) -> None:
+    def __init__(self, directory: Path, checkpoints: Path, holder: str, patience: Patience = PATIENCE) -> None:
         """``directory``: DIR. ``checkpoints``: where steps are committed. ``holder``: the node, or the
         process where each writes a file of its own."""
         self._checkpoints = checkpoints
@@ -68,7 +67,7 @@ class LocalDisk:
         self.worn = self._path / "worn"
         """Files that the next step may write over, if there are any: see ``worn_files``."""
         _check_directory(directory)
-        self._lock = self._take()
+        self._lock = self._take(patience.lock_s)
         try:
             if not os.fstat(self._lock).st_size:
                 os.pwrite(self._lock, os.fsencode(f"{checkpoints}\n"), 0)
@@ -79,8 +78,8 @@ class LocalDisk:
         if not any(thread.name == _SWEEPER for thread in threading.enumerate()):  # one may hang with a file system
             threading.Thread(target=sweep, args=(directory,), name=_SWEEPER, daemon=True).start()
 
-    def _take(self) -> int:
-        deadline = time.monotonic() + _WAIT_S
+    def _take(self, patience_s: float) -> int:
+        deadline = time.monotonic() + patience_s
         while True:
             make_directory(self._path, 0o700)
             if not _is_private(self._path):

@@ -93,7 +93,8 @@ class LocalWay:
         request = self.request
         with ExitStack() as locked:
             try:
-                disk = locked.enter_context(LocalDisk(Path(request.local), Path(request.directory), request.holder))
+                local, directory = Path(request.local), Path(request.directory)
+                disk = locked.enter_context(LocalDisk(local, directory, request.holder, self.patience))
                 self._disk = disk
                 size = sum(arena.header.size_bytes for arena in self.arenas)
                 where = disk.new_step(request.step, request.epoch, request.round, size)
@@ -112,7 +113,7 @@ class LocalWay:
                 self.let_go()
                 self.say(Local(request.step, record.size_bytes, seconds))
             try:
-                copy_shard(where, record, self.staging(), request.bytes_per_s, worn(Path(request.directory)))
+                copy_shard(where, record, self.staging(), request.bytes_per_s, worn(directory))
             except CorruptCheckpoint as error:
                 raise CorruptCheckpoint(f"{error}; {_LOST}") from error
             return record

@@ -25,12 +25,22 @@ from resilio_hpc.core.errors import CheckpointError, WireError
 from resilio_hpc.native import crc32c, direct_io
 
 CONNECT_S = 3.0
-SILENT_S = 10.0
-"""Nothing came for so long: that node, or its disk, hangs."""
 THREADS = 4
 """Of a process, each with a connection: while one decrypts, another node's disk works for the others."""
-_REQUEST_BYTES, _REQUEST_EXTENTS = 8 << 20, 1000
+_REQUEST_EXTENTS = 1000
 _AHEAD = 2  # requests that are on their way at a time: while one is sent, the disk works at the next
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of reading there. ``silent_s``: nothing came for so long, so that node, or its disk, hangs; ``request_bytes``: of
+    one request; ``share_bytes``: what a thread reads: several requests, of which the next one is on its way."""
+
+    silent_s: float = 10.0
+    request_bytes: int = 8 << 20
+    share_bytes: int = 64 << 20
+
+
+LIMITS = Limits()
 
 
 class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,11 +49,12 @@ class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: bytes
     disks: dict[str, str]
     node: str = ""
+    limits: Limits = LIMITS
 
 
-def write_known(path: Path, key: bytes, disks: Mapping[str, str], node: str = "") -> None:
+def write_known(path: Path, key: bytes, disks: Mapping[str, str], node: str = "", limits: Limits = LIMITS) -> None:
     """Tell the ranks of this node, which alone may read it."""
-    write_atomic(path, msgspec.json.encode(_Known(key, dict(disks), node)), durable=False, mode=0o600)
+    write_atomic(path, msgspec.json.encode(_Known(key, dict(disks), node, limits)), durable=False, mode=0o600)
 
 
 def _read_known(path: Path | None) -> _Known:
@@ -79,7 +90,7 @@ class PeerDisks:
             return None
         manifest = self._manifest
         copy = Copy(manifest.step, manifest.epoch, manifest.round, shard.file, shard.size_bytes)
-        self._files.append(PeerFile(shard.node, endpoint, self._known.key, copy, self._pool))
+        self._files.append(PeerFile(shard.node, endpoint, self._known.key, copy, self._pool, self._known.limits))
         return self._files[-1]
 
     def close(self) -> None:
@@ -92,7 +103,10 @@ class PeerDisks:
 class PeerFile:
     """One file on another node's disk. For the threads of ``pool``, each of which gets a connection."""
 
-    def __init__(self, node: str, endpoint: str, key: bytes, copy: Copy, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, node: str, endpoint: str, key: bytes, copy: Copy, pool: ThreadPoolExecutor, limits: Limits = LIMITS
+    ) -> None:
+        self.limits = limits
         self.node, self.copy, self.pool = node, copy, pool
         host, _, port = endpoint.rpartition(":")
         self._address, self._key = (host, int(port)), key
@@ -130,7 +144,7 @@ class PeerFile:
 
     def _arriving(self, connection: SealedConnection, extents: Sequence[tuple[int, int]]) -> Iterator[int]:
         """Ask for all; the number of each as soon as it is the next to be received."""
-        requests = list(_requests(extents))
+        requests = list(_requests(extents, self.limits.request_bytes))
         sent = 0
         for done, some in enumerate(requests):
             for request in requests[sent : done + _AHEAD]:
@@ -153,7 +167,8 @@ class PeerFile:
         except (TimeoutError, ConnectionError, CheckpointError, WireError) as error:
             if connection is not None:
                 connection.close()
-            failure = error if isinstance(error, Busy) else ConnectionError(f"{self.node}: {_in_words(error)}")
+            why = _in_words(error, self.limits.silent_s)
+            failure = error if isinstance(error, Busy) else ConnectionError(f"{self.node}: {why}")
             self._failure = failure
             raise failure from error
         with self._lock:
@@ -162,7 +177,7 @@ class PeerFile:
     def _call(self) -> SealedConnection:
         connection = socket.create_connection(self._address, CONNECT_S)
         try:
-            connection.settimeout(SILENT_S)
+            connection.settimeout(self.limits.silent_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return SealedConnection(connection, self._key, calls=True)
         except BaseException:
@@ -182,12 +197,12 @@ def _receive(connection: SealedConnection, memory: memoryview) -> None:
         connection.receive_into(memory[at : at + PIECE_BYTES])
 
 
-def _requests(extents: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
+def _requests(extents: Sequence[tuple[int, int]], request_bytes: int) -> Iterator[list[int]]:
     """The numbers of those that are asked for in one go."""
     some: list[int] = []
     size = 0
     for number, (_, length) in enumerate(extents):
-        if some and (size + length > _REQUEST_BYTES or len(some) == _REQUEST_EXTENTS):
+        if some and (size + length > request_bytes or len(some) == _REQUEST_EXTENTS):
             yield some
             some, size = [], 0
         some.append(number)
@@ -196,9 +211,9 @@ def _requests(extents: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
         yield some
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: Exception, silent_s: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"it said nothing for {SILENT_S:g} s"
+        return f"it said nothing for {silent_s:g} s"
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "it hung up"
     return str(error)

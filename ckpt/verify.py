@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,26 +40,33 @@ class _Part:
     tensor: str
 
 
-def verify_step(directory: Path, manifest: Manifest, progress: Progress = lambda size: None) -> list[Damage]:
+def verify_step(
+    directory: Path,
+    manifest: Manifest,
+    progress: Progress = lambda size: None,
+    room_bytes: int = bulk_io.ROOM_BYTES,
+) -> list[Damage]:
     """Read every file of a step; what is damaged, nothing if all is well.
 
-    ``directory``: of the checkpoints. Its buffers take at most 64 MiB, and those of ``bulk_io``. What was found is
+    ``directory``: of the checkpoints. Its buffers take ``room_bytes``, and those of ``bulk_io``. What was found is
     noted in the step, for whoever prunes. Raises OSError for a device that fails.
     """
-    damages = verify_files(catalogue.step_directory(directory, manifest.step), manifest, progress)
+    damages = verify_files(catalogue.step_directory(directory, manifest.step), manifest, progress, room_bytes)
     of_data = [f"{damage.file}: {damage.what}" for damage in damages if damage.file != catalogue.VIEW]
     catalogue.note_damage(directory, manifest.step, of_data[0] if of_data else "")
     return damages
 
 
-def verify_files(path: Path, manifest: Manifest, progress: Progress = lambda size: None) -> list[Damage]:
+def verify_files(
+    path: Path, manifest: Manifest, progress: Progress = lambda size: None, room_bytes: int = bulk_io.ROOM_BYTES
+) -> list[Damage]:
     """As ``verify_step``, of files that lie in ``path``."""
-    room = memoryview(bytearray(min(bulk_io.ROOM_BYTES, manifest.size_bytes)))
+    room = memoryview(bytearray(min(room_bytes, manifest.size_bytes)))
     damages: list[Damage] = []
     for shard in manifest.shards:
         try:
             with ShardReader(path, shard) as reader:
-                damages += _verify_shard(reader, room, progress)
+                damages += _verify_shard(reader, room, progress, room_bytes)
         except CorruptCheckpoint as error:
             damages.append(Damage(shard.file, str(error)))
     if why := why_wrong(path, manifest):
@@ -68,7 +75,7 @@ def verify_files(path: Path, manifest: Manifest, progress: Progress = lambda siz
     return damages
 
 
-def _verify_shard(reader: ShardReader, room: memoryview, progress: Progress) -> list[Damage]:
+def _verify_shard(reader: ShardReader, room: memoryview, progress: Progress, room_bytes: int) -> list[Damage]:
     shard, damages = reader.shard, list[Damage]()
     parts: list[_Part] = []
     used: list[tuple[int, int]] = []
@@ -82,7 +89,8 @@ def _verify_shard(reader: ShardReader, room: memoryview, progress: Progress) -> 
         parts += _parts(rank, table)
         used += [(extent.offset, extent.size_bytes) for extent in (rank.table, table.tree)]
     whole = not damages  # else it is not known what is metadata
-    damages += _verify_parts(reader, sorted(parts, key=lambda part: part.offset), room, progress)
+    batches = _batches(sorted(parts, key=lambda part: part.offset), room_bytes)
+    damages += _verify_parts(reader, batches, room, progress)
     used += [(part.offset, part.size) for part in parts]
     if whole and shard.metadata_sha256 and hash_gaps(reader.fd, used, shard.size_bytes) != shard.metadata_sha256:
         what = "the HDF5 metadata does not match its checksum; a restore does not need it, HDF5 programs do"
@@ -98,11 +106,11 @@ def _parts(rank: RankRecord, table: Table) -> Iterator[_Part]:
 
 
 def _verify_parts(
-    reader: ShardReader, parts: Sequence[_Part], room: memoryview, progress: Progress
+    reader: ShardReader, batches: Iterable[list[_Part]], room: memoryview, progress: Progress
 ) -> Iterator[Damage]:
     """As many at a time as there is room for. Of a tensor the first bad block is told."""
     told: set[tuple[int, str]] = set()
-    for some in _batches(parts):
+    for some in batches:
         at, segments = 0, []
         for part in some:
             segments.append(Segment(part.offset, room[at : at + part.size], part.crc32c))
@@ -116,11 +124,11 @@ def _verify_parts(
         progress(at)
 
 
-def _batches(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
+def _batches(parts: Sequence[_Part], room_bytes: int) -> Iterator[list[_Part]]:
     some: list[_Part] = []
     size = 0
     for part in parts:
-        if some and size + part.size > bulk_io.ROOM_BYTES:
+        if some and size + part.size > room_bytes:
             yield some
             some, size = [], 0
         some.append(part)

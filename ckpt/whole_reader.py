@@ -16,7 +16,6 @@ from resilio_hpc.ckpt.source import Wanted, checksum_at, mismatch, populate_larg
 from resilio_hpc.native import copy_blocks
 
 SHARE_BYTES = 256 << 20
-_PEER_SHARE_BYTES = 64 << 20  # several requests, of which the next one is on its way
 _COPY_BYTES = 32 << 20
 
 
@@ -109,7 +108,7 @@ def read_whole(
         for bad in read_segments(share[0].fd, segments, direct, shared, peer, soon):
             raise mismatch(step, share[bad].record, share[bad].start)
 
-    size = SHARED_BYTES if shared else _PEER_SHARE_BYTES if peer else SHARE_BYTES
+    size = SHARED_BYTES if shared else peer.limits.share_bytes if peer else SHARE_BYTES
     shares = list(_shares(sorted(parts, key=lambda part: part[:2]), size))
     together = peer.pool if peer else shared.pool if shared else pool
     soon = [wanted_soon(shares, number) if shared else [] for number in range(len(shares))]

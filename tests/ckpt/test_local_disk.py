@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from resilio_hpc.ckpt import arena, bulk_io, catalogue, local_disk, saver
+from resilio_hpc.ckpt.hung_disk import PATIENCE, Patience
 from resilio_hpc.ckpt.records import BLOCK_BYTES
 from resilio_hpc.ckpt.saver_messages import (
     Local,
@@ -229,10 +230,11 @@ def test_a_disk_that_becomes_read_only_with_copies_on_it_is_told(node: Node, mou
     assert "Read-only file system" in goes_straight(node, 2)
 
 
-def test_another_process_that_writes_there_is_not_disturbed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_disk, "_WAIT_S", 0.1)
+def test_another_process_that_writes_there_is_not_disturbed(node: Node) -> None:
+    node.patience = Patience(lock_s=0.1)
     with local_disk.LocalDisk(node.disk, node.shared, "n1"):
         assert "another process writes there" in goes_straight(node)
+    node.patience = PATIENCE
     node.persist(4)
     assert isinstance(node.progress[-1], Local)
 

@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue, peer_disks, whole_reader
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue, peer_disks
 from resilio_hpc.ckpt.coordinator import use
 from resilio_hpc.ckpt.disk_giver import DiskGiver
 from resilio_hpc.ckpt.disk_messages import MAX_BYTES, Copy, Read, Remove, Serve, asking
-from resilio_hpc.ckpt.peer_disks import PeerFile, write_known
+from resilio_hpc.ckpt.peer_disks import LIMITS, Limits, PeerFile, write_known
 from resilio_hpc.ckpt.sealed_stream import SealedConnection
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.core.json_lines import encode_line
 from tests.ckpt.test_local_restore import Told, state_of
 from tests.support.ckpt.local_node import flip, lose_tensors
+from tests.support.waiting import PATIENCE_S
 
 KEY = secrets.token_bytes(32)
 SIZE = 2_000_000  # 16 MB: more shares than threads
@@ -72,10 +73,10 @@ class Nodes:
             listener.close()
         self.tell()
 
-    def tell(self, key: bytes = KEY, **others: str) -> None:
+    def tell(self, key: bytes = KEY, limits: Limits = LIMITS, **others: str) -> None:
         shards = self.manifest().shards
         known = {shard.node: endpoint for shard, endpoint in zip(shards, self.endpoints, strict=True)}
-        write_known(self.known, key, known | others)
+        write_known(self.known, key, known | others, limits=limits)
 
     def manifest(self) -> Any:
         return catalogue.committed(self.remote)[-1]
@@ -188,19 +189,19 @@ def test_where_a_node_does_not_give_the_committed_file_is_read(
     if what == "stopped":
         assert saved.restored(1, disk=saved.empty) == "peer"
         saved.givers[1].send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(peer_disks, "SILENT_S", 0.5)
+    limits = Limits(0.5 if what == "stopped" else PATIENCE_S, share_bytes=1 << 20)
+    saved.tell(limits=limits)
     if what == "dead":
         saved.givers[1].kill()
         saved.givers[1].wait()
     elif what == "gone":
         saved.copy(1).unlink()
     elif what == "another key":
-        saved.tell(secrets.token_bytes(32))
+        saved.tell(secrets.token_bytes(32), limits)
     elif what == "cut off":
         os.truncate(saved.copy(1), 5000)
     elif what == "nobody there":
-        saved.tell(**{saved.manifest().shards[1].node: "127.0.0.1:9"})
-    monkeypatch.setattr(whole_reader, "_PEER_SHARE_BYTES", 1 << 20)
+        saved.tell(limits=limits, **{saved.manifest().shards[1].node: "127.0.0.1:9"})
     calls: list[PeerFile] = []
     call = PeerFile._call
 
@@ -232,7 +233,7 @@ def test_a_node_that_dies_while_it_gives_costs_no_restore(
         receive(self, memory)
 
     monkeypatch.setattr(SealedConnection, "receive_into", dying)
-    monkeypatch.setattr(peer_disks, "_REQUEST_BYTES", 1 << 20)
+    saved.tell(limits=Limits(request_bytes=1 << 20))
     assert saved.restored(1, disk=saved.empty) == "committed"
     assert len(seen) >= 2
     assert "on another node's disk is left: " in capfd.readouterr().err
