@@ -145,6 +145,7 @@ def _listener(context: zmq.Context[Any], keys: Keys) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     _bound(socket, MAX_BYTES_HEARD, MAX_UNREAD_HEARD)
     socket.setsockopt(zmq.BACKLOG, BACKLOG)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who connects again is heard, though the end of before was never seen
     socket.curve_server = True
     socket.curve_secretkey = keys.listener_secret
     socket.curve_publickey = keys.listener_public

@@ -82,7 +82,7 @@ def test_mode_and_content(tmp_path: Path) -> None:
 
 
 def _race(path: str, start: Barrier, results: multiprocessing.Queue[tuple[int, list[int]]]) -> None:
-    start.wait()
+    start.wait(PATIENCE_S)
     won = [n for n in range(20) if create_exclusive(Path(path) / f"epoch.{n}", str(os.getpid()).encode())]
     results.put((os.getpid(), won))
 
@@ -96,7 +96,7 @@ def test_of_eight_racing_processes_one_creates_each_file(tmp_path: Path) -> None
         process.start()
     won = [results.get(timeout=PATIENCE_S) for _ in processes]
     for process in processes:
-        process.join()
+        process.join(PATIENCE_S)
     assert sorted(n for _, numbers in won for n in numbers) == list(range(20))
     for pid, numbers in won:
         assert all((tmp_path / f"epoch.{n}").read_text() == str(pid) for n in numbers)

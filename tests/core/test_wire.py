@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +16,7 @@ import zmq
 
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -96,8 +98,8 @@ def outside() -> Iterator[Outside]:
     made.context.destroy(linger=0)
 
 
-def genuine_works(listener: Listener, outside: Outside, name: bytes = b"genuine") -> None:
-    caller = outside.call(KEYS, listener.port, name)
+def genuine_works(listener: Listener, outside: Outside, name: bytes = b"genuine", port: int | None = None) -> None:
+    caller = outside.call(KEYS, port or listener.port, name)
     wire.send(caller, [codec.encode(Ping(42))])
     listener.serve_until(lambda: caller.poll(0) != 0)
     assert codec.decode(caller.recv_multipart()[-1]) == Pong(42)
@@ -249,11 +251,38 @@ def test_a_flood_does_not_starve_a_genuine_peer(listener: Listener, outside: Out
     assert len(list(wire.receive_all(listener.socket))) <= wire.MAX_PER_READ
 
 
-def test_a_returning_peer_is_heard_under_its_next_name(listener: Listener, outside: Outside) -> None:
-    """A name is taken until the listener has seen the end of the connection before."""
-    genuine_works(listener, outside, b"n1/1")
-    outside.sockets[-1].close(0)
-    genuine_works(listener, outside, b"n1/2")
+def test_a_returning_peer_takes_over_its_name(listener: Listener, outside: Outside) -> None:
+    """Though its connection before looks open still: after a cut no end of it comes."""
+    with cable(listener.port) as port:
+        genuine_works(listener, outside, b"n1", port)
+        outside.sockets[-1].close(0)
+        genuine_works(listener, outside, b"n1")
+
+
+@contextmanager
+def cable(port: int) -> Iterator[int]:
+    """A port from which one connection is led to ``port``, where it stays open though its caller goes away."""
+
+    def lead(source: socket.socket, target: socket.socket) -> None:
+        while data := source.recv(65536):
+            with suppress(OSError):
+                target.sendall(data)
+
+    def join() -> None:
+        near, _ = entrance.accept()
+        entrance.close()  # its caller does not come again
+        with near:
+            back = threading.Thread(target=lead, args=(far, near))
+            back.start()
+            lead(near, far)
+            back.join()
+
+    with socket.create_server(("127.0.0.1", 0)) as entrance, socket.create_connection(("127.0.0.1", port)) as far:
+        joined = threading.Thread(target=join)
+        joined.start()
+        yield entrance.getsockname()[1]
+        far.shutdown(socket.SHUT_RDWR)
+        joined.join(PATIENCE_S)
 
 
 def test_sending_to_nobody_does_not_block(outside: Outside) -> None:

@@ -194,7 +194,7 @@ def test_who_has_not_begun_the_round_gives_nothing_of_a_life_that_others_have_le
     other.copies.begin((1, 1), 2)
     other.keep(2, one, number=1)
     one.serve_until(lambda: one.copies.port > 0)
-    select.select([other.copies.link.fileno()], [], [], 0.2)  # what is given too soon comes by then
+    assert not select.select([other.copies.link.fileno()], [], [], 0.2)[0], "given too soon"
     arena.invalidate(one.arenas, 2)  # it missed a start, and learns so
     one.copies.begin((1, 1), -1)
     other.serve_until(lambda: other.told("copy_failed") == 1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 import pytest
 
 from resilio_hpc.launch.patient_stream import PatientStream
+from tests.support.waiting import PATIENCE_S
 
 
 def test_lines_are_written_when_the_call_returns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,9 +23,12 @@ def test_while_it_hangs_nobody_waits_and_afterwards_the_lines_come(monkeypatch: 
     read, write = os.pipe()
     with os.fdopen(write, "w", buffering=1) as pipe, os.fdopen(read, "rb") as reader:
         monkeypatch.setattr(sys, "stderr", pipe)
-        stream = PatientStream(patience_s=0.05)
-        for number in range(500):  # a call that waited for the reader would never return
-            stream.write(f"{number} {'x' * 1000}\n")  # 64 KiB fit into a pipe
+        stream = PatientStream(patience_s=1.0)  # 64 KiB fit into a pipe, and each line beyond them could wait so long
+        lines = [f"{number} {'x' * 1000}\n" for number in range(500)]
+        writer = threading.Thread(target=lambda: list(map(stream.write, lines)), daemon=True)
+        writer.start()
+        writer.join(PATIENCE_S)
+        assert not writer.is_alive()
         assert not stream.flush(0.01)
         numbers = [int(reader.readline().split()[0]) for _ in range(500)]
         assert numbers == list(range(500))
