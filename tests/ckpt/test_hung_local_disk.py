@@ -50,7 +50,7 @@ class Waits:
         """Called before each wait for a save while something hangs."""
 
     def patience(self, answer_s: float = SILENT_S) -> Patience:
-        return Patience(SILENT_S, answer_s, self._wait)
+        return Patience(SILENT_S, answer_s, wait=self._wait)
 
     def _wait(self, futures: Sequence[Future[Any]], seconds: float) -> None:
         until(lambda: self.hanging.is_set() or all(future.done() for future in futures), "a disk answers, or hangs")

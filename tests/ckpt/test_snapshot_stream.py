@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import select
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pytest
-import zmq
 
 from resilio_hpc.ckpt import arena, sealed_stream
-from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.arena_writer import ArenaPair
 from resilio_hpc.ckpt.replicator_messages import (
     ANY,
-    Answer,
     Fetch,
     Fetched,
     FetchFailed,
@@ -34,118 +26,17 @@ from resilio_hpc.ckpt.replicator_messages import (
     giving,
 )
 from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.snapshot_giver import SnapshotGiver
 from resilio_hpc.ckpt.snapshot_taker import SnapshotTaker
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core import wire
-from tests.support.waiting import PATIENCE_S, until
-
-POOL = ThreadPoolExecutor(4)
-KEYS = wire.Keys.derive(wire.new_secret())
-HOST = "127.0.0.1"
-CHUNK = 1 << 20
-
-
-@dataclass
-class Node:
-    """A giver and a taker as in a replicator, whose answers are collected."""
-
-    root: Path
-    context: zmq.Context[zmq.Socket[bytes]]
-    limits: dict[str, float] = field(default_factory=dict)
-    """Of the giver."""
-    heard: list[Answer] = field(default_factory=list)
-    readers: list[zmq.Socket[bytes]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.arenas, self.copies = self.root / "arenas", self.root / "copies"
-        for path in (self.arenas, self.copies):
-            path.mkdir(parents=True)
-        self.gatekeeper = wire.Gatekeeper(self.context, KEYS, wire.Counters())
-        asked, port = wire.listen_anywhere(self.context, KEYS, HOST)
-        self.endpoint = f"{HOST}:{port}"
-        self.giver = SnapshotGiver(asked, HOST, (self.arenas, self.copies), **self.limits)
-        self.takes()
-
-    def save(self, rank: int, step: int, floats: int = 1000) -> ArenaPair:
-        pair = ArenaPair(self.arenas, Owner(rank, rank, 8, 8, 0, "own", "run"), self.root / "spill")
-        state = {"w": np.full(floats, rank * 1000 + step, dtype=np.float32)}
-        Snapshot(pair, step, flatten(state), POOL).finish()
-        return pair
-
-    def serve(self) -> None:
-        poller = zmq.Poller()
-        watched = (self.gatekeeper.socket, self.giver.socket, self.giver.listener.fileno(), self.taker.wakes)
-        for one in watched:
-            poller.register(one, zmq.POLLIN)
-        ready = dict(poller.poll(50))
-        if self.gatekeeper.socket in ready:
-            self.gatekeeper.serve()
-        if self.giver.socket in ready:
-            self.giver.serve()
-        if self.giver.listener.fileno() in ready:
-            self.giver.accept()
-        self.giver.tick()
-        self.taker.tick()
-        self.heard += self.taker.answers()
-
-    def serve_until(self, holds: Callable[[], bool], what: str = "it holds") -> None:
-        until(lambda: (self.serve(), holds())[1], what, lambda: self.heard, poll_s=0)
-
-    def takes(self, **limits: float) -> None:
-        """With another taker from now on."""
-        self.taker = SnapshotTaker(self.context, KEYS, self.arenas, self.copies, self.root / "spill", **limits)
-
-    def ends(self) -> Answer:
-        """How the next fetch ends."""
-        self.serve_until(lambda: any(not isinstance(answer, StillFetching) for answer in self.heard))
-        found = [answer for answer in self.heard if not isinstance(answer, StillFetching)]
-        self.heard.clear()
-        assert len(found) == 1
-        return found[0]
-
-    def asks(self, want: Want) -> Have:
-        """What this node's giver answers to a new reader."""
-        asked = wire.call(self.context, KEYS, self.endpoint, b"reader")
-        self.readers.append(asked)
-        asked.send(asking.encode(want))
-        self.serve_until(lambda: bool(asked.poll(0)))
-        have = giving.decode(asked.recv_multipart()[0])
-        assert isinstance(have, Have)
-        return have
-
-
-@contextmanager
-def node_with(**limits: float) -> Iterator[Node]:
-    """``limits``: of the giver, in seconds."""
-    with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        made = Node(Path(name), context, limits)
-        yield made
-        made.giver.listener.close()
-        for reader in made.readers:
-            reader.close(0)
-        context.destroy(linger=0)
+from tests.support.ckpt.snapshot_node import CHUNK, HOST, KEYS, POOL, Node, node_with, steps, value
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
 def node() -> Iterator[Node]:
     with node_with() as made:
         yield made
-
-
-def steps(directory: Path) -> list[tuple[int, int]]:
-    return sorted((held.rank, held.step) for held in arena.scan(directory))
-
-
-def value(directory: Path, rank: int) -> float:
-    (held,) = [held for held in arena.scan(directory) if held.rank == rank]
-    with ArenaSource(held.path) as source:
-        (record,) = source.tensors
-        into = np.empty(record.shape, dtype=np.float32)
-        source.fill([(record, memoryview(into.view(np.uint8)))], POOL)
-    assert (into == into[0]).all()
-    return float(into[0])
 
 
 @pytest.mark.parametrize("ranks_wait", [True, False])
