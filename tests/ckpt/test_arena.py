@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 from resilio_hpc.core.process import run
 from tests.support.environments import SUPPORT
+from tests.support.mounts import mounted
 
 POOL = ThreadPoolExecutor(2)
 
@@ -286,15 +286,8 @@ def test_agents_import_neither_torch_nor_h5py_nor_numpy() -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "small"
-    directory.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(directory)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("may not mount a small file system")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True)
+    with mounted(tmp_path / "small", "size=8m") as directory:
+        yield directory
 
 
 def test_full_shared_memory_moves_the_new_snapshot_to_disk_and_keeps_the_old(small_disk: Path, tmp_path: Path) -> None:

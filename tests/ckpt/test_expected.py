@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from resilio_hpc.ckpt.expected import expected_bytes
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.tree import flatten
+from tests.support.waiting import until
 
 OPTIMIZERS: list[Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]] = [
     torch.optim.AdamW,
@@ -82,9 +82,7 @@ def test_without_a_launcher_both_are_ready_before_the_first_save(restored: bool,
     assert (checkpoint.restore(state) is not None) == restored
     arenas = checkpoint._arenas
     assert arenas is not None
-    deadline = time.monotonic() + 20
-    while any(slot.map is None for slot in arenas._slots) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: all(slot.map is not None for slot in arenas._slots), "the arenas are mapped")
     maps = [slot.map for slot in arenas._slots]
     assert all(ready is not None and len(ready) >= 24_000_000 for ready in maps)
     for step in (2, 3):
@@ -107,7 +105,5 @@ def test_what_is_never_to_be_in_memory_is_not_made_ready_there(tmp_path: Path) -
 
 
 def wait_for_size(path: Path) -> int:
-    deadline = time.monotonic() + 20
-    while path.stat().st_size == 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: path.stat().st_size > 0, "the arena has its size")
     return path.stat().st_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from resilio_hpc.ckpt.formats.export import Format, export_step
 from resilio_hpc.ckpt.formats.whole_state import WholeState
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch, UsageError
 from tests.support.ckpt.foreign_formats import ALL, TARGETS, export, load, nothing_but, same, save
+from tests.support.mounts import mounted
 
 pytest.importorskip("safetensors.torch")
 
@@ -131,13 +131,8 @@ def test_an_interrupted_export_leaves_nothing(form: Format, tmp_path: Path) -> N
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "small"
-    directory.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(directory)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("needs root to mount a small file system")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True)
+    with mounted(tmp_path / "small", "size=10m") as directory:
+        yield directory
 
 
 @ALL

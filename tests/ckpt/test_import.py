@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from resilio_hpc.core.errors import CheckpointError, UsageError
 from resilio_hpc.core.process import run
 from tests.support.ckpt.foreign_formats import ALL, TARGETS, export, flat, nothing_but, rank, same, save, trained
 from tests.support.environments import SUPPORT
+from tests.support.mounts import mounted
 
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
@@ -206,13 +206,8 @@ def test_an_interrupted_import_leaves_nothing(form: Format, tmp_path: Path) -> N
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "small"
-    directory.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(directory)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("needs root to mount a small file system")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True)
+    with mounted(tmp_path / "small", "size=10m") as directory:
+        yield directory
 
 
 @pytest.mark.parametrize("is_known", [True, False])

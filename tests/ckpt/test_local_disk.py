@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from resilio_hpc.ckpt.shard_copy import copy_shard
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import direct_io
 from tests.support.ckpt.local_node import WORLD, Node, flip, node_in
+from tests.support.mounts import mounted
+from tests.support.requirements import need_root
 
 
 @pytest.fixture
@@ -35,19 +38,10 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 @pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """A small file system in memory."""
-    directory = tmp_path / "small"
-    directory.mkdir()
-
-    def mount(options: str) -> Path:
-        argv = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
-        if subprocess.run(argv, capture_output=True, check=False).returncode != 0:
-            pytest.skip("may not mount a small file system")
-        return directory
-
-    yield mount
-    subprocess.run(["umount", "-l", str(directory)], check=False, capture_output=True)
+def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a small file system in memory."""
+    with ExitStack() as mounts:
+        yield lambda options: mounts.enter_context(mounted(tmp_path / "small", options))
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -158,10 +152,9 @@ def test_what_others_prepared_is_neither_followed_nor_written_to(what: str, node
         held.mkdir(mode=0o700)
         if what == "open to others":
             held.chmod(0o755)
-        elif os.geteuid() == 0:
-            os.chown(held, 12345, 12345)
         else:
-            pytest.skip("needs root")
+            need_root()
+            os.chown(held, 12345, 12345)
     before = {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")}
     assert ("File exists" if what == "a file" else f"{held.name} is not yours alone") in goes_straight(node)
     assert {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")} == before
@@ -191,9 +184,9 @@ def test_a_lock_that_is_a_link_is_not_followed(node: Node, tmp_path: Path) -> No
 
 
 def test_a_disk_with_too_little_room_is_told_and_used_again_when_it_has_some(
-    node: Node, mounted: Callable[[str], Path]
+    node: Node, mount: Callable[[str], Path]
 ) -> None:
-    node.disk = mounted("size=4m")
+    node.disk = mount("size=4m")
     filler = node.disk / "filler"
     filler.write_bytes(b"x" * (3 << 20))
     told = goes_straight(node, 3)
@@ -206,9 +199,9 @@ def test_a_disk_with_too_little_room_is_told_and_used_again_when_it_has_some(
 
 @pytest.mark.parametrize("free", [0, 4096, 8192, 20_480])
 def test_room_that_vanishes_while_it_is_written_costs_nothing_either(
-    free: int, node: Node, mounted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    free: int, node: Node, mount: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node.disk = mounted("size=4m")
+    node.disk = mount("size=4m")
     room = os.statvfs(node.disk)
     (node.disk / "filler").write_bytes(b"x" * (room.f_bavail * room.f_frsize - free))
     looked = bulk_io.check_space
@@ -218,13 +211,13 @@ def test_room_that_vanishes_while_it_is_written_costs_nothing_either(
     assert [path for path in node.disk.rglob("*") if path.is_file() and path.name not in ("filler", "held")] == []
 
 
-def test_a_read_only_disk_is_told(node: Node, mounted: Callable[[str], Path]) -> None:
-    node.disk = mounted("ro")
+def test_a_read_only_disk_is_told(node: Node, mount: Callable[[str], Path]) -> None:
+    node.disk = mount("ro")
     assert "Read-only file system" in goes_straight(node)
 
 
-def test_a_disk_that_becomes_read_only_with_copies_on_it_is_told(node: Node, mounted: Callable[[str], Path]) -> None:
-    node.disk = mounted("size=4m")
+def test_a_disk_that_becomes_read_only_with_copies_on_it_is_told(node: Node, mount: Callable[[str], Path]) -> None:
+    node.disk = mount("size=4m")
     node.commit(node.persist(1))
     subprocess.run(["mount", "-o", "remount,ro", str(node.disk)], check=True)
     assert "Read-only file system" in goes_straight(node, 2)
@@ -281,8 +274,8 @@ def test_a_flipped_bit_of_any_byte_is_found_on_the_way(every: int, node: Node, t
     copy_shard(node.copy(3).parent, answer.record, target)
 
 
-def test_a_shared_file_system_that_is_full_fails_the_save_as_ever(node: Node, mounted: Callable[[str], Path]) -> None:
-    node.shared = mounted("size=4m")
+def test_a_shared_file_system_that_is_full_fails_the_save_as_ever(node: Node, mount: Callable[[str], Path]) -> None:
+    node.shared = mount("size=4m")
     node.commit(node.persist(1))
     answer = node.persist(2, size=300_000)
     assert isinstance(answer, SaverFailed)

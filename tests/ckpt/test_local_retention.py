@@ -15,6 +15,7 @@ from resilio_hpc.ckpt.saver_messages import (
     Local,
 )
 from tests.support.ckpt.local_node import Node, node_in
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -107,8 +108,5 @@ def test_leftovers_of_runs_that_are_over_are_swept(tmp_path: Path, monkeypatch: 
 def test_a_save_sweeps_what_others_left(node: Node, tmp_path: Path) -> None:
     old = leave(node.disk, tmp_path / "gone", 10)
     node.persist(1)
-    deadline = time.monotonic() + 20
-    while old.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not old.exists(), "the old copy is swept")
     assert isinstance(node.progress[-1], Local)

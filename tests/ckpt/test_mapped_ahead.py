@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import map_shared, populate
+from tests.support.mounts import mounted
 
 POOL = ThreadPoolExecutor(2)
 LARGE = 48 * BLOCK_BYTES + 12_345  # bytes: more than a thread takes in one go
@@ -48,11 +48,9 @@ def given(memory: Path) -> Path:
 
 
 @pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Path]:
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "huge=within_size", "none", tmp_path], timeout=10).returncode:
-        pytest.skip("no tmpfs with huge pages can be mounted here")
-    yield tmp_path
-    subprocess.run(["umount", "-l", tmp_path], check=True, timeout=10)
+def huge(tmp_path: Path) -> Iterator[Path]:
+    with mounted(tmp_path, "huge=within_size"):
+        yield tmp_path
 
 
 def a_life(directory: Path) -> ArenaPair:
@@ -166,7 +164,7 @@ def test_what_is_not_held_or_lies_on_disk_is_not_mapped(shm: Path) -> None:
     assert len(arenas.memory(3)) == len(arenas.memory(4)) == 0
 
 
-@pytest.mark.parametrize("kind", ["given", "mounted"])
+@pytest.mark.parametrize("kind", ["given", "huge"])
 def test_in_huge_pages_it_need_not_be_mapped_ahead(kind: str, request: pytest.FixtureRequest) -> None:
     huge: Path = request.getfixturevalue(kind)
     path = save(a_life(huge), 3)
@@ -206,10 +204,7 @@ def test_what_grew_in_small_pages_is_not_taken_for_huge(memory: Path, monkeypatc
 
 def test_a_full_file_system_is_told_and_keeps_the_other_snapshot(tmp_path: Path) -> None:
     """Huge pages take no more of it than there is, and nobody writes to a page that is not there."""
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={200 << 20}", "none", tmp_path]
-    if subprocess.run(mount, timeout=10).returncode:
-        pytest.skip("no tmpfs can be mounted here")
-    try:
+    with mounted(tmp_path, f"size={200 << 20}"):
         arenas = a_life(tmp_path)
         save(arenas, 1)
         with pytest.raises(OSError, match="No space left"):
@@ -217,8 +212,6 @@ def test_a_full_file_system_is_told_and_keeps_the_other_snapshot(tmp_path: Path)
         assert arenas._slots[1].size_bytes == 0
         check(restored(arenas, 1), LARGE, 1)
         arenas._slots[1].make_room(100 << 20)[:] = bytes(100 << 20)
-    finally:
-        subprocess.run(["umount", "-l", tmp_path], check=True, timeout=10)
 
 
 def huge_kb(path: Path) -> int:

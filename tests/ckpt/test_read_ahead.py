@@ -7,7 +7,6 @@ import mmap
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from resilio_hpc.ckpt.read_ahead import NEWEST, Done, ReadAhead, read_ahead
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.core.memory_left import MemoryLeft
 from tests.support.ckpt.local_node import POOL, Node, flip, node_in
+from tests.support.waiting import until
 
 SIZE = 500_000  # numbers of eight bytes, per rank
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,10 +77,7 @@ def test_what_ranks_read_from_other_nodes_disks_is_not_read_ahead(node: Node, tm
 
 
 def wait_until_cached(path: Path, size: int) -> None:
-    deadline = time.monotonic() + 30
-    while cached(path) < size:
-        assert time.monotonic() < deadline, f"{cached(path)} of {size} bytes are in the page cache"
-        time.sleep(0.02)
+    until(lambda: cached(path) >= size, f"{size} bytes are in the page cache", lambda: cached(path))
 
 
 def test_the_newest_step_is_in_the_page_cache_before_anybody_asks(node: Node) -> None:

@@ -41,6 +41,7 @@ from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.core.process import run
+from tests.support.mounts import mounted
 
 POOL = ThreadPoolExecutor(1)
 WORLD = 2
@@ -316,15 +317,8 @@ def test_the_saver_dies_with_its_agent(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "small"
-    directory.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(directory)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("may not mount a small file system")
-    yield directory
-    subprocess.run(["umount", "-l", str(directory)], check=True)
+    with mounted(tmp_path / "small", "size=10m") as directory:
+        yield directory
 
 
 def test_a_full_disk_fails_the_save_and_harms_neither_saver_nor_older_steps(

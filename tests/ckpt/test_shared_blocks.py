@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import subprocess
 import threading
 import time
 from contextlib import ExitStack, closing
@@ -24,7 +23,8 @@ from resilio_hpc.ckpt.shared_blocks import SharedBlocks
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
 from tests.support.ckpt.ring_readers import BLOCK, CONTENT, count_reads, is_right, reader, together, wanted
-from tests.support.requirements import need_mounts, need_root
+from tests.support.mounts import mounted
+from tests.support.requirements import need_root
 from tests.support.waiting import PATIENCE_S, until
 
 
@@ -269,22 +269,17 @@ def test_a_ring_whose_maker_was_killed_is_made_whole(rings: Path, file: int) -> 
 def test_a_shared_memory_that_is_full_has_room_for_as_many_blocks_as_it_has(
     rings: Path, file: int, disk_path: Path
 ) -> None:
-    need_mounts()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", rings], check=True)
-    try:
-        with closing(SharedBlocks("x", rings)) as one:
-            for _ in range(3):
-                found = wanted()
-                assert one.read(file, found) == []
-                assert is_right(found)
-            assert one._ring is not None
-            used = [slot for slot in range(LIMITS.slots) if one._ring.table.entry(slot).token]
-            assert 1 <= len(used) <= 5
-            assert not any(one._ring.table.entry(slot).claimed for slot in range(LIMITS.slots))
-            processes = [reader(rings, disk_path) for _ in range(2)]
-            assert [process.communicate(timeout=PATIENCE_S)[0] for process in processes] == ["done\n"] * 2
-    finally:
-        subprocess.run(["umount", rings], check=True)
+    with mounted(rings, "size=6m"), closing(SharedBlocks("x", rings)) as one:
+        for _ in range(3):
+            found = wanted()
+            assert one.read(file, found) == []
+            assert is_right(found)
+        assert one._ring is not None
+        used = [slot for slot in range(LIMITS.slots) if one._ring.table.entry(slot).token]
+        assert 1 <= len(used) <= 5
+        assert not any(one._ring.table.entry(slot).claimed for slot in range(LIMITS.slots))
+        processes = [reader(rings, disk_path) for _ in range(2)]
+        assert [process.communicate(timeout=PATIENCE_S)[0] for process in processes] == ["done\n"] * 2
 
 
 def test_what_somebody_else_put_there_is_neither_used_nor_removed(rings: Path, file: int) -> None:

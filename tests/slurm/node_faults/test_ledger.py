@@ -13,7 +13,8 @@ import pytest
 from resilio_hpc.core.errors import HealthError
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger, users_directory
-from tests.support.requirements import need_mounts, need_root
+from tests.support.mounts import mounted
+from tests.support.requirements import need_root
 from tests.support.waiting import PATIENCE_S
 
 
@@ -68,12 +69,8 @@ def test_several_writers_lose_nothing(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    need_mounts()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "small", "size=64k,mode=755") as directory:
+        yield directory
 
 
 def test_a_full_disk_is_told_and_costs_what_did_not_fit(small_disk: Path) -> None:
