@@ -292,7 +292,6 @@ def test_copies_of_a_life_that_is_over_are_forgotten(start: Start) -> None:
         assert isinstance(ask(Want(0, 1, 4)), Miss)
 
 
-@pytest.mark.slow
 def test_another_run_gets_nothing_and_garbage_does_no_harm(start: Start) -> None:
     one, stranger = start(), start(wire.new_secret().decode(), silent_s=0.5)
     one.take(0, 1)
