@@ -53,9 +53,12 @@ KINDS = {"burn": lambda _: burn(), "churn": lambda _: churn(), "write": write}
 
 
 @contextmanager
-def loaded(directory: Path) -> Iterator[int]:
-    """Load this machine; ``directory`` is on the disk that is written to. Gives the number of processes."""
-    kinds = ["burn"] * (BUSY_PER_CORE * (os.cpu_count() or 1)) + ["churn", "write"]
+def loaded(directory: Path, busy: int = BUSY_PER_CORE * (os.cpu_count() or 1)) -> Iterator[int]:
+    """Load this machine with ``busy`` processes that compute, one that takes memory, and one that writes.
+
+    ``directory`` is on the disk that is written to. Gives the number of processes.
+    """
+    kinds = ["burn"] * busy + ["churn", "write"]
     command = [sys.executable, __file__, "--directory", str(directory), "--parent", str(os.getpid()), "--be"]
     processes = [subprocess.Popen([*command, kind], stdin=subprocess.DEVNULL) for kind in kinds]
     try:

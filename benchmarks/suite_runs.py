@@ -23,6 +23,7 @@ import machine_load
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).with_name("suite_runs.json")
+LOAD = 4  # processes
 LIMIT_S = 5400.0  # what takes longer hangs
 
 
@@ -37,7 +38,7 @@ def run_once(loaded: bool, log: Path) -> dict[str, Any]:
     began, started = time.time(), time.monotonic()
     code: int | None = None  # it did not end
     with tempfile.TemporaryDirectory() as directory, log.open("wb") as output:
-        beside = machine_load.loaded(Path(directory)) if loaded else contextlib.nullcontext(0)
+        beside = machine_load.loaded(Path(directory), busy=LOAD - 2) if loaded else contextlib.nullcontext(0)
         with beside as load, contextlib.suppress(subprocess.TimeoutExpired):
             code = subprocess.run(["make", "test"], cwd=ROOT, stdout=output, stderr=output, timeout=LIMIT_S).returncode
     said = log.read_text(errors="replace")

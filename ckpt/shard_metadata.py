@@ -95,8 +95,7 @@ class HdfImage:
             file.attrs["format"] = "resilio-checkpoint"
             file.attrs["step"] = parts[0].step
             for part in parts:
-                group = file.create_group(f"rank{part.rank}")
-                room = _make_room(group, part)
+                room = _make_room(_Group(file.id, f"rank{part.rank}"), part)
                 skeleton.rooms.append(room)
                 is_filled = self._fill(part, room)
                 assert is_filled
@@ -226,7 +225,27 @@ def _table(part: RankPart, room: _Room) -> bytes:
     return _encode(Table(Extent(room.tree.offset, len(tree), crc32c(tree)), records))
 
 
-def _make_room(group: Any, part: RankPart) -> _Room:
+class _Group:
+    """A group of an HDF5 file, without times, so that the same tensors always have the same metadata."""
+
+    def __init__(self, parent: Any, name: str) -> None:
+        self.links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+        self.links.set_char_encoding(h5py.h5t.CSET_UTF8)
+        self._properties = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+        self._properties.set_obj_track_times(False)
+        self.id = h5py.h5g.create(parent, name.encode("utf-8"), self.links, self._properties)
+        self._made: set[str] = set()
+
+    def make_parents(self, name: str) -> None:
+        """The groups on the way to ``name``, once each."""
+        parent = name.rpartition("/")[0]
+        if parent and parent not in self._made:
+            self.make_parents(parent)
+            h5py.h5g.create(self.id, parent.encode("utf-8"), self.links, self._properties)
+            self._made.add(parent)
+
+
+def _make_room(group: _Group, part: RankPart) -> _Room:
     mine = part.layout == "own" or part.rank == 0
     tensors = tuple(
         _make_dataset(group, name, stored_as(record), record.slab)
@@ -239,7 +258,7 @@ def _make_room(group: Any, part: RankPart) -> _Room:
     return _Room(tensors, tree, _make_hole(group, "$table", len(table)))
 
 
-def _make_hole(group: Any, name: str, size: int) -> _Hole:
+def _make_hole(group: _Group, name: str, size: int) -> _Hole:
     """With some room to grow: numbers in it have more digits another time."""
     size += size // 64 + 64
     return _Hole(_make_dataset(group, name, Stored(BYTE, (size,))), size)
@@ -253,17 +272,16 @@ def dataset_names(records: Sequence[TensorRecord]) -> Iterator[str]:
         yield record.path if seen[record.path] == 1 else f"{record.path}${seen[record.path]}"
 
 
-def _make_dataset(group: Any, name: str, stored: Stored, slab: SlabRecord | None = None) -> int:
+def _make_dataset(group: _Group, name: str, stored: Stored, slab: SlabRecord | None = None) -> int:
     """Allocate a contiguous dataset without writing to it; where its bytes begin in the file."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    links.set_create_intermediate_group(True)
-    links.set_char_encoding(h5py.h5t.CSET_UTF8)
+    properties.set_obj_track_times(False)
+    group.make_parents(name)
     space = h5py.h5s.create_simple(stored.shape) if stored.shape else h5py.h5s.create(h5py.h5s.SCALAR)
-    dataset = h5py.h5d.create(group.id, name.encode("utf-8"), stored.type, space, dcpl=properties, lcpl=links)
+    dataset = h5py.h5d.create(group.id, name.encode("utf-8"), stored.type, space, dcpl=properties, lcpl=group.links)
     if stored.name:
         h5py.Dataset(dataset).attrs["dtype"] = stored.name
     if slab is not None and slab.global_shape != stored.shape:

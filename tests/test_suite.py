@@ -40,9 +40,24 @@ def test_a_test_that_was_recorded_as_instant_is_no_measure() -> None:
 
 
 def test_one_test_that_got_slower_is_recorded_and_one_that_is_gone_is_not() -> None:
-    before = {"quick": {"a": 1.0, "b": 2.0, "c": 4.0, "gone": 1.0}, "slow": {"s": 9.0}}
-    now = {"quick": {"a": 1.0, "b": 2.0, "c": 9.0, "new": 0.1}}
-    assert durations.merge(before, now, True) == {"quick": {"a": 1.0, "b": 2.0, "c": 9.0}, "slow": {"s": 9.0}}
+    others = {f"t{number}": 2.0 for number in range(20)}
+    before = {"quick": {**others, "c": 4.0, "gone": 1.0}, "slow": {"s": 9.0}}
+    now = {"quick": {**others, "c": 9.0, "new": 0.1}}
+    assert durations.merge(before, now, True) == {"quick": {**others, "c": 9.0}, "slow": {"s": 9.0}}
+
+
+def test_a_load_that_stretches_some_tests_more_than_others_makes_none_slower() -> None:
+    before = {
+        "quick": {f"t{number}": 2.0 for number in range(20)},
+        "slurm": {f"w{number}": 5.0 for number in range(20)},
+    }
+    now = {
+        "quick": {f"t{number}": 2.0 * (1 + number / 5) for number in range(20)},
+        "slurm": {f"w{number}": 5.5 for number in range(20)},
+    }
+    merged = durations.merge(before, now, True)
+    assert merged["slurm"] == before["slurm"]
+    assert max(merged["quick"].values()) == 2.0
 
 
 def test_a_run_of_some_tests_loses_no_other_and_a_test_has_one_kind() -> None:

@@ -1,8 +1,9 @@
 """How long each test takes, in tests/durations.json: whole runs write it, the order of tests and the lint read it.
 
 Where more workers run than there are processors, a test's time is cut to its share of one. A busy or slower machine
-stretches all tests alike. So a run's times are divided by the median of their ratios to the
-recorded ones, and a recorded time changes only where the new one differs by half and by ``CHANGE_S``.
+stretches tests: those that compute more than those that wait. So a kind's times are divided by the median of their
+ratios to the recorded ones, and a recorded time changes only where the new one differs by half and by ``CHANGE_S``. It
+grows only where the test took longer than nine in ten others did for their recorded times.
 """
 
 from __future__ import annotations
@@ -57,21 +58,29 @@ def too_slow(recorded: Recorded) -> list[str]:
 def merge(recorded: Recorded, measured: Recorded, whole: bool) -> Recorded:
     """Return ``recorded`` with the times of a run. Of a ``whole`` run, what it did not have is left out. Pure."""
     before, now = seconds(recorded), seconds(measured)
-    ratios = [now[test] / before[test] for test in before.keys() & now.keys() if before[test] >= LEAST_S]
-    stretched = max(1.0, statistics.median(ratios)) if ratios else 1.0
     merged: Recorded = {}
     for kind in sorted(recorded.keys() | measured.keys()):
+        stretched, most = _stretched(before, measured.get(kind, {}))
         stays = {} if whole and kind in measured else recorded.get(kind, {})
         merged[kind] = {test: took for test, took in stays.items() if test not in now}
         for test, took in measured.get(kind, {}).items():
             if took / stretched >= LEAST_S or test in before:
-                merged[kind][test] = _kept(before.get(test), took / stretched)
+                merged[kind][test] = _kept(before.get(test), took / stretched, took / most)
     return merged
 
 
-def _kept(before: float | None, took: float) -> float:
+def _stretched(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[float, float]:
+    """By how much this run stretched the tests that are recorded: the median, and what nine in ten stay below."""
+    ratios = sorted(now[test] / before[test] for test in before.keys() & now.keys() if before[test] >= LEAST_S)
+    if not ratios:
+        return 1.0, 1.0
+    return max(1.0, statistics.median(ratios)), max(1.0, ratios[len(ratios) * 9 // 10])
+
+
+def _kept(before: float | None, took: float, at_least: float) -> float:
     if before is None or before < LEAST_S:
         return round(took, 1)
+    took = min(took, max(before, at_least))
     alike = abs(took - before) < CHANGE_S or 1 / 1.5 < took / before < 1.5
     return before if alike else round(took, 1)
 
