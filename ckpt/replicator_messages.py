@@ -13,6 +13,8 @@ Life = tuple[int, int]
 """(epoch, round) of a start of all ranks; later ones are larger."""
 ANY: Life = (-1, -1)
 TOKEN_BYTES = KEY_BYTES = 32
+SILENT_S = 10.0
+"""Nothing came for so long: the other side is gone."""
 
 
 class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -27,7 +29,7 @@ class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     arenas: str
     copies: str
     spill: str
-    silent_s: float = 10.0
+    silent_s: float = SILENT_S
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

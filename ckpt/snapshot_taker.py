@@ -21,6 +21,7 @@ from resilio_hpc.ckpt.arena import PAGE, Header
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.helper_process import step_back
 from resilio_hpc.ckpt.replicator_messages import (
+    SILENT_S,
     Answer,
     Fetch,
     Fetched,
@@ -35,8 +36,6 @@ from resilio_hpc.ckpt.replicator_messages import (
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import CheckpointError, WireError
 
-SILENT_S = 10.0
-"""Nothing came for so long: the other side is gone."""
 CONNECT_S = 3.0
 """For a node that has answered just before."""
 TELL_S = 1.0

@@ -125,7 +125,7 @@ class FaultLedger:
             os.fsync(fd)
         finally:
             os.close(fd)
-        if size + len(data) > self._most_bytes:  # whoever has it open still writes to it, under its other name
+        if size + len(data) > self._most_bytes:  # a process that has it open still writes there, by its other name
             path.rename(self.directory / f"{self._host}.1.jsonl")
 
 

@@ -19,7 +19,6 @@ import pytest
 import zmq
 
 from resilio_hpc.ckpt import arena
-from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.replicator_messages import (
     Answer,
@@ -44,6 +43,7 @@ from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core import wire
 from resilio_hpc.core.json_lines import encode_line
+from tests.support.ckpt.snapshot_node import value
 from tests.support.waiting import PATIENCE_S, until
 
 POOL = ThreadPoolExecutor(1)
@@ -104,17 +104,6 @@ class Replicator:
         self.output.close()
 
 
-def content(directory: Path, rank: int, step: int) -> float:
-    """The one number that fills a snapshot, each of its blocks verified."""
-    (held,) = [held for held in arena.scan(directory) if (held.rank, held.step) == (rank, step)]
-    with ArenaSource(held.path) as source:
-        (record,) = source.tensors
-        into = np.empty(record.shape, dtype=np.float32)
-        source.fill([(record, memoryview(into.view(np.uint8)))], POOL)
-    assert (into == into[0]).all()
-    return float(into[0])
-
-
 @pytest.fixture
 def start() -> Iterator[Callable[..., Replicator]]:
     with tempfile.TemporaryDirectory(prefix="resilio-test-", dir="/dev/shm") as name:
@@ -140,12 +129,12 @@ def test_copies_arrive_and_come_back_to_a_new_node(start: Start) -> None:
     assert isinstance(answer, Fetched)
     assert answer.number == 1
     assert answer.size_bytes > 24_000_000
-    assert [content(other.copies, rank, 7) for rank in (0, 1)] == [7, 1007]
+    assert [value(other.copies, rank, 7) for rank in (0, 1)] == [7, 1007]
     assert arena.scan(other.arenas) == []
     one.process.kill()  # the node is lost
     back = Fetch(2, 7, [0, 1], 4, other.endpoint, into_arenas=True, first_rank=0, local_world_size=2)
     assert isinstance(new.ask(back), Fetched)
-    assert [content(new.arenas, rank, 7) for rank in (0, 1)] == [7, 1007]
+    assert [value(new.arenas, rank, 7) for rank in (0, 1)] == [7, 1007]
     pinned = arena.pin(new.arenas, 7)  # as snapshots of its own: complete, and nobody else writes to them
     assert pinned is not None
     pinned.release()
@@ -162,7 +151,7 @@ def test_the_last_whole_copy_stays_while_the_next_one_comes(start: Start) -> Non
     os.kill(one.process.pid, signal.SIGSTOP)
     other.send(Fetch(4, 4, [0], 4, one.endpoint))
     assert other.says_nothing(0.2)
-    assert content(other.copies, 0, 3) == 3
+    assert value(other.copies, 0, 3) == 3
     os.kill(one.process.pid, signal.SIGCONT)
     assert isinstance(other.answer(), Fetched)
     assert sorted(held.step for held in arena.scan(other.copies)) == [3, 4]
@@ -183,7 +172,7 @@ def test_a_giver_killed_half_way_leaves_the_former_copy(start: Start) -> None:
     failed = other.answer()
     assert isinstance(failed, FetchFailed)
     assert failed.error == f"{one.endpoint} hung up"
-    assert content(other.copies, 0, 1) == 1
+    assert value(other.copies, 0, 1) == 1
     assert [held.step for held in arena.scan(other.copies)] == [1]
 
 

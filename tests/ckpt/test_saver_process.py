@@ -173,7 +173,7 @@ def test_a_restore_waits_for_the_saver_of_the_killed_run(gate: Path, capfd: pyte
         said.append(capfd.readouterr().err)
         return "a killed run's last save is still being written" in "".join(said)
 
-    until(is_told, "what it waits for is told")
+    until(is_told, "a line on what it waits for")
     restoring.join(0.2)
     assert not found
     open_gate(gate)

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,34 +19,23 @@ from resilio_hpc import ckpt
 from resilio_hpc.ckpt.records import VERSION, seal
 from resilio_hpc.cli.ckpt_common import size_text
 from resilio_hpc.cli.main import main
+from tests.support.cli.saved_steps import alone, copy_of, save_steps
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Steps 10 and 20."""
-    made = tmp_path_factory.mktemp("saved") / "checkpoints"
-    with pytest.MonkeyPatch.context() as patch:
-        alone(patch)
-        saver = ckpt.Checkpointer(made)
-        for step in (10, 20):
-            state = {"w": torch.full((500, 3), step), "a/b \x1b[31m": torch.ones(2), "n": step}
-            saver.save(step, state).wait(timeout_s=PATIENCE_S)
-    return made
+    def state_of(step: int) -> dict[str, Any]:
+        return {"w": torch.full((500, 3), step), "a/b \x1b[31m": torch.ones(2), "n": step}
+
+    return save_steps(tmp_path_factory.mktemp("saved") / "checkpoints", state_of)
 
 
 @pytest.fixture
 def directory(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of them, in a directory whose name is hard to handle."""
     alone(monkeypatch)
-    return shutil.copytree(saved, tmp_path / "check 'points'\n", symlinks=True)
-
-
-def alone(patch: pytest.MonkeyPatch) -> None:
-    """No other rank and no agent."""
-    for name in ("RANK", "WORLD_SIZE", "RESILIO_AGENT_SOCKET"):
-        patch.delenv(name, raising=False)
+    return copy_of(saved, tmp_path)
 
 
 def call(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:

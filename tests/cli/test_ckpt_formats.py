@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,35 +17,24 @@ import torch
 
 from resilio_hpc import ckpt
 from resilio_hpc.cli.main import main
+from tests.support.cli.saved_steps import alone, copy_of, save_steps
 from tests.support.environments import SUPPORT, scrubbed
-from tests.support.waiting import PATIENCE_S
 
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Steps 10 and 20."""
-    made = tmp_path_factory.mktemp("saved") / "checkpoints"
-    with pytest.MonkeyPatch.context() as patch:
-        alone(patch)
-        saver = ckpt.Checkpointer(made)
-        for step in (10, 20):
-            saver.save(step, {"w": torch.full((500, 3), step), "n": frozenset({step})}).wait(timeout_s=PATIENCE_S)
-    return made
+    def state_of(step: int) -> dict[str, Any]:
+        return {"w": torch.full((500, 3), step), "n": frozenset({step})}
+
+    return save_steps(tmp_path_factory.mktemp("saved") / "checkpoints", state_of)
 
 
 @pytest.fixture
 def directory(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of them, in a directory whose name is hard to handle."""
     alone(monkeypatch)
-    return shutil.copytree(saved, tmp_path / "check 'points'\n", symlinks=True)
-
-
-def alone(patch: pytest.MonkeyPatch) -> None:
-    """No other rank and no agent."""
-    for name in ("RANK", "WORLD_SIZE", "RESILIO_AGENT_SOCKET"):
-        patch.delenv(name, raising=False)
+    return copy_of(saved, tmp_path)
 
 
 def call(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:

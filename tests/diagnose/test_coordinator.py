@@ -45,7 +45,7 @@ class Given:
 class Clock:
     """Goes on only when all nodes that speak have been heard since it last did: a busy machine makes none of them late.
 
-    Where nobody speaks, it goes on whenever it is looked at.
+    Without a node that speaks, it goes on whenever it is looked at.
     """
 
     def __init__(self, speaking: Sequence[str]) -> None:

@@ -106,7 +106,7 @@ def test_one_that_dies_again_and_again_is_told_once_and_given_up(nodes: tuple[No
     (line,) = one.said
     assert line.startswith("n1: other nodes cannot read checkpoints from its disk any more")
     other.link.begin(start((one.link.port, other.link.port)))
-    with pytest.raises(ConnectionError, match="Connection refused"):  # at once: nobody listens
+    with pytest.raises(ConnectionError, match="Connection refused"):  # at once: the port is closed
         first_bytes(other)
     for _ in range(3):
         one.link.tick()

@@ -72,7 +72,14 @@ def test_a_full_shared_file_system_costs_a_save_a_bad_disk_none_and_training_goe
     environment = scrubbed(RESILIO_LOCAL_NODES="2", PYTHON=sys.executable)
     done = subprocess.run(
         [
-            *("unshare", "--mount", "sh", "-c", MOUNT_AND, "sh"),  # nobody else sees the mounts, and they go with it
+            *(
+                "unshare",
+                "--mount",
+                "sh",
+                "-c",
+                MOUNT_AND,
+                "sh",
+            ),  # other processes do not see the mounts, which go with it
             *(sys.executable, "-m", "resilio_hpc.cli.resilio_launch", "--run-dir", "run", "--nproc-per-node", "1"),
             *("--local-checkpoints", "disk", "--no-torch", "--max-restarts", "0", "train.py"),
         ],

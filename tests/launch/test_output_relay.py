@@ -25,7 +25,9 @@ def test_all_of_it_arrives_in_order_when_it_is_closed(tmp_path: Path) -> None:
 def test_a_child_ends_though_the_output_hangs_and_it_is_said_what_is_left_out() -> None:
     read, write = os.pipe()
     relay = Relay(write, most_bytes=200_000, hangs_s=0.1)
-    subprocess.run(["cat"], input=LINES * 20, stdout=relay.fd, check=True, timeout=PATIENCE_S)  # nobody reads: it ends
+    subprocess.run(
+        ["cat"], input=LINES * 20, stdout=relay.fd, check=True, timeout=PATIENCE_S
+    )  # without a reader: it ends
     got: list[bytes] = []
     reader = threading.Thread(target=lambda: got.extend(iter(lambda: os.read(read, 1 << 20), b"")))
     reader.start()

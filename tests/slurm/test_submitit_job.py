@@ -19,7 +19,7 @@ cat "$0.answer"
 
 
 class Job(ResilioJob[Any]):
-    """A job that nobody else asks Slurm about; a result that is not there is not waited for."""
+    """A job that no other process asks Slurm about; a result that is not there is not waited for."""
 
     watcher = ChainWatcher(delay_s=60)
     _results_timeout_s = 0

@@ -14,7 +14,7 @@ LIMIT_S = 60.0
 
 @contextmanager
 def mounted(directory: Path, options: str) -> Iterator[Path]:
-    """Mount a tmpfs with ``options`` (``size=10m``) on ``directory``, which is made; skip where nobody may mount."""
+    """Mount a tmpfs with ``options`` (``size=10m``) on ``directory``, which is made; skip without that right."""
     need_mounts()
     directory.mkdir(exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]

@@ -122,8 +122,9 @@ def steps(directory: Path) -> list[tuple[int, int]]:
     return sorted((held.rank, held.step) for held in arena.scan(directory))
 
 
-def value(directory: Path, rank: int) -> float:
-    (held,) = [held for held in arena.scan(directory) if held.rank == rank]
+def value(directory: Path, rank: int, step: int | None = None) -> float:
+    """The one number that fills a rank's snapshot, each of its blocks verified. ``step``: where there are several."""
+    (held,) = [held for held in arena.scan(directory) if held.rank == rank and step in (None, held.step)]
     with ArenaSource(held.path) as source:
         (record,) = source.tensors
         into = np.empty(record.shape, dtype=np.float32)
