@@ -3,12 +3,14 @@
 python forked_probers.py SOCKET                                        the process that forks; prints a line when ready
 python forked_probers.py SOCKET FAULT PARENT THREADS POLICY            stands for a prober, as a checker starts it
 
-The stand-in hands its pipes over, passes SIGUSR1 on, and ends as the prober does. A stand-in that is killed takes the
-prober with it.
+The stand-in hands its outputs over, passes its input and SIGUSR1 on, and ends as the prober does. A stand-in that is
+killed takes the prober with it. The input goes through it so that a signal cannot come after an order that was sent
+later: it would end the wrong child.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -25,12 +27,24 @@ def stand_in(path: str, fault: str, threads: str, policy: str) -> NoReturn:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.connect(path)
     wish = {"fault": fault, "threads": threads, "policy": policy, "environment": dict(os.environ)}
+    theirs, ours = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    socket.send_fds(link, [json.dumps(wish).encode()], [0, 1, 2])
+    socket.send_fds(link, [json.dumps(wish).encode()], [theirs, 1, 2])
     pid = int(link.recv(_LARGEST))
     signal.signal(signal.SIGUSR1, lambda number, frame: os.kill(pid, number))
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-    os.closerange(0, 3)  # the checker is to see when the prober closes them
+    os.close(theirs)
+    os.closerange(1, 3)  # the checker is to see when the prober closes them
+    awaited: list[Any] = [link, 0]
+    while link not in (ready := select.select(awaited, [], [])[0]):
+        data = os.read(0, _LARGEST) if ready else b""
+        if not data:
+            awaited.remove(0)
+            os.close(ours)
+        else:
+            with contextlib.suppress(BrokenPipeError):  # it is dead: the link tells
+                os.write(ours, data)
     status = link.recv(_LARGEST)
     os._exit(os.waitstatus_to_exitcode(int(status)) & 0xFF if status else 1)
 
