@@ -19,9 +19,11 @@ from tests.support.part_results import PartResults
 # A shell starts what runs in its background with SIGINT ignored, and so would be all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What an example may take says nothing on a machine that others use, too.
-hypothesis.settings.register_profile("resilio", deadline=None)
-hypothesis.settings.load_profile("resilio")
+# What an example may take says nothing on a machine that others use, too. The same examples every time: who changed
+# nothing sees no failure. ``test_properties.py`` searches among others.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("RESILIO_TEST_EXAMPLES") or "same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -298,11 +298,14 @@ def _grow_to(best: Candidate, facts: ResizeFacts, policy: ResizePolicy) -> Decis
 def job_sizes(nodes: int, unit: int, most_jobs: int) -> tuple[int, ...]:
     """So many nodes as joiner jobs: small ones, so that few nodes can be given back, but no more than ``most_jobs``.
 
-    ``nodes`` is a multiple of ``unit``, and so is each size.
+    Sizes are multiples of ``unit``; the first one is less where ``nodes`` is no multiple: a unit that has lost nodes is
+    made whole.
     """
-    units = nodes // unit
+    units = -(-nodes // unit)
     jobs = max(1, min(units, most_jobs))
-    return tuple(unit * (units // jobs + (place < units % jobs)) for place in range(jobs))
+    sizes = [unit * (units // jobs + (place < units % jobs)) for place in range(jobs)]
+    sizes[0] -= units * unit - nodes
+    return tuple(sizes)
 
 
 def _jobs(jobs: Sequence[str]) -> str:
