@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from resilio_hpc.prolog_epilog.check import Absent, Fault, Limits
+from resilio_hpc.prolog_epilog.check import Absent, Fault, Limits, OnFail, Past, Value
 from resilio_hpc.prolog_epilog.gpu_readings import Gpu, Gpus
 
 _THROTTLES = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
 """nvmlClocksEventReason… of nvml.h that are no setting: heat, power supply, or a signal of the board."""
 
 
-def _of(gpu: Gpu, text: str) -> Fault:
-    return Fault(f"GPU {gpu.slurm_index} ({gpu.name}): {text}", gpu.name, gpu.slurm_index)
+_GPUS = "GPUs"
+
+
+def _of(gpu: Gpu, text: str, on_fail: OnFail | None = None) -> Fault:
+    return Fault(f"GPU {gpu.slurm_index} ({gpu.name}): {text}", gpu.name, gpu.slurm_index, on_fail)
 
 
 def _present(reading: Gpus) -> list[Gpu]:
@@ -29,12 +32,18 @@ def driver(reading: Gpus, limits: Limits) -> Iterable[Fault]:
         yield Fault(f"{reading.expected} GPUs are expected, and NVML says: {reading.trouble}")
 
 
-def count(reading: Gpus, limits: Limits) -> Iterable[Fault]:
-    """As many as expected."""
+def count(reading: Gpus, limits: Limits, past: Past) -> Iterable[Fault]:
+    """As many as expected, and as the baseline has."""
     if reading.trouble:
         raise Absent("the driver does not answer")
-    if len(reading.gpus) < reading.expected:
-        yield Fault(f"{len(reading.gpus)} of {reading.expected} GPUs")
+    expected = max(reading.expected, int(past.normal.get(_GPUS, 0)))
+    if len(reading.gpus) < expected:
+        yield Fault(f"{len(reading.gpus)} of {expected} GPUs")
+
+
+def number(reading: Gpus) -> Mapping[str, Value]:
+    """How many GPUs answer."""
+    return {} if reading.trouble else {_GPUS: len(reading.gpus)}
 
 
 def lost(reading: Gpus, limits: Limits) -> Iterable[Fault]:
@@ -69,18 +78,25 @@ def retired_pages(reading: Gpus, limits: Limits) -> Iterable[Fault]:
             if gpu.retired_pending]  # fmt: skip
 
 
-def nvlink_down(reading: Gpus, limits: Limits) -> Iterable[Fault]:
-    """Links that are inactive where others of this node are active. A node without NVLink has none active."""
-    gpus = _present(reading)
-    most = max((sum(gpu.nvlinks.values()) for gpu in gpus), default=0)
-    if most == 0 and limits.number("active") == 0:
+def nvlink_down(reading: Gpus, limits: Limits, past: Past) -> Iterable[Fault]:
+    """Fewer active links than the site says, or than the GPU had before. Where others of this node only have more, it
+    is warned of: bridges may join some of the GPUs. A node without NVLink has none active."""
+    active = active_links(reading)
+    most, wanted = max(active.values(), default=0), int(limits.number("active"))
+    if most == 0 and wanted == 0 and not any(past.of(name) for name in active):
         raise Absent("no NVLink is active")
-    expected = int(limits.number("active")) or most
-    for gpu in gpus:
-        active = sum(gpu.nvlinks.values())
-        if active < expected:
+    for gpu in _present(reading):
+        now, before = active[gpu.name], past.of(gpu.name)
+        expected = wanted or (before if gpu.name in past.normal and before is not None else max(before or 0, most))
+        if now < expected:
             down = ", ".join(link for link, state in gpu.nvlinks.items() if not state)
-            yield _of(gpu, f"{active} of {expected} NVLinks active" + (f" (down: {down})" if down else ""))
+            text = f"{now} of {expected} NVLinks active" + (f" (down: {down})" if down else "")
+            yield _of(gpu, text, None if wanted else past.action(gpu.name, now))
+
+
+def active_links(reading: Gpus) -> Mapping[str, Value]:
+    """How many NVLinks of each GPU are active."""
+    return {gpu.name: sum(gpu.nvlinks.values()) for gpu in _present(reading)}
 
 
 def nvlink_errors(reading: Gpus) -> Mapping[str, int]:

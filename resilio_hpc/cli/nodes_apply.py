@@ -29,7 +29,7 @@ from resilio_hpc.slurm.node_faults.steering import Steered, Steering
 from resilio_hpc.slurm.node_faults.weight_file import WeightFile
 from resilio_hpc.slurm.which_client import which
 
-_LEFT = {"left", "storm", "overtaken", "contested"}
+_LEFT = {"left", "storm", "shared", "overtaken", "contested"}
 _FAILED = {"unknown", "refused"}
 
 

@@ -21,8 +21,10 @@ from resilio_hpc.launch.devices import visible_devices
 from resilio_hpc.launch.eviction import Evidence, Identity, identities_of_slurm
 from resilio_hpc.prolog_epilog import catalogue, gpu_readings, kernel_log, xid
 from resilio_hpc.prolog_epilog import table as tables
+from resilio_hpc.prolog_epilog.baseline import Values, read
 from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY, NoVerdict, VerdictCache
 from resilio_hpc.prolog_epilog.check import Absent, Check, Fault, Former, Limits, Verdict
+from resilio_hpc.prolog_epilog.examination import node_name
 from resilio_hpc.prolog_epilog.node import Node, boot_id, uptime_s
 
 DIRECTORY_VARIABLE = "RESILIO_HEALTH_DIRECTORY"
@@ -72,13 +74,14 @@ def from_kernel_log(node: Node, check: Check, since_s: float) -> Said:
     return Said("kernel log", of_faults(check, faults))
 
 
-def from_nvml(node: Node, checks: Iterable[Check], slurm: Iterable[Identity]) -> Said:
-    """What NVML says, of the GPUs that this process may see; and which they are."""
+def from_nvml(node: Node, checks: Iterable[Check], slurm: Iterable[Identity], normal: Values) -> Said:
+    """What NVML says, of the GPUs that this process may see; and which they are. ``normal``: the node's baseline."""
     reading = gpu_readings.fetch(node)
     found: list[Evidence] = []
     for check in checks:
         try:
-            faults, _ = catalogue.PROBES[check.id].remembers(reading, Limits(check.limits), Former(None, 0.0))
+            former = Former(None, 0.0, normal=normal.get(check.id))
+            faults, _ = catalogue.PROBES[check.id].remembers(reading, Limits(check.limits), former)
             found += of_faults(check, faults)
         except Absent:
             continue
@@ -137,7 +140,13 @@ def gather(since_s: float, environment: Mapping[str, str], say: Callable[[Said],
     xids = table.check(XID)
     if xids.enabled:
         stage("kernel log", lambda: from_kernel_log(node, xids, since_s))
-    stage("NVML", lambda: from_nvml(node, device_checks(table), known.identities))
+    stage("NVML", lambda: from_nvml(node, device_checks(table), known.identities, _baseline(table)))
+
+
+def _baseline(table: tables.Table) -> Values:
+    """It may hang: this process is killed then."""
+    found = read(Path(table.settings["baseline"].text("directory")), node_name(os.environ))
+    return {} if found is None else found.checks
 
 
 def _verdict_if_any(directory: Path) -> Said:
