@@ -11,7 +11,7 @@ from pathlib import Path
 
 from resilio_hpc.core.errors import CommandError, SlurmError
 from resilio_hpc.core.process import run
-from resilio_hpc.slurm.hostlist import expand
+from resilio_hpc.slurm.hostlist import told
 
 TIMEOUT_S = 20.0
 UNKNOWN = "UNKNOWN"
@@ -59,7 +59,7 @@ def refused(error: CommandError) -> SlurmError:
 def job_nodes(job: str) -> list[str] | None:
     """The nodes that a job holds now (the environment's list goes stale); None when Slurm does not answer."""
     try:
-        return expand(run(["squeue", "-h", "-j", address(job), "-o", "%N"], TIMEOUT_S).stdout.strip())
+        return told(run(["squeue", "-h", "-j", address(job), "-o", "%N"], TIMEOUT_S).stdout)
     except CommandError:
         return None
 
@@ -136,7 +136,7 @@ def parse_holding(text: str) -> Holding:
     parts = text.splitlines()[0].split("|") if text else []
     if len(parts) != 3:
         return Holding("", (), UNKNOWN)
-    return Holding(parts[0], tuple(expand(parts[1])), parts[2] or UNKNOWN)
+    return Holding(parts[0], tuple(told(parts[1])), parts[2] or UNKNOWN)
 
 
 def node_states(nodes: Sequence[str]) -> dict[str, str] | None:
