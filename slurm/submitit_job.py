@@ -175,6 +175,7 @@ class LocalResilioJob(ResilioJob[R]):
     """A run on this machine. Its process is written down beside its pickle, so that other processes know it, too."""
 
     _process: subprocess.Popen[bytes] | None = None
+    _results_timeout_s = 0  # no other machine's cache to wait for
 
     def __init__(self, folder: Path | str, job_id: str, tasks: tp.Sequence[int] = (0,)) -> None:
         super().__init__(folder, job_id, tasks, chained=False)
@@ -195,13 +196,15 @@ class LocalResilioJob(ResilioJob[R]):
     @property
     def state(self) -> str:
         """RUNNING, COMPLETED, FAILED, CANCELLED; INTERRUPTED where the launcher was killed; UNKNOWN before it began."""
-        verdict = self.verdict().verdict
-        if verdict:
-            return self._as_cancelled(chain_state([], verdict, chained=False))
         pid, code = self._seen()
         if pid:
             return "RUNNING"
-        return self._as_cancelled("FAILED" if code is not None and code > 0 else INTERRUPTED) if pid == 0 else UNKNOWN
+        verdict = self.verdict().verdict
+        if verdict:
+            return self._as_cancelled(chain_state([], verdict, chained=False))
+        if pid is None:
+            return UNKNOWN
+        return self._as_cancelled("FAILED" if code is not None and code > 0 else INTERRUPTED)
 
     def _seen(self) -> tuple[int | None, int | None]:
         """(the launcher while it runs, 0 once it has ended, None before it began; its exit code where it is ours)."""
@@ -219,7 +222,7 @@ class LocalResilioJob(ResilioJob[R]):
         return {"JobID": self.job_id, "State": self.state}
 
     def done(self, force_check: bool = False) -> bool:
-        """Whether the run has ended."""
+        """Whether the launcher has ended, teardown included."""
         return self.state not in ("RUNNING", UNKNOWN)
 
     def wait(self) -> None:

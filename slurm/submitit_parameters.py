@@ -178,6 +178,7 @@ def torn_down(teardown: Sequence[str]) -> list[str]:
         '"${launch[@]}" & launcher=$!',
         '[ -z "$early" ] || kill -"$early" "$launcher"',
         'until wait "$launcher"; code=$?; ! kill -0 "$launcher" 2> /dev/null; do :; done',
+        "set +e",
         *teardown,
         'exit "$code"',
     ]
