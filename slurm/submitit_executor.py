@@ -180,7 +180,7 @@ class ResilioExecutor(core.PicklingExecutor):
         )
         job.paths.move_temporary_file(self._dump(delayed), "submitted_pickle")
         flags = [f"--nproc-per-node={wanted.tasks_per_node}", f"--spares={wanted.spares}"]
-        if not _knows_torch(job.paths.submitted_pickle):
+        if not knows_torch(job.paths.submitted_pickle, sys.modules):
             flags.append("--no-torch")
         argv = [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", *flags, f"--run-dir={job.run_directory}"]
         argv += submitit_parameters.launch_arguments(self.parameters, self.folder)
@@ -216,10 +216,10 @@ class ResilioExecutor(core.PicklingExecutor):
         raise NotImplementedError("the script is submitted by _sbatch")
 
 
-def _knows_torch(pickle: Path) -> bool:
-    """Whether a function uses torch, or its user has it loaded: else ranks need not wait until torch is imported. One
-    that imports torch itself does so later, and is none the worse for it."""
-    return "torch" in sys.modules or b"torch" in pickle.read_bytes()
+def knows_torch(pickle: Path, loaded: tp.Container[str]) -> bool:
+    """Whether a function uses torch, or its user has it ``loaded``: else ranks need not wait until torch is imported.
+    One that imports torch itself does so later, and is none the worse for it."""
+    return "torch" in loaded or b"torch" in pickle.read_bytes()
 
 
 def _memory(environment: tp.Mapping[str, str], folder: Path) -> dict[str, str]:

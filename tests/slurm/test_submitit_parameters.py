@@ -19,6 +19,7 @@ from submitit.core import core, job_environment, plugins, utils
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.slurm import ResilioExecutor, template_files
 from resilio_hpc.slurm.submitit_environment import ResilioJobEnvironment, save
+from resilio_hpc.slurm.submitit_executor import knows_torch
 from resilio_hpc.slurm.submitit_job import LocalResilioJob, lines_of
 from resilio_hpc.slurm.submitit_parameters import Shape, checked, converted, job_script, local_script, shape
 from resilio_hpc.slurm.submitit_task import forget_earlier_life
@@ -155,6 +156,16 @@ def test_what_an_earlier_life_left_is_put_away(tmp_path: Path) -> None:
     forget_earlier_life(paths)
     assert [path.exists() for path in (half, paths.result_pickle, others)] == [False, False, True]
     forget_earlier_life(paths)
+
+
+def test_a_function_that_knows_nothing_of_torch_need_not_wait_for_it(tmp_path: Path) -> None:
+    for name, function, loaded, known in (
+        ("a", os.getpid, {}, False),
+        ("b", lambda: __import__("torch").ones(1), {}, True),
+        ("c", os.getpid, {"torch": None}, True),
+    ):
+        utils.DelayedSubmission(function).dump(tmp_path / name)
+        assert knows_torch(tmp_path / name, loaded) == known
 
 
 def test_a_saved_function_replaces_the_one_before(tmp_path: Path) -> None:
