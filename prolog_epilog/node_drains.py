@@ -52,7 +52,9 @@ class NodeDrains:
         warns in it that fails on too many nodes at once."""
         wanted = orders(verdict)
         new = {order.check for order in wanted} - {order.check for order in self._ordered}
-        if wanted and (new or verdict.uptime_s - self._ordered_s >= AGAIN_S):
+        # where a check fails everywhere, all nodes ask
+        again_s = LOOK_S if all(order.check in self._warned for order in wanted) else AGAIN_S
+        if wanted and (new or verdict.uptime_s - self._ordered_s >= again_s):
             carried = carry_out(wanted, self.drainer)
             self._ordered_s = verdict.uptime_s
             self._withheld = next((str(one) for one in carried if one.outcome == "withheld"), "")
