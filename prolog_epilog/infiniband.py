@@ -39,8 +39,12 @@ def fetch(node: Node) -> list[Port]:
     for device in files.names(CLASS):
         if files.exists(f"{CLASS}/{device}/device/physfn"):
             continue
-        for number in files.names(f"{CLASS}/{device}/ports", r"\d+"):
-            ports.append(_port(files, device, number))
+        try:
+            numbers = files.names(f"{CLASS}/{device}/ports", r"\d+")
+        except Unreadable as error:
+            ports.append(Port(device, "", "", 0.0, trouble=str(error)))
+            continue
+        ports += [_port(files, device, number) for number in numbers]
     if not ports and node.settings["infiniband"].number("ports") == 0:
         raise Absent("no InfiniBand or RoCE adapter")
     return ports
@@ -48,12 +52,7 @@ def fetch(node: Node) -> list[Port]:
 
 def _port(files: NodeFiles, device: str, number: str) -> Port:
     name, folder = f"{device}/{number}", f"{CLASS}/{device}/ports/{number}"
-    counters: dict[str, int | Unreadable] = {}
-    for group in ("counters", "hw_counters"):
-        for counter in files.names(f"{folder}/{group}", r"[a-zA-Z0-9_]+"):
-            value = _counter(files, f"{folder}/{group}/{counter}") if counter in _READ else None
-            if value is not None:
-                counters[counter] = value
+    counters = _counters(files, f"{folder}/counters") | _counters(files, f"{folder}/hw_counters")
     try:
         return Port(
             name,
@@ -70,8 +69,25 @@ def _port(files: NodeFiles, device: str, number: str) -> Port:
 def _kind(files: NodeFiles, device: str, folder: str) -> tuple[str, ...]:
     """Names of the same driver begin with the same letters, by the kernel's names and by udev's (ibp1s0, rocep1s0)."""
     model = [f"{CLASS}/{device}/{name}" for name in ("node_type", "hca_type", "board_id")]
-    told = [(files.optional(path) or "").strip() for path in (f"{folder}/link_layer", *model)]
-    return (re.split(r"[\d_]", device)[0], *told)
+    return (re.split(r"[\d_]", device)[0], *(_word(files, path) for path in (f"{folder}/link_layer", *model)))
+
+
+def _word(files: NodeFiles, path: str) -> str:
+    """A word of a file; "" where it is not there or cannot be read."""
+    try:
+        return (files.optional(path) or "").strip()
+    except Unreadable:
+        return ""
+
+
+def _counters(files: NodeFiles, folder: str) -> dict[str, int | Unreadable]:
+    """Those that a folder has, and why one, or all, cannot be read."""
+    try:
+        names = [name for name in files.names(folder, r"[a-zA-Z0-9_]+") if name in _READ]
+    except Unreadable as error:
+        return dict.fromkeys(_READ, error)
+    found = {name: _counter(files, f"{folder}/{name}") for name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _counter(files: NodeFiles, path: str) -> int | Unreadable | None:

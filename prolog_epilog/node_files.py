@@ -115,7 +115,8 @@ class NodeFiles:
         return done or "/"
 
     def exists(self, name: str) -> bool:
-        return self.path(name).exists()
+        """Also a link to nowhere, as in a captured tree."""
+        return os.path.lexists(self.path(name))
 
 
 def no_value(error: Unreadable) -> bool:

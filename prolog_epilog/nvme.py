@@ -63,7 +63,11 @@ def fetch(node: Node) -> list[Controller]:
     files = node.files
     found = []
     for name in files.names(CLASS, r"nvme\d+"):
-        state = (files.optional(f"{CLASS}/{name}/state") or "").strip()
+        try:
+            state = (files.optional(f"{CLASS}/{name}/state") or "").strip()
+        except Unreadable as error:
+            found.append(Controller(name, str(error), None))
+            continue
         remote = (files.optional(f"{CLASS}/{name}/transport") or "pcie").strip() not in ("pcie", "apple-nvme")
         found.append(Controller(name, state, _log(node, name) if state in ("live", "") else None, remote))
     if not found:

@@ -12,10 +12,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
-from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.errors import HealthError, ResilioError
 from resilio_hpc.launch import process_tree
 from resilio_hpc.launch.devices import visible_devices
 from resilio_hpc.launch.eviction import Evidence, Identity, identities_of_slurm
@@ -23,13 +24,14 @@ from resilio_hpc.prolog_epilog import catalogue, gpu_readings, kernel_log, xid
 from resilio_hpc.prolog_epilog import table as tables
 from resilio_hpc.prolog_epilog.baseline import Values, read
 from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY, NoVerdict, VerdictCache
-from resilio_hpc.prolog_epilog.check import Absent, Check, Fault, Former, Limits, Verdict
+from resilio_hpc.prolog_epilog.check import Absent, Check, Fault, Former, Limits, Value, Verdict
 from resilio_hpc.prolog_epilog.examination import node_name
 from resilio_hpc.prolog_epilog.node import Node, boot_id, uptime_s
 
 DIRECTORY_VARIABLE = "RESILIO_HEALTH_DIRECTORY"
 TTL_S = 900.0  # as the prolog's
 XID = "gpu-xid"
+NOTHING: Mapping[str, Mapping[str, Value]] = MappingProxyType({})
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -74,7 +76,9 @@ def from_kernel_log(node: Node, check: Check, since_s: float) -> Said:
     return Said("kernel log", of_faults(check, faults))
 
 
-def from_nvml(node: Node, checks: Iterable[Check], slurm: Iterable[Identity], normal: Values) -> Said:
+def from_nvml(
+    node: Node, checks: Iterable[Check], slurm: Iterable[Identity], normal: Mapping[str, Mapping[str, Value]] = NOTHING
+) -> Said:
     """What NVML says, of the GPUs that this process may see; and which they are. ``normal``: the node's baseline."""
     reading = gpu_readings.fetch(node)
     found: list[Evidence] = []
@@ -144,8 +148,11 @@ def gather(since_s: float, environment: Mapping[str, str], say: Callable[[Said],
 
 
 def _baseline(table: tables.Table) -> Values:
-    """It may hang: this process is killed then."""
-    found = read(Path(table.settings["baseline"].text("directory")), node_name(os.environ))
+    """It may hang: this process is killed then. One that is not believed is none."""
+    try:
+        found = read(Path(table.settings["baseline"].text("directory")), node_name(os.environ))
+    except HealthError:
+        return {}
     return {} if found is None else found.checks
 
 

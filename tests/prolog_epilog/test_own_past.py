@@ -23,7 +23,7 @@ from resilio_hpc.prolog_epilog.node_files import NodeFiles
 from resilio_hpc.prolog_epilog.nvme import Controller, HealthLog
 from resilio_hpc.prolog_epilog.runner import Examiner, Memory
 from resilio_hpc.prolog_epilog.table import load
-from tests.support.prolog_epilog.fake_nvml import FakeNvml
+from tests.support.prolog_epilog.fake_nvml import FakeNvml, NVMLError_Unknown, _raise
 from tests.support.prolog_epilog.node_trees import ROOT_MOUNT, Tree, health_log, port, write
 
 TABLE = load(site=Path("/dev/null"))
@@ -129,6 +129,8 @@ UNREADABLE: list[tuple[str, Tree, str, Tree]] = [
     # what cannot be read, and a fault beside it that is seen all the same
     ("ib-link", port(0, state="up!\n"), "mlx5_1/1", port(1, state="1: DOWN\n")),
     ("ib-fatal-counters", port(0, counters__link_downed="many\n"), "mlx5_1/1", port(1, counters__link_downed="1\n")),
+    ("ib-link", {f"{IB}/mlx5_2/ports": "no folder\n"}, "mlx5_1/1", port(1, state="1: DOWN\n")),
+    ("ib-rate", {f"{IB}/mlx5_0/hca_type/x": ""}, "mlx5_1/1", port(1, rate="200 Gb/sec (4X HDR)\n")),
     ("net-errors", {"/sys/class/net/eth1/device/vendor": "", "/sys/class/net/eth1/flags": "up\n"}, "eth0",
      {"/sys/class/net/eth0/statistics/rx_errors": "5000\n"}),
     ("net-link", {"/sys/class/net/eth1/device/vendor": "", "/sys/class/net/eth1/flags": "up\n"}, "eth0",
@@ -151,6 +153,22 @@ def test_what_cannot_be_read_blinds_no_other(
     found = node.look(check, tree=unreadable)
     assert found == {} or found[check][0][0] == "?" or check == "mount-present", found
     assert device in [name for _, name in node.look(check, tree={**unreadable, **bad}).get(check, [])]
+
+
+def test_a_question_that_a_gpu_cannot_answer_is_no_reason_against_it(tmp_path: Path) -> None:
+    """Drivers answer some questions with "Unknown Error" on some GPUs, and the same on all nodes."""
+    write(tmp_path)
+    unknown = NVMLError_Unknown("Unknown Error")
+    changes = {"nvmlDeviceGetNvLinkErrorCounter": lambda *_: _raise(unknown), "nvmlDeviceGetTotalEccErrors": "some"}
+    names = ["gpu-driver", "gpu-count", "gpu-lost", "gpu-nvlink", "gpu-nvlink-errors", "gpu-ecc", "gpu-temperature"]
+    node = Node(settings=TABLE.settings, root=tmp_path, nvml=lambda: FakeNvml(changes))
+    checks = [msgspec.structs.replace(TABLE.check(name), budget_s=300.0) for name in names]
+    results = Examiner(catalogue.SOURCES, catalogue.PROBES, node, lambda: 1e5).examine(checks)
+    told = {one.check: one.note.partition(": Expected")[0] for one in results if one.status != "pass"}
+    assert told == {
+        "gpu-nvlink-errors": "GPU 1: nvmlDeviceGetNvLinkErrorCounter: Unknown Error",
+        "gpu-ecc": "GPU 1: nvmlDeviceGetTotalEccErrors answers with what is no answer",
+    }
 
 
 def test_hyperthreads_that_are_switched_off_are_meant_so(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def rising(path: str, count: int, says: str, device: str) -> Case:
     return Case({path: f"{count}\n"}, {path: "many\n"}, says, device, twice=True)
 
 
-LINK_DOWN = {"nvmlDeviceGetNvLinkState": lambda link: 0 if link == 3 else 1}
+LINK_DOWN = {"nvmlDeviceGetNvLinkState": lambda link: int(link != 3 and link < 18)}
 XID = "NVRM: Xid (PCI:0000:1b:00): {}"
 IO_ERRORS = [(99_990.0 + n, f"I/O error, dev sdb, sector {n} op 0x0:(READ) flags 0x0") for n in range(3)]
 ALL_FREE = {"free_percent": 101}
@@ -94,13 +94,14 @@ CASES: dict[str, Case] = {
     "gpu-ecc": gpu("nvmlDeviceGetTotalEccErrors", 1, "1 uncorrected ECC"),
     "gpu-fabric-manager": Case({"/proc/802/stat": None}, {"/proc/802/stat": "()\n"}, "no nv-fabricmanager"),
     "gpu-headroom": gpu("nvmlDeviceGetMemoryInfo", SimpleNamespace(used=78 * GIB, total=80 * GIB), "2.5 %", "none"),
-    "gpu-lost": gpu("nvmlDeviceGetTemperature", NVMLError_GpuIsLost("GPU is lost"), "GPU is lost", "hot"),
+    "gpu-lost": Case({}, {"/sys/bus/pci/devices/0000:11:00.0/vendor": "NVIDIA\n"}, "GPU is lost", GPU_1,
+                     nvml=FakeNvml({"nvmlDeviceGetTemperature": NVMLError_GpuIsLost("GPU is lost")})),
     "gpu-memory-left": gpu(
         "nvmlDeviceGetMemoryInfo", SimpleNamespace(used=900 * 2**20, total=80 * GIB), "900 MiB", SimpleNamespace()
     ),
     "gpu-mig": gpu("nvmlDeviceGetMigMode", [1, 1], "MIG is on", [], limits={"mode": "off"}),
     "gpu-nvlink": gpu("nvmlDeviceGetNvLinkState", LINK_DOWN["nvmlDeviceGetNvLinkState"], "down: 3", lambda: 0,
-                      limits={"active": 36}),
+                      limits={"active": 18}),
     "gpu-nvlink-errors": gpu("nvmlDeviceGetNvLinkErrorCounter", lambda link, kind: 500 * (link == 2), "500 link-2-",
                              lambda link, kind: "few", twice=True),
     "gpu-pcie-replays": gpu("nvmlDeviceGetPcieReplayCounter", 9000, "9000 replays", twice=True),
