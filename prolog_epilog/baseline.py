@@ -3,8 +3,8 @@
     /var/lib/resilio/baseline/NODE.json     0644, root's: by check and device
 
 Checks that compare a device with its own past take the baseline's word for it: a port that was DOWN then is meant to
-be, one that was ACTIVE is not to be DOWN. It is root's alone to write, since it decides where jobs run. The directory
-may be shared by all nodes: it is read once a boot, in a child that is given up when it hangs.
+be, one that was ACTIVE is not to be DOWN. Only root may write it, since it decides where jobs run. The directory may be
+shared by all nodes: it is read once a boot, in a child that is given up when it hangs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that decide where jobs run are believed only where nobody but root, or the reader, can have written them."""
+"""Files that decide where jobs run are believed if only root, or the reader, can have written them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from resilio_hpc.slurm.drain_policy import DrainPolicy
-from resilio_hpc.slurm.drain_reason import BY_HAND, PREFIX, is_disowned, read_reason
+from resilio_hpc.slurm.drain_reason import BY_HAND, PREFIX, held_for, is_disowned, read_reason
 from resilio_hpc.slurm.model import Node
 
 PROLOG_ERROR = "Prolog error"  # Slurm's reason: slurm_reasons.csv
@@ -108,7 +108,7 @@ def _is_held(node: Node, check: str) -> bool:
         return False
     if check == PROLOG_ERROR:
         return node.reason.startswith(PROLOG_ERROR)
-    return any(finding.check == check for finding in read_reason(node.reason) or ())
+    return check in held_for(node.reason)
 
 
 def _is_recent(node: Node, now: float, policy: DrainPolicy) -> bool:

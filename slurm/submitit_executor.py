@@ -193,7 +193,7 @@ class ResilioExecutor(core.PicklingExecutor):
         one_file = bool(self.parameters.get("stderr_to_stdout", False))
         with job.paths.stdout.open("ab") as stdout, job.paths.stderr.open("ab") as stderr:
             process = subprocess.Popen(
-                ["bash", "-c", submitit_parameters.local_script(self.parameters, argv)],
+                submitit_parameters.local_command(self.parameters, argv),
                 stdin=subprocess.DEVNULL, stdout=stdout, stderr=stdout if one_file else stderr, env=environment,
                 start_new_session=True,
             )  # fmt: skip

@@ -184,10 +184,12 @@ def torn_down(teardown: Sequence[str]) -> list[str]:
     ]
 
 
-def local_script(parameters: Mapping[str, Any], argv: Sequence[str]) -> str:
-    """What runs on this machine in place of the batch script: set-up, launch and teardown. A signal that comes during
-    the set-up ends it after the command that runs."""
+def local_command(parameters: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
+    """What runs on this machine in place of the batch script: the launch, between set-up and teardown where there are
+    any. A signal that comes during the set-up ends it after the command that runs."""
+    if not parameters.get("setup") and not parameters.get("teardown"):
+        return list(argv)
     lines = ["set -euo pipefail", "trap 'exit 130' INT TERM", *parameters.get("setup", []), "trap - INT TERM"]
-    return "\n".join(
-        [*lines, f"launch=({shlex.join(argv)})", *torn_down(parameters.get("teardown", [])), 'exec "${launch[@]}"']
-    )
+    launch = f"launch=({shlex.join(argv)})"
+    script = [*lines, launch, *torn_down(parameters.get("teardown", [])), 'exec "${launch[@]}"']
+    return ["bash", "-c", "\n".join(script)]

@@ -18,7 +18,7 @@ from resilio_hpc.slurm.command_client import CommandClient
 from resilio_hpc.slurm.commands import Unanswered
 from resilio_hpc.slurm.devcluster import DevCluster
 from resilio_hpc.slurm.drain_policy import DrainPolicy
-from resilio_hpc.slurm.drain_reason import Finding, read_reason
+from resilio_hpc.slurm.drain_reason import Finding, read_reason, write_reason
 from resilio_hpc.slurm.drain_writer import DrainWriter
 from resilio_hpc.slurm.model import Job, Node
 from tests.support.clusters import each_series
@@ -204,6 +204,20 @@ def test_a_storm_stops_draining(cluster: DevCluster) -> None:
     results = [writer(cluster).drain(name, XID).result for name in cluster.nodes[:4]]
     assert results == ["drained", "storm", "drained", "storm"] or results == ["drained", "drained", "storm", "storm"]
     assert sum(node.state.drain for node in client(cluster).nodes()) == 2
+
+
+def test_a_check_holds_a_few_nodes_and_other_checks_go_on(cluster: DevCluster) -> None:
+    policy = DrainPolicy(share=1.0, at_least=2, window_s=600, passes=3, check_share=0.1)
+    drainer = DrainWriter(client(cluster), policy, AuditLog(None))
+    for name in ("n1", "n2", "n3"):  # three nodes, each of which looked before the next one wrote
+        admin(cluster, f"NodeName={name}", "State=DRAIN", f"Reason={write_reason([XID])}")
+    order = sorted(client(cluster).nodes(["n1", "n2", "n3"]), key=lambda node: (node.reason_time or 0, node.name))
+    results = {node.name: drainer.drain(node.name, XID).result for node in order}
+    assert list(results.values()) == ["nothing", "nothing", "shared"]
+    assert [node.state.drain for node in order] == [True] * 3
+    assert sorted(node.name for node in client(cluster).nodes() if node.state.drain) == sorted(list(results)[:2])
+    assert drainer.drain("n4", XID).result == "shared"
+    assert drainer.drain("n4", Finding("disk-errors", "sdb")).result == "drained"
 
 
 def test_jobs_through_the_client(cluster: DevCluster) -> None:

@@ -175,6 +175,8 @@ def test_a_check_that_holds_a_share_of_the_nodes_only_warns_on_others_whenever_i
     theirs = drained("n3", 9000, reason=EDITED)  # a person has taken it up
     assert no_room([*held[:2], theirs, *rest], "m0", 10_000, EACH, "gpu.xid") is None
     assert no_room([*held, *rest], "n3", 10_000, EACH, "gpu.xid") is None  # itself is not counted twice
+    disowned = drained("n3", 9000, reason=disowned_reason(BOTH.removeprefix("resilio:")))
+    assert no_room([*held[:2], disowned, *rest], "m0", 10_000, EACH, "gpu.xid") is not None
     by_hand = [drained(f"n{n}", 10, reason=write_reason([Finding(BY_HAND, "new fans")])) for n in range(9)]
     assert no_room([*by_hand, *rest], "m0", 10_000, EACH, BY_HAND) is None  # a person's drains have many causes
 

@@ -21,7 +21,7 @@ from resilio_hpc.slurm import ResilioExecutor, template_files
 from resilio_hpc.slurm.submitit_environment import ResilioJobEnvironment, save
 from resilio_hpc.slurm.submitit_executor import knows_torch
 from resilio_hpc.slurm.submitit_job import LocalResilioJob, lines_of
-from resilio_hpc.slurm.submitit_parameters import Shape, checked, converted, job_script, local_script, shape
+from resilio_hpc.slurm.submitit_parameters import Shape, checked, converted, job_script, local_command, shape
 from resilio_hpc.slurm.submitit_task import forget_earlier_life
 from resilio_hpc.slurm.template import Job, parse, render
 from tests.support.environments import ROOT
@@ -70,9 +70,7 @@ def test_a_script_is_sound_and_keeps_the_users_own_lines() -> None:
 
 
 def run_here(argv: list[str], **parameters: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", local_script(parameters, argv)], capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    return subprocess.run(local_command(parameters, argv), capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_setup_comes_before_the_launch_and_teardown_after_it_whatever_came_of_it() -> None:
@@ -91,8 +89,8 @@ def test_setup_comes_before_the_launch_and_teardown_after_it_whatever_came_of_it
 @pytest.mark.parametrize("name", ["TERM", "INT", "USR2"])
 def test_a_signal_reaches_the_launch_and_the_teardown_comes_all_the_same(name: str, tmp_path: Path) -> None:
     launch = f"trap 'echo told {name}; exit 3' {name}; touch ready; while :; do sleep 0.02; done"
-    text = local_script({"teardown": ["echo torn down"]}, ["bash", "-c", launch])
-    process = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    argv = local_command({"teardown": ["echo torn down"]}, ["bash", "-c", launch])
+    process = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     until((tmp_path / "ready").exists, "the launch")
     process.send_signal(getattr(signal, f"SIG{name}"))
     assert process.communicate(timeout=PATIENCE_S)[0] == f"told {name}\ntorn down\n"
