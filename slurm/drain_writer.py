@@ -23,7 +23,7 @@ from resilio_hpc.slurm.client import SlurmClient
 from resilio_hpc.slurm.commands import Unanswered
 from resilio_hpc.slurm.drain import Action, Decision, decide_drain, decide_slurms_own, decide_undrain
 from resilio_hpc.slurm.drain_policy import DrainPolicy
-from resilio_hpc.slurm.drain_reason import BY_HAND, PREFIX, Finding, disowned_reason
+from resilio_hpc.slurm.drain_reason import BY_HAND, PREFIX, Finding, disowned_reason, read_reason
 from resilio_hpc.slurm.model import Node
 from resilio_hpc.slurm.storm_breaker import PROLOG_ERROR, Storm, no_room, one_too_many
 from resilio_hpc.slurm.update_count import Sight, came_alone, only_drained_others
@@ -184,6 +184,8 @@ class _Act:
         before, writer = self._before, self._w
         ours = self._entry.act == "drain" and decision.action is Action.NOTHING and before is not None
         if not ours or before is None or before.reason_time is None or not writer._breaker or writer._mode != ACT:
+            return None
+        if len(read_reason(before.reason) or ()) != 1:  # reworded since, so it is not known when it was drained
             return None
         return self._too_many() if abs(writer._clock() - before.reason_time) < _LOOKS_BACK_S else None
 

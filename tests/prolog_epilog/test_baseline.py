@@ -14,7 +14,11 @@ from resilio_hpc.core.errors import HealthError
 from resilio_hpc.prolog_epilog import baseline
 from resilio_hpc.prolog_epilog.baseline import Baseline, Values, alike, differences, load, read, summary
 from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
-from resilio_hpc.prolog_epilog.node import boot_id
+from resilio_hpc.prolog_epilog.examination import Examination
+from resilio_hpc.prolog_epilog.node import Node, boot_id
+from resilio_hpc.prolog_epilog.runner import Memory
+from resilio_hpc.prolog_epilog.table import load as table_of
+from tests.support.prolog_epilog.node_trees import write
 
 NORMAL: Values = {"ib-link": {"mlx5_0/1": True, "mlx5_1/1": False}, "ib-rate": {"mlx5_0/1": 400.0}}
 
@@ -47,6 +51,23 @@ def test_what_is_written_is_read_and_what_others_could_write_is_not(tmp_path: Pa
 def test_a_directory_that_hangs_is_given_up(tmp_path: Path) -> None:
     values, why = load(tmp_path, "n1", 0.1, lambda *_: time.sleep(600))
     assert values == {} and "does not answer" in why
+
+
+def test_the_first_look_of_a_boot_reads_it_and_says_where_it_is_not_believed(tmp_path: Path) -> None:
+    site, kept, told = tmp_path / "health.toml", tmp_path / "baseline", list[str]()
+    site.write_text(f'[settings.baseline]\ndirectory = "{kept}"\n')
+    path = baseline.write(kept, of("n1", {"ib-link": {"mlx5_9/1": True}}))
+    table = table_of(site)
+    node = Node(settings=table.settings, root=write(tmp_path / "root"))
+    examination = Examination(table, node, "n1", said=told.append)
+    memory = Memory()
+    for _ in range(2):
+        (result,) = examination.run([table.check("ib-link")], memory)
+        assert [fault.evidence for fault in result.faults] == ["mlx5_9/1 is not there any more"]
+        path.unlink(missing_ok=True)  # it is read once a boot
+    baseline.write(kept, of("n1", NORMAL)).chmod(0o646)
+    (result,) = examination.run([table.check("ib-link")], Memory())
+    assert result.faults == () and len(told) == 1 and "the baseline is not believed" in told[0]
 
 
 def test_the_odd_ones_among_many_nodes_stand_out() -> None:
