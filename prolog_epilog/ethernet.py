@@ -74,6 +74,9 @@ def link(interfaces: list[Interface], limits: Limits, past: Past) -> Iterable[Fa
             yield Doubt(one.trouble, one.name)
         elif not one.carrier and one.name not in limits.texts("ignored") and past.normal.get(one.name) is not False:
             yield Fault(f"{one.name} has no carrier", one.name)
+    for name in sorted(past.normal.keys() - {one.name for one in interfaces} - {*limits.texts("ignored")}):
+        if past.normal[name]:
+            yield Fault(f"{name} is not there any more, or not up", name)
 
 
 def carriers(interfaces: list[Interface]) -> Mapping[str, Value]:

@@ -344,6 +344,9 @@ def test_an_interface_that_is_slower_than_before_is_told() -> None:
     assert list(ethernet.speed([slow], limits, Past())) == []
     (fault,) = ethernet.speed([slow], limits, Past(seen={"eth0": 25_000}))
     assert fault.evidence == "eth0 runs at 10000 of 25000 Mb/s"
+    idle = ethernet.Interface("eth1", False)
+    assert [one.device for one in ethernet.link([slow, idle], limits, Past())] == ["eth1"]
+    assert [one.device for one in ethernet.link([slow, idle], limits, Past({"eth1": False, "eth2": True}))] == ["eth2"]
 
 
 def test_what_was_kept_by_another_version_is_no_error() -> None:
