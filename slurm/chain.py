@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.core.json_fields import Fields, read_object
+from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.successor_options import EMPTY, arguments_unknown, successor_arguments
 
+_JOB = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
 REVIVED = "RESILIO_REVIVED"  # in the environment of a job that a person lets go on where the chain had ended
 
 
@@ -31,12 +35,17 @@ class Link:
 
 
 def read_links(run_path: Path) -> list[Link]:
-    """The chain so far; empty when there is none or the file is damaged."""
-    try:
-        entries = json.loads((run_path / "chain.json").read_text())["links"]
-        return [Link(int(entry["number"]), str(entry["job"])) for entry in entries]
-    except (OSError, ValueError, KeyError, TypeError):
+    """The chain so far; empty when there is none or the file is damaged. Raises Untrusted."""
+    entries = Fields.of(trusted_files.read_object(run_path / "chain.json")).each("links")
+    links = [(entry.whole("number"), entry.text("job")) for entry in entries]
+    if not all(number is not None and is_job(job) for number, job in links):
         return []
+    return [Link(number, job) for number, job in links if number is not None]
+
+
+def is_job(text: str) -> bool:
+    """Whether ``text`` is the number of a job, or of a task of an array: ``12``, ``12_3``. Pure."""
+    return _JOB.fullmatch(text) is not None
 
 
 def write_links(run_path: Path, links: list[Link]) -> None:
@@ -95,13 +104,23 @@ def describe_successor(run_path: Path, job: str, nodes: int) -> list[str]:
 
     Raises SlurmError, OSError."""
     script = run_path / f"batch-{job}.sh"
-    commands.batch_script(job, script)
-    text = script.read_text(errors="replace")
+    text = _batch_script(job, script)
     fields = job_description(job, text)
     fields["TimeLimit"] = _noted_time_limit(run_path, job) or fields.get("TimeLimit", "")
     arguments = successor_arguments(fields, job, nodes, script, text, sys.argv)
     write_atomic(_kept(run_path, job), json.dumps({"v": 1, "arguments": arguments}).encode(), mode=0o600)
     return arguments
+
+
+def _batch_script(job: str, script: Path) -> str:
+    """The batch script of a job; kept in ``script``, which its user alone can read, as Slurm does. Raises OSError."""
+    with tempfile.TemporaryDirectory(prefix=".batch-", dir=script.parent) as private:  # of mode 0700
+        written = Path(private) / script.name
+        commands.batch_script(job, written)
+        text = written.read_text(errors="replace")
+        written.chmod(0o700)
+        written.rename(script)
+    return text
 
 
 def note_time_limit(run_path: Path, job: str, limit: str) -> None:
@@ -112,15 +131,19 @@ def note_time_limit(run_path: Path, job: str, limit: str) -> None:
 
 def _noted_time_limit(run_path: Path, job: str) -> str:
     try:
-        return (run_path / "links" / f"{job}.limit").read_text().strip()
-    except (OSError, UnicodeDecodeError):
+        return trusted_files.read_text(run_path / "links" / f"{job}.limit").strip()
+    except OSError:
         return ""
 
 
 def kept_arguments(run_path: Path, job: str) -> list[str] | None:
-    """What ``describe_successor`` has kept; None where that or the script is missing."""
-    arguments = Fields(read_object(_kept(run_path, job)) or {}).texts("arguments")
-    return list(arguments) if arguments and (run_path / f"batch-{job}.sh").exists() else None
+    """What ``describe_successor`` has kept; None where that or the script is missing. Raises Untrusted."""
+    arguments = Fields.of(trusted_files.read_object(_kept(run_path, job))).texts("arguments")
+    try:
+        os.close(trusted_files.open_file(run_path / f"batch-{job}.sh"))
+    except OSError:
+        return None
+    return list(arguments) or None
 
 
 def _kept(run_path: Path, job: str) -> Path:

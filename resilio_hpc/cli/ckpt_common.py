@@ -9,13 +9,14 @@ from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.records import Manifest
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import CheckpointError, UsageError
 
 
 def find_checkpoints(directory: Path) -> Path:
     """The directory of checkpoints that a user means: that itself, or that of a run. Raises UsageError."""
     if (directory / "run.json").is_file():
-        return directory / "checkpoints"
+        return trusted_files.run_directory(directory) / "checkpoints"
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a directory")
     return directory

@@ -67,7 +67,8 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
     run = run_directory.open_run(Path(parsed.options.run_dir))
     notify_targets.put_away(run.path, targets)
     supervise = supervise or supervisor.run
-    return supervise(replace(parsed.options, notify=()))  # which become part of the agents' command lines
+    options = replace(parsed.options, run_dir=str(run.path), notify=())  # part of the agents' command lines
+    return supervise(options)
 
 
 def _notify_targets(options: LaunchOptions, caller: Caller) -> tuple[Target, ...]:

@@ -21,7 +21,15 @@ from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import LaunchError, ResilioError, WireError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import announce, last_one_out, leftovers, open_files, process_tree, run_directory
+from resilio_hpc.launch import (
+    announce,
+    identity,
+    last_one_out,
+    leftovers,
+    node_directories,
+    open_files,
+    process_tree,
+)  # fmt: skip
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.agent_files import AgentFiles
@@ -31,7 +39,6 @@ from resilio_hpc.launch.callers import Names
 from resilio_hpc.launch.controller_host import ControllerHost
 from resilio_hpc.launch.device_eviction import DeviceEviction
 from resilio_hpc.launch.disk_link import DiskLink
-from resilio_hpc.launch.identity import identify
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.mpi_ranks import local_ranks
@@ -62,10 +69,9 @@ class Agent(AgentFiles):
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self.open_files = open_files.raise_limit()
-        self.run, targets = identify(settings)
-        self.local_dir, self.arena_dir = run_directory.node_directories(self.run.run_id, settings.node)
-        for directory in (self.local_dir, self.arena_dir):
-            run_directory.make_private(directory)
+        self.run, targets = identity.identify(settings)
+        self.local_dir = node_directories.local(self.run.run_id, settings.node)
+        self.arena_dir = node_directories.arenas(self.run.run_id, settings.node)
         try:
             self.held_directories = leftovers.Held([self.local_dir, self.arena_dir], PREDECESSOR_DIES_S)
         except BlockingIOError:
@@ -229,6 +235,7 @@ class Agent(AgentFiles):
         self._hang_up()
         self.notifier.close()
         if not self.storage.close(10.0):
+            identity.forget(self.local_dir)
             self.say(f"not all logs of {self.settings.node} reached {self.run.path}; the rest is in {self.local_dir}")
         else:
             leftovers.remove(self.local_dir)

@@ -20,8 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.core.json_fields import read_object
+from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.launch import bootstrap, chain_order, notify_targets, run_directory, time_limit
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.drain import Drain
@@ -207,7 +208,7 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
             reply |= _past(run_path, job)
         else:
             reply["error"] = f"unknown request {operation}"
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ResilioError) as error:
         reply["error"] = str(error)
     return reply
 
@@ -216,7 +217,7 @@ def _look(_request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
     """What a supervisor wants to know all the time."""
     return {
         "ended": run_directory.read_verdict(run_path, job),
-        "status": read_object(run_path / "status.json"),
+        "status": trusted_files.read_object(run_path / "status.json"),
         "order": chain_order.read_raw(run_path),
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
 
 UNLIMITED = "unlimited"
@@ -25,9 +26,10 @@ def write_end_time(run_path: Path, key: str, end_time: float | None) -> None:
 
 
 def read_end_time(run_path: Path, key: str) -> float | None:
-    """The job's end as it was last changed, ``math.inf`` for never; None when it was not changed."""
+    """The job's end as it was last changed, ``math.inf`` for never; None when it was not changed. Raises Untrusted."""
     try:
-        text = _file(run_path, key).read_text()
-        return math.inf if text == UNLIMITED else float(text)
+        text = trusted_files.read_text(_file(run_path, key))
+        end_time = math.inf if text == UNLIMITED else float(text)
     except (OSError, ValueError):
         return None
+    return end_time if end_time > 0 and (text == UNLIMITED or math.isfinite(end_time)) else None
