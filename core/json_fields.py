@@ -18,6 +18,9 @@ def printable(text: str, limit: int = 200) -> str:
     return "".join(one if one.isprintable() else " " if one.isspace() else "?" for one in cut)
 
 
+_YEAR_10000 = 253_402_214_400.0  # less a day, for time zones
+
+
 @dataclass(frozen=True)
 class Fields:
     """A JSON object's fields; what is missing or of the wrong type reads as the default."""
@@ -38,6 +41,11 @@ class Fields:
             return float(value) if math.isfinite(value) else None
         except OverflowError:  # an integer beyond every float
             return None
+
+    def time(self, name: str) -> float | None:
+        """Unix seconds that a calendar of four-digit years has."""
+        value = self.number(name)
+        return value if value is not None and 0.0 <= value < _YEAR_10000 else None
 
     def whole(self, name: str) -> int | None:
         """A whole number of at most 64 bits."""

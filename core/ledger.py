@@ -106,7 +106,7 @@ def parse_event(line: str | bytes) -> Event | None:
     if data is None:
         return None
     fields = Fields(data)
-    at, writer, kind = fields.number("time"), fields.text("writer"), fields.text("event")
+    at, writer, kind = fields.time("time"), fields.text("writer"), fields.text("event")
     if at is None or not kind:
         return None
     rest = {name: value for name, value in data.items() if name not in ("time", "writer", "event")}

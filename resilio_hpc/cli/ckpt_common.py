@@ -9,7 +9,7 @@ from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.records import Manifest
-from resilio_hpc.core import trusted_files
+from resilio_hpc.core import terminal, trusted_files
 from resilio_hpc.core.errors import CheckpointError, UsageError
 
 
@@ -47,11 +47,10 @@ def progress_of(what: str, size: int, quiet: bool) -> Iterator[Callable[[int], N
     if quiet or not sys.stderr.isatty():
         yield lambda done: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, TimeRemainingColumn(), console=terminal.console(sys.stderr), transient=True) as progress:
         task = progress.add_task(what, total=size)
         yield lambda done: progress.advance(task, done)
 

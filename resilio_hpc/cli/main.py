@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import resilio_hpc
 from resilio_hpc.core.errors import ResilioError, UsageError
+from resilio_hpc.core.terminal import guarded
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: the command's; 2 after a mistake of the user; 130 when interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
+    with guarded():
+        return _carry_out(words)
+
+
+def _carry_out(words: list[str]) -> int:
     try:
         return _dispatch(words)
     except ResilioError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilio_hpc.core.errors import ResilioError, UsageError
+from resilio_hpc.core.terminal import guarded, raw
 from resilio_hpc.launch import checks, devices
 from resilio_hpc.launch.option_values import Caller
 from resilio_hpc.launch.options import LaunchOptions
@@ -27,10 +28,16 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None, supervise: Callable[[LaunchOptions], int] | None = None) -> int:
     """Exit code: the run's, as ``supervise`` returns it (default: the supervisor); 2 after a mistake of the user; 130
     when interrupted."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # --help and --dry-run in a locale without UTF-8
+    output = raw(sys.stdout)
+    if isinstance(output, io.TextIOWrapper):
+        output.reconfigure(errors="replace")  # --help and --dry-run in a locale without UTF-8
+    with guarded():
+        return _carry_out(sys.argv[1:] if argv is None else argv, supervise)
+
+
+def _carry_out(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | None) -> int:
     try:
-        return _launch(sys.argv[1:] if argv is None else argv, supervise)
+        return _launch(argv, supervise)
     except ResilioError as error:
         print(f"resilio-launch: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

@@ -20,6 +20,7 @@ from resilio_hpc.ckpt import shared_blocks
 from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import LaunchError, ResilioError, WireError
+from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import (
     announce,
@@ -398,7 +399,7 @@ def main(argv: list[str]) -> int:
             last_one_out.close_job(agent.run.path, settings.job)
         return code
     except ResilioError as error:
-        print(f"resilio-launch: error: {error}", file=sys.stderr)
+        print(f"resilio-launch: error: {printable(str(error), 2000)}", file=sys.stderr)
         return AGENT_LIVES if isinstance(error, AnotherLives) else AGENT_FAILED
 
 

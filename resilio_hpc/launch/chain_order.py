@@ -44,7 +44,7 @@ def parse(data: object) -> ChainOrder:
         fields.data.get("stopped") is True,
         limit if limit is not None and limit > 0 else None,
         fields.text("by"),
-        fields.number("time") or 0.0,
+        fields.time("time") or 0.0,
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.terminal import plain
 from resilio_hpc.launch import bootstrap, chain_order, notify_targets, run_directory, time_limit
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.drain import Drain
@@ -172,7 +173,7 @@ def main() -> int:
         if time.monotonic() >= next_drain:
             problem = drain.run()
             if problem and problem != said:
-                print(f"resilio-launch: cannot copy logs to the run directory yet: {problem}", file=sys.stderr)
+                print(f"resilio-launch: cannot copy logs to the run directory yet: {plain(problem)}", file=sys.stderr)
             said = problem
             next_drain = time.monotonic() + DRAIN_INTERVAL_S
 

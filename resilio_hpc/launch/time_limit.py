@@ -11,6 +11,7 @@ from pathlib import Path
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.json_fields import Fields
 
 UNLIMITED = "unlimited"
 
@@ -32,4 +33,4 @@ def read_end_time(run_path: Path, key: str) -> float | None:
         end_time = math.inf if text == UNLIMITED else float(text)
     except (OSError, ValueError):
         return None
-    return end_time if end_time > 0 and (text == UNLIMITED or math.isfinite(end_time)) else None
+    return end_time if text == UNLIMITED else Fields({"end": end_time}).time("end")

@@ -66,7 +66,7 @@ def _file(run_path: Path, number: int) -> Path:
 
 def _read(file: Path) -> Turn | None:
     f = Fields.of(trusted_files.read_object(file))
-    number, link, committed, at = f.whole("number"), f.whole("link"), f.whole("committed"), f.number("time")
+    number, link, committed, at = f.whole("number"), f.whole("link"), f.whole("committed"), f.time("time")
     if (
         number is None
         or link is None

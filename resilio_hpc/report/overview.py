@@ -129,7 +129,7 @@ def read_identity(path: Path) -> tuple[str, float | None]:
         raise UsageError(f"{name} is not a run directory of resilio (run.json is damaged)")
     if version > FORMAT:
         raise UsageError(f"{name} was made by a newer resilio (format {version}): update this one")
-    return printable(f.text("run_id"), 40), f.number("created")
+    return printable(f.text("run_id"), 40), f.time("created")
 
 
 def parse_verdict(data: object) -> Verdict | None:
@@ -139,7 +139,7 @@ def parse_verdict(data: object) -> Verdict | None:
     if not name:
         return None
     return Verdict(
-        printable(name, 40), printable(f.text("reason"), 300), f.whole("exit_code"), f.number("time") or 0.0,
+        printable(name, 40), printable(f.text("reason"), 300), f.whole("exit_code"), f.time("time") or 0.0,
         f.text("job"), dict(f.data),
     )  # fmt: skip
 
