@@ -401,6 +401,11 @@ def main(argv: list[str]) -> int:
     except ResilioError as error:
         print(f"resilio-launch: error: {printable(str(error), 2000)}", file=sys.stderr)
         return AGENT_LIVES if isinstance(error, AnotherLives) else AGENT_FAILED
+    except OSError as error:
+        if not open_files.exhausted(error):
+            raise
+        print(f"resilio-launch: error: {error.strerror}: raise the limit (ulimit -Hn)", file=sys.stderr)
+        return AGENT_FAILED
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import Untrusted, UsageError, os_error_text
-from resilio_hpc.launch import mpi_check
+from resilio_hpc.launch import mpi_check, open_files
 from resilio_hpc.launch.devices import NodeDevices, local_world_size
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.program_check import check_command, check_module, check_script
@@ -119,6 +119,7 @@ def check_ranks(options: LaunchOptions, devices: NodeDevices) -> tuple[str, ...]
     """Ranks against what this node has."""
     asked = options.nproc_per_node
     ranks = local_world_size(asked, devices)
+    open_files.check(ranks)
     notes: list[str] = []
     if asked == "auto" and not (devices.gpus or devices.xpus):
         notes.append(f"--nproc-per-node auto: no GPU here, so one rank per usable CPU: {ranks}")

@@ -6,7 +6,29 @@ theirs (``select`` cannot watch more than 1024), so a rank gets the limit back t
 
 from __future__ import annotations
 
+import errno
 import resource
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.event_words import plural
+
+_LEAST, _LEAST_PER_RANK = 32, 4
+
+
+def check(ranks: int) -> None:
+    """Raises UsageError where the hard limit is too low for an agent of so many ranks."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    needed = _LEAST + _LEAST_PER_RANK * ranks
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(
+            f"{plural(ranks, 'rank')} per node: that takes {needed} open files, and the limit is {hard}: raise it "
+            "(ulimit -Hn)"
+        )
+
+
+def exhausted(error: OSError) -> bool:
+    """Whether this process or the machine has no descriptor left."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def raise_limit() -> int:

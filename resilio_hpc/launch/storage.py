@@ -23,6 +23,7 @@ from typing import Any
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.terminal import plain
 from resilio_hpc.launch import bootstrap, chain_order, notify_targets, run_directory, time_limit
 from resilio_hpc.launch.ballot import EpochRecord
@@ -258,8 +259,9 @@ def _past(run_path: Path, job: str) -> dict[str, Any]:
 
 def _verdict(run_path: Path, job: str) -> list[Any] | None:
     """Name and exit code of the verdict of a job's part, if there is one."""
-    verdict = run_directory.read_verdict(run_path, job)
-    return [str(verdict["verdict"]), int(verdict["exit_code"])] if verdict is not None else None
+    f = Fields.of(run_directory.read_verdict(run_path, job))
+    code = f.whole("exit_code")
+    return [f.text("verdict"), 1 if code is None else code] if f.text("verdict") else None
 
 
 if __name__ == "__main__":
