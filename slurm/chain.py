@@ -6,6 +6,7 @@ it starts in the second in which this one ends, and is cancelled when the run co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.core.errors import SlurmError, Untrusted
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.successor_options import EMPTY, arguments_unknown, successor_arguments
@@ -93,7 +94,7 @@ def submit_successor(run_path: Path, job: str, nodes: int) -> Link:
     successor = commands.pending_with_script(script) if script.exists() else None  # a submission lost its answer
     if successor is None:
         arguments = describe_successor(run_path, job, nodes)
-        successor = commands.submit(arguments, successor_environment(os.environ, run_path, number, job))
+        successor = _submit(script, arguments, successor_environment(os.environ, run_path, number, job))
     link = Link(number + 1, successor)
     write_links(run_path, [*(known for known in links if known.number < number), Link(number, job), link])
     return link
@@ -102,7 +103,8 @@ def submit_successor(run_path: Path, job: str, nodes: int) -> Link:
 def describe_successor(run_path: Path, job: str, nodes: int) -> list[str]:
     """sbatch's arguments for the job after ``job``; they and the batch script are kept in the run directory.
 
-    Raises SlurmError, OSError."""
+    Raises SlurmError, Untrusted, OSError."""
+    os.close(trusted_files.open_directory(run_path))
     script = run_path / f"batch-{job}.sh"
     text = _batch_script(job, script)
     fields = job_description(job, text)
@@ -121,6 +123,21 @@ def _batch_script(job: str, script: Path) -> str:
         written.chmod(0o700)
         written.rename(script)
     return text
+
+
+def _submit(script: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Submit a job and return its number. Raises SlurmError, Untrusted.
+
+    sbatch reads the script by its path: where others can rename directories above it, they could exchange it just then.
+    So what Slurm has is compared with what was kept."""
+    kept = trusted_files.read_text(script)
+    job = commands.submit(arguments, environment)
+    with contextlib.suppress(SlurmError), tempfile.TemporaryDirectory(prefix="resilio-") as private:
+        commands.batch_script(job, Path(private) / "script")
+        if (Path(private) / "script").read_text(errors="replace").strip() != kept.strip():
+            commands.cancel(job)
+            raise Untrusted(f"job {job} had another script than {script}, and is cancelled: who can write above it?")
+    return job
 
 
 def note_time_limit(run_path: Path, job: str, limit: str) -> None:
@@ -164,7 +181,8 @@ def submit_revived(run_path: Path, links: Sequence[Link], model: str, environmen
     if job is None:
         ours = [f"--dependency=afterany:{last.job}", "--hold"]
         variables = successor_environment(environment, run_path, last.number, last.job) | {REVIVED: "1"}
-        job = commands.submit([*ours, *(each for each in arguments if not each.startswith("--dependency="))], variables)
+        arguments = [each for each in arguments if not each.startswith("--dependency=")]
+        job = _submit(run_path / f"batch-{model}.sh", [*ours, *arguments], variables)
     link = Link(last.number + 1, job)
     write_links(run_path, [*(known for known in links if known.job != job), link])
     commands.release(job)

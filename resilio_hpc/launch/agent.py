@@ -22,15 +22,7 @@ from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import LaunchError, ResilioError, WireError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import (
-    announce,
-    identity,
-    last_one_out,
-    leftovers,
-    node_directories,
-    open_files,
-    process_tree,
-)  # fmt: skip
+from resilio_hpc.launch import announce, identity, last_one_out, leftovers, node_directories, open_files, process_tree
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.agent_files import AgentFiles
@@ -393,19 +385,15 @@ def main(argv: list[str]) -> int:
         process_tree.die_with_parent(settings.supervisor_pid)
     try:
         settings = settings.on_this_node(os.environ)
-        agent = Agent(settings)
-        code = agent.run_forever()
+        with open_files.limit_told():
+            agent = Agent(settings)
+            code = agent.run_forever()
         if agent.may_be_last:
             last_one_out.close_job(agent.run.path, settings.job)
         return code
     except ResilioError as error:
         print(f"resilio-launch: error: {printable(str(error), 2000)}", file=sys.stderr)
         return AGENT_LIVES if isinstance(error, AnotherLives) else AGENT_FAILED
-    except OSError as error:
-        if not open_files.exhausted(error):
-            raise
-        print(f"resilio-launch: error: {error.strerror}: raise the limit (ulimit -Hn)", file=sys.stderr)
-        return AGENT_FAILED
 
 
 if __name__ == "__main__":

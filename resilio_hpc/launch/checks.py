@@ -119,7 +119,6 @@ def check_ranks(options: LaunchOptions, devices: NodeDevices) -> tuple[str, ...]
     """Ranks against what this node has."""
     asked = options.nproc_per_node
     ranks = local_world_size(asked, devices)
-    open_files.check(ranks)
     notes: list[str] = []
     if asked == "auto" and not (devices.gpus or devices.xpus):
         notes.append(f"--nproc-per-node auto: no GPU here, so one rank per usable CPU: {ranks}")
@@ -140,6 +139,7 @@ def check_ranks(options: LaunchOptions, devices: NodeDevices) -> tuple[str, ...]
             f"--nproc-per-node {asked}: {ranks} ranks need at least {needed >> 30} GiB before they compute anything, "
             f"but this node has {devices.memory_bytes >> 30} GiB free"
         )
+    open_files.check(ranks)
     if options.cpu_bind == "ranks" and ranks > devices.cpus:
         raise UsageError(f"--cpu-bind ranks: {ranks} ranks cannot share {devices.cpus} CPUs; leave it out")
     return tuple(notes)

@@ -24,7 +24,6 @@ from resilio_hpc.core.errors import Untrusted, UsageError, os_error_text
 
 VARIABLE = "RESILIO_LOCAL_DIR"
 SHARED_MEMORY = Path("/dev/shm")
-_LONGEST = 85  # bytes: a socket's path holds 107, its name is the rest
 _LOCK_S = 1.0  # for an agent of this user that looks for its directories at the same moment
 
 
@@ -52,13 +51,9 @@ def make(base: Path, label: str = "") -> Path:
     """Make a new private directory, of mode 0700. Raises UsageError."""
     check_base(base)
     try:
-        made = Path(tempfile.mkdtemp(prefix=_prefix(label), dir=base))
+        return Path(tempfile.mkdtemp(prefix=_prefix(label), dir=base))
     except OSError as error:
         raise UsageError(f"no private directory can be made: {os_error_text(error, str(base))}") from None
-    if len(os.fsencode(made)) > _LONGEST:
-        made.rmdir()
-        raise UsageError(f"{VARIABLE}: {base} is too long for the paths of sockets: name a shorter one")
-    return made
 
 
 def check_base(base: Path) -> None:

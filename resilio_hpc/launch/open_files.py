@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.errors import LaunchError, UsageError
 from resilio_hpc.core.event_words import plural
 
 _LEAST, _LEAST_PER_RANK = 32, 4
@@ -26,9 +28,16 @@ def check(ranks: int) -> None:
         )
 
 
-def exhausted(error: OSError) -> bool:
-    """Whether this process or the machine has no descriptor left."""
-    return error.errno in (errno.EMFILE, errno.ENFILE)
+@contextmanager
+def limit_told() -> Iterator[None]:
+    """Raises LaunchError, in one line, where this process or the machine has no descriptor left."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        raise LaunchError(f"{error.strerror}: raise the limit, which is {hard} (ulimit -Hn)") from None
 
 
 def raise_limit() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from resilio_hpc.launch import node_directories, notify_targets, run_directory
 from resilio_hpc.launch.agent_settings import AgentSettings
-from resilio_hpc.launch.identity import identify
+from resilio_hpc.launch.identity import forget, identify
 from resilio_hpc.launch.notify_targets import parse_target
 from resilio_hpc.launch.options import LaunchOptions
 
@@ -44,3 +45,13 @@ def test_another_job_or_a_spoilt_file_reads_the_run_directory_again(settings: Ag
     directory = node_directories.local(run.run_id, "n1")
     (directory / "identity.json").write_text('{"job": "7"')
     assert identify(settings) == (run, ())
+
+
+def test_what_stays_behind_holds_neither_secret_nor_webhook(settings: AgentSettings) -> None:
+    run, _ = identify(settings)
+    directory = node_directories.local(run.run_id, "n1")
+    (directory / "spool").mkdir()
+    assert base64.b64encode(run.secret) in (directory / "identity.json").read_bytes()
+    forget(directory)
+    assert [path.name for path in directory.iterdir()] == ["spool"]
+    forget(directory)  # whoever comes second

@@ -114,12 +114,6 @@ def test_a_base_where_others_rename_our_directories_is_refused(base: Path) -> No
         node_directories.local("run", "n1")
 
 
-def test_a_base_that_is_too_long_for_sockets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RESILIO_LOCAL_DIR", str(tmp_path / ("x" * 100)))
-    with pytest.raises(UsageError, match="too long"):
-        node_directories.local("run", "n1")
-
-
 @needs_root
 def test_what_somebody_else_left_under_our_name_is_not_swept(public: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
