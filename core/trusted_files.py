@@ -77,7 +77,7 @@ def open_directory(path: Path) -> int:
 
 def _check_directory(fd: int, path: Path) -> None:
     status = os.fstat(fd)
-    _check_owner(path, status, "use a directory of your own")
+    _check_owner(path, status, "use a directory of your own, or do this as that user")
     if not status.st_mode & OTHERS_WRITE:
         return
     if status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX:
@@ -122,6 +122,13 @@ def make_directory(path: Path) -> None:
         path.mkdir(0o755, exist_ok=True)
 
 
+def closed_umask() -> int:
+    """Return this process's umask, without the right to write for others. Call it where no other thread makes files."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask | OTHERS_WRITE
+
+
 def run_directory(path: Path) -> Path:
     """Return the real path of a run directory in which only its owner can change anything.
 
@@ -131,7 +138,7 @@ def run_directory(path: Path) -> Path:
     path = _real(path)
     status = path.stat()
     shared = status.st_mode & OTHERS_WRITE and status.st_uid == os.geteuid()
-    if shared and not _is_run(path) and any(path.iterdir()):
+    if shared and not _is_run(path) and any(_is_strange(entry.name) for entry in path.iterdir()):
         raise Untrusted(f"{_shown(path)} is a directory that other users share: name a new one for the run in it")
     os.close(open_directory(path))
     for part in RUN_PARTS:
@@ -139,6 +146,24 @@ def run_directory(path: Path) -> Path:
             if part != "checkpoints" or not (path / part).is_symlink():  # its user may keep them elsewhere
                 os.close(open_directory(path / part))
     return path
+
+
+def close_directories(path: Path) -> None:
+    """Close the directories in ``path`` to others, where they are this user's. Raises Untrusted, OSError."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                if entry.is_dir(follow_symlinks=False) and _is_open(entry.stat(follow_symlinks=False)):
+                    os.close(open_directory(Path(entry.path)))
+
+
+def _is_open(status: os.stat_result) -> bool:
+    return bool(status.st_mode & OTHERS_WRITE) or status.st_uid not in (0, os.geteuid())
+
+
+def _is_strange(name: str) -> bool:
+    """Whether another node, which makes the same run directory just now, would not have made this. Pure."""
+    return name not in (*RUN_PARTS, "secret") and not name.startswith((".secret.", ".run.json."))
 
 
 def _is_run(path: Path) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilio_hpc.core.errors import ResilioError, UsageError
+from resilio_hpc.core.errors import ResilioError, UsageError, os_error_text
 from resilio_hpc.core.terminal import guarded, raw
 from resilio_hpc.launch import checks, devices
 from resilio_hpc.launch.option_values import Caller
@@ -44,6 +44,9 @@ def _carry_out(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | 
     except BrokenPipeError:  # resilio-launch --dry-run | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:  # a file that cannot be read, a full disk, no descriptor left
+        print(f"resilio-launch: error: {os_error_text(error, 'this launch')}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except SystemExit as end:  # --help, --version

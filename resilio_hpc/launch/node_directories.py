@@ -81,7 +81,7 @@ def _prefix(label: str) -> str:
 
 
 def _found(base: Path, label: str) -> Path | None:
-    """The oldest name, so that all agents of the node take the same."""
+    """The first one of this user's, so that all agents of the node take the same."""
     return next((path for path in sorted(base.glob(f"{_prefix(label)}*")) if trusted_files.is_own(path)), None)
 
 

@@ -58,6 +58,7 @@ def open_run(path: Path, wait_s: float = 10.0) -> Run:
         path = trusted_run(path)
         for name in ("ledger", "logs", "checkpoints", "links"):
             trusted_files.make_directory(path / name)
+        trusted_files.close_directories(path / "checkpoints")  # an older version's steps are open to the group
         create_exclusive(path / "secret", new_secret() + b"\n", 0o600)
         identity = {"version": VERSION, "run_id": secrets.token_hex(6), "created": time.time()}
         create_exclusive(path / "run.json", json.dumps(identity).encode(), 0o644)

@@ -60,6 +60,9 @@ def test_eight_nodes_that_open_it_at_once_share_one_identity(tmp_path: Path) -> 
     for attempt in range(5):
         barrier, results = context.Barrier(8), context.Queue()
         path = str(tmp_path / f"run{attempt}")
+        if attempt % 2:  # its user has made it, with a umask of 002
+            Path(path).mkdir()
+            Path(path).chmod(0o775)
         processes = [context.Process(target=_open, args=(path, barrier, results)) for _ in range(8)]
         for process in processes:
             process.start()

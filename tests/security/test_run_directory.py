@@ -25,6 +25,7 @@ from resilio_hpc.launch import (
     turns,
 )  # fmt: skip
 from resilio_hpc.launch.drain import Drain
+from resilio_hpc.launch.saver_link import SaverLink
 from resilio_hpc.report.overview import RunReader
 from resilio_hpc.slurm import chain, submitit_states
 from tests.support.environments import open_the_way_to
@@ -121,7 +122,9 @@ def test_a_directory_that_was_made_with_an_open_umask_is_closed_and_used(tmp_pat
     os.chown(project, 0, NOBODY)
     project.chmod(0o2775)
     run = run_directory.open_run(project / "run").path
-    for directory in (run, run / "links", run / "ledger"):
+    (run / "checkpoints" / "step-1").mkdir()
+    directories = (run, run / "links", run / "ledger", run / "checkpoints" / "step-1")
+    for directory in directories:
         directory.chmod(0o2775)
     (run / "notify").write_text("[]")
 
@@ -134,7 +137,10 @@ def test_a_directory_that_was_made_with_an_open_umask_is_closed_and_used(tmp_pat
     assert RunReader(run).path == run
     assert run_directory.open_run(run).path == run
     assert as_another_user(replace) == "PermissionError"
-    assert [path.stat().st_mode & 0o7777 for path in (run, run / "links", run / "ledger")] == [0o2755] * 3
+    assert [path.stat().st_mode & 0o7777 for path in directories] == [0o2755] * len(directories)
+    os.chown(run / "checkpoints" / "step-1", NOBODY, NOBODY)
+    with pytest.raises(Untrusted, match="step-1 belongs to user"):
+        run_directory.open_run(run)
 
 
 def test_what_is_written_goes_where_no_link_leads(run: Path, tmp_path: Path) -> None:
@@ -168,3 +174,17 @@ def test_the_batch_script_is_for_its_user_only(run: Path, monkeypatch: pytest.Mo
     assert "TOKEN" in chain._batch_script("7", run / "batch-7.sh")
     assert (run / "batch-7.sh").stat().st_mode & 0o777 == 0o700
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_a_saver_writes_into_a_run_directory_is_closed_to_its_group(tmp_path: Path) -> None:
+    """A step's folder under umask 002 would let the group exchange shards and manifest."""
+    before = os.umask(0o002)
+    try:
+        link = SaverLink(tmp_path / "saver.log")
+        link.start()
+    finally:
+        os.umask(before)
+    assert link._process is not None
+    status = Path(f"/proc/{link._process.pid}/status").read_text()
+    link.close()
+    assert "Umask:\t0022" in status
