@@ -22,7 +22,7 @@ from typing import Any
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.errors import ResilioError, Untrusted
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.terminal import plain
 from resilio_hpc.launch import bootstrap, chain_order, notify_targets, run_directory, time_limit
@@ -212,7 +212,18 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
             reply["error"] = f"unknown request {operation}"
     except (OSError, ValueError, KeyError, ResilioError) as error:
         reply["error"] = str(error)
+        if isinstance(error, Untrusted):
+            _warn_once(f"not believed: {error}")
     return reply
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        print(f"resilio-launch: {plain(text)}", file=sys.stderr)
 
 
 def _look(_request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
