@@ -2,6 +2,7 @@
 
 ResilioError                 anything we raise; its text is one line for a user
 ├── UsageError               the user asked for something impossible or misspelt (exit code 2)
+│   └── Untrusted            a file or directory that another user may have written
 ├── CommandError             an external command failed, timed out or is missing
 ├── SlurmError               Slurm refused or could not be asked
 ├── WireError                a peer sent something that is not a valid message
@@ -24,6 +25,10 @@ class ResilioError(Exception):
 
 class UsageError(ResilioError):
     """A mistake in arguments, files or configuration that the user can put right."""
+
+
+class Untrusted(UsageError):
+    """A file or directory that is not this user's or root's alone: it is neither executed nor believed."""
 
 
 class CommandError(ResilioError):

@@ -34,8 +34,19 @@ _AWAY = re.compile(
 )
 
 
+# What they say where no slurm.conf is found, by a path or from slurmctld.
+_NOT_HERE = re.compile(
+    r"Could not establish a configuration source|[Uu]nable to (?:process|open) (?:configuration|.*slurm\.conf)"
+    r"|s_p_parse_file|resolve_ctls_from_dns_srv"
+)
+
+
 class Unanswered(SlurmError):
     """slurmctld did not answer: whether the order was carried out is not known; it may be given again later."""
+
+
+class Unreachable(Unanswered):
+    """There is no Slurm command here, or it finds no configuration: nothing was carried out."""
 
 
 class SubmitLimit(SlurmError):
@@ -50,7 +61,9 @@ def address(job: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def refused(error: CommandError) -> SlurmError:
-    """What a failed command means: Unanswered, or that Slurm will not. Pure."""
+    """What a failed command means: Unanswered, Unreachable, or that Slurm will not. Pure."""
+    if (error.returncode is None and "cannot start" in str(error)) or _NOT_HERE.search(error.stderr):
+        return Unreachable(f"Slurm cannot be reached from here: {error}")
     if (error.returncode is None and "no answer" in str(error)) or _AWAY.search(error.stderr):
         return Unanswered(str(error))
     return SlurmError(str(error))

@@ -17,6 +17,7 @@ from resilio_hpc.ckpt.view import write_view
 from resilio_hpc.cli.ckpt_common import manifest_of, newest, print_columns, progress_of, size_text
 from resilio_hpc.core.errors import CheckpointError, UsageError
 from resilio_hpc.core.json_fields import printable
+from resilio_hpc.core.terminal import local_time
 
 # -- ls ----------------------------------------------------------------------------------------------------------------
 
@@ -34,7 +35,7 @@ def ls(options: argparse.Namespace) -> int:
         print(f"no checkpoint in {options.directory} yet", file=sys.stderr)
     lines: list[tuple[str, ...]] = [("step", "committed", "size", "ranks", "nodes", "layout", "epoch", "round")]
     for row in rows:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["committed"]))
+        when = local_time(row["committed"])
         size = size_text(row["size_bytes"])
         rest = [row[name] for name in ("ranks", "nodes", "layout", "epoch", "round")]
         lines.append(tuple(map(str, (row["step"], when, size, *rest))))

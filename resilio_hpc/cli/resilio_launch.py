@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilio_hpc.core.errors import ResilioError, UsageError
+from resilio_hpc.core.errors import ResilioError, UsageError, os_error_text
+from resilio_hpc.core.terminal import guarded, raw
 from resilio_hpc.launch import checks, devices
 from resilio_hpc.launch.option_values import Caller
 from resilio_hpc.launch.options import LaunchOptions
@@ -27,16 +28,25 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None, supervise: Callable[[LaunchOptions], int] | None = None) -> int:
     """Exit code: the run's, as ``supervise`` returns it (default: the supervisor); 2 after a mistake of the user; 130
     when interrupted."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # --help and --dry-run in a locale without UTF-8
+    output = raw(sys.stdout)
+    if isinstance(output, io.TextIOWrapper):
+        output.reconfigure(errors="replace")  # --help and --dry-run in a locale without UTF-8
+    with guarded():
+        return _carry_out(sys.argv[1:] if argv is None else argv, supervise)
+
+
+def _carry_out(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | None) -> int:
     try:
-        return _launch(sys.argv[1:] if argv is None else argv, supervise)
+        return _launch(argv, supervise)
     except ResilioError as error:
         print(f"resilio-launch: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:  # resilio-launch --dry-run | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:  # a file that cannot be read, a full disk, no descriptor left
+        print(f"resilio-launch: error: {os_error_text(error, 'this launch')}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except SystemExit as end:  # --help, --version
@@ -67,7 +77,8 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
     run = run_directory.open_run(Path(parsed.options.run_dir))
     notify_targets.put_away(run.path, targets)
     supervise = supervise or supervisor.run
-    return supervise(replace(parsed.options, notify=()))  # which become part of the agents' command lines
+    options = replace(parsed.options, run_dir=str(run.path), notify=())  # part of the agents' command lines
+    return supervise(options)
 
 
 def _notify_targets(options: LaunchOptions, caller: Caller) -> tuple[Target, ...]:

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import create_exclusive, write_atomic
 from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError
-from resilio_hpc.core.json_fields import read_object
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import chain_order, last_one_out, link_lease, maintenance, preemption, run_directory, turns
 from resilio_hpc.launch.announce import say
@@ -151,7 +151,7 @@ class Chain:
         run_directory.expect_verdict(self._run_path, self._site.key)
         deadline = time.monotonic() + FOLLOWER_WAIT_S + link_lease.LIMIT_S
         while time.monotonic() < deadline:
-            news = read_object(self._ready_file()) or {}
+            news = trusted_files.read_object(self._ready_file()) or {}
             if news.get("ready"):
                 self.begins = int(news["begins"])
                 return None

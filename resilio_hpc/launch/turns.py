@@ -12,7 +12,10 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import create_exclusive
+from resilio_hpc.core.json_fields import Fields
+from resilio_hpc.slurm import chain
 
 _NAME = re.compile(r"turn\.(\d+)\.json")
 
@@ -31,7 +34,7 @@ class Turn:
 
 
 def newest(run_path: Path, count: int = 1) -> list[Turn]:
-    """The last turns, newest first. Damaged ones are left out."""
+    """The last turns, newest first. Damaged ones are left out. Raises Untrusted."""
     found: list[Turn] = []
     for number in _numbers(run_path):
         turn = _read(_file(run_path, number))
@@ -62,11 +65,15 @@ def _file(run_path: Path, number: int) -> Path:
 
 
 def _read(file: Path) -> Turn | None:
-    try:
-        fields = json.loads(file.read_text())
-        return Turn(
-            int(fields["number"]), str(fields["part"]), str(fields["job"]), int(fields["link"]),
-            tuple(str(node) for node in fields["nodes"]), int(fields["committed"]), float(fields["time"]),
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError):
+    f = Fields.of(trusted_files.read_object(file))
+    number, link, committed, at = f.whole("number"), f.whole("link"), f.whole("committed"), f.time("time")
+    if (
+        number is None
+        or link is None
+        or committed is None
+        or at is None
+        or not f.text("part")
+        or not chain.is_job(f.text("job"))
+    ):
         return None
+    return Turn(number, f.text("part"), f.text("job"), link, f.texts("nodes"), committed, at)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from rich import box
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from resilio_hpc.core.event_words import FAULTS, RUNGS, plural, seconds, signal_name, words
 from resilio_hpc.core.json_fields import Fields, printable
+from resilio_hpc.core.terminal import local_time
 from resilio_hpc.report.faults import Fault
 from resilio_hpc.report.overview import Overview
 from resilio_hpc.report.status import NodeStatus
@@ -199,10 +199,7 @@ def _table(*names: str) -> Table:
 
 def clock(unix: float) -> str:
     """``HH:MM:SS`` in local time."""
-    try:
-        return time.strftime("%H:%M:%S", time.localtime(unix))
-    except (OverflowError, ValueError, OSError):
-        return "??:??:??"
+    return local_time(unix, "%H:%M:%S")
 
 
 def _ordinal(number: int) -> str:

@@ -171,7 +171,7 @@ def test_an_answer_without_a_number_and_a_missing_sbatch(
     assert "which is no job number" in capsys.readouterr().err
     monkeypatch.setenv("PATH", str(slurm.parent))
     assert submit("--template", "multi-node", "--", "train.py") == 1
-    assert "there is no sbatch on PATH" in capsys.readouterr().err
+    assert "Slurm cannot be reached from here" in capsys.readouterr().err
 
 
 def test_notes_of_the_site_are_passed_on(slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
