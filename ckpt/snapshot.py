@@ -63,7 +63,9 @@ def plan(leaves: Iterable[Leaf], tree_size: int) -> Plan:
         offsets.append(at)
         at += leaf.held_bytes
         # each character may become six in JSON; 24 bytes hold any number
-        table_bound += 6 * len(leaf.path) + 24 * (8 + 3 * len(leaf.shape) + len(blocks(leaf.held_bytes)))
+        table_bound += 6 * (len(leaf.path) + len(leaf.dtype)) + 24 * (
+            8 + 3 * len(leaf.shape) + len(blocks(leaf.held_bytes))
+        )
     table_offset = -(-(at + tree_size) // 64) * 64
     return Plan(tuple(offsets), at, table_offset, table_offset + table_bound)
 

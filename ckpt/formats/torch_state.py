@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from resilio_hpc.ckpt import tensors, tree
+from resilio_hpc.ckpt import containers, tensors
 from resilio_hpc.ckpt.formats.imported import library
 from resilio_hpc.ckpt.formats.whole_state import WholeState
 from resilio_hpc.ckpt.tree import TensorRef
@@ -42,7 +42,7 @@ def torch_state(whole: WholeState) -> TorchState:
         converted[what] += bool(what)
         return value
 
-    state = tree.map_leaves(whole.state, convert)
+    state = containers.map_leaves(whole.state, convert)
     return TorchState(state, made, [f"{what}: {count}" for what, count in converted.items() if count])
 
 
@@ -52,9 +52,8 @@ def tensors_of(node: Any) -> Iterator[Any]:
 
     if isinstance(node, torch.Tensor):
         yield node
-    elif isinstance(node, dict | list | tuple):
-        for item in node.values() if isinstance(node, dict) else node:
-            yield from tensors_of(item)
+    for _, item in containers.parts(node):
+        yield from tensors_of(item)
 
 
 def _check_dtypes(whole: WholeState) -> None:
