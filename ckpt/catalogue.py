@@ -104,7 +104,7 @@ def committed(directory: Path) -> list[Manifest]:
         except (CheckpointError, OSError):
             continue
         where = step_directory(directory, step)
-        if all(regular_file.size_of(where / s.file) == s.size_bytes for s in manifest.shards):
+        if all(_has_size(where / s.file, s.size_bytes) for s in manifest.shards):
             found.append(manifest)
     return sorted(found, key=lambda manifest: (manifest.order, manifest.step))
 
@@ -119,7 +119,7 @@ def damaged_steps(directory: Path) -> dict[int, str]:
             why[step] = str(error)
             continue
         where = step_directory(directory, step)
-        bad = [s.file for s in manifest.shards if regular_file.size_of(where / s.file) != s.size_bytes]
+        bad = [s.file for s in manifest.shards if not _has_size(where / s.file, s.size_bytes)]
         if bad:
             why[step] = f"{', '.join(bad[:5])}: missing, or not as large as it was written"
     return why
@@ -169,6 +169,8 @@ def why_latest_is_wrong(directory: Path) -> str:
         text = regular_file.read_file(directory / "latest", 40)
     except FileNotFoundError:
         return ""
+    except NotRegular as error:
+        return error.strerror or ""
     if text in [f"{step}\n".encode() for step in _numbers(directory)]:
         return ""
     return f"it says {text.decode('ascii', 'backslashreplace')!r}, and no step of that number is here"
@@ -228,7 +230,7 @@ def commit(
     why = why_incomplete(shards, world_size) or "".join(
         f"{shard.file} is missing or has another size. "
         for shard in shards
-        if regular_file.size_of(staging / shard.file, follow=False) != shard.size_bytes
+        if not _has_size(staging / shard.file, shard.size_bytes, follow=False)
     )
     if why:
         raise CheckpointError(f"step {step} cannot be committed: {why}")
@@ -387,3 +389,7 @@ def _numbers(directory: Path) -> list[int]:
     except OSError:
         return []
     return sorted(int(found[1]) for name in names if (found := _STEP.fullmatch(name)))
+
+
+def _has_size(path: Path, size: int, follow: bool = True) -> bool:
+    return regular_file.size_of(path, follow) == size

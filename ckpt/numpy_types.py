@@ -120,6 +120,17 @@ def scalar_of(text: str, data: bytes) -> Any:
     return numpy.frombuffer(bytearray(data), dtype=dtype)[0] if data else dtype.type()
 
 
+def bytes_of(scalar: Any) -> bytes:
+    """Of a numpy scalar. Between the fields of a structure, where numpy leaves what was in memory, zeros."""
+    import numpy
+
+    if scalar.dtype.names is None:
+        return bytes(scalar.tobytes())
+    made = numpy.zeros((), dtype=scalar.dtype)
+    made[()] = scalar
+    return made.tobytes()
+
+
 def raw_view(array: Any) -> Any:
     """The same elements as raw bytes, so that copies take the bytes between fields, too."""
     return array.view(f"V{array.dtype.itemsize}") if array.dtype.names is not None else array

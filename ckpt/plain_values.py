@@ -114,11 +114,11 @@ def _encode_library_value(value: Any) -> Any:
         if isinstance(value, numpy.dtype):
             return {"$numpy_dtype": numpy_types.text_of(value)}
         if type(value) is numpy.str_:  # in an array numpy takes zeros off the end
-            return {"$numpy_str": encode(str(value))}
+            return {"$numpy_str": encode("".join(value))}  # str() takes them off, too
         if type(value) is numpy.bytes_:
             return {"$numpy_bytes": _text(bytes(value))}
         if isinstance(value, numpy.generic) and type(value) is value.dtype.type:
-            return {"$scalar": [numpy_types.text_of(value.dtype), _text(value.tobytes())]}
+            return {"$scalar": [numpy_types.text_of(value.dtype), _text(numpy_types.bytes_of(value))]}
     raise UsageError(f"a {name_of(type(value))} cannot be held; {_advice(value)}")
 
 
