@@ -5,32 +5,15 @@ Such a pickle is made and read within this process. No byte of it goes into a ch
 
 from __future__ import annotations
 
-import datetime
 import io
-import pathlib
-from collections import deque
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
+from resilio_hpc.ckpt.plain_values import CLASSES
 from resilio_hpc.core.errors import UsageError
-
-_PLAIN: list[Any] = [
-    io.BytesIO,
-    deque,
-    pathlib.PosixPath,
-    Decimal,
-    Fraction,
-    range,
-    slice,
-    datetime.date,
-    datetime.timedelta,
-]
-"""What torch's unpickler does not make by itself, and a checkpoint can hold."""
 
 
 def value_of(planner: SavePlanner, item: WriteItem) -> Any:
@@ -42,7 +25,7 @@ def value_of(planner: SavePlanner, item: WriteItem) -> Any:
         raise UsageError(f"{item.index.fqn}: the planner gives a {type(stream).__name__}, not the bytes of a value")
     stream.seek(0)
     try:  # torch and its unpickler raise whatever they like for bytes that are something else
-        with torch.serialization.safe_globals(_PLAIN):
+        with torch.serialization.safe_globals(CLASSES):
             return torch.load(stream, map_location="cpu", weights_only=True)
     except Exception as error:
         why = str(error).partition("\n")[0]

@@ -277,6 +277,11 @@ _RARE_KINDS: dict[type, _Kind] = {  # each value is read back before it is belie
         lambda node: datetime.timedelta(*node),
     ),
 }
+CLASSES: list[Any] = [
+    BytesIO, pathlib.PosixPath, Decimal, Fraction, range, slice, uuid.UUID, datetime.date, datetime.datetime,
+    datetime.time, datetime.timedelta, datetime.timezone,
+]  # fmt: skip
+"""Those that torch does not make by itself where it loads without code, and a checkpoint can hold."""
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     **{kind.tag: kind.value_of for kind in (*_KINDS.values(), *_RARE_KINDS.values())},
     "$str": lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),

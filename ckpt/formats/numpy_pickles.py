@@ -91,9 +91,17 @@ def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
     return _Array()
 
 
+def _bytes(*given: Any) -> bytes:
+    """How pickles of protocol 2 say that there are none."""
+    if given:
+        raise UsageError("bytes made of something else")
+    return b""
+
+
 STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     *((_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
     *((_reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+    *((_bytes, f"{builtins}.bytes") for builtins in ("builtins", "__builtin__")),
     (_Dtype, "numpy.dtype"),
     (_Ndarray, "numpy.ndarray"),
     (_Array, "resilio_hpc.ckpt.formats.numpy_pickles._Array"),

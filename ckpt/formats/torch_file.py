@@ -17,6 +17,7 @@ from resilio_hpc.ckpt.formats.imported import Imported, library
 from resilio_hpc.ckpt.formats.numpy_pickles import STAND_INS, settled
 from resilio_hpc.ckpt.formats.torch_state import tensors_of, torch_state
 from resilio_hpc.ckpt.formats.whole_state import WholeState
+from resilio_hpc.ckpt.plain_values import CLASSES
 from resilio_hpc.ckpt.verify import Progress
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
 from resilio_hpc.core.regular_file import open_file
@@ -124,7 +125,7 @@ def load(file: Path | IO[bytes], name: str) -> Any:
     import torch
 
     try:
-        with torch.serialization.safe_globals(STAND_INS):
+        with torch.serialization.safe_globals([*STAND_INS, *CLASSES]):
             found = torch.load(file, map_location="cpu", mmap=isinstance(file, Path), weights_only=True)
         return settled(found)
     except OSError:
