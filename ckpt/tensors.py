@@ -82,7 +82,7 @@ def _describe_numpy(value: Any, path: str) -> Leaf:
 def _describe_torch(value: Any, path: str) -> Leaf:
     import torch
 
-    if torch.nn.parameter.is_lazy(value):
+    if type(value) is not torch.nn.Parameter and torch.nn.parameter.is_lazy(value):
         raise UsageError("a parameter of a lazy module has no shape yet; run the module once before it is saved")
     plain = value.detach()
     if type(plain) is not torch.Tensor:
@@ -97,11 +97,14 @@ def _describe_torch(value: Any, path: str) -> Leaf:
     if plain.layout is not torch.strided:
         raise UsageError(f"a tensor of kind {plain.layout} cannot be saved; convert it to a dense tensor")
     dtype, shape, size = plain.dtype, tuple(plain.shape), plain.nbytes
-    _check_shape(shape)
+    if len(shape) > MAX_DIMENSIONS or not size:
+        _check_shape(shape)
     if not size:
         return Leaf(path, "torch", _name_of(dtype), shape, size, plain, None)
     address, stride = plain.data_ptr(), plain.stride()
-    _check_memory(plain, address, stride)
+    end = plain.storage_offset() * plain.itemsize + size
+    if not address or end > plain.untyped_storage().nbytes() or not plain.is_contiguous():
+        _check_memory(plain, address, stride)
     identity = (device, address, shape, stride, dtype, plain.is_conj(), plain.is_neg())
     return Leaf(path, "torch", _name_of(dtype), shape, size, plain, identity)
 

@@ -26,6 +26,7 @@ from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
 MAX_DEPTH = 100
 """So that it can be read in a deep stack of calls, too."""
+_MANY = 50  # fewer are faster one by one
 Shapes = list[list[int] | None]
 
 
@@ -213,7 +214,7 @@ class _Encoder:
         self._check_depth(path)
         kind = type(value)
         self.kinds.add(kind)
-        if plain_values.are_json(value, set(map(type, value))):
+        if _are_json(value):
             items = list(value)
         else:
             items = [self.encode(item, (*path, position)) for position, item in enumerate(value)]
@@ -225,11 +226,10 @@ class _Encoder:
         self._check_depth(path)
         kind = type(value)
         self.kinds.add(kind)
-        values = value.values()
-        simple = plain_values.are_json(values, set(map(type, values)))
+        simple = _are_json(value.values())
         if kind is dict and all(_is_json_key(key) for key in value):
             return dict(value) if simple else {key: self.encode(item, (*path, key)) for key, item in value.items()}
-        if simple and plain_values.are_json(value, set(map(type, value))):
+        if simple and _are_json(value):
             items = list(map(list, value.items()))
         else:
             items = [[self._key(key, path), self.encode(item, (*path, key))] for key, item in value.items()]
@@ -284,6 +284,10 @@ class _RefEncoder(_Encoder):
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
         return {"$tensor": value.index} if type(value) is TensorRef else super().encode(value, path)
+
+
+def _are_json(values: Any) -> bool:
+    return len(values) > _MANY and plain_values.are_json(values, set(map(type, values)))
 
 
 def _is_json_key(key: Any) -> bool:
