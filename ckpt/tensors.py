@@ -123,8 +123,8 @@ def _check_memory(plain: Any, address: int, stride: tuple[int, ...]) -> None:
     needed, held = (plain.storage_offset() + last) * plain.itemsize, plain.untyped_storage().nbytes()
     if held < needed or not address:
         raise UsageError(
-            f"a tensor of {plain.nbytes} bytes whose storage has {held if address else 0} cannot be saved: it was "
-            "freed or resized, as sharding libraries do; save it while its values are there"
+            f"a tensor of {plain.nbytes} bytes has a storage of {held if address else 0}: it was freed or resized, as "
+            "sharding libraries do; save and restore it while its memory is there"
         )
 
 
@@ -168,8 +168,16 @@ def copy_out(value: Any, target: memoryview) -> None:
         return
     import torch
 
-    plain = value.detach()
+    plain = _as_bits(value.detach())
     torch.frombuffer(target, dtype=torch.uint8).view(plain.dtype).reshape(plain.shape).copy_(plain)
+
+
+def _as_bits(plain: Any) -> Any:
+    """The same elements as whole numbers of their size: torch has no copies of some of its dtypes."""
+    import torch
+
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(plain.itemsize)
+    return plain if bits is None or plain.is_conj() or plain.is_neg() else plain.view(bits)
 
 
 def copy_into(target: Any, source: Any) -> None:
@@ -180,8 +188,11 @@ def copy_into(target: Any, source: Any) -> None:
         return
     import torch
 
+    plain = target.detach()
     with torch.inference_mode(target.is_inference()):
-        target.detach().copy_(source)
+        if plain.dtype == source.dtype and _as_bits(plain) is not plain and _as_bits(source) is not source:
+            plain, source = _as_bits(plain), _as_bits(source)
+        plain.copy_(source)
 
 
 def is_meta(value: Any) -> bool:
