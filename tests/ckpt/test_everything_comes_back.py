@@ -147,6 +147,12 @@ def test_millions_of_numbers_take_no_step_of_python_each(checkpointer: Checkpoin
     assert replaced(many, lambda ref: ref) is many
 
 
+def test_arrays_of_ml_dtypes_come_back(checkpointer: Checkpointer) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    kinds = [getattr(ml_dtypes, name) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint2")]
+    comes_back(checkpointer, [(np.arange(6).astype(kind).reshape(2, 3).T, kind(1), np.dtype(kind)) for kind in kinds])
+
+
 # -- views -------------------------------------------------------------------------------------------------------------
 
 bases = st.sampled_from([torch.complex64, torch.float32, torch.complex128, torch.float64]).flatmap(
