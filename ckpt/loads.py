@@ -98,6 +98,7 @@ class _Load:
     live: Any
     path: tuple[Any, ...]
     build: Callable[[], Any]
+    fills_tensors: bool = False
 
     def run(self, state: Any = None) -> Any:
         """``state``: another than ``build`` makes. Raises LayoutMismatch, with the place, for whatever it raises."""
@@ -118,9 +119,10 @@ class Loads:
     _objects: list[_Load] = field(default_factory=list)
     _modules: list[_Load] = field(default_factory=list)
 
-    def add(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any]) -> None:
-        """An object that is no module. ``build``: its state, once what is new is read."""
-        self._objects.append(_Load(live, path, build))
+    def add(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any], fills_tensors: bool) -> None:
+        """An object that is no module. ``build``: its state, once what is new is read. ``fills_tensors``: it may write
+        to large tensors in place, which nothing undoes, and so comes after those that do not."""
+        self._objects.append(_Load(live, path, build, fills_tensors))
 
     def add_module(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any]) -> None:
         """``build``: its state, of its own tensors."""
@@ -128,7 +130,7 @@ class Loads:
 
     def load_objects(self, undo: Undo) -> None:
         """All but the tensors of modules. Raises LayoutMismatch; ``undo`` then knows what has changed."""
-        for load in self._objects:
+        for load in sorted(self._objects, key=lambda load: load.fills_tensors):
             undo.remember(load.live)
             state = load.run()
             if is_optimizer(load.live) and isinstance(state, dict) and isinstance(state.get("state"), dict):

@@ -63,7 +63,8 @@ def _text_of(dtype: Any) -> str:
 
 
 def dtype_of(text: str, depth: int = 0) -> Any:
-    """The numpy dtype of a text. Raises ValueError for anything else, objects among them."""
+    """The numpy dtype of a text. Raises ValueError for anything else, objects among them, UsageError for a package that
+    is missing."""
     import numpy
 
     if depth > _MAX_DEPTH:
@@ -98,7 +99,7 @@ def _of_ml_dtypes(name: str) -> Any:
     try:
         import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        raise ValueError(f"arrays of {name} need the package ml_dtypes: pip install ml_dtypes") from None
+        raise UsageError(f"arrays of {name} need the package ml_dtypes: pip install ml_dtypes") from None
     found = getattr(ml_dtypes, name, None)
     if found is None:
         raise ValueError(f"this ml_dtypes has no {name}")

@@ -203,7 +203,8 @@ class _Matching:
         self._is_new, before = True, self._is_new
         build = self.match(template, saved, path)
         self._is_new = before
-        self.loads.add(live, path, build)
+        fills_tensors = not overlap.is_optimizer(live) and next(refs(saved), None) is not None
+        self.loads.add(live, path, build, fills_tensors)
         return lambda: live
 
     def _optimizer(self, live: Any, saved: dict[Any, Any], path: Path) -> dict[Any, Any]:
