@@ -18,9 +18,18 @@ _ML_DTYPES = re.compile(r"bfloat16|float[468]_e\d+m\d+\w*|u?int[1-7]")
 _MAX_DEPTH = 16
 
 
-@cache
 def text_of(dtype: Any) -> str:
     """The text of a numpy dtype. Raises UsageError for one that a checkpoint cannot hold."""
+    # to numpy, structures are equal that are aligned and that are not
+    return _known(dtype) if dtype.names is None and dtype.subdtype is None else _checked(dtype)
+
+
+@cache
+def _known(dtype: Any) -> str:
+    return _checked(dtype)
+
+
+def _checked(dtype: Any) -> str:
     found = _text_of(dtype)
     try:
         back = dtype_of(found)
