@@ -25,7 +25,7 @@ def comes_back(checkpointer: Checkpointer, state: Any) -> None:
     checkpointer.save(1, {"state": state}).wait(timeout_s=60)
     found = checkpointer.restore()
     assert found is not None
-    assert same(found[1]["state"], state), (found[1]["state"], state)
+    assert same(found[1]["state"], state)
 
 
 QUICK = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
@@ -183,7 +183,7 @@ def test_two_views_are_one_tensor_only_if_all_their_bits_are_the_same(some: list
     flat = flatten(some)
     found = [flat.leaves[ref.index].value for ref in decode(flat.tree)]
     for one, other in zip(some, found, strict=True):
-        assert same(one, other), (one, other)
+        assert same(one, other)
 
 
 def test_views_that_are_told_apart_come_back(checkpointer: Checkpointer) -> None:

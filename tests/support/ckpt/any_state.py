@@ -271,5 +271,6 @@ def same(one: Any, other: Any) -> bool:
 
 def bits(tensor: torch.Tensor) -> bytes:
     """Of its elements in row-major order."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = (plain.view(torch.uint8) if plain.itemsize == 1 else plain).contiguous().reshape(-1)
     return bytes(plain.view(torch.uint8).numpy()) if plain.numel() else b""
