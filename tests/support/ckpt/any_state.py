@@ -239,6 +239,8 @@ def stream(data: bytes, at: int) -> io.BytesIO:
 
 def same(one: Any, other: Any) -> bool:
     """Are they of the same types, with the same bits, in the same order?"""
+    if isinstance(one, np.dtype) and isinstance(other, np.dtype):
+        return one == other and one.itemsize == other.itemsize and one.isalignedstruct == other.isalignedstruct
     if isinstance(one, np.generic) and isinstance(other, np.generic):  # C's long and long long are one dtype
         return one.dtype == other.dtype and bytes_of(one) == bytes_of(other)
     if type(one) is not type(other):
@@ -247,8 +249,6 @@ def same(one: Any, other: Any) -> bool:
         return one.dtype == other.dtype and one.shape == other.shape and bits(one) == bits(other)
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    if isinstance(one, np.dtype):
-        return one == other and one.itemsize == other.itemsize and one.isalignedstruct == other.isalignedstruct
     if isinstance(one, dict):
         if isinstance(one, defaultdict) and one.default_factory is not other.default_factory:
             return False
