@@ -21,32 +21,39 @@ import atexit
 import contextlib
 import os
 import re
-import shutil
 import time
 from collections.abc import Collection, Sequence
 from functools import cache
+from numbers import Integral
 from pathlib import Path
 
 from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete, write_manifest
 from resilio_hpc.ckpt.retention import CommittedStep, Retention
 from resilio_hpc.ckpt.worn_files import strip, worn
-from resilio_hpc.core.durable import exchange, sync_directory, write_atomic
+from resilio_hpc.core import regular_file
+from resilio_hpc.core.durable import exchange, make_directory, sync_directory, write_atomic
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
+from resilio_hpc.core.regular_file import NotRegular
 
 MANIFEST = "manifest.json"
 DAMAGED = "damaged"
 VIEW = "checkpoint.h5"
 _MANIFEST_LIMIT = 1 << 30
+_NOTE_LIMIT = 1 << 16
 _STEP = re.compile(r"step-(\d{10,18})")
 _STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(?:-s([0-9a-f]{1,32}))?(-whole)?")
-_GOING = re.compile(r"\.(removed|replaced)-.*")
-_UNFINISHED = re.compile(r"\.latest\..*")  # of a process that died while it wrote `latest`
+_GOING = re.compile(  # as ``_move_away`` names them; others' files beside the steps may have names like these
+    rf"\.(removed|replaced)-({_STEP.pattern}|{_STAGING.pattern[2:]}|worn)-\d+-[0-9a-f]{{8}}"
+)
+_UNFINISHED = re.compile(r"\.latest\.[a-z0-9_]{8}\.tmp")  # of a process that died while it wrote `latest`
 
 
-def check_step(step: object) -> None:
-    """Raises UsageError unless ``step`` can be the number of a step."""
-    if type(step) is not int or not 0 <= step < 1 << 53:
+def check_step(step: object) -> int:
+    """The number of a step, numpy's integers included. Raises UsageError for what cannot be one."""
+    number = -1 if isinstance(step, bool) or not isinstance(step, Integral) else int(step)
+    if not 0 <= number < 1 << 53:
         raise UsageError(f"step {step!r} is not a whole number from 0 on")
+    return number
 
 
 def step_directory(directory: Path, step: int) -> Path:
@@ -74,6 +81,15 @@ def open_staging(directory: Path, step: int, epoch: int, round_: int) -> Path:
     return staging
 
 
+def make_staging(staging: Path) -> None:
+    """Make a staging directory where there is none, durable; a link of that name goes. Raises OSError."""
+    if staging.is_symlink():
+        with contextlib.suppress(OSError):  # another process was faster
+            staging.unlink()
+    if not staging.is_dir():
+        make_directory(staging)
+
+
 def committed_steps(directory: Path) -> list[int]:
     """Every committed step whose manifest is right and whose files have their sizes, the one committed last, last."""
     return [manifest.step for manifest in committed(directory)]
@@ -87,7 +103,8 @@ def committed(directory: Path) -> list[Manifest]:
             manifest = manifest_of(directory, step)
         except (CheckpointError, OSError):
             continue
-        if all(_has_size(step_directory(directory, step) / s.file, s.size_bytes) for s in manifest.shards):
+        where = step_directory(directory, step)
+        if all(_has_size(where / s.file, s.size_bytes) for s in manifest.shards):
             found.append(manifest)
     return sorted(found, key=lambda manifest: (manifest.order, manifest.step))
 
@@ -101,7 +118,8 @@ def damaged_steps(directory: Path) -> dict[int, str]:
         except (CheckpointError, OSError) as error:
             why[step] = str(error)
             continue
-        bad = [s.file for s in manifest.shards if not _has_size(step_directory(directory, step) / s.file, s.size_bytes)]
+        where = step_directory(directory, step)
+        bad = [s.file for s in manifest.shards if not _has_size(where / s.file, s.size_bytes)]
         if bad:
             why[step] = f"{', '.join(bad[:5])}: missing, or not as large as it was written"
     return why
@@ -111,7 +129,10 @@ def note_damage(directory: Path, step: int, why: str) -> None:
     """Note in a step that it was found damaged, and why; "": it was found good.
 
     Whoever prunes does not count on a damaged one; restores still try it. It is no error that it cannot be written.
+    Nothing is noted behind a link.
     """
+    if not regular_file.is_real_directory(step_directory(directory, step)):
+        return
     path = step_directory(directory, step) / DAMAGED
     with contextlib.suppress(OSError):
         if why:
@@ -124,7 +145,7 @@ def note_damage(directory: Path, step: int, why: str) -> None:
 def noted_damage(directory: Path, step: int) -> str:
     """Why a step was found damaged; "" when it was not."""
     try:
-        data = (step_directory(directory, step) / DAMAGED).read_bytes()
+        data = regular_file.read_file(step_directory(directory, step) / DAMAGED, _NOTE_LIMIT)
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -145,10 +166,11 @@ def check_not_all_damaged(directory: Path) -> None:
 def why_latest_is_wrong(directory: Path) -> str:
     """Why ``latest`` is nothing that a commit wrote; "" when it is (it may be behind), or not there. Raises OSError."""
     try:
-        with open(directory / "latest", "rb") as file:
-            text = file.read(40)
+        text = regular_file.read_file(directory / "latest", 40)
     except FileNotFoundError:
         return ""
+    except NotRegular as error:
+        return error.strerror or ""
     if text in [f"{step}\n".encode() for step in _numbers(directory)]:
         return ""
     return f"it says {text.decode('ascii', 'backslashreplace')!r}, and no step of that number is here"
@@ -156,10 +178,10 @@ def why_latest_is_wrong(directory: Path) -> str:
 
 def manifest_of(directory: Path, step: int) -> Manifest:
     """The manifest of one step. Raises CorruptCheckpoint, CheckpointError for a newer format, OSError."""
-    path = step_directory(directory, step) / MANIFEST
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(_MANIFEST_LIMIT + 1)
+    try:
+        data = regular_file.read_file(step_directory(directory, step) / MANIFEST, _MANIFEST_LIMIT + 1)
+    except NotRegular as error:
+        raise CorruptCheckpoint(f"manifest of step {step}: {error.strerror}") from error
     if len(data) > _MANIFEST_LIMIT:
         raise CorruptCheckpoint(f"manifest of step {step} is larger than {_MANIFEST_LIMIT} bytes")
     return read_manifest(data, step)
@@ -168,7 +190,7 @@ def manifest_of(directory: Path, step: int) -> Manifest:
 def fence(directory: Path) -> int:
     """The lowest epoch that may still commit."""
     try:
-        return int((directory / "epoch-fence").read_text())
+        return int(regular_file.read_file(directory / "epoch-fence", 40))
     except FileNotFoundError:
         return 0
     except ValueError as error:
@@ -208,7 +230,7 @@ def commit(
     why = why_incomplete(shards, world_size) or "".join(
         f"{shard.file} is missing or has another size. "
         for shard in shards
-        if not _has_size(staging / shard.file, shard.size_bytes)
+        if not _has_size(staging / shard.file, shard.size_bytes, follow=False)
     )
     if why:
         raise CheckpointError(f"step {step} cannot be committed: {why}")
@@ -309,7 +331,7 @@ def _remove_strangers(staging: Path, files: Collection[str]) -> None:
     """What processes that died left in here, and the notes of those that live, do not belong to the step."""
     for path in list(staging.iterdir()):
         if path.name not in files:
-            path.unlink(missing_ok=True)
+            regular_file.remove(path)
 
 
 def _put_in_place(staging: Path, final: Path) -> None:
@@ -318,7 +340,7 @@ def _put_in_place(staging: Path, final: Path) -> None:
     A file system that cannot exchange two names (NFS) has neither for an instant; a kill just then loses the former.
     The new one has a name of its own by then: under that of the staging directory, the former could be taken for it.
     """
-    if not final.exists():
+    if not os.path.lexists(final):
         staging.rename(final)
         return
     whole = staging.with_name(f"{staging.name}-whole")
@@ -344,10 +366,8 @@ def _move_away(path: Path, why: str) -> Path:
 
 def _empty_bin(directory: Path) -> None:
     for path in list(directory.iterdir()):
-        if _UNFINISHED.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-        elif _GOING.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+        if _UNFINISHED.fullmatch(path.name) or _GOING.fullmatch(path.name):
+            regular_file.remove(path)
 
 
 def _check_fence(directory: Path, epoch: int) -> None:
@@ -371,8 +391,5 @@ def _numbers(directory: Path) -> list[int]:
     return sorted(int(found[1]) for name in names if (found := _STEP.fullmatch(name)))
 
 
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.lstat().st_size == size
-    except OSError:
-        return False
+def _has_size(path: Path, size: int, follow: bool = True) -> bool:
+    return regular_file.size_of(path, follow) == size

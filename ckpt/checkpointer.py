@@ -86,6 +86,7 @@ class Checkpointer:
         self._memory = memory
         self._arenas: ArenaPair | None = None
         self._prefaulted = False
+        self._structure: tuple[int, frozenset[Any]] | None = None
         self._warned: set[str] = set()
         self._pool = ThreadPoolExecutor(copy_threads(self.place.local_world_size), "resilio-copy")
         self._overlapped = overlap
@@ -111,11 +112,12 @@ class Checkpointer:
         The snapshot is complete on return, unless ``overlap`` was asked for. Never raises for memory or disks that are
         full or fail: then the handle's ``wait`` does. Raises UsageError for a value that a checkpoint cannot hold.
         """
-        catalogue.check_step(step)
+        step = catalogue.check_step(step)
         started = time.monotonic()
         self._settle()
         self._fence_began = None
         flattened = tree.flatten(state)
+        self._check_structure(flattened)
         handle = SaveHandle(step)
         try:
             self._coordinator.before_save(step)
@@ -132,6 +134,13 @@ class Checkpointer:
             self._taken = taken
             self._pending = self._finisher.submit(self._finish, taken, handle, started, blocked_s)
         return handle
+
+    def _check_structure(self, flattened: tree.Flattened) -> None:
+        """What has not been saved before is read back before it is believed. Raises UsageError."""
+        structure = len(flattened.leaves), flattened.kinds
+        if structure != self._structure:
+            tree.check_reads_back(flattened)
+            self._structure = structure
 
     def fence(self) -> None:
         """Wait until nothing is copied from the state any more; at once without ``overlap``.
@@ -243,7 +252,7 @@ class Checkpointer:
         started = time.monotonic()
         self._settle()
         if step is not None:
-            point = RestorePoint("committed", step)
+            point = RestorePoint("committed", catalogue.check_step(step))
             return self._restored(point, *self._read(point, state), started)
         failure: CorruptCheckpoint | OSError | None = None
         for point in self._coordinator.restore_points():

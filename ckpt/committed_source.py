@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from resilio_hpc.ckpt import tensors, tree
+from resilio_hpc.ckpt import containers, tensors, tree
 from resilio_hpc.ckpt.peer_disks import PeerDisks, PeerFile
 from resilio_hpc.ckpt.records import Layout, Manifest, Table, TensorRecord
 from resilio_hpc.ckpt.shard_files import ShardFiles
@@ -140,12 +140,12 @@ class CommittedSource:
     def elsewhere(self, path: Sequence[Any]) -> Any:
         """See Source. Reads the trees of the other ranks, one after the other, until one has it."""
         if self._manifest.layout == "replicated":
-            return tree.NOTHING  # all have the same
+            return containers.NOTHING  # all have the same
         for rank in range(self._manifest.world_size):
-            found = tree.look_up(self.tree_of(rank), path)
-            if found is not tree.NOTHING:
+            found = containers.look_up(self.tree_of(rank), path)
+            if found is not containers.NOTHING:
                 return found
-        return tree.NOTHING
+        return containers.NOTHING
 
     def tree_of(self, rank: int) -> Any:
         """The decoded tree of another rank; ``tensors`` grows by the tensors that it refers to."""

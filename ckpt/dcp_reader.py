@@ -42,9 +42,8 @@ class ResilioReader(StorageReader):
     ) -> None:
         """``directory``: of the checkpoints. ``step``: None, the one committed last. ``local``: directory on this
         node's own disk, where copies are read first (default $RESILIO_LOCAL_CHECKPOINT_DIR). Raises UsageError."""
-        if step is not None:
-            catalogue.check_step(step)
-        self.directory, self.step = Path(directory).absolute(), step
+        self.directory = Path(directory).absolute()
+        self.step = None if step is None else catalogue.check_step(step)
         self._local = local_directory(local, os.environ)
         self._manifest: Manifest | None = None
         self._found: dict[Any, Any] = {}

@@ -60,8 +60,7 @@ class ResilioWriter(StorageWriter):
         room for it (default: the temporary directory). Raises UsageError for a step that is no whole number from 0 on,
         and for such settings.
         """
-        catalogue.check_step(step)
-        self.directory, self.step = Path(directory).absolute(), step
+        self.directory, self.step = Path(directory).absolute(), catalogue.check_step(step)
         self._retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
         self._local = local_directory(local, os.environ)
         self._rank = 0
@@ -120,7 +119,7 @@ class ResilioWriter(StorageWriter):
             self._rank, place.local_rank, place.world_size, place.local_world_size, place.round, "own", place.run_id
         )
         staging = catalogue.staging_directory(self.directory, self.step, *_life())
-        staging.mkdir(parents=True, exist_ok=True)
+        catalogue.make_staging(staging)
         spill = self._local or Path(tempfile.gettempdir()).absolute()
         with (
             _arenas(owner, spill) as arenas,

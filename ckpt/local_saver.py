@@ -26,9 +26,10 @@ from resilio_hpc.ckpt.arena_source import Mappings
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Answer, Commit, Committed, Persist, Persisted, Progress, SaverFailed
-from resilio_hpc.core.durable import make_directory, write_atomic
+from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import CheckpointError, os_error_text
 from resilio_hpc.core.json_lines import LineDecoder, encode_line
+from resilio_hpc.core.regular_file import read_file
 
 READY = b"ready\n"
 """The first packet of a saver: it has all that it needs."""
@@ -117,7 +118,7 @@ def note_failure(request: Save, error: str) -> None:
     if request.world_size > 1:
         with contextlib.suppress(OSError):
             path = _note_path(request, request.rank)
-            make_directory(path.parent)
+            catalogue.make_staging(path.parent)
             write_atomic(path, msgspec.json.encode(_Shard(request.session, error=error)))
 
 
@@ -218,7 +219,7 @@ def _read_note(request: Save, rank: int) -> _Shard | None:
 
 def _read(path: Path, session: str) -> _Shard | None:
     try:
-        note = msgspec.json.decode(path.read_bytes(), type=_Shard)
+        note = msgspec.json.decode(read_file(path), type=_Shard)
     except (OSError, msgspec.MsgspecError):
         return None
     return note if note.session == session else None

@@ -36,7 +36,6 @@ from resilio_hpc.ckpt.saver_messages import (
 )
 from resilio_hpc.ckpt.space_trend import SpaceTrend
 from resilio_hpc.ckpt.worn_files import worn
-from resilio_hpc.core.durable import make_directory
 from resilio_hpc.core.errors import CheckpointError, WireError, os_error_text
 from resilio_hpc.core.json_lines import encode_line
 
@@ -109,8 +108,7 @@ def _staging(request: Persist) -> Path:
         with contextlib.suppress(OSError):
             catalogue.sweep(directory, request.step, request.epoch, request.round, request.session)
     staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round, request.session)
-    if not staging.is_dir():
-        make_directory(staging)
+    catalogue.make_staging(staging)
     return staging
 
 

@@ -239,7 +239,7 @@ class Other:
 @pytest.mark.parametrize(
     ("state", "planner", "message"),
     [
-        ({"a": {"b": Other()}}, None, r"UsageError: state['a']['b']: a checkpoint cannot hold a"),
+        ({"a": {"b": Other()}}, None, r"UsageError: state['a']['b']: a Other (tests.ckpt.test_dcp.Other) cannot"),
         ({"a": {"b": Other()}}, Custom(), r"UsageError: a.b: the planner's bytes are not what torch.save makes of"),
         ({"a": 1}, Raw(), r"UsageError: a: the planner's bytes are not what torch.save makes of plain values"),
         ({"x": torch.zeros(2)}, Raw(), "UsageError: x: the planner gives a BytesIO for a tensor"),
