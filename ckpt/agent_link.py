@@ -169,6 +169,8 @@ class AgentCoordinator:
         self._arrives = self._point is not None and text.startswith(ARRIVING)
         in_memory = self._point is not None and self._point.source == "memory" and not self._arrives
         self.memory_step = self._point.step if self._point is not None and in_memory else -1
+        self._saved: set[int] = set()
+        link.subscribe(rank_link.Stage, self._note_commit)
 
     def await_arenas(self) -> None:
         """Until the snapshot is whole. If it never will be, the agent says so, and all ranks are ended."""
@@ -186,8 +188,9 @@ class AgentCoordinator:
         return any(header is not None and header.step == self._point.step for header in held)
 
     def restore_points(self) -> Sequence[RestorePoint]:
-        """The one that all ranks of this round restore. Raises CorruptCheckpoint when there is none because all are
-        damaged."""
+        """The one that all ranks of this round restore; later on, what they saved and committed last.
+
+        Raises CorruptCheckpoint when there is none because all are damaged."""
         if self._point is None and self.place.rank == 0 and self._directory:
             catalogue.check_not_all_damaged(Path(self._directory))
         return [] if self._point is None else [self._point]
@@ -212,7 +215,13 @@ class AgentCoordinator:
 
     def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
         """Tell the agent."""
+        self._saved.add(step)
         self._link.send(rank_link.SnapshotTaken(step, str(arena), size_bytes, blocked_s))
+
+    def _note_commit(self, stage: rank_link.Stage) -> None:
+        if stage.stage == "committed" and stage.step in self._saved:
+            self._saved.discard(stage.step)
+            self._point, self._arrives = RestorePoint("committed", stage.step), False
 
     def on_stage(self, callback: OnStage) -> None:
         """From the agent's Stage messages; its end fails everything that is still waited for."""

@@ -28,6 +28,7 @@ from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
+from resilio_hpc.ckpt.turns import Turns
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
 
 REPLICATED: Literal["replicated"] = "replicated"
@@ -38,7 +39,8 @@ class Checkpointer:
     """Saves and restores the state of this process, together with all processes of the run.
 
     A state is any nesting of dict, list and tuple with torch tensors, numpy arrays, plain values, and objects that have
-    ``state_dict()`` and ``load_state_dict()``. All processes call ``save`` with the same steps.
+    ``state_dict()`` and ``load_state_dict()``. All processes call ``save`` with the same steps. Threads wait for each
+    other; a forked child makes a Checkpointer of its own (UsageError).
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Checkpointer:
         self._fence_began: float | None = None
         self._handles: dict[int, SaveHandle] = {}
         self._handles_lock = threading.Lock()
+        self._turns = Turns("Checkpointer")
         self._device: Device = CUDA
         self._patience = hung_disk.PATIENCE
         self._coordinator.on_stage(self._on_stage)
@@ -113,6 +116,10 @@ class Checkpointer:
         """
         catalogue.check_step(step)
         started = time.monotonic()
+        with self._turns.turn():
+            return self._save(step, state, started)
+
+    def _save(self, step: int, state: Any, started: float) -> SaveHandle:
         self._settle()
         self._fence_began = None
         flattened = tree.flatten(state)
@@ -139,6 +146,12 @@ class Checkpointer:
         Torch's optimizers do this at the beginning of each step, other code that changes the state has to. For what is
         copied from devices, their current streams wait and the host does not.
         """
+        if self._turns.is_forked:
+            return  # the parent's copies are of the parent's memory
+        with self._turns.turn():
+            self._fence()
+
+    def _fence(self) -> None:
         if self._pending is None or self._pending.done():
             self._pending = self._taken = None
         elif self._taken is None or not self._taken.hold_devices():
@@ -238,10 +251,24 @@ class Checkpointer:
 
         With ``state``, its tensors are filled in place, plain values replaced, and objects get their load_state_dict();
         without, everything comes back new (objects as their state_dict). Raises LayoutMismatch when the checkpoint does
-        not fit, CorruptCheckpoint when every copy is bad (tensors of ``state`` may be overwritten then).
+        not fit, CorruptCheckpoint when every copy is bad (tensors of ``state`` may be overwritten then). Saves of this
+        Checkpointer that are on their way are waited for.
         """
         started = time.monotonic()
-        self._settle()
+        with self._turns.turn():
+            self._settle()
+            self._await_own_saves()
+            return self._restore(state, step, started)
+
+    def _await_own_saves(self) -> None:
+        """Until each of them is committed, or has failed."""
+        with self._handles_lock:
+            handles = list(self._handles.values())
+        for handle in handles:
+            with contextlib.suppress(CheckpointError):
+                handle.wait()
+
+    def _restore(self, state: Any, step: int | None, started: float) -> tuple[int, Any] | None:
         if step is not None:
             point = RestorePoint("committed", step)
             return self._restored(point, *self._read(point, state), started)

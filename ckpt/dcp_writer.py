@@ -161,6 +161,16 @@ _idle: dict[Path, ArenaPair] = {}
 _idle_lock = threading.Lock()
 
 
+def _forget_all() -> None:
+    """In a forked child: its parent fills that memory."""
+    global _idle_lock
+    _idle_lock = threading.Lock()
+    _idle.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
 @contextmanager
 def _arenas(owner: Owner, local: Path) -> Iterator[ArenaPair]:
     """An arena without a name, kept for the next save: memory that is there already halves the time of a copy."""
