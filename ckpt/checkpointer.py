@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, hung_disk, local_disk, tree
+from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, hung_disk, local_disk, tree, world
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.committed_source import CommittedSource
@@ -84,6 +84,7 @@ class Checkpointer:
             self.directory, os.environ, retention, patience_s, local, (gb_per_s or 0.0) * 1e9
         )
         self.place = self._coordinator.place
+        world.check_place(self.place)
         self._local = None if local is None else Path(local).absolute()
         self._memory = memory
         self._arenas: ArenaPair | None = None
@@ -120,6 +121,7 @@ class Checkpointer:
             return self._save(step, state, started)
 
     def _save(self, step: int, state: Any, started: float) -> SaveHandle:
+        world.check_place(self.place)
         self._settle()
         self._fence_began = None
         flattened = tree.flatten(state)
@@ -256,6 +258,7 @@ class Checkpointer:
         """
         started = time.monotonic()
         with self._turns.turn():
+            world.check_place(self.place)
             self._settle()
             self._await_own_saves()
             return self._restore(state, step, started)

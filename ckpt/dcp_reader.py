@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from resilio_hpc.ckpt import catalogue, dcp_metadata, local_disk, tensors, tree
+from resilio_hpc.ckpt import catalogue, dcp_metadata, local_disk, tensors, tree, world
 from resilio_hpc.ckpt.coordinator import Place, local_directory, peer_disks_file
 from resilio_hpc.ckpt.dcp_boxes import Origin, Read, read_boxes
 from resilio_hpc.ckpt.dcp_metadata import Refused, SavedTensor, SavedValue
@@ -132,7 +132,8 @@ class ResilioReader(StorageReader):
         reads = [self._read_of(item, planner) for item in of_tensors]
         values = [(item, self._found[item.storage_index]) for item in plan.items if item.type is LoadItemType.BYTE_IO]
         inside = [_new_tensors(saved) for _, saved in values]
-        place = Place.read(os.environ)
+        known = world.group()
+        place = world.place_of(*known[1:], os.environ) if known else Place.read(os.environ)
         assert self._manifest is not None
         try:
             read_boxes(

@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from resilio_hpc.ckpt import catalogue, dcp_state, saver
+from resilio_hpc.ckpt import catalogue, dcp_state, saver, world
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.coordinator import Place, local_directory, peer_disks_file
+from resilio_hpc.ckpt.coordinator import local_directory, peer_disks_file
 from resilio_hpc.ckpt.peer_disks import this_node
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.ckpt.retention import Retention
@@ -115,7 +115,8 @@ class ResilioWriter(StorageWriter):
         return future
 
     def _write(self, state: Flattened) -> ShardRecord:
-        place = Place.read(os.environ)
+        known = world.group()
+        place = world.place_of(self._rank, known.world_size if known else 1, os.environ)
         owner = Owner(
             self._rank, place.local_rank, place.world_size, place.local_world_size, place.round, "own", place.run_id
         )

@@ -7,32 +7,18 @@ then fails. Where one process has given a step up that others wrote, those learn
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from resilio_hpc.ckpt import catalogue, orphans, saver_process
-from resilio_hpc.ckpt.coordinator import OnStage, Place, RestorePoint
+from resilio_hpc.ckpt import catalogue, orphans, saver_process, world
+from resilio_hpc.ckpt.coordinator import OnStage, RestorePoint
 from resilio_hpc.ckpt.local_saver import ALONE_STALL_S, Save
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Committed, Local, Progress, SaverFailed
 from resilio_hpc.ckpt.saver_process import Asked
 from resilio_hpc.core.errors import CorruptCheckpoint, SaveRefused, WireError
-
-_SESSION_VARIABLES = (
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "SLURM_RESTART_COUNT",
-    "PMIX_NAMESPACE",
-    "OMPI_MCA_ess_base_jobid",
-)
 
 
 class LocalCoordinator:
@@ -59,12 +45,12 @@ class LocalCoordinator:
         background waits for the other processes' parts. ``local``: on the node's own disk, to be written first.
         ``bytes_per_s``: to the shared file system, at most; 0: as fast as can be.
         ``alone_stall_s``: after the death of this process, without a sign of the others, they are dead, too."""
-        self.place = Place.read(environment)
+        self.place = world.find_place(environment)
         self.local_directory = local
         self._local_failed = False
         self._directory = directory
         self._retention = retention
-        self._session = session(environment, self.place)
+        self._session = world.session(environment, self.place)
         self._callbacks: list[OnStage] = []
         self._patience_s = patience_s
         self._peers_timeout_s = peers_timeout_s
@@ -168,13 +154,3 @@ class LocalCoordinator:
     def _tell(self, step: int, stage: str, error: str) -> None:
         for callback in self._callbacks:
             callback(step, stage, error)
-
-
-def session(environment: Mapping[str, str], place: Place) -> str:
-    """A name that all processes of this start of the run share, and no other start has (as far as can be known)."""
-    if place.world_size == 1:
-        return os.urandom(16).hex()
-    parts = [environment.get(name, "") for name in _SESSION_VARIABLES]
-    if place.local_world_size == place.world_size:  # one node: all have the same parent, torchrun or mpirun
-        parts.append(str(os.getppid()))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
