@@ -138,8 +138,8 @@ def attach() -> Run:
 
     Under the launcher SIGTERM is left to the agent, which makes an agreed stop of it; a script's own handler stays.
     Takes torch.distributed's rank where it is initialised, else torchrun's environment (a lone process is rank 0 of 1).
-    Raises UsageError where the two contradict. Further calls return the same Run. Gloo's process groups live from now on
-    as long as the process, since torch 2.13 can deadlock where one is destroyed.
+    Raises UsageError where the two contradict. Further calls return the same Run. Gloo's process groups live from now
+    on as long as the process, since torch 2.13 can deadlock where one is destroyed.
     """
     gloo_groups.keep_alive()
     if not _attached:
