@@ -19,6 +19,7 @@ from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Committed, Local, Progress, SaverFailed
 from resilio_hpc.ckpt.saver_process import Asked
 from resilio_hpc.core.errors import CorruptCheckpoint, SaveRefused, WireError
+from resilio_hpc.core.event_words import words
 
 
 class LocalCoordinator:
@@ -47,7 +48,7 @@ class LocalCoordinator:
         ``alone_stall_s``: after the death of this process, without a sign of the others, they are dead, too."""
         self.place = world.find_place(environment)
         self.local_directory = local
-        self._local_failed = False
+        self._local_failed = self._differs_told = False
         self._directory = directory
         self._retention = retention
         self._session = world.session(environment, self.place)
@@ -140,9 +141,17 @@ class LocalCoordinator:
         if isinstance(said, SaverFailed):
             self._tell(step, "failed", said.error)
         else:
-            if isinstance(said, Committed) and said.short:
-                print(f"resilio: {said.short}", file=sys.stderr, flush=True)
+            if isinstance(said, Committed):
+                self._say_of(said)
             self._tell(step, "committed", "")
+
+    def _say_of(self, said: Committed) -> None:
+        if said.short:
+            print(f"resilio: {said.short}", file=sys.stderr, flush=True)
+        if said.differs and not self._differs_told:
+            self._differs_told = True
+            text = words("replicas_differ", {"place": said.differs})
+            print(f"resilio: {text}", file=sys.stderr, flush=True)
 
     def _heard(self, progress: Progress) -> None:
         if isinstance(progress, Local):

@@ -90,8 +90,20 @@ class RankRecord(msgspec.Struct, frozen=True):
     table_sha256: str
 
 
-class ShardRecord(msgspec.Struct, frozen=True):
-    """One shard file, durable: what the manifest says about it. The controller passes it on unread.
+class Checks(msgspec.Struct, frozen=True):
+    """What the commit wants to know of a shard file beyond what the manifest says.
+
+    ``slabs``: a hash of which parts of which tensors its ranks hold; "": none. ``base`` and ``differs``: see
+    ``replicas.Differences``.
+    """
+
+    slabs: str = ""
+    base: str = ""
+    differs: str = ""
+
+
+class ShardRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One shard file, durable: what the manifest says about it, and ``checks``. The controller passes it on unread.
 
     ``metadata_sha256``: of all bytes that are neither a tensor nor a rank's tree or table (``extents.hash_gaps``). No
     restore reads them; HDF5 programs do. ``node``: whose own disk had the file as well; "": none.
@@ -104,6 +116,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
     ranks: tuple[RankRecord, ...]
     metadata_sha256: str = ""
     node: str = ""
+    checks: Checks | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True):

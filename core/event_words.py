@@ -330,6 +330,10 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         f"checkpoint of step {f.whole('step')} could not be written on {f.text('node', '?')}: {f.text('error')}"
     ),
     "space_short": lambda f: f"room for checkpoints runs out: {f.text('why')} (keep fewer steps, or make room)",
+    "replicas_differ": lambda f: (
+        f"layout=REPLICATED, but {f.text('place')} differs from that of rank 0: each rank's own is saved and restored; "
+        "where ranks are meant to hold different tensors (FSDP, ZeRO, experts), leave layout=REPLICATED away"
+    ),
     "save_overdue": lambda f: (
         f"checkpoint of step {f.whole('step')} is on its way to disk for {seconds(f.number('waited_s'))}, "
         f"{names(f.texts('nodes'))} still at it: is that file system slow, or does it hang? Training goes on"

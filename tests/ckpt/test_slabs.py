@@ -17,12 +17,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, coordinator
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue, coordinator
+from resilio_hpc.ckpt.arena_source import ArenaSource
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.records import Extent, read_manifest, read_table, sha256, write_manifest
 from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt.shard_file import write_shard
 from resilio_hpc.ckpt.slab import Box, any_overlap
-from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
+from resilio_hpc.ckpt.snapshot import Snapshot
+from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch, UsageError
 from resilio_hpc.native import crc32c
 
 Grid = tuple[int, ...]
@@ -57,6 +62,20 @@ def save(directory: Path, states: list[dict[str, Any]], step: int = 1, **more: A
     handles = [one.save(step, state) for one, state in zip(ranks, states, strict=True)]
     for handle in handles:
         handle.wait("committed", 60)
+
+
+def save_unchecked(directory: Path, states: list[dict[str, Any]]) -> None:
+    """As step 1, as versions did that compared no parts at the commit."""
+    staging = catalogue.open_staging(directory, 1, 0, 0)
+    shards = []
+    for number, state in enumerate(states):
+        arenas = ArenaPair(None, Owner(number, 0, len(states), 1, 0, "own", ""), directory)
+        with ThreadPoolExecutor(1) as pool:
+            path, _ = Snapshot(arenas, 1, flatten(state), pool).finish()
+        with ArenaSource(path) as source:
+            shards.append(write_shard([source], staging, number))
+        arenas.close()
+    catalogue.commit(directory, 1, 0, 0, len(states), "own", shards, None)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +270,7 @@ def test_what_differs_between_the_processes_cannot_be_shared_out_and_what_does_n
 
 
 def test_the_same_path_as_a_part_and_as_a_whole_is_refused(tmp_path: Path) -> None:
-    save(tmp_path, [{"x": Slab(torch.ones(2), (4,), (0,))}, {"x": torch.ones(4)}])
+    save_unchecked(tmp_path, [{"x": Slab(torch.ones(2), (4,), (0,))}, {"x": torch.ones(4)}])
     with pytest.raises(LayoutMismatch, match="x was saved in parts, and as a whole"):
         rank(tmp_path, 0, 1).restore({"x": torch.zeros(4)})
 
@@ -267,7 +286,7 @@ def test_the_same_path_as_a_part_and_as_a_whole_is_refused(tmp_path: Path) -> No
 def test_gaps_and_overlaps_are_found(
     parts: list[tuple[int, int]], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    save(tmp_path, [{"x": Slab(torch.ones(length), (4,), (first,))} for first, length in parts])
+    save_unchecked(tmp_path, [{"x": Slab(torch.ones(length), (4,), (first,))} for first, length in parts])
     with pytest.raises(error, match=message):
         rank(tmp_path, 0, 1).restore({"x": torch.zeros(4)})
 
@@ -278,9 +297,10 @@ def test_copies_that_nobody_called_copies_must_be_equal(tmp_path: Path) -> None:
     mine = torch.zeros(4)
     rank(tmp_path, 0, 1).restore({"x": mine})
     assert torch.equal(mine, torch.ones(4))
-    save(tmp_path, [{"x": Slab(torch.ones(2) * number, (4,), (first,))} for number, first in enumerate((0, 2, 2))], 2)
+    differ = [{"x": Slab(torch.ones(2) * number, (4,), (first,))} for number, first in enumerate((0, 2, 2))]
+    save_unchecked(tmp_path / "other", differ)
     with pytest.raises(CorruptCheckpoint, match="two ranks saved the same part of x differently"):
-        rank(tmp_path, 0, 1).restore({"x": torch.zeros(4)}, step=2)
+        rank(tmp_path / "other", 0, 1).restore({"x": torch.zeros(4)}, step=1)
 
 
 def test_another_global_shape_is_refused(tmp_path: Path) -> None:
@@ -384,3 +404,33 @@ def test_many_threads_read_many_slabs(tmp_path: Path) -> None:
     checkpoint._pool = ThreadPoolExecutor(4)
     checkpoint.restore(mine)
     assert all(torch.equal(mine[name], value) for name, value in whole.items())
+
+
+def part(first: int, length: int, fill: float, replica: int = 0) -> Slab:
+    return Slab(np.full(length, fill), (10,), (first,), replica)
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ([part(0, 5, 1.0), part(5, 4, 1.0)], "the ranks saved 9 of the 10 elements of x"),
+        ([part(0, 5, 1.0), part(5, 5, 1.0, replica=1)], "the ranks saved 5 of the 10 elements of x"),
+        ([part(0, 6, 1.0), part(5, 5, 1.0)], "the parts of x that the ranks saved overlap"),
+        ([part(0, 10, 1.0), part(0, 10, 2.0)], r"ranks 0 and 1 wrote \[10\] at \[0\] of x differently"),
+        ([part(0, 10, 1.0), Slab(np.ones(5), (5,), (0,))], "ranks 0 and 1 give x to different tensors"),
+    ],
+)
+def test_parts_that_do_not_make_up_a_whole_are_not_committed(parts: list[Slab], why: str, tmp_path: Path) -> None:
+    whole = [part(0, 5, 1.0), part(5, 5, 2.0)]
+    save(tmp_path, [{"x": one} for one in whole], 1)
+    with pytest.raises(CheckpointError, match=f"step 2 cannot be committed: {why}"):
+        save(tmp_path, [{"x": one} for one in parts], 2)
+    save(tmp_path, [{"x": one} for one in whole], 3)
+    assert catalogue.committed_steps(tmp_path) == [1, 3]
+
+
+def test_the_same_part_of_two_ranks_is_compared_at_every_commit(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, [{"x": part(0, 10, step)}, {"x": part(0, 10, step)}], step)
+    with pytest.raises(CheckpointError, match=r"wrote .* of x differently"):
+        save(tmp_path, [{"x": part(0, 10, 3.0)}, {"x": part(0, 10, 4.0)}], 3)
