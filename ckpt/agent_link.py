@@ -191,8 +191,12 @@ class AgentCoordinator:
         """The one that all ranks of this round restore; later on, what they saved and committed last.
 
         Raises CorruptCheckpoint when there is none because all are damaged."""
-        if self._point is None and self.place.rank == 0 and self._directory:
-            catalogue.check_not_all_damaged(Path(self._directory))
+        if self.place.rank == 0 and self._directory:
+            directory, point = Path(self._directory), self._point
+            if point is None:
+                catalogue.check_not_all_damaged(directory)
+            elif point.source == "committed" and (why := catalogue.why_newest_is_gone(directory)):
+                print(f"resilio: {why}: going on from step {point.step}", file=sys.stderr)
         return [] if self._point is None else [self._point]
 
     def restored(self, step: int, source: str, seconds: float) -> None:

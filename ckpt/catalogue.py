@@ -7,7 +7,7 @@
         checkpoint.h5           all of it as one HDF5 file, once somebody has asked for that (see ``view``)
         damaged                 why (text), once a restore or verify has found it so
       latest                    number of the step committed last (text), for people and scripts
-      epoch-fence               the lowest epoch that may still commit (text); absent: any
+      epoch-fence               the lowest epoch that may still commit (see ``fence``); absent: any
       .worn/                    shard files of a step that was removed (see ``worn_files``)
       .staging-step-…-e<epoch>-r<round>/   shards on their way (…-s<session>: of processes without a launcher;
                                 …-whole: about to take the place of a former one)
@@ -27,6 +27,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
+from resilio_hpc.ckpt.fence import check_fence
 from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete, write_manifest
 from resilio_hpc.ckpt.retention import CommittedStep, Retention
 from resilio_hpc.ckpt.worn_files import strip, worn
@@ -133,13 +134,36 @@ def noted_damage(directory: Path, step: int) -> str:
 
 
 def check_not_all_damaged(directory: Path) -> None:
-    """Raises CorruptCheckpoint when there are steps and none is good: to begin anew then is not ours to decide."""
-    damaged = damaged_steps(directory)
-    if damaged and not committed_steps(directory):
+    """Raises CorruptCheckpoint when there were steps and none is good: to begin anew then is not ours to decide."""
+    if committed_steps(directory):
+        return
+    if damaged := damaged_steps(directory):
         step, why = max(damaged.items())
         raise CorruptCheckpoint(
             f"every step in {directory} is damaged; step {step}: {why} (to begin anew, remove them)"
         )
+    if step_of_latest(directory) is not None:
+        raise CorruptCheckpoint(
+            f"{why_newest_is_gone(directory)}; no other step is there (to begin anew, remove {directory / 'latest'})"
+        )
+
+
+def why_newest_is_gone(directory: Path) -> str:
+    """That ``latest`` names a step which is not there any more, in words; "" when it is there."""
+    step = step_of_latest(directory)
+    if step is None or step in _numbers(directory):
+        return ""
+    return f"step {step} was committed last in {directory}, and it is gone"
+
+
+def step_of_latest(directory: Path) -> int | None:
+    """The number in ``latest``; None without one."""
+    try:
+        with (directory / "latest").open("rb") as file:
+            text = file.read(40)
+    except OSError:
+        return None
+    return int(text) if re.fullmatch(rb"[0-9]{1,18}\n?", text) else None
 
 
 def why_latest_is_wrong(directory: Path) -> str:
@@ -163,22 +187,6 @@ def manifest_of(directory: Path, step: int) -> Manifest:
     if len(data) > _MANIFEST_LIMIT:
         raise CorruptCheckpoint(f"manifest of step {step} is larger than {_MANIFEST_LIMIT} bytes")
     return read_manifest(data, step)
-
-
-def fence(directory: Path) -> int:
-    """The lowest epoch that may still commit."""
-    try:
-        return int((directory / "epoch-fence").read_text())
-    except FileNotFoundError:
-        return 0
-    except ValueError as error:
-        raise CheckpointError(f"{directory / 'epoch-fence'} is not a number; write the current epoch to it") from error
-
-
-def raise_fence(directory: Path, epoch: int) -> None:
-    """From now on refuse every commit of an epoch below ``epoch``."""
-    if epoch > fence(directory):
-        write_atomic(directory / "epoch-fence", f"{epoch}\n".encode())
 
 
 def commit(
@@ -351,9 +359,7 @@ def _empty_bin(directory: Path) -> None:
 
 
 def _check_fence(directory: Path, epoch: int) -> None:
-    lowest = fence(directory)
-    if epoch < lowest:
-        raise CheckpointError(f"epoch {epoch} may not commit any more: epoch {lowest} has taken over")
+    check_fence(directory, epoch, lambda: [manifest.epoch for manifest in committed(directory)])
 
 
 def _existing(directory: Path, step: int) -> Manifest | None:

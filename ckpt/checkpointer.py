@@ -26,9 +26,10 @@ from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.overlap import fence_before_steps
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt.retention import Retention, is_number
 from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
 from resilio_hpc.ckpt.turns import Turns
+from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
 
 REPLICATED: Literal["replicated"] = "replicated"
@@ -75,8 +76,10 @@ class Checkpointer:
         """
         if layout not in (None, REPLICATED):
             raise UsageError(f"layout is None or ckpt.REPLICATED, not {layout!r}")
-        if gb_per_s is not None and not gb_per_s > 0:
+        if gb_per_s is not None and not is_number(gb_per_s, above=0):
             raise UsageError(f"gb_per_s is a number of gigabytes per second, not {gb_per_s!r}")
+        if not is_number(patience_s, above=0):
+            raise UsageError(f"patience_s is a number of seconds above 0, not {patience_s!r}")
         self.directory = checkpoint_directory(remote, os.environ)
         self._layout: Layout = layout or "own"
         retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
@@ -85,7 +88,7 @@ class Checkpointer:
         )
         self.place = self._coordinator.place
         world.check_place(self.place)
-        self._local = None if local is None else Path(local).absolute()
+        self._local = None if local is None else directory_path(local, "local")
         self._memory = memory
         self._arenas: ArenaPair | None = None
         self._prefaulted = False

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from resilio_hpc.ckpt.dcp_values import stream_of
 from resilio_hpc.ckpt.records import Manifest, TensorRecord
 from resilio_hpc.ckpt.slab import Box, Shape, any_overlap, is_dtensor
 from resilio_hpc.ckpt.snapshot import copy_threads
+from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch
 
 
@@ -44,7 +44,7 @@ class ResilioReader(StorageReader):
         node's own disk, where copies are read first (default $RESILIO_LOCAL_CHECKPOINT_DIR). Raises UsageError."""
         if step is not None:
             catalogue.check_step(step)
-        self.directory, self.step = Path(directory).absolute(), step
+        self.directory, self.step = directory_path(directory, "the directory of checkpoints"), step
         self._local = local_directory(local, os.environ)
         self._manifest: Manifest | None = None
         self._found: dict[Any, Any] = {}
@@ -64,7 +64,7 @@ class ResilioReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """``checkpoint_id``: another directory of checkpoints, instead of the one given at first."""
         if checkpoint_id:
-            self.directory = Path(checkpoint_id).absolute()
+            self.directory = directory_path(checkpoint_id, "checkpoint_id")
         self._manifest = None
 
     def storage_meta(self) -> StorageMeta:
@@ -77,6 +77,8 @@ class ResilioReader(StorageReader):
         self._manifest = self._choose()
         together = dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        if self.step is None and rank == 0 and (why := catalogue.why_newest_is_gone(self.directory)):
+            print(f"resilio: {why}: loading step {self._manifest.step}", file=sys.stderr, flush=True)
         where = catalogue.step_directory(self.directory, self._manifest.step)
         return dcp_metadata.read(where, self._manifest, rank, world_size)
 
@@ -84,7 +86,8 @@ class ResilioReader(StorageReader):
         if self.step is None:
             found = catalogue.committed(self.directory)
             if not found:
-                raise CheckpointError(f"{self.directory} holds no committed step")
+                why = catalogue.why_newest_is_gone(self.directory)
+                raise CheckpointError(why or f"{self.directory} holds no committed step")
             return found[-1]
         try:
             return catalogue.manifest_of(self.directory, self.step)

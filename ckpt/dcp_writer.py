@@ -32,6 +32,7 @@ from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import LocalFailed, Persist, Progress
 from resilio_hpc.ckpt.snapshot import Snapshot, copy_threads
 from resilio_hpc.ckpt.tree import Flattened
+from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, UsageError
 
 
@@ -61,7 +62,7 @@ class ResilioWriter(StorageWriter):
         and for such settings.
         """
         catalogue.check_step(step)
-        self.directory, self.step = Path(directory).absolute(), step
+        self.directory, self.step = directory_path(directory, "the directory of checkpoints"), step
         self._retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
         self._local = local_directory(local, os.environ)
         self._rank = 0
@@ -80,7 +81,7 @@ class ResilioWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """``checkpoint_id``: another directory of checkpoints, instead of the one given at first."""
         if checkpoint_id:
-            self.directory = Path(checkpoint_id).absolute()
+            self.directory = directory_path(checkpoint_id, "checkpoint_id")
         self._plan = None
 
     def storage_meta(self) -> StorageMeta:

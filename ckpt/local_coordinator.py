@@ -73,6 +73,8 @@ class LocalCoordinator:
         for step, why in catalogue.damaged_steps(self._directory).items():
             if self.place.rank == 0:
                 print(f"resilio: step {step} is damaged and not restored: {why}", file=sys.stderr)
+        if self.place.rank == 0 and (why := catalogue.why_newest_is_gone(self._directory)):
+            print(f"resilio: {why}: going on from step {steps[-1]}", file=sys.stderr)
         return [RestorePoint("committed", step) for step in reversed(steps)]
 
     def restored(self, step: int, source: str, seconds: float) -> None:

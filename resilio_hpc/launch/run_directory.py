@@ -28,12 +28,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.durable import create_exclusive, write_atomic
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.wire import new_secret
 from resilio_hpc.launch.ballot import EpochRecord
 
 VERSION = 1
+_SOCKET_PATH_BYTES = 107  # unix(7), without the NUL
+_LONGEST_SOCKET = "agent.sock"
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,17 @@ def read_run(path: Path) -> Run:
 
 
 def node_directories(run_id: str, node: str) -> tuple[Path, Path]:
-    """This node's private directories of a run: (sockets, spool), (snapshot arenas in shared memory)."""
-    digest = hashlib.sha256(f"{run_id}:{node}".encode()).hexdigest()[:12]  # short: a socket path holds 107 bytes
-    base = Path(os.environ.get("RESILIO_LOCAL_DIR") or "/tmp")
-    return base / f"resilio-{os.geteuid()}-{digest}", Path("/dev/shm") / f"resilio-{os.geteuid()}-{digest}"
+    """This node's private directories of a run: (sockets, spool), (snapshot arenas in shared memory).
+
+    Raises UsageError where $RESILIO_LOCAL_DIR is no directory, or too long for a socket in it.
+    """
+    digest = hashlib.sha256(f"{run_id}:{node}".encode()).hexdigest()[:12]
+    base = directory_path(os.environ.get("RESILIO_LOCAL_DIR") or "/tmp", "RESILIO_LOCAL_DIR")
+    sockets = base / f"resilio-{os.geteuid()}-{digest}"
+    over = len(os.fsencode(sockets / _LONGEST_SOCKET)) - _SOCKET_PATH_BYTES
+    if over > 0:
+        raise UsageError(f"RESILIO_LOCAL_DIR={base} is {over} bytes too long for a socket in it: choose a shorter one")
+    return sockets, Path("/dev/shm") / f"resilio-{os.geteuid()}-{digest}"
 
 
 def make_private(path: Path) -> None:
@@ -98,6 +108,10 @@ def make_private(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError:
         pass  # no directory: refused below
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be made ({error.strerror}): set RESILIO_LOCAL_DIR to a directory that you may write to"
+        ) from None
     status = path.lstat()
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
         raise UsageError(f"{path} belongs to somebody else: set RESILIO_LOCAL_DIR to a directory of yours")

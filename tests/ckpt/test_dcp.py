@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue, fence
 from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
 from resilio_hpc.cli import ckpt
 from resilio_hpc.core.errors import CheckpointError, UsageError
@@ -379,7 +379,7 @@ def test_the_epoch_of_the_launcher_counts(tmp_path: Path, monkeypatch: pytest.Mo
     save(tmp_path, {"n": 1})
     manifest = catalogue.manifest_of(tmp_path, 1)
     assert (manifest.epoch, manifest.round, manifest.layout, manifest.world_size) == (3, 5, "own", 1)
-    catalogue.raise_fence(tmp_path, 4)
+    fence.raise_fence(tmp_path, 4)
     assert "epoch 3 may not commit any more: epoch 4 has taken over" in failure(lambda: save(tmp_path, {"n": 2}, 2))
     assert catalogue.committed_steps(tmp_path) == [1]
 

@@ -105,3 +105,17 @@ def test_a_private_directory_is_made_and_somebody_elses_is_refused(tmp_path: Pat
     one, two = rd.node_directories("run", "n1"), rd.node_directories("run", "n2")
     assert len({*one, *two}) == 4
     assert len(str(one[0] / "agent.sock")) < 100
+
+
+@pytest.mark.parametrize(
+    ("base", "why"),
+    [
+        ("/tmp/" + 90 * "l", "bytes too long for a socket in it: choose a shorter one"),
+        ("s3://bucket", "mount what is behind that URL"),
+        ("/proc/nowhere", "cannot be made .No such file or directory.: set RESILIO_LOCAL_DIR"),
+    ],
+)
+def test_a_local_directory_that_cannot_be_is_a_line(base: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESILIO_LOCAL_DIR", base)
+    with pytest.raises(UsageError, match=why):
+        rd.make_private(rd.node_directories("run", "n1")[0])
