@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resilio_hpc.ckpt import arena, catalogue
+from resilio_hpc.ckpt import arena, fresh_start
 from resilio_hpc.ckpt.coordinator import (
     ARRIVING,
     READ_AHEAD_VARIABLE,
@@ -194,8 +194,8 @@ class AgentCoordinator:
         if self.place.rank == 0 and self._directory:
             directory, point = Path(self._directory), self._point
             if point is None:
-                catalogue.check_not_all_damaged(directory)
-            elif point.source == "committed" and (why := catalogue.why_newest_is_gone(directory)):
+                fresh_start.check_not_all_damaged(directory)
+            elif point.source == "committed" and (why := fresh_start.why_newest_is_gone(directory)):
                 print(f"resilio: {why}: going on from step {point.step}", file=sys.stderr)
         return [] if self._point is None else [self._point]
 

@@ -27,8 +27,17 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
+from resilio_hpc.ckpt import writers
 from resilio_hpc.ckpt.fence import check_fence
-from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete, write_manifest
+from resilio_hpc.ckpt.records import (
+    Layout,
+    Manifest,
+    ShardRecord,
+    Writer,
+    read_manifest,
+    why_incomplete,
+    write_manifest,
+)
 from resilio_hpc.ckpt.retention import CommittedStep, Retention
 from resilio_hpc.ckpt.worn_files import strip, worn
 from resilio_hpc.core.durable import exchange, sync_directory, write_atomic
@@ -38,6 +47,8 @@ MANIFEST = "manifest.json"
 DAMAGED = "damaged"
 VIEW = "checkpoint.h5"
 _MANIFEST_LIMIT = 1 << 30
+_THREAD_END_S = 1.0
+"""How long the thread of a save that has failed may take to end."""
 _STEP = re.compile(r"step-(\d{10,18})")
 _STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(?:-s([0-9a-f]{1,32}))?(-whole)?")
 _GOING = re.compile(r"\.(removed|replaced)-.*")
@@ -60,18 +71,22 @@ def staging_directory(directory: Path, step: int, epoch: int, round_: int, sessi
     return directory / f".staging-step-{step:010d}-e{epoch}-r{round_}{session and f'-s{session}'}"
 
 
-def open_staging(directory: Path, step: int, epoch: int, round_: int) -> Path:
+def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Writer) -> Path:
     """The staging directory of a save that begins, empty. What saves that died left behind goes first: disks fill up.
 
-    Only for whoever begins it for all of its processes. Raises CheckpointError when ``epoch`` may not commit, OSError.
+    Only for the one process, ``writer``, that begins it for all. Raises CheckpointError when ``epoch`` may not commit,
+    or when that step is being saved already; OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
     _check_fence(directory, epoch)
     staging = staging_directory(directory, step, epoch, round_)
+    if other := writers.at_work(staging, has_session=False, patience_s=_THREAD_END_S):
+        raise CheckpointError(f"step {step} is being saved to {directory} already, by process {other.pid}")
     _move_away(staging, "removed")
     sweep(directory, step, epoch, round_)
     staging.mkdir()
     sync_directory(directory)
+    writers.begin(staging, writer)
     return staging
 
 
@@ -133,39 +148,6 @@ def noted_damage(directory: Path, step: int) -> str:
     return data.decode("utf-8", "backslashreplace").strip() or "it was found so"
 
 
-def check_not_all_damaged(directory: Path) -> None:
-    """Raises CorruptCheckpoint when there were steps and none is good: to begin anew then is not ours to decide."""
-    if committed_steps(directory):
-        return
-    if damaged := damaged_steps(directory):
-        step, why = max(damaged.items())
-        raise CorruptCheckpoint(
-            f"every step in {directory} is damaged; step {step}: {why} (to begin anew, remove them)"
-        )
-    if step_of_latest(directory) is not None:
-        raise CorruptCheckpoint(
-            f"{why_newest_is_gone(directory)}; no other step is there (to begin anew, remove {directory / 'latest'})"
-        )
-
-
-def why_newest_is_gone(directory: Path) -> str:
-    """That ``latest`` names a step which is not there any more, in words; "" when it is there."""
-    step = step_of_latest(directory)
-    if step is None or step in _numbers(directory):
-        return ""
-    return f"step {step} was committed last in {directory}, and it is gone"
-
-
-def step_of_latest(directory: Path) -> int | None:
-    """The number in ``latest``; None without one."""
-    try:
-        with (directory / "latest").open("rb") as file:
-            text = file.read(40)
-    except OSError:
-        return None
-    return int(text) if re.fullmatch(rb"[0-9]{1,18}\n?", text) else None
-
-
 def why_latest_is_wrong(directory: Path) -> str:
     """Why ``latest`` is nothing that a commit wrote; "" when it is (it may be behind), or not there. Raises OSError."""
     try:
@@ -199,11 +181,13 @@ def commit(
     shards: Sequence[ShardRecord],
     retention: Retention | None,
     session: str = "",
-) -> None:
+    writer: Writer | None = None,
+) -> str:
     """Make ``step`` a committed checkpoint from its durable shards, then prune (None: no other step is removed).
 
-    Raises CheckpointError when it must not be committed (another epoch's business, or incomplete), OSError when the
-    disk fails; older steps are untouched then.
+    ``writer``: without a launcher, the process that asks. Returns "", or that another job writes here, too: its steps
+    are neither replaced nor pruned. Raises CheckpointError when it must not be committed (another epoch's or job's
+    business, or incomplete), OSError when the disk fails; older steps are untouched then.
     """
     staging, final = staging_directory(directory, step, epoch, round_, session), step_directory(directory, step)
     _check_fence(directory, epoch)
@@ -212,7 +196,7 @@ def commit(
         raise CheckpointError(f"step {step} was committed in epoch {existing.epoch}, later than our {epoch}")
     asked_before = not session and existing is not None and (existing.epoch, existing.round) == (epoch, round_)
     if asked_before and not staging.is_dir():
-        return
+        return ""
     why = why_incomplete(shards, world_size) or "".join(
         f"{shard.file} is missing or has another size. "
         for shard in shards
@@ -222,8 +206,11 @@ def commit(
         raise CheckpointError(f"step {step} cannot be committed: {why}")
     _remove_strangers(staging, {VIEW, *(shard.file for shard in shards)})
     found = committed(directory)
+    others = {} if writer is None else writers.others_at_work(directory, writer, found)
+    if step in others:
+        raise CheckpointError(f"step {step} is another job's: {writers.words(directory, others[step])}")
     order = 1 + max((manifest.order for manifest in found), default=0)
-    manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards))
+    manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), writer)
     write_atomic(staging / MANIFEST, write_manifest(manifest))
     _check_fence(directory, epoch)  # again: the shards took long
     _put_in_place(staging, final)
@@ -233,9 +220,10 @@ def commit(
         write_atomic(directory / "latest", f"{step}\n".encode())
     with contextlib.suppress(OSError):
         if retention is not None:
-            others = [known for known in found if known.step != step]
-            _remove(directory, expendable(directory, retention, time.time(), [*others, manifest]), keep_worn=True)
+            ours = [known for known in found if known.step != step and known.step not in others]
+            _remove(directory, expendable(directory, retention, time.time(), [*ours, manifest]), keep_worn=True)
         sweep(directory, step, epoch, round_, session)
+    return next((writers.words(directory, other) for other in others.values()), "")
 
 
 def expendable(directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None) -> list[int]:
@@ -302,13 +290,17 @@ def give_up(directory: Path, session: str) -> None:
 def sweep(directory: Path, step: int, epoch: int, round_: int, session: str = "") -> None:
     """Remove what earlier, failed saves left behind: shards older than these, or of this step but of another session.
 
-    Raises OSError.
+    What other saves are writing stays. Raises OSError.
     """
     ours = (epoch, round_, step)
     for path in list(directory.iterdir()):
         if found := _STAGING.fullmatch(path.name):
             theirs = (int(found[2]), int(found[3]), int(found[1]))
-            if theirs < ours or (theirs == ours and (found[4] or "") != session):
+            their_session = found[4] or ""
+            if theirs > ours or (theirs == ours and their_session == session):
+                continue
+            is_own = bool(session) and their_session == session  # which saves one step after the other
+            if is_own or writers.at_work(path, bool(their_session)) is None:
                 _move_away(path, "removed")
     _empty_bin(directory)
 

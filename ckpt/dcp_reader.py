@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from resilio_hpc.ckpt import catalogue, dcp_metadata, local_disk, tensors, tree, world
+from resilio_hpc.ckpt import catalogue, dcp_metadata, fresh_start, local_disk, tensors, tree, world
 from resilio_hpc.ckpt.coordinator import Place, local_directory, peer_disks_file
 from resilio_hpc.ckpt.dcp_boxes import Origin, Read, read_boxes
 from resilio_hpc.ckpt.dcp_metadata import Refused, SavedTensor, SavedValue
@@ -77,7 +77,7 @@ class ResilioReader(StorageReader):
         self._manifest = self._choose()
         together = dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-        if self.step is None and rank == 0 and (why := catalogue.why_newest_is_gone(self.directory)):
+        if self.step is None and rank == 0 and (why := fresh_start.why_newest_is_gone(self.directory)):
             print(f"resilio: {why}: loading step {self._manifest.step}", file=sys.stderr, flush=True)
         where = catalogue.step_directory(self.directory, self._manifest.step)
         return dcp_metadata.read(where, self._manifest, rank, world_size)
@@ -86,7 +86,7 @@ class ResilioReader(StorageReader):
         if self.step is None:
             found = catalogue.committed(self.directory)
             if not found:
-                why = catalogue.why_newest_is_gone(self.directory)
+                why = fresh_start.why_newest_is_gone(self.directory)
                 raise CheckpointError(why or f"{self.directory} holds no committed step")
             return found[-1]
         try:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from resilio_hpc.ckpt import catalogue, orphans, saver_process, world
+from resilio_hpc.ckpt import catalogue, fresh_start, orphans, saver_process, world, writers
 from resilio_hpc.ckpt.coordinator import OnStage, RestorePoint
 from resilio_hpc.ckpt.local_saver import ALONE_STALL_S, Save
 from resilio_hpc.ckpt.retention import Retention
@@ -48,10 +48,13 @@ class LocalCoordinator:
         ``alone_stall_s``: after the death of this process, without a sign of the others, they are dead, too."""
         self.place = world.find_place(environment)
         self.local_directory = local
-        self._local_failed = self._differs_told = False
+        self._local_failed = False
+        self._told: set[str] = set()
         self._directory = directory
         self._retention = retention
         self._session = world.session(environment, self.place)
+        job = self._session if self.place.world_size > 1 else writers.process_job()
+        self._writer = writers.this_process(job)
         self._callbacks: list[OnStage] = []
         self._patience_s = patience_s
         self._peers_timeout_s = peers_timeout_s
@@ -68,14 +71,22 @@ class LocalCoordinator:
 
         A run that was killed may still be writing its last one: see ``orphans``."""
         orphans.wait_for_orphans(self._directory, say=self.place.rank == 0)
-        catalogue.check_not_all_damaged(self._directory)
+        fresh_start.check_not_all_damaged(self._directory)
         steps = catalogue.committed_steps(self._directory)
         for step, why in catalogue.damaged_steps(self._directory).items():
             if self.place.rank == 0:
                 print(f"resilio: step {step} is damaged and not restored: {why}", file=sys.stderr)
-        if self.place.rank == 0 and (why := catalogue.why_newest_is_gone(self._directory)):
+        if self.place.rank == 0 and (why := fresh_start.why_newest_is_gone(self._directory)):
             print(f"resilio: {why}: going on from step {steps[-1]}", file=sys.stderr)
+        if self.place.rank == 0:
+            self._look_for_others()
         return [RestorePoint("committed", step) for step in reversed(steps)]
+
+    def _look_for_others(self) -> None:
+        for manifest in reversed(catalogue.committed(self._directory)):
+            writer = manifest.writer
+            if writer is not None and writers.is_another(writer, self._writer) and writers.is_alive(writer):
+                self._say_once("others", writers.words(self._directory, writer))
 
     def restored(self, step: int, source: str, seconds: float) -> None:
         """Nobody to tell. But whoever restores is likely to save."""
@@ -121,6 +132,7 @@ class LocalCoordinator:
             f"process-{place.local_rank}",
             self._bytes_per_s,
             self._alone_stall_s,
+            self._writer,
         )
         asked = saver_process.ask(request, arena)
         busy = threading.Thread(target=self._hear, args=(step, asked), name="resilio-saver")
@@ -150,9 +162,14 @@ class LocalCoordinator:
     def _say_of(self, said: Committed) -> None:
         if said.short:
             print(f"resilio: {said.short}", file=sys.stderr, flush=True)
-        if said.differs and not self._differs_told:
-            self._differs_told = True
-            text = words("replicas_differ", {"place": said.differs})
+        if said.differs:
+            self._say_once("differs", words("replicas_differ", {"place": said.differs}))
+        if said.others:
+            self._say_once("others", said.others)
+
+    def _say_once(self, kind: str, text: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
             print(f"resilio: {text}", file=sys.stderr, flush=True)
 
     def _heard(self, progress: Progress) -> None:

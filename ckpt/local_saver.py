@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.ckpt import catalogue, helper_process, orphans, saver
+from resilio_hpc.ckpt import catalogue, helper_process, orphans, saver, writers
 from resilio_hpc.ckpt.arena_source import Mappings
-from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.records import ShardRecord, Writer
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Answer, Commit, Committed, Persist, Persisted, Progress, SaverFailed
 from resilio_hpc.core.durable import make_directory, write_atomic
@@ -57,6 +57,7 @@ class Save(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holder: str
     bytes_per_s: float = 0.0
     alone_stall_s: float = ALONE_STALL_S
+    writer: Writer | None = None
 
 
 class _Shard(msgspec.Struct, frozen=True):
@@ -113,7 +114,9 @@ def save(
 
 
 def note_failure(request: Save, error: str) -> None:
-    """So that the other processes need not wait for us until their time is over."""
+    """So that the other processes need not wait for us until their time is over, and that what is left can go."""
+    if request.writer is not None:
+        writers.take_back(_note_path(request, request.rank).parent, request.writer)
     if request.world_size > 1:
         with contextlib.suppress(OSError):
             path = _note_path(request, request.rank)
@@ -126,7 +129,7 @@ def _persist(request: Save, arena: str, say: Callable[[Progress], None], mapping
     asked = Persist(
         request.step, 0, request.round, world, rank, [arena], request.directory,
         request.local, request.holder, request.session, request.bytes_per_s, request.retention.needs_verified_writes,
-        request.peers_timeout_s,
+        request.peers_timeout_s, request.writer,
     )  # fmt: skip
     answer = saver.serve(asked, say, mappings, why_never=partial(_why_rank_0_failed, request))
     if isinstance(answer, SaverFailed):
@@ -158,6 +161,7 @@ def _commit(request: Save, alone: threading.Event) -> Committed:
         shards,
         request.retention,
         request.session,
+        request.writer,
     )
     answer = saver.serve(asked)
     if isinstance(answer, SaverFailed):

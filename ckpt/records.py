@@ -119,8 +119,22 @@ class ShardRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     checks: Checks | None = None
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """A committed step. Its presence is the commit. ``order`` grows with every commit of a directory."""
+class Writer(msgspec.Struct, frozen=True):
+    """A process that saves without a launcher. ``job``: a name that all processes of the run share.
+
+    ``machine``: where its ``pid`` counts; ``begun``: when it began, in ticks since that machine's boot.
+    """
+
+    job: str
+    host: str
+    machine: str
+    pid: Count
+    begun: Count
+
+
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A committed step. Its presence is the commit. ``order`` grows with every commit of a directory. ``writer``: the
+    process that asked for it; None under a launcher, whose epochs tell."""
 
     step: Count
     epoch: Count
@@ -129,6 +143,7 @@ class Manifest(msgspec.Struct, frozen=True):
     world_size: Count
     layout: Layout
     shards: tuple[ShardRecord, ...]
+    writer: Writer | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.ckpt import catalogue, helper_process, replicas
+from resilio_hpc.ckpt import catalogue, helper_process, replicas, writers
 from resilio_hpc.ckpt.arena_source import ArenaSource, Mappings
 from resilio_hpc.ckpt.coverage import check_slabs
 from resilio_hpc.ckpt.hung_disk import PATIENCE, Patience
@@ -80,7 +80,7 @@ def persist(
     """
     with ExitStack() as memory:
         arenas = _open_arenas(request, memory, mappings)
-        staging = partial(_staging, request)
+        staging = cache(partial(_staging, request))
         found = replicas.compare(arenas, request.world_size, staging, request.rank_0_s, why_never)
         if request.local:
             record = LocalWay(request, arenas, memory.close, say, staging, patience, found.numbers).take()
@@ -88,7 +88,7 @@ def persist(
                 return _persisted(request, record, found)
             text = f"{os_error_text(record, request.local)}: {advice(record)}"
             say(LocalFailed(request.step, f"{text}; until then steps go straight to {request.directory}"))
-        return _persisted(request, _write_directly(request, arenas, found), found)
+        return _persisted(request, _write_directly(request, arenas, staging(), found), found)
 
 
 def _persisted(request: Persist, record: ShardRecord, found: Differences) -> Persisted:
@@ -96,10 +96,9 @@ def _persisted(request: Persist, record: ShardRecord, found: Differences) -> Per
     return Persisted(request.step, request.round, msgspec.structs.replace(record, checks=checks))
 
 
-def _write_directly(request: Persist, arenas: Sequence[ArenaSource], found: Differences) -> ShardRecord:
+def _write_directly(request: Persist, arenas: Sequence[ArenaSource], staging: Path, found: Differences) -> ShardRecord:
     from resilio_hpc.ckpt.shard_file import write_shard
 
-    staging = _staging(request)
     return write_shard(
         arenas, staging, request.node_rank, bytes_per_s=request.bytes_per_s, verify=request.verify,
         worn=worn(Path(request.directory)), own=found.numbers,
@@ -130,6 +129,8 @@ def _staging(request: Persist) -> Path:
     staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round, request.session)
     if not staging.is_dir():
         make_directory(staging)
+    if request.writer is not None:
+        writers.note(staging, request.writer)
     return staging
 
 
@@ -141,7 +142,7 @@ def commit(request: Commit) -> Committed:
         raise CheckpointError(f"step {request.step}: the shards have the layouts {sorted(layouts)}, not one")
     directory = Path(request.directory)
     _check(request, directory)
-    catalogue.commit(
+    others = catalogue.commit(
         directory,
         request.step,
         request.epoch,
@@ -151,11 +152,12 @@ def commit(request: Commit) -> Committed:
         [msgspec.structs.replace(shard, checks=None) for shard in request.shards],
         request.retention,
         request.session,
+        request.writer,
     )
     seconds = time.monotonic() - started
     short = _space(directory, sum(shard.size_bytes for shard in request.shards))
     differs = next((shard.checks.differs for shard in request.shards if shard.checks and shard.checks.differs), "")
-    return Committed(request.step, seconds, short, differs)
+    return Committed(request.step, seconds, short, differs, others)
 
 
 def _check(request: Commit, directory: Path) -> None:

@@ -27,6 +27,7 @@ from resilio_hpc.ckpt.shard_file import write_shard
 from resilio_hpc.ckpt.slab import Box, any_overlap
 from resilio_hpc.ckpt.snapshot import Snapshot
 from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.writers import this_process
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch, UsageError
 from resilio_hpc.native import crc32c
 
@@ -66,7 +67,7 @@ def save(directory: Path, states: list[dict[str, Any]], step: int = 1, **more: A
 
 def save_unchecked(directory: Path, states: list[dict[str, Any]]) -> None:
     """As step 1, as versions did that compared no parts at the commit."""
-    staging = catalogue.open_staging(directory, 1, 0, 0)
+    staging = catalogue.open_staging(directory, 1, 0, 0, this_process(""))
     shards = []
     for number, state in enumerate(states):
         arenas = ArenaPair(None, Owner(number, 0, len(states), 1, 0, "own", ""), directory)
