@@ -41,7 +41,7 @@ from resilio_hpc.ckpt.records import (
 from resilio_hpc.ckpt.retention import CommittedStep, Retention
 from resilio_hpc.ckpt.worn_files import strip, worn
 from resilio_hpc.core.durable import exchange, sync_directory, write_atomic
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError, is_damage
 
 MANIFEST = "manifest.json"
 DAMAGED = "damaged"
@@ -91,7 +91,9 @@ def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Wr
 
 
 def committed_steps(directory: Path) -> list[int]:
-    """Every committed step whose manifest is right and whose files have their sizes, the one committed last, last."""
+    """Every committed step whose manifest is right and whose files have their sizes, the one committed last, last.
+
+    Raises OSError where that cannot be seen: it is not taken for an empty directory."""
     return [manifest.step for manifest in committed(directory)]
 
 
@@ -99,9 +101,8 @@ def committed(directory: Path) -> list[Manifest]:
     """The manifests of committed_steps, in its order (which is that of the commits, not of the numbers)."""
     found = []
     for step in _numbers(directory):
-        try:
-            manifest = manifest_of(directory, step)
-        except (CheckpointError, OSError):
+        manifest = _manifest_or_why(directory, step)
+        if isinstance(manifest, str):
             continue
         if all(_has_size(step_directory(directory, step) / s.file, s.size_bytes) for s in manifest.shards):
             found.append(manifest)
@@ -112,15 +113,26 @@ def damaged_steps(directory: Path) -> dict[int, str]:
     """Steps that are there, but not in ``committed``, and why."""
     why: dict[int, str] = {}
     for step in _numbers(directory):
-        try:
-            manifest = manifest_of(directory, step)
-        except (CheckpointError, OSError) as error:
-            why[step] = str(error)
+        manifest = _manifest_or_why(directory, step)
+        if isinstance(manifest, str):
+            why[step] = manifest
             continue
         bad = [s.file for s in manifest.shards if not _has_size(step_directory(directory, step) / s.file, s.size_bytes)]
         if bad:
             why[step] = f"{', '.join(bad[:5])}: missing, or not as large as it was written"
     return why
+
+
+def _manifest_or_why(directory: Path, step: int) -> Manifest | str:
+    """Its manifest, or what is wrong with that. Raises OSError that is no damage: then nothing is known of the step."""
+    try:
+        return manifest_of(directory, step)
+    except CheckpointError as error:
+        return str(error)
+    except OSError as error:
+        if not is_damage(error):
+            raise
+        return str(error)
 
 
 def note_damage(directory: Path, step: int, why: str) -> None:
@@ -364,7 +376,7 @@ def _existing(directory: Path, step: int) -> Manifest | None:
 def _numbers(directory: Path) -> list[int]:
     try:
         names = [path.name for path in directory.iterdir()]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(int(found[1]) for name in names if (found := _STEP.fullmatch(name)))
 

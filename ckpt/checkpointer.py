@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, hung_disk, local_disk, tree, world
+from resilio_hpc.ckpt import arena, catalogue, coordinator, hung_disk, local_disk, tree, world
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.committed_source import CommittedSource
-from resilio_hpc.ckpt.coordinator import Coordinator, RestorePoint, checkpoint_directory, is_read_ahead
+from resilio_hpc.ckpt.coordinator import RestorePoint, checkpoint_directory, is_read_ahead
 from resilio_hpc.ckpt.device_copy import CUDA, Device
 from resilio_hpc.ckpt.expected import expected_bytes, holds_optimizer
+from resilio_hpc.ckpt.find_coordinator import find_coordinator
 from resilio_hpc.ckpt.handle import SaveHandle
-from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.overlap import fence_before_steps
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.restore import restore
@@ -30,7 +31,14 @@ from resilio_hpc.ckpt.retention import Retention, is_number
 from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
 from resilio_hpc.ckpt.turns import Turns
 from resilio_hpc.core.directories import directory_path
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
+from resilio_hpc.core.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    SaveRefused,
+    UsageError,
+    is_damage,
+    os_error_text,
+)
 
 REPLICATED: Literal["replicated"] = "replicated"
 """Layout: every process has the same tensors (data parallel), so only those of rank 0 go to disk."""
@@ -83,7 +91,7 @@ class Checkpointer:
         self.directory = checkpoint_directory(remote, os.environ)
         self._layout: Layout = layout or "own"
         retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
-        self._coordinator = coordinator.current() or _find_coordinator(
+        self._coordinator = coordinator.current() or find_coordinator(
             self.directory, os.environ, retention, patience_s, local, (gb_per_s or 0.0) * 1e9
         )
         self.place = self._coordinator.place
@@ -206,7 +214,7 @@ class Checkpointer:
             self._warn(f"{self._device.refusal}: copies from the device take longer, and saves wait for them")
         if not self._prefaulted:
             self._prefaulted = True
-            _prefault(arenas)
+            arenas.prefault_beside()
 
     def _open_arenas(self) -> ArenaPair:
         if self._arenas is None:
@@ -279,20 +287,34 @@ class Checkpointer:
             point = RestorePoint("committed", step)
             return self._restored(point, *self._read(point, state), started)
         failure: CorruptCheckpoint | OSError | None = None
-        for point in self._coordinator.restore_points():
+        for point in self._restore_points():
             try:
-                return self._restored(point, *self._read(point, state), started)
+                found, tier = self._read(point, state)
             except (CorruptCheckpoint, OSError) as error:
+                if isinstance(error, OSError) and not is_damage(error):
+                    raise CheckpointError(
+                        f"step {point.step} cannot be read now, which is no fault of it: "
+                        f"{os_error_text(error, str(self.directory))}"
+                    ) from error
                 failure = error
                 if point.source == "memory":
                     self._forget(point.step)
                 self._coordinator.restore_failed(point, str(error))
+            else:
+                return self._restored(point, found, tier, started)
         if failure is not None:
             raise CorruptCheckpoint(f"no checkpoint could be restored; the last one tried: {failure}") from failure
         self._drop_after(-1)
         self._coordinator.restored(-1, "", time.monotonic() - started)
         self._prepare(state, True)
         return None
+
+    def _restore_points(self) -> Sequence[RestorePoint]:
+        try:
+            return self._coordinator.restore_points()
+        except OSError as error:
+            where = os_error_text(error, str(self.directory))
+            raise CheckpointError(f"it cannot be seen which checkpoints there are: {where}") from error
 
     def _read(self, point: RestorePoint, state: Any) -> tuple[Any, str]:
         """The state, and which tier it came from."""
@@ -341,7 +363,7 @@ class Checkpointer:
         if self._memory and size and (trains or self._coordinator.arena_directory is not None):
             size += size // 64 + (1 << 20)  # for tables, plain values and gaps
             with contextlib.suppress(OSError):  # the save that needs them will say so
-                _prefault(self._open_arenas(), size, 2 if self._coordinator.arena_directory is None else 1)
+                self._open_arenas().prefault_beside(size, 2 if self._coordinator.arena_directory is None else 1)
 
     def _map_ahead(self, step: int) -> None:
         """While the model is built: from mapped memory a restore is as fast as a copy."""
@@ -362,33 +384,16 @@ class Checkpointer:
 
     def _drop_after(self, step: int) -> None:
         """Snapshots of a life that was rolled back must never be mixed with those of this one."""
-        if self._coordinator.arena_directory is not None or self._arenas is not None:
-            self._open_arenas().drop_after(step)
+        if self._coordinator.arena_directory is None and self._arenas is None:
+            return
+        try:
+            arenas = self._open_arenas()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return  # there is no room for one, so there is none
+            raise
+        arenas.drop_after(step)
 
     def steps(self) -> list[int]:
         """Every committed step, the one committed last, last."""
         return catalogue.committed_steps(self.directory)
-
-
-def _prefault(arenas: ArenaPair, size: int = 0, slots: int = 1) -> None:
-    def act() -> None:
-        with contextlib.suppress(OSError):  # the save that needs it will say so
-            for _ in range(slots):
-                arenas.prefault(size)
-
-    threading.Thread(target=act, name="resilio-prefault", daemon=True).start()
-
-
-def _find_coordinator(
-    directory: Path,
-    environment: Mapping[str, str],
-    retention: Retention,
-    patience_s: float,
-    local: str | os.PathLike[str] | None,
-    bytes_per_s: float,
-) -> Coordinator:
-    link = agent_link.current(environment)
-    if link is not None:
-        return agent_link.AgentCoordinator(link, environment)
-    where = coordinator.local_directory(local, environment)
-    return LocalCoordinator(directory, environment, retention, patience_s, local=where, bytes_per_s=bytes_per_s)

@@ -15,6 +15,7 @@ from pathlib import Path
 from resilio_hpc.ckpt import catalogue, fresh_start, orphans, saver_process, world, writers
 from resilio_hpc.ckpt.coordinator import OnStage, RestorePoint
 from resilio_hpc.ckpt.local_saver import ALONE_STALL_S, Save
+from resilio_hpc.ckpt.records import Manifest
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Committed, Local, Progress, SaverFailed
 from resilio_hpc.ckpt.saver_process import Asked
@@ -71,19 +72,21 @@ class LocalCoordinator:
 
         A run that was killed may still be writing its last one: see ``orphans``."""
         orphans.wait_for_orphans(self._directory, say=self.place.rank == 0)
-        fresh_start.check_not_all_damaged(self._directory)
-        steps = catalogue.committed_steps(self._directory)
+        found = catalogue.committed(self._directory)
+        if not found:
+            fresh_start.check_not_all_damaged(self._directory)
+        steps = [manifest.step for manifest in found]
         for step, why in catalogue.damaged_steps(self._directory).items():
             if self.place.rank == 0:
                 print(f"resilio: step {step} is damaged and not restored: {why}", file=sys.stderr)
         if self.place.rank == 0 and (why := fresh_start.why_newest_is_gone(self._directory)):
             print(f"resilio: {why}: going on from step {steps[-1]}", file=sys.stderr)
         if self.place.rank == 0:
-            self._look_for_others()
+            self._look_for_others(found)
         return [RestorePoint("committed", step) for step in reversed(steps)]
 
-    def _look_for_others(self) -> None:
-        for manifest in reversed(catalogue.committed(self._directory)):
+    def _look_for_others(self, found: Sequence[Manifest]) -> None:
+        for manifest in reversed(found):
             writer = manifest.writer
             if writer is not None and writers.is_another(writer, self._writer) and writers.is_alive(writer):
                 self._say_once("others", writers.words(self._directory, writer))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -447,3 +448,20 @@ def test_latest_that_names_a_step_which_is_gone_is_told(directory: Path, capfd: 
         ckpt.Checkpointer(directory).restore()
     (directory / "latest").unlink()
     assert ckpt.Checkpointer(directory).restore() is None
+
+
+def test_what_cannot_be_opened_for_want_of_descriptors_is_no_damage(directory: Path) -> None:
+    """Nor is it an empty directory, in which a run would begin anew."""
+    checkpoint = ckpt.Checkpointer(directory)
+    checkpoint.restore()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, limit[1]))
+    try:
+        with pytest.raises(CheckpointError, match="Too many open files") as raised:
+            checkpoint.restore()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        os.close(held[0])
+    assert not isinstance(raised.value, CorruptCheckpoint)
+    assert restored(directory) == 20
