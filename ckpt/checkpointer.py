@@ -41,7 +41,7 @@ from resilio_hpc.core.errors import (
 )
 
 REPLICATED: Literal["replicated"] = "replicated"
-"""Layout: every process has the same tensors (data parallel), so only those of rank 0 go to disk."""
+"""Layout of plain data parallel training: rank 0's tensors go to disk, and those of other ranks that differ."""
 
 
 class Checkpointer:
