@@ -18,11 +18,12 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from resilio_hpc.ckpt import catalogue, dcp_metadata, fresh_start, local_disk, tensors, tree, world
+from resilio_hpc.ckpt import catalogue, dcp_metadata, fresh_start, local_disk, tensors, tree, world, writers
 from resilio_hpc.ckpt.coordinator import Place, local_directory, peer_disks_file
 from resilio_hpc.ckpt.dcp_boxes import Origin, Read, read_boxes
 from resilio_hpc.ckpt.dcp_metadata import Refused, SavedTensor, SavedValue
 from resilio_hpc.ckpt.dcp_values import stream_of
+from resilio_hpc.ckpt.local_coordinator import await_saves
 from resilio_hpc.ckpt.records import Manifest, TensorRecord
 from resilio_hpc.ckpt.slab import Box, Shape, any_overlap, is_dtensor
 from resilio_hpc.ckpt.snapshot import copy_threads
@@ -31,7 +32,10 @@ from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMi
 
 
 class ResilioReader(StorageReader):
-    """Storage for ``dcp.load``: reads a committed step, of ``ResilioWriter`` or ``Checkpointer``."""
+    """Storage for ``dcp.load``: reads a committed step, of ``ResilioWriter`` or ``Checkpointer``.
+
+    Saves of this process that are on their way are waited for.
+    """
 
     def __init__(
         self,
@@ -74,6 +78,8 @@ class ResilioReader(StorageReader):
     # torch takes a reader with **kwargs here for one that has a file of metadata per rank
     def read_metadata(self, *args: Any, **ignored: Any) -> Metadata:
         """From the tables and trees of all ranks. Raises CheckpointError and its kinds, OSError."""
+        writers.await_threads(self.directory)
+        await_saves(self.directory)
         self._manifest = self._choose()
         together = dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from weakref import WeakSet
 
 from resilio_hpc.ckpt import catalogue, fresh_start, orphans, saver_process, world, writers
 from resilio_hpc.ckpt.coordinator import OnStage, RestorePoint
@@ -21,6 +22,15 @@ from resilio_hpc.ckpt.saver_messages import Committed, Local, Progress, SaverFai
 from resilio_hpc.ckpt.saver_process import Asked
 from resilio_hpc.core.errors import CorruptCheckpoint, SaveRefused, WireError
 from resilio_hpc.core.event_words import words
+
+_all: WeakSet[LocalCoordinator] = WeakSet()
+
+
+def await_saves(directory: Path) -> None:
+    """Until what this process saves to that directory is committed, or has failed."""
+    for one in list(_all):
+        if one._directory == directory and one._busy is not None:
+            one._busy.join()
 
 
 class LocalCoordinator:
@@ -61,6 +71,7 @@ class LocalCoordinator:
         self._peers_timeout_s = peers_timeout_s
         self._bytes_per_s, self._alone_stall_s = bytes_per_s, alone_stall_s
         self._busy: threading.Thread | None = None
+        _all.add(self)
         self._busy_with = -1
         self._out_of_patience = False
 
@@ -70,7 +81,9 @@ class LocalCoordinator:
     def restore_points(self) -> Sequence[RestorePoint]:
         """Every committed step, newest first. Raises CorruptCheckpoint when there are only damaged ones.
 
-        A run that was killed may still be writing its last one: see ``orphans``."""
+        Saves of this process that are on their way are waited for. A run that was killed may still be writing its last
+        one: see ``orphans``."""
+        await_saves(self._directory)
         orphans.wait_for_orphans(self._directory, say=self.place.rank == 0)
         found = catalogue.committed(self._directory)
         if not found:

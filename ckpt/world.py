@@ -87,7 +87,8 @@ def check_place(place: Place) -> None:
     if known is not None and known[1:] != (place.rank, place.world_size):
         raise UsageError(
             f"this Checkpointer is of rank {place.rank} of {place.world_size}, but this process is rank {known.rank} "
-            f"of {known.world_size} in {known.source}: make the Checkpointer after that is initialised"
+            f"of {known.world_size} in {known.source}: make the Checkpointer after that is initialised, and start all "
+            "processes of the group in one way"
         )
 
 

@@ -99,6 +99,13 @@ def end(staging: Path) -> None:
     _threads.pop(staging, None)
 
 
+def await_threads(directory: Path) -> None:
+    """Until no other thread of this process fills a staging directory there."""
+    for staging, thread in list(_threads.items()):
+        if staging.parent == directory and thread is not threading.current_thread():
+            thread.join()
+
+
 def at_work(staging: Path, has_session: bool, patience_s: float = 0.0, stall_s: float = STALL_S) -> Writer | None:
     """Who fills a staging directory; None where its writers are dead, hang, or have given that save up.
 

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.dcp import ResilioReader
 from resilio_hpc.core.errors import ResilioError, UsageError
 from tests.support.waiting import PATIENCE_S
 
@@ -75,11 +77,19 @@ def test_a_forked_child_is_refused_at_once_and_its_optimizer_does_not_wait(tmp_p
     assert checkpoint.steps() == [1, 4]
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_restore_waits_for_the_saves_of_its_own_process(tmp_path: Path) -> None:
     checkpoint = Checkpointer(tmp_path)
     checkpoint.save(7, {"x": np.arange(2_000_000)})
     found, state = checkpoint.restore() or (0, {})
     assert (found, state["x"][-1]) == (7, 1_999_999)
+    checkpoint.save(8, {"x": np.arange(2_000_000)})
+    assert (Checkpointer(tmp_path).restore() or (0,))[0] == 8
+    checkpoint.save(9, {"x": torch.arange(2_000_000)})
+    loaded = {"x": torch.zeros(2_000_000, dtype=torch.int64)}
+    reader = ResilioReader(tmp_path)
+    dcp.load(loaded, storage_reader=reader)
+    assert reader.checkpoint_id == str(tmp_path / "step-0000000009")
 
 
 def test_a_signal_handler_that_saves_in_the_middle_of_a_save_is_refused(tmp_path: Path) -> None:
