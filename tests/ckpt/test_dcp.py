@@ -25,6 +25,7 @@ from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue, fence
 from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
 from resilio_hpc.cli import ckpt
 from resilio_hpc.core.errors import CheckpointError, UsageError
+from tests.support.ckpt.unchecked_step import save_unchecked
 
 DTYPES = [
     "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu",
@@ -332,7 +333,7 @@ def test_what_the_checkpointer_saved_can_be_loaded(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_loaded_from_it_is_told(state: Any, wanted: Any, message: str, tmp_path: Path) -> None:
-    Checkpointer(tmp_path).save(1, {**state, "n": 1}).wait()
+    save_unchecked(tmp_path, [{**state, "n": 1}])
     assert message in failure(lambda: load(tmp_path, wanted))
 
 

@@ -17,19 +17,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue, coordinator
-from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, coordinator
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.records import Extent, read_manifest, read_table, sha256, write_manifest
 from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.shard_file import write_shard
 from resilio_hpc.ckpt.slab import Box, any_overlap
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
-from resilio_hpc.ckpt.writers import this_process
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch, UsageError
+from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
 from resilio_hpc.native import crc32c
+from tests.support.ckpt.unchecked_step import save_unchecked
 
 Grid = tuple[int, ...]
 
@@ -63,20 +58,6 @@ def save(directory: Path, states: list[dict[str, Any]], step: int = 1, **more: A
     handles = [one.save(step, state) for one, state in zip(ranks, states, strict=True)]
     for handle in handles:
         handle.wait("committed", 60)
-
-
-def save_unchecked(directory: Path, states: list[dict[str, Any]]) -> None:
-    """As step 1, as versions did that compared no parts at the commit."""
-    staging = catalogue.open_staging(directory, 1, 0, 0, this_process(""))
-    shards = []
-    for number, state in enumerate(states):
-        arenas = ArenaPair(None, Owner(number, 0, len(states), 1, 0, "own", ""), directory)
-        with ThreadPoolExecutor(1) as pool:
-            path, _ = Snapshot(arenas, 1, flatten(state), pool).finish()
-        with ArenaSource(path) as source:
-            shards.append(write_shard([source], staging, number))
-        arenas.close()
-    catalogue.commit(directory, 1, 0, 0, len(states), "own", shards, None)
 
 
 @pytest.mark.parametrize(
@@ -405,33 +386,3 @@ def test_many_threads_read_many_slabs(tmp_path: Path) -> None:
     checkpoint._pool = ThreadPoolExecutor(4)
     checkpoint.restore(mine)
     assert all(torch.equal(mine[name], value) for name, value in whole.items())
-
-
-def part(first: int, length: int, fill: float, replica: int = 0) -> Slab:
-    return Slab(np.full(length, fill), (10,), (first,), replica)
-
-
-@pytest.mark.parametrize(
-    ("parts", "why"),
-    [
-        ([part(0, 5, 1.0), part(5, 4, 1.0)], "the ranks saved 9 of the 10 elements of x"),
-        ([part(0, 5, 1.0), part(5, 5, 1.0, replica=1)], "the ranks saved 5 of the 10 elements of x"),
-        ([part(0, 6, 1.0), part(5, 5, 1.0)], "the parts of x that the ranks saved overlap"),
-        ([part(0, 10, 1.0), part(0, 10, 2.0)], r"ranks 0 and 1 wrote \[10\] at \[0\] of x differently"),
-        ([part(0, 10, 1.0), Slab(np.ones(5), (5,), (0,))], "ranks 0 and 1 give x to different tensors"),
-    ],
-)
-def test_parts_that_do_not_make_up_a_whole_are_not_committed(parts: list[Slab], why: str, tmp_path: Path) -> None:
-    whole = [part(0, 5, 1.0), part(5, 5, 2.0)]
-    save(tmp_path, [{"x": one} for one in whole], 1)
-    with pytest.raises(CheckpointError, match=f"step 2 cannot be committed: {why}"):
-        save(tmp_path, [{"x": one} for one in parts], 2)
-    save(tmp_path, [{"x": one} for one in whole], 3)
-    assert catalogue.committed_steps(tmp_path) == [1, 3]
-
-
-def test_the_same_part_of_two_ranks_is_compared_at_every_commit(tmp_path: Path) -> None:
-    for step in (1, 2):
-        save(tmp_path, [{"x": part(0, 10, step)}, {"x": part(0, 10, step)}], step)
-    with pytest.raises(CheckpointError, match=r"wrote .* of x differently"):
-        save(tmp_path, [{"x": part(0, 10, 3.0)}, {"x": part(0, 10, 4.0)}], 3)
