@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -47,8 +48,7 @@ MANIFEST = "manifest.json"
 DAMAGED = "damaged"
 VIEW = "checkpoint.h5"
 _MANIFEST_LIMIT = 1 << 30
-_THREAD_END_S = 1.0
-"""How long the thread of a save that has failed may take to end."""
+_THREAD_END_S = 1.0  # what the thread of a save that has failed may take to end
 _STEP = re.compile(r"step-(\d{10,18})")
 _STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(?:-s([0-9a-f]{1,32}))?(-whole)?")
 _GOING = re.compile(r"\.(removed|replaced)-.*")
@@ -84,8 +84,6 @@ def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Wr
         raise CheckpointError(f"step {step} is being saved to {directory} already, by process {other.pid}")
     _move_away(staging, "removed")
     sweep(directory, step, epoch, round_)
-    staging.mkdir()
-    sync_directory(directory)
     writers.begin(staging, writer)
     return staging
 
@@ -203,7 +201,7 @@ def commit(
     """
     staging, final = staging_directory(directory, step, epoch, round_, session), step_directory(directory, step)
     _check_fence(directory, epoch)
-    existing = _existing(directory, step)
+    existing = _read(final, step)
     if existing is not None and existing.epoch > epoch:
         raise CheckpointError(f"step {step} was committed in epoch {existing.epoch}, later than our {epoch}")
     asked_before = not session and existing is not None and (existing.epoch, existing.round) == (epoch, round_)
@@ -219,13 +217,14 @@ def commit(
     _remove_strangers(staging, {VIEW, *(shard.file for shard in shards)})
     found = committed(directory)
     others = {} if writer is None else writers.others_at_work(directory, writer, found)
-    if step in others:
-        raise CheckpointError(f"step {step} is another job's: {writers.words(directory, others[step])}")
+    writers.check_former(directory, writer, existing)
     order = 1 + max((manifest.order for manifest in found), default=0)
     manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), writer)
     write_atomic(staging / MANIFEST, write_manifest(manifest))
     _check_fence(directory, epoch)  # again: the shards took long
-    _put_in_place(staging, final)
+    for note in writers.notes(staging):  # as late as can be: see ``sweep``
+        note.unlink(missing_ok=True)
+    _put_in_place(staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)))
     sync_directory(directory)
     # the step is committed, whatever becomes of the rest
     with contextlib.suppress(OSError):
@@ -320,23 +319,36 @@ def sweep(directory: Path, step: int, epoch: int, round_: int, session: str = ""
 def _remove_strangers(staging: Path, files: Collection[str]) -> None:
     """What processes that died left in here, and the notes of those that live, do not belong to the step."""
     for path in list(staging.iterdir()):
-        if path.name not in files:
+        if path.name not in files and not path.name.startswith(writers.NOTE):
             path.unlink(missing_ok=True)
 
 
-def _put_in_place(staging: Path, final: Path) -> None:
+def _put_in_place(staging: Path, final: Path, check: Callable[[Path], None]) -> None:
     """Make the step appear. At every instant ``final`` is the former one of that number, or the new one.
+
+    ``check`` raises CheckpointError for a former one that has to stay; it may have come just before.
 
     A file system that cannot exchange two names (NFS) has neither for an instant; a kill just then loses the former.
     The new one has a name of its own by then: under that of the staging directory, the former could be taken for it.
     """
     if not final.exists():
-        staging.rename(final)
-        return
+        try:
+            staging.rename(final)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
     whole = staging.with_name(f"{staging.name}-whole")
     _move_away(whole, "removed")  # of a process that died just here
     staging.rename(whole)
-    if not exchange(whole, final):
+    if exchange(whole, final):
+        try:
+            check(whole)
+        except CheckpointError:
+            exchange(whole, final)
+            raise
+    else:
+        check(final)
         former = _move_away(final, "replaced")
         try:
             whole.rename(final)
@@ -366,9 +378,9 @@ def _check_fence(directory: Path, epoch: int) -> None:
     check_fence(directory, epoch, lambda: [manifest.epoch for manifest in committed(directory)])
 
 
-def _existing(directory: Path, step: int) -> Manifest | None:
+def _read(where: Path, step: int) -> Manifest | None:
     try:
-        return manifest_of(directory, step)
+        return read_manifest((where / MANIFEST).read_bytes(), step)
     except (CorruptCheckpoint, OSError):
         return None  # nothing, or nothing of worth
 

@@ -40,7 +40,6 @@ from resilio_hpc.ckpt.saver_messages import (
 )
 from resilio_hpc.ckpt.space_trend import SpaceTrend
 from resilio_hpc.ckpt.worn_files import worn
-from resilio_hpc.core.durable import make_directory
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, WireError, os_error_text
 from resilio_hpc.core.json_lines import encode_line
 
@@ -127,10 +126,7 @@ def _staging(request: Persist) -> Path:
         with contextlib.suppress(OSError):
             catalogue.sweep(directory, request.step, request.epoch, request.round, request.session)
     staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round, request.session)
-    if not staging.is_dir():
-        make_directory(staging)
-    if request.writer is not None:
-        writers.note(staging, request.writer)
+    writers.make_staging(staging, request.writer)
     return staging
 
 

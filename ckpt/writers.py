@@ -19,9 +19,10 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.ckpt.records import Manifest, Writer
-from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.durable import make_directory, sync_directory
+from resilio_hpc.core.errors import CheckpointError
 
-_NOTE = ".writer-"
+NOTE = ".writer-"
 STALL_S = 30.0
 """An NFS client may show a file of another node as it was so long ago."""
 _first_order: dict[Path, int] = {}
@@ -59,6 +60,13 @@ def others_at_work(directory: Path, me: Writer, found: Sequence[Manifest]) -> di
     return others
 
 
+def check_former(directory: Path, me: Writer | None, former: Manifest | None) -> None:
+    """Raises CheckpointError where the step that is to be replaced is of another job that is at work."""
+    if me is not None and former is not None and others_at_work(directory, me, [former]):
+        assert former.writer is not None
+        raise CheckpointError(f"step {former.step} is another job's: {words(directory, former.writer)}")
+
+
 def is_another(writer: Writer, me: Writer) -> bool:
     """Is it of another job?"""
     return writer.job != me.job and (writer.machine, writer.pid, writer.begun) != (me.machine, me.pid, me.begun)
@@ -72,17 +80,25 @@ def words(directory: Path, writer: Writer) -> str:
     )
 
 
-def note(staging: Path, me: Writer) -> None:
-    """Say in a staging directory that this process fills it. Raises OSError."""
-    path = staging / f"{_NOTE}{me.pid}"
-    if not path.exists():
-        write_atomic(path, msgspec.json.encode(me), durable=False)
+def make_staging(staging: Path, me: Writer | None) -> None:
+    """Make a staging directory, unless it is there, with a note that this process fills it. Raises OSError.
+
+    The note comes at once: without it, another job would take the directory for one that was left behind.
+    """
+    if not staging.parent.is_dir():
+        make_directory(staging.parent)
+    is_new = not staging.is_dir()
+    staging.mkdir(exist_ok=True)
+    if me is not None and not (note := staging / f"{NOTE}{me.pid}").exists():
+        note.write_bytes(msgspec.json.encode(me))
+    if is_new:
+        sync_directory(staging.parent)
 
 
 def take_back(staging: Path, me: Writer) -> None:
     """That save has failed. Raises nothing."""
     with contextlib.suppress(OSError):
-        (staging / f"{_NOTE}{me.pid}").unlink()
+        (staging / f"{NOTE}{me.pid}").unlink()
 
 
 def begin(staging: Path, me: Writer) -> None:
@@ -91,7 +107,7 @@ def begin(staging: Path, me: Writer) -> None:
         if thread is threading.current_thread() or not thread.is_alive():
             _threads.pop(path, None)
     _threads[staging] = threading.current_thread()
-    note(staging, me)
+    make_staging(staging, me)
 
 
 def end(staging: Path) -> None:
@@ -112,7 +128,7 @@ def at_work(staging: Path, has_session: bool, patience_s: float = 0.0, stall_s: 
     ``has_session``: it is not of torch.distributed.checkpoint, whose saves each have a thread. ``patience_s``: how long
     to wait for the end of such a thread. ``stall_s``: who changes nothing for so long, on another machine, is dead.
     """
-    for path in staging.glob(f"{_NOTE}*"):
+    for path in notes(staging):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             writer = msgspec.json.decode(path.read_bytes(), type=Writer)
             if not has_session and writer == this_process(writer.job):
@@ -122,6 +138,14 @@ def at_work(staging: Path, has_session: bool, patience_s: float = 0.0, stall_s: 
             if lives or (lives is None and _changes(staging, stall_s)):
                 return writer
     return None
+
+
+def notes(staging: Path) -> list[Path]:
+    """The notes of those who fill a staging directory."""
+    try:
+        return list(staging.glob(f"{NOTE}*"))
+    except OSError:
+        return []
 
 
 def _thread_lives(staging: Path, patience_s: float) -> bool:

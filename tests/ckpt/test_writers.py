@@ -63,8 +63,7 @@ def test_two_jobs_in_one_directory_are_told_and_lose_nothing(tmp_path: Path, cap
         with pytest.raises(CheckpointError, match=f"step 1 is another job's: another job .process {os.getppid()} on "):
             save(theirs, 1)
         staging = catalogue.staging_directory(tmp_path, 0, 0, 0, "beef")
-        staging.mkdir()
-        writers.note(staging, writers.this_process("other"))
+        writers.make_staging(staging, writers.this_process("other"))
 
     other = OtherJob(act)
     try:
@@ -101,7 +100,7 @@ def _sign(directory: Path, step: int, order: int) -> None:
 
 
 def test_what_another_machine_is_writing_stays_as_long_as_it_changes(tmp_path: Path) -> None:
-    writers.note(tmp_path, ELSEWHERE)
+    writers.make_staging(tmp_path, ELSEWHERE)
     for size in (1, 2):
         (tmp_path / "node-0.h5").write_bytes(bytes(size))
         assert writers.at_work(tmp_path, True, stall_s=0) == ELSEWHERE
@@ -173,3 +172,24 @@ def test_what_a_failed_save_left_goes_with_the_next_of_another_checkpointer(tmp_
     assert list(tmp_path.glob(".staging-*"))
     save(Checkpointer(tmp_path), 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-0000000002"]
+
+
+def test_of_two_jobs_that_commit_a_step_at_the_same_time_one_has_it(tmp_path: Path) -> None:
+    """The other one's step comes between the look and the exchange of names."""
+    checkpoint = Checkpointer(tmp_path / "steps")
+    save(checkpoint, 1)
+    (manifest,) = catalogue.committed(tmp_path / "steps")
+    step = catalogue.step_directory(tmp_path / "steps", 1)
+    me = writers.this_process("mine")
+
+    def theirs_comes(former: Path) -> None:
+        signed = msgspec.structs.replace(manifest, writer=ELSEWHERE, order=9)
+        (former / catalogue.MANIFEST).write_bytes(write_manifest(signed))
+        writers.check_former(tmp_path / "steps", me, signed)
+
+    staging = catalogue.staging_directory(tmp_path / "steps", 1, 0, 0, "abc")
+    shutil.copytree(step, staging)
+    writers.others_at_work(tmp_path / "steps", me, [manifest])  # what was there when this job began
+    with pytest.raises(CheckpointError, match=r"step 1 is another job's: another job .process 77 on n7. writes"):
+        catalogue._put_in_place(staging, step, theirs_comes)
+    assert catalogue.manifest_of(tmp_path / "steps", 1).writer == ELSEWHERE
