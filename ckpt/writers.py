@@ -85,9 +85,8 @@ def make_staging(staging: Path, me: Writer | None) -> None:
 
     The note comes at once: without it, another job would take the directory for one that was left behind.
     """
-    if not staging.parent.is_dir():
+    if is_new := not staging.is_dir():
         make_directory(staging.parent)
-    is_new = not staging.is_dir()
     staging.mkdir(exist_ok=True)
     if me is not None and not (note := staging / f"{NOTE}{me.pid}").exists():
         note.write_bytes(msgspec.json.encode(me))
