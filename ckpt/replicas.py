@@ -52,7 +52,7 @@ class Differences:
 
 
 def is_batch_statistic(path: str) -> bool:
-    """Is it a buffer that ranks of plain data parallel training have each their own of, and nobody minds?"""
+    """Is it a buffer that ranks of plain data parallel training have each their own of, as they should?"""
     return path.rpartition("/")[2].rpartition(".")[2] in _BATCH_STATISTICS
 
 

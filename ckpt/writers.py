@@ -40,7 +40,7 @@ def this_process(job: str) -> Writer:
 
 @cache
 def process_job() -> str:
-    """The name of a job that is this process alone."""
+    """The name of a job of one process, this one."""
     return os.urandom(16).hex()
 
 
@@ -185,7 +185,7 @@ def _machine() -> str:
 
 
 def _begun(pid: int) -> int | None:
-    """When a process began, in ticks since the boot; None where it is dead, also when nobody has waited for it."""
+    """When a process began, in ticks since the boot; None where it is dead, reaped or not."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -23,7 +23,7 @@ def half(rank: int, fill: float) -> Slab:
 
 
 def test_processes_that_no_variable_numbers_save_one_checkpoint_together(tmp_path: Path) -> None:
-    """As under torch.multiprocessing.spawn: the group alone knows the ranks."""
+    """As under torch.multiprocessing.spawn: only the group knows the ranks."""
 
     def act(rank: int) -> list[Any]:
         early = Checkpointer(tmp_path / "early")

@@ -1,4 +1,4 @@
-"""Two jobs in one directory, two saves at once: each is told, and neither loses a step to the other in silence."""
+"""Two jobs in one directory, two saves at once: each gets a line, and neither loses a step to the other in silence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A committed step whose parts of tensors nobody compared, as versions made it that did not yet do so."""
+"""A committed step whose parts of tensors were not compared, as earlier versions made it."""
 
 from __future__ import annotations
 
