@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from resilio_hpc.ckpt import REPLICATED, Slab, catalogue, verify
+from resilio_hpc.ckpt import REPLICATED, Slab, catalogue, saver, verify
+from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.saver_messages import Commit, Committed, Persist, Persisted, SaverFailed
+from resilio_hpc.ckpt.snapshot import Snapshot
+from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.cli.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import LayoutMismatch
 from tests.ckpt.test_slabs import rank, save
@@ -94,3 +100,31 @@ def test_a_tensor_that_rank_0_does_not_have_or_has_in_another_shape_is_the_ranks
         assert {name: value.tolist() for name, value in found[1].items()} == {
             name: value.tolist() for name, value in expected.items()
         }
+
+
+def test_savers_of_two_nodes_compare_by_way_of_the_staging_directory(tmp_path: Path) -> None:
+    """As agents ask them: the second node's saver may come first, and does not wait for ever."""
+    paths = []
+    for number in range(2):
+        (tmp_path / f"arenas{number}").mkdir()
+        owner = Owner(number, 0, 2, 1, 1, "replicated", "run")
+        arenas = ArenaPair(tmp_path / f"arenas{number}", owner, tmp_path)
+        with ThreadPoolExecutor(1) as pool:
+            state = flatten({"x": np.ones(100_000), "y": np.full(9, number)})
+            paths.append(Snapshot(arenas, 5, state, pool).finish()[0])
+        arenas.close()
+    requests = [Persist(5, 1, 1, 2, node, [str(path)], str(tmp_path / "steps")) for node, path in enumerate(paths)]
+    failed = saver.serve(msgspec.structs.replace(requests[1], rank_0_s=0.1))
+    assert isinstance(failed, SaverFailed)
+    assert failed.error == "CheckpointError: rank 0 has not given its checksums within 0.1 s"
+    with ThreadPoolExecutor(2) as threads:
+        second = threads.submit(saver.serve, requests[1])
+        first = threads.submit(saver.serve, requests[0])
+    records = [answer.record for done in (first, second) if isinstance(answer := done.result(), Persisted)]
+    committed = saver.serve(Commit(5, 1, 1, 2, str(tmp_path / "steps"), records))
+    assert isinstance(committed, Committed)
+    assert committed.differs == "y of rank 1"
+    for number in range(2):
+        found = rank(tmp_path / "steps", number, 2, layout=REPLICATED).restore()
+        assert found is not None
+        assert found[1]["y"].tolist() == [number] * 9
