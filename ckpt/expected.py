@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -31,8 +32,10 @@ def _collect(value: Any, found: dict[Any, int]) -> None:
     elif slab is not None:
         _collect(slab.tensor, found)
     elif is_tensor(value):
-        key = value.data_ptr() if hasattr(value, "data_ptr") else value.__array_interface__["data"][0]
-        found[key, value.nbytes] = int(value.nbytes)
+        with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError, TypeError):
+            # of a kind without memory of its own, such as a ShardedTensor: whatever needs it refuses it by name
+            key = value.data_ptr() if hasattr(value, "data_ptr") else value.__array_interface__["data"][0]
+            found[key, value.nbytes] = int(value.nbytes)
     elif torch is not None and isinstance(value, torch.nn.Module):
         _collect([*value.parameters(), *value.buffers()], found)
     elif torch is not None and isinstance(value, torch.optim.Optimizer):

@@ -86,7 +86,7 @@ def _describe_torch(value: Any, path: str) -> Leaf:
         raise UsageError("a parameter of a lazy module has no shape yet; run the module once before it is saved")
     plain = value.detach()
     if type(plain) is not torch.Tensor:
-        raise UsageError(f"a {type(value).__name__} cannot be saved; convert it to a plain tensor")
+        raise UsageError(f"a {type(value).__name__} cannot be saved; convert it to a DTensor or a plain tensor")
     device = plain.device
     if plain.is_quantized:
         raise UsageError("a quantised tensor cannot be saved; save its int_repr(), scales and zero points")
@@ -314,7 +314,10 @@ def check_fits(target: Any, kind: Kind, dtype: str, shape: tuple[int, ...]) -> N
     if is_meta(target):
         live: tuple[Kind, str, tuple[int, ...]] = "torch", _name_of(target.dtype), tuple(target.shape)
     else:
-        leaf = describe(target, "")
+        try:
+            leaf = describe(target, "")
+        except UsageError as error:
+            raise UsageError(f"nothing can be restored into it: {error}") from error
         live = leaf.kind, leaf.dtype, leaf.shape
     if live[0] != kind:
         raise LayoutMismatch(f"the checkpoint holds a {kind} tensor, the state a {live[0]} tensor")

@@ -15,6 +15,7 @@ ResilioError                 anything we raise; its text is one line for a user
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 
@@ -76,6 +77,16 @@ class CorruptCheckpoint(CheckpointError):
 
 class LayoutMismatch(CheckpointError):
     """A checkpoint does not fit the state or the world size that it is loaded into."""
+
+
+_OF_FILES = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA)
+)
+
+
+def is_damage(error: OSError) -> bool:
+    """Does the error tell of a file? Others tell of this process or machine: no room, no descriptor, no permission."""
+    return error.errno in _OF_FILES
 
 
 def os_error_text(error: OSError, where: str) -> str:

@@ -13,6 +13,7 @@ from resilio_hpc.ckpt import bulk_io, catalogue, containers, tree
 from resilio_hpc.ckpt.committed_source import CommittedSource
 from resilio_hpc.ckpt.numpy_types import dtype_of
 from resilio_hpc.ckpt.records import Manifest, TensorRecord
+from resilio_hpc.ckpt.replicas import is_batch_statistic
 from resilio_hpc.ckpt.slab import Box, Shape, runs
 from resilio_hpc.ckpt.slab_reader import Part, read_part
 from resilio_hpc.ckpt.tensors import Kind
@@ -117,7 +118,8 @@ class WholeState:
         """Before anything is written: are all parts there, and do the ranks agree on what each has whole?"""
         start, shape, slab = (0,) * len(record.shape), record.shape, record.slab
         if slab is None:
-            if self._whole and self._manifest.layout == "own" and not self._source.is_the_same_everywhere(record):
+            is_ours = self._manifest.layout == "replicated" and is_batch_statistic(record.path)
+            if self._whole and not is_ours and not self._source.is_the_same_everywhere(record):
                 raise LayoutMismatch(
                     f"step {self._manifest.step}: the processes have different tensors at {record.path}{_CHOOSE}"
                 )

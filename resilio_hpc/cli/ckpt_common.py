@@ -19,6 +19,8 @@ def find_checkpoints(directory: Path) -> Path:
         return trusted_files.run_directory(directory) / "checkpoints"
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a directory")
+    if (directory / catalogue.MANIFEST).exists():
+        raise UsageError(f"{directory} is one step: give the directory that it is in, {directory.absolute().parent}")
     return directory
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt.fence import NAME as FENCE
+from resilio_hpc.ckpt.fence import why_fence_is_wrong
 from resilio_hpc.ckpt.records import Manifest, TensorRecord
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.verify import Damage, verify_step
@@ -148,6 +150,10 @@ def verify(options: argparse.Namespace) -> int:
         results["latest"] = {"damages": [{"file": "latest", "what": why}]}
         if not options.json:
             print(f"latest: {why}; a restore does not need it, the next commit writes it anew")
+    if not options.steps and (why := why_fence_is_wrong(options.directory)):
+        results[FENCE] = {"damages": [{"file": FENCE, "what": why}]}
+        if not options.json:
+            print(f"{FENCE}: {printable(why, 300)}; it is not believed, the next commit writes it anew")
     if options.json:
         print(json.dumps(results, indent=1))
     return 1 if any(result["damages"] for result in results.values()) else 0

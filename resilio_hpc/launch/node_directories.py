@@ -20,21 +20,30 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resilio_hpc.core import trusted_files
+from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import Untrusted, UsageError, os_error_text
 
 VARIABLE = "RESILIO_LOCAL_DIR"
 SHARED_MEMORY = Path("/dev/shm")
+_SOCKET_PATH_BYTES = 107  # unix(7), without the NUL
+_LONGEST_SOCKET = "agent.sock"
+_RANDOM_CHARACTERS = 8  # of tempfile.mkdtemp
 _LOCK_S = 1.0  # for an agent of this user that looks for its directories at the same moment
 
 
 def local_base() -> Path:
-    """Where private directories lie that are not in memory."""
-    return Path(os.environ.get(VARIABLE) or "/tmp")
+    """Where private directories lie that are not in memory. Raises UsageError."""
+    return directory_path(os.environ.get(VARIABLE) or "/tmp", VARIABLE)
 
 
 def local(run_id: str, node: str) -> Path:
     """Return the directory of sockets and spool, which is made where it is not there. Raises UsageError."""
-    return _settled(local_base(), _label(run_id, node))
+    base, label = local_base(), _label(run_id, node)
+    longest = base / f"{_prefix(label)}{_RANDOM_CHARACTERS * 'x'}" / _LONGEST_SOCKET
+    over = len(os.fsencode(longest)) - _SOCKET_PATH_BYTES
+    if over > 0:
+        raise UsageError(f"{VARIABLE}={base} is {over} bytes too long for a socket in it: choose a shorter one")
+    return _settled(base, label)
 
 
 def arenas(run_id: str, node: str) -> Path:

@@ -250,11 +250,11 @@ LOOKS = {"look": _look, "move_end": _move_end, "targets": _targets}
 
 def _claim(run_path: Path, record: EpochRecord) -> bool:
     """Create the epoch's file, and refuse commits of older ones from now on."""
-    from resilio_hpc.ckpt import catalogue
+    from resilio_hpc.ckpt.fence import raise_fence
 
     won = run_directory.claim_epoch(run_path, record)
     if won:
-        catalogue.raise_fence(run_path / "checkpoints", record.epoch)
+        raise_fence(run_path / "checkpoints", record.epoch)
     return won
 
 

@@ -35,10 +35,22 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The newest committed checkpoint; ``time`` is None when only its step is known."""
+    """The newest committed checkpoint; ``time`` is None when only its step is known.
+
+    ``blocked_s``: how long training waited for its snapshot, in the slowest rank; None: not known."""
 
     step: int
     time: float | None
+    blocked_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Restore:
+    """The last one: ``step`` from ``source``, in which the slowest rank took ``seconds``."""
+
+    step: int
+    source: str
+    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,7 @@ class Overview:
     events: tuple[Event, ...]
     since: float = 0.0
     out_of_use: tuple[OutOfUse, ...] = ()
+    restore: Restore | None = None
 
 
 class RunReader:
@@ -195,12 +208,21 @@ def build(
         events=tuple(events),
         since=since,
         out_of_use=out_of_use(events, launched or 0.0),
+        restore=_restore(events),
     )
+
+
+def _restore(events: Sequence[Event]) -> Restore | None:
+    for event in reversed(events):
+        f = Fields(event.fields)
+        if event.kind == "first_step" and (step := f.whole("restored")) is not None and step >= 0:
+            return Restore(step, f.text("source"), f.number("restore_s"))
+    return None
 
 
 def _checkpoint(events: Sequence[Event], status: Status | None, verdict: Verdict | None) -> Checkpoint | None:
     known = [
-        (step, event.time) for event in events
+        (step, event.time, Fields(event.fields).number("blocked_s")) for event in events
         if event.kind == "committed" and (step := Fields(event.fields).whole("step")) is not None
     ]  # fmt: skip
     newest = known[-1] if known else None

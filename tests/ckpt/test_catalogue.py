@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt import catalogue, fence
 from resilio_hpc.ckpt.committed_source import CommittedSource
 from resilio_hpc.ckpt.records import VERSION, read_manifest, read_table, seal
 from resilio_hpc.ckpt.restore import restore
@@ -326,9 +326,9 @@ def test_a_commit_looks_at_every_step_once_and_takes_sizes_from_the_manifests(
 
 def test_an_epoch_that_was_fenced_off_cannot_commit(directory: Path) -> None:
     found = catalogue.manifest_of(directory, 20)
-    catalogue.raise_fence(directory, 5)
-    catalogue.raise_fence(directory, 3)
-    assert catalogue.fence(directory) == 5
+    fence.raise_fence(directory, 5)
+    fence.raise_fence(directory, 3)
+    assert fence.fence(directory) == 5
     stage(directory, 30, epoch=4)
     with pytest.raises(CheckpointError, match="epoch 5 has taken over"):
         catalogue.commit(directory, 30, 4, 0, 1, "own", found.shards, KEEP)
@@ -397,4 +397,4 @@ def test_a_commit_sweeps_what_earlier_lives_left_and_nothing_newer(directory: Pa
 
 def test_a_directory_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
     assert catalogue.committed_steps(tmp_path / "none") == []
-    assert catalogue.fence(tmp_path) == 0
+    assert fence.fence(tmp_path) == 0

@@ -93,6 +93,17 @@ def test_the_end_names_the_first_failure(run: Path) -> None:
     assert "rank 1 on n1: killed by SIGKILL" in text_of(RunReader(run).overview(200.0))
 
 
+def test_what_a_restore_took_and_a_save_blocked_is_shown(run: Path) -> None:
+    ledger = Ledger(run / "ledger", "7-n1-agent", clock=lambda: 20.0)
+    ledger.append("first_step", round=1, step=41, restored=40, source="memory", restore_s=0.25)
+    ledger.append("committed", step=50, blocked_s=0.5)
+    overview = RunReader(run).overview(21.0)
+    assert overview_json(overview).count('"blocked_s": 0.5') == 1
+    text = text_of(overview)
+    assert "step 50 committed; training waited 0.50 s for it" in text
+    assert "step 40 from memory in 0.25 s" in text
+
+
 def test_each_event_is_told_once_whoever_read_it(run: Path) -> None:
     reader = RunReader(run)
     assert [event.kind for event in reader.new_events()] == ["launch"]
