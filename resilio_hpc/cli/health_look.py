@@ -11,7 +11,6 @@ import msgspec
 
 from resilio_hpc.cli import health_run
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
-from resilio_hpc.core.process import run
 from resilio_hpc.prolog_epilog import table as tables
 from resilio_hpc.prolog_epilog.cached_verdict import NoVerdict, VerdictCache
 from resilio_hpc.prolog_epilog.check import REASON_PREFIX, Check, Verdict
@@ -20,6 +19,7 @@ from resilio_hpc.slurm.commands import refused
 from resilio_hpc.slurm.drain import slurms_own
 from resilio_hpc.slurm.drain_reason import BY_HAND, is_disowned, read_reason
 from resilio_hpc.slurm.node_faults.from_slurm import DRAINED_FOR_FAULTS
+from resilio_hpc.slurm.runner import run_here
 
 _TTL_S = 900.0
 _SLURM_S = 10.0
@@ -112,7 +112,7 @@ def _what(check: str, node: str, checks: Mapping[str, Check]) -> str:
 def _asked(node: str) -> tuple[str, str, str]:
     """(state, reason, "" or why Slurm could not be asked)."""
     try:
-        text = run(["sinfo", "-h", "-N", "-n", node, "-O", "StateComplete:|,Reason:|"], _SLURM_S).stdout
+        text = run_here(["sinfo", "-a", "-h", "-N", "-n", node, "-O", "StateComplete:|,Reason:|"], _SLURM_S).stdout
     except CommandError as error:
         trouble: SlurmError = refused(error)
         return "", "", f"Slurm cannot be asked: {trouble}"
