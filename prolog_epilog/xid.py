@@ -246,7 +246,7 @@ def _same_unit(events: Sequence[Event], units: Mapping[tuple[int, str], set[str]
 def _one_culprit(events: Sequence[Event]) -> bool:
     """Whether it may have been one program, started again and again, or one user's."""
     names = {event.process[1] for event in events if event.process is not None}
-    if len(names) == 1 and not _INTERPRETER.match(*names):
+    if len(names) == 1 and not _INTERPRETER.match(next(iter(names))):
         return True
     return bool(frozenset.intersection(*(event.users for event in events)))
 
@@ -283,7 +283,7 @@ class _Kept:
             found = msgspec.convert(value, _Written)
         except msgspec.ValidationError:
             return cls(())
-        events = [Event(*rest, frozenset(users)) for *rest, users in found.events]
+        events = [Event(at, gpu, xid, unit, text, frozenset(who)) for at, gpu, xid, unit, text, who in found.events]
         return cls(events, frozenset(found.users), found.looked_s)
 
 

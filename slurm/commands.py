@@ -152,7 +152,7 @@ def parse_holding(text: str) -> Holding:
 def node_states(nodes: Sequence[str]) -> dict[str, str] | None:
     """Slurm's whole state of nodes, such as ``IDLE`` or ``DOWN+NOT_RESPONDING``; None when Slurm does not answer."""
     try:
-        question = ["sinfo", "-a", "-h", "-N", "-n", ",".join(nodes), "-O", "NodeHost:|,StateComplete:|"]
+        question = ["sinfo", "-a", "-h", "-N", "-n", ",".join(nodes), "-O", "NodeList:|,StateComplete:|"]
         text = run_here(question, TIMEOUT_S).stdout
     except CommandError:
         return None

@@ -12,11 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from resilio_hpc.slurm.drain import PROLOG_ERROR
 from resilio_hpc.slurm.drain_policy import DrainPolicy
 from resilio_hpc.slurm.drain_reason import PREFIX, is_disowned, read_reason
 from resilio_hpc.slurm.model import Node
-
-PROLOG_ERROR = "Prolog error"  # Slurm's reason: slurm_reasons.csv
 
 
 @dataclass(frozen=True)
