@@ -14,7 +14,7 @@ from resilio_hpc.slurm.commands import TIMEOUT_S, Unanswered, refused
 from resilio_hpc.slurm.model import Job, Node, Partition
 from resilio_hpc.slurm.order_writer import OrderWriter
 from resilio_hpc.slurm.orders import check_job, check_nodes
-from resilio_hpc.slurm.runner import Runner, run_here
+from resilio_hpc.slurm.runner import READING, Runner, run_here
 from resilio_hpc.slurm.update_count import parse_update_count
 
 Record = TypeVar("Record")
@@ -122,7 +122,7 @@ class CommandClient(OrderWriter):
 
     def _ask(self, argv: Sequence[str]) -> str:
         try:
-            return self._run(argv, self._timeout_s, {}).stdout
+            return self._run(argv, self._timeout_s, READING).stdout
         except CommandError as error:
             meant = refused(error)
             if not isinstance(meant, Unanswered) and _NOT_THERE.search(error.stderr + error.stdout):

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilio_hpc.core.errors import CommandError, SlurmError
+from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
 from resilio_hpc.slurm.hostlist import expand
-from resilio_hpc.slurm.runner import run_here
+from resilio_hpc.slurm.runner import Runner, run_here
 
 TIMEOUT_S = 20.0
 UNKNOWN = "UNKNOWN"
@@ -57,10 +57,10 @@ def refused(error: CommandError) -> SlurmError:
 
 
 def job_nodes(job: str) -> list[str] | None:
-    """The nodes that a job holds now (the environment's list goes stale); None when Slurm does not answer."""
+    """The nodes that a job holds now (the environment's list goes stale); None without an answer that can be read."""
     try:
         return expand(run_here(["squeue", "-h", "-j", address(job), "-o", "%N"], TIMEOUT_S).stdout.strip())
-    except CommandError:
+    except (CommandError, UsageError):
         return None
 
 
@@ -132,7 +132,7 @@ class Holding:
 
 
 def holding(job: str) -> Holding | None:
-    """None when Slurm does not answer; state ``UNKNOWN`` when it does not know the job (any more)."""
+    """None without an answer that can be read; state ``UNKNOWN`` when Slurm does not know the job (any more)."""
     try:
         question = ["squeue", "-h", "-t", "all", "-j", address(job), "-o", "%B|%N|%T"]
         text = run_here(question, TIMEOUT_S).stdout.strip()
@@ -141,12 +141,17 @@ def holding(job: str) -> Holding | None:
     return parse_holding(text)
 
 
-def parse_holding(text: str) -> Holding:
-    """``n1|n[1-3]|RUNNING``. Pure."""
-    parts = text.splitlines()[0].split("|") if text else []
-    if len(parts) != 3:
+def parse_holding(text: str) -> Holding | None:
+    """``n1|n[1-3]|RUNNING``; "" is no job, and what cannot be read is None. Pure."""
+    if not text.strip():
         return Holding("", (), UNKNOWN)
-    return Holding(parts[0], tuple(expand(parts[1])), parts[2] or UNKNOWN)
+    parts = text.splitlines()[0].split("|")
+    if len(parts) != 3 or not parts[2]:
+        return None
+    try:
+        return Holding(parts[0], tuple(expand(parts[1])), parts[2])
+    except UsageError:
+        return None
 
 
 def node_states(nodes: Sequence[str]) -> dict[str, str] | None:
@@ -274,10 +279,10 @@ def batch_script(job: str, target: Path) -> None:
         raise kind(f"scontrol write batch_script {job}: {said.strip()}")
 
 
-def config() -> dict[str, str]:
+def config(run: Runner = run_here) -> dict[str, str]:
     """Slurm's configuration as ``scontrol show config`` prints it; empty when Slurm does not answer."""
     try:
-        text = run_here(["scontrol", "show", "config"], TIMEOUT_S).stdout
+        text = run(["scontrol", "show", "config"], TIMEOUT_S, {}).stdout
     except CommandError:
         return {}
     return {key: value.strip() for key, value in re.findall(r"^(\w+)\s*=[ \t]*(.*)$", text, re.MULTILINE)}

@@ -13,7 +13,7 @@ from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.answers import Garbled
 from resilio_hpc.slurm.commands import TIMEOUT_S, parse_fields, refused
 from resilio_hpc.slurm.hostlist import expand
-from resilio_hpc.slurm.runner import Runner, run_here
+from resilio_hpc.slurm.runner import READING, Runner, run_here
 
 LEAST_S = 600.0  # a job that would run for less is not worth its start
 MARGIN_S = 60.0  # Slurm's limits are whole minutes, and starting takes a moment
@@ -33,7 +33,7 @@ class Reservation:
 def reservations(run: Runner = run_here) -> tuple[Reservation, ...]:
     """All that this account may see. Raises SlurmError."""
     try:
-        return parse_reservations(run(["scontrol", "-o", "show", "reservation"], TIMEOUT_S, {}).stdout)
+        return parse_reservations(run(["scontrol", "-o", "show", "reservation"], TIMEOUT_S, READING).stdout)
     except CommandError as error:
         raise refused(error) from error
 

@@ -33,8 +33,8 @@ def fetch_limits(user: str, account: str, qos: str, run: Runner = run_here) -> t
     """Those that hold for a job of this user, account and QOS; none without accounting.
 
     Raises SlurmError without an answer, which says nothing about limits."""
-    enforced = commands.config_value("AccountingStorageEnforce")
-    if not enforced:
+    enforced = commands.config(run).get("AccountingStorageEnforce")
+    if enforced is None:
         raise commands.Unanswered("scontrol show config does not tell what accounting enforces")
     if "limits" not in enforced.lower():
         return ()
