@@ -33,7 +33,7 @@ _UNITS = (re.compile(r"GPC ?(\d+)[, ]+TPC ?(\d+)"), re.compile(r"\bGPC(\d+) GPCC
 _RECOVERY = re.compile(r"recovery action changed from .* to (?:0x[0-9a-fA-F]+ )?\(([^)]*)\)")
 _RESET_DONE = re.compile(r"recovery action changed from .*\bReset\b.* to (?:0x[0-9a-fA-F]+ )?\(None\)")
 _PROCESS = re.compile(r"\bpid='?(\d+)'?(?:, name='?([^,']*))?")
-_INTERPRETER = re.compile(r"(?:python|pypy|pt_|ray|julia|java|node|R$|MATLAB|perl|bash|sh$)", re.IGNORECASE)
+_INTERPRETER = re.compile(r"(?:python|pypy|perl)[\d.]*|julia|java|node|R|MATLAB|bash|sh|pt_\w+|ray::.*")
 """Names that are those of many programs (``pt_main_thread``: PyTorch's)."""
 _NONFATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
 _DEVICE = 154  # its line says what is to be done
@@ -246,7 +246,7 @@ def _same_unit(events: Sequence[Event], units: Mapping[tuple[int, str], set[str]
 def _one_culprit(events: Sequence[Event]) -> bool:
     """Whether it may have been one program, started again and again, or one user's."""
     names = {event.process[1] for event in events if event.process is not None}
-    if len(names) == 1 and not _INTERPRETER.match(next(iter(names))):
+    if len(names) == 1 and not _INTERPRETER.fullmatch(next(iter(names))):
         return True
     return bool(frozenset.intersection(*(event.users for event in events)))
 

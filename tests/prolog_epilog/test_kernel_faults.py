@@ -39,6 +39,7 @@ def found(*texts: str, removable: frozenset[str] = frozenset()) -> list[tuple[st
         (f"critical target error, dev vdb, sector {{}} {READ}", "vdb"),
         (f"timeout error, dev sda, sector {{}} {READ}", "sda"),
         (f"device offline error, dev sdd, sector {{}} {READ}", "sdd"),
+        ("Buffer I/O error on dev dm-3, logical block {}, lost sync page write", "dm-3"),
         ("nvme nvme2: I/O {} QID 7 timeout, aborting", "nvme2"),
         ("nvme nvme2: I/O {} QID 7 timeout, disable controller", "nvme2"),
         (
@@ -87,6 +88,8 @@ def test_a_disk_that_is_gone(said: str) -> None:
         f"recoverable transport error, dev sdb, sector {{}} {READ}",
         "nvme nvme0: I/O tag {} (0001) QID 4 timeout, completion polled",
         "nvme nvme0: resetting controller {}",
+        "Buffer I/O error on dev sr0, logical block {}, lost async page write",
+        "Buffer I/O error on dev sda, logical block {}, async page read",
         "EXT4-fs error (device loop3): ext4_lookup:1: inode #{}: comm sh: iget: checksum invalid",
         "EXT4-fs (sda1): re-mounted 1f2e3d4c-0000 ro. Quota mode: none. {}",
         "EXT4-fs (sda1): error count since last fsck: {}",

@@ -100,12 +100,14 @@ PYTHONS = ((1, "python"), (2, "python"), (3, "python"))
 def test_what_different_programs_meet_on_one_unit_and_nowhere_else_is_hardware() -> None:
     assert actions(*by_programs(*PYTHONS)) == ["evict"]  # which programs they run is not told
     assert actions(*by_programs((1, "vasp"), (2, "gmx"), (3, "lmp"))) == ["evict"]
+    assert actions(*by_programs(*[(n, "pt_main_thread") for n in range(1, 4)])) == ["evict"]
     assert actions(*[(NOW - 1000 * n, 31, MMU.format(n, "GPC5 ")) for n in range(1, 4)]) == ["evict"]
 
 
 def test_what_a_program_may_have_done_by_itself_is_not_hardware() -> None:
     assert actions(*by_programs(*PYTHONS[:2])) == ["warn"]
-    assert actions(*by_programs((1, "vasp"), (2, "vasp"), (3, "vasp"))) == ["warn"]  # one program, started again
+    for name in ("vasp", "raytracer", "<unknown>"):  # one program, started again
+        assert actions(*by_programs((1, name), (2, name), (3, name))) == ["warn"]
     assert actions(*by_programs(*[(77, "python")] * 8)) == ["warn"]  # it meets its own mistake again and again
     assert actions(*by_programs(*[("'<unknown>'", "<unknown>")] * 8)) == ["warn"]  # type: ignore[list-item]
     on_all = [one for unit in range(6) for one in by_programs(*PYTHONS, unit=unit)]
