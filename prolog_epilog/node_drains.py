@@ -84,6 +84,7 @@ class NodeDrains:
                 if one.order.check in new or one.outcome != "already":
                     self.said(str(one))
         self._ordered = wanted
+        self._covered &= {order.check for order in wanted}
         self._withheld = self._withheld if wanted else ""
         if not wanted:
             self._ask_for_room(verdict)
