@@ -5,6 +5,7 @@
       verdict.json              the same with every result, for people and programs
       memory.json               what checks keep from run to run
       wanted                    made by who finds no fresh verdict; the node daemon removes it and looks anew
+      refused                   made by a prolog that fails: when (uptime), the job, the check, what it found
       lock                      held while checks run
 
 Whoever reads it checks that directory and file are the reader's own (root's), no links, and not open to others, since a
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,10 +38,21 @@ DIRECTORY = Path("/run/resilio/health")
 HEADER = "resilio-verdict 1"
 _MOST_BYTES = 8 << 20
 _MOST_FINDINGS = 20
+_CHECK = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 class NoVerdict(HealthError):
     """There is no verdict that may be believed; says why."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A prolog of ours failed, at ``uptime_s`` since boot, for what ``check`` had found."""
+
+    uptime_s: float
+    job: str
+    check: str
+    evidence: str
 
 
 @dataclass(frozen=True)
@@ -116,6 +129,16 @@ class VerdictCache:
         except OSError:
             return False
         return True
+
+    def refusal(self) -> Refusal | None:
+        """The last failure of a prolog of ours; None where there is none that may be believed."""
+        try:
+            words = self._trusted("refused").decode(errors="replace").split(maxsplit=3)
+        except NoVerdict:
+            return None
+        if len(words) < 3 or not (words[0].isascii() and words[0].isdecimal() and _CHECK.fullmatch(words[2])):
+            return None
+        return Refusal(float(words[0]), printable(words[1], 40), words[2], printable("".join(words[3:]).strip(), 200))
 
     def _decoded(self, name: str, type_: type[T]) -> T | None:
         try:

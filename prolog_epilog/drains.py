@@ -36,6 +36,13 @@ class Drainer(Protocol):
     def held(self, node: str) -> frozenset[str]:
         """The checks for which we hold ``node`` drained."""
 
+    def drained(self) -> bool:
+        """Whether the node is drained, by whomever, as ``held`` last saw it."""
+
+    def adopt(self, node: str, check_id: str, evidence: str, failed_unix_s: float) -> str:
+        """Make a drain ours that Slurm made since our own prolog had failed at that time; what was done, or "" where
+        there is no such drain."""
+
     def offer(self, node: str, passes: int) -> str:
         """What a person may do about a drain that Slurm made itself and that may have passed, as ``held`` last saw it;
         "" where there is none, or it was offered before. ``passes``: of the check for stuck processes, in a row."""

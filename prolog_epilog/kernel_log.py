@@ -1,15 +1,16 @@
-"""The kernel's log, and what its lines say of hardware that is not a GPU's."""
+"""The kernel's log, and what is needed to name the devices in it."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from resilio_hpc.prolog_epilog.check import Fault, Former, Limits, Unreadable
+from resilio_hpc.prolog_epilog.check import Unreadable
 from resilio_hpc.prolog_epilog.node import Node
 from resilio_hpc.prolog_epilog.node_files import NodeFiles
 
@@ -17,6 +18,7 @@ KMSG = "/dev/kmsg"
 _HEAD = re.compile(r"(\d{1,4}),(\d{1,20}),(\d{1,20}),[^;]*;(.*)", re.DOTALL)
 _MOST_RECORDS = 100_000
 _RECORD_BYTES = 16384
+_FIRST_USER, _NOBODY = 1000, 65534
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,34 @@ def parse(record: str) -> Line | None:
 
 @dataclass(frozen=True)
 class KernelLog:
-    """``gpus``: PCI address, as Xids name it → UUID and number of the device file, as the driver tells in /proc."""
+    """``gpus``: PCI address, as Xids name it → UUID and number of the device file, as the driver tells in /proc.
+
+    ``removable``: disks whose medium can be taken out, as a BMC's virtual stick. ``users``: whose programs are on the
+    node now."""
 
     lines: tuple[Line, ...]
     gpus: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    removable: frozenset[str] = frozenset()
+    users: frozenset[int] = frozenset()
 
 
 def fetch(node: Node) -> KernelLog:
     """Raises Unreadable, as where only root may read."""
-    return KernelLog(tuple(_lines(node)), driver_gpus(node.files))
+    return KernelLog(tuple(_lines(node)), driver_gpus(node.files), _removable(node.files), _users(node.files))
+
+
+def _removable(files: NodeFiles) -> frozenset[str]:
+    names = files.names("/sys/block")
+    return frozenset(name for name in names if (files.optional(f"/sys/block/{name}/removable") or "").strip() == "1")
+
+
+def _users(files: NodeFiles) -> frozenset[int]:
+    """The owners of processes, but for the system's own."""
+    owners = set()
+    for pid in files.names("/proc", r"\d+"):
+        with contextlib.suppress(OSError):  # it has ended
+            owners.add(files.path(f"/proc/{pid}").stat().st_uid)
+    return frozenset(owner for owner in owners if _FIRST_USER <= owner != _NOBODY)
 
 
 def driver_gpus(files: NodeFiles) -> dict[str, tuple[str, int]]:
@@ -106,58 +127,3 @@ def _captured(fd: int) -> Iterator[str]:
         for line in file:
             if not line.startswith(" "):  # fields that belong to the record above
                 yield line.rstrip("\n")
-
-
-_DISK = re.compile(
-    r"I/O error, dev (?P<device>[\w.-]+), sector "
-    r"|(?P<device2>nvme\d+)[\w ]*: (?:controller is down|Removing after probe failure|I/O \d+ .*timeout, reset)"
-)
-_FILE_SYSTEM = re.compile(
-    r"EXT4-fs error \(device (?P<device>[\w-]+)\)"
-    r"|XFS \((?P<device2>[\w-]+)\): .*(?:[Cc]orruption|Shutting down filesystem)"
-    r"|BTRFS.* error \(device (?P<device3>[\w-]+).*\)|(?P<device4>[\w-]+): .*[Rr]emounting filesystem read-only"
-)
-_HARDWARE = re.compile(r"\[Hardware Error\]:.*(?:[Uu]ncorrect|fatal|Fatal|UE |panic)|Machine check: .*[Ff]atal")
-_LOCKUP = re.compile(r"watchdog: BUG: soft lockup|rcu: INFO: rcu_\w+ (?:self-)?detected stall|NMI watchdog: .*LOCKUP")
-
-
-def recent(lines: Iterable[Line], limits: Limits, former: Former) -> Iterator[Line]:
-    """Those within the limit's window and after what was cleared. Pure."""
-    oldest = max(former.now_s - limits.number("window_s"), former.cleared_s)
-    return (line for line in lines if line.at_s > oldest)
-
-
-def disk_errors(log: KernelLog, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
-    """Several I/O errors of one disk; a single one may be a medium that was mended by the write after it."""
-    return _by_device(_DISK, recent(log.lines, limits, former), limits.number("most")), None
-
-
-def file_system_errors(log: KernelLog, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
-    """A file system that says it is damaged."""
-    return _by_device(_FILE_SYSTEM, recent(log.lines, limits, former), 0), None
-
-
-def hardware_errors(log: KernelLog, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
-    """Machine checks that were not corrected."""
-    return _first(_HARDWARE, recent(log.lines, limits, former)), None
-
-
-def lockups(log: KernelLog, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
-    """A processor that did nothing but one thing for too long."""
-    return _first(_LOCKUP, recent(log.lines, limits, former)), None
-
-
-def _by_device(pattern: re.Pattern[str], lines: Iterable[Line], most: float) -> list[Fault]:
-    found: dict[str, list[str]] = {}
-    for line in lines:
-        match = pattern.search(line.text)
-        if match:
-            device = next((v for k, v in match.groupdict().items() if k.startswith("device") and v), "?")
-            found.setdefault(device, []).append(line.text)
-    return [Fault(f"{len(texts)} times, last: {texts[-1]}", device) for device, texts in found.items()
-            if len(texts) > most]  # fmt: skip
-
-
-def _first(pattern: re.Pattern[str], lines: Iterable[Line]) -> list[Fault]:
-    found = [line.text for line in lines if pattern.search(line.text)]
-    return [Fault(f"{len(found)} times, last: {found[-1]}")] if found else []

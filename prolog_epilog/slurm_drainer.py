@@ -9,6 +9,7 @@ from resilio_hpc.slurm.drain import slurms_own
 from resilio_hpc.slurm.drain_reason import Finding, read_reason
 from resilio_hpc.slurm.drain_writer import DrainWriter
 from resilio_hpc.slurm.model import Node
+from resilio_hpc.slurm.this_node import VARIABLE
 
 _OUTCOMES: dict[str, Outcome] = {
     "drained": "drained",
@@ -36,7 +37,7 @@ class SlurmDrainer:
         """See Drainer. Raises SlurmError where Slurm does not answer, or will not."""
         outcome = self._writer.drain(node, Finding(check_id, evidence))
         if outcome.result not in _OUTCOMES:
-            raise SlurmError(outcome.why)
+            raise SlurmError(f"{node}: {outcome.why}")
         return Answer(_OUTCOMES[outcome.result], outcome.why)
 
     def room(self, node: str) -> str:
@@ -46,8 +47,21 @@ class SlurmDrainer:
     def held(self, node: str) -> frozenset[str]:
         """See Drainer."""
         found = self._seen = next(iter(self._client.nodes([node])), None)
-        ours = read_reason(found.reason) if found is not None and found.state.drain else None
+        if found is None:
+            raise SlurmError(f"Slurm knows no node {node}: set {VARIABLE} to this machine's NodeName")
+        ours = read_reason(found.reason) if found.state.drain else None
         return frozenset(finding.check for finding in ours or ())
+
+    def drained(self) -> bool:
+        """See Drainer."""
+        return self._seen is not None and self._seen.state.drain
+
+    def adopt(self, node: str, check_id: str, evidence: str, failed_unix_s: float) -> str:
+        """See Drainer."""
+        outcome = self._writer.adopt(node, Finding(check_id, evidence), failed_unix_s)
+        if outcome.result in ("unknown", "refused"):
+            raise SlurmError(f"{node}: {outcome.why}")
+        return f"adopted: {outcome.why}" if outcome.result == "reworded" else ""
 
     def offer(self, node: str, passes: int) -> str:
         """See Drainer. "Kill task failed" passes when the processes have ended."""
@@ -57,7 +71,7 @@ class SlurmDrainer:
             return ""
         outcome = self._writer.recheck(node, passes)
         if outcome.result == "unknown":
-            raise SlurmError(outcome.why)
+            raise SlurmError(f"{node}: {outcome.why}")
         if outcome.result != "offered":
             return ""
         self._offered = (seen.reason, seen.reason_time)
@@ -67,5 +81,5 @@ class SlurmDrainer:
         """See Drainer."""
         outcome = self._writer.undrain(node, check_id, passes)
         if outcome.result in ("unknown", "refused"):
-            raise SlurmError(outcome.why)
+            raise SlurmError(f"{node}: {outcome.why}")
         return "" if outcome.result == "nothing" else f"{outcome.result}: {check_id}: {outcome.why}"

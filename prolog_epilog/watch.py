@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from resilio_hpc.core.errors import HealthError
 from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
@@ -37,7 +37,11 @@ class Watch:
         """Run what is due, or everything if somebody asked; None where nothing was, or another runs the checks."""
         now = self.examination.now_s()
         asked = self.cache.take_request() | (self.reports is not None and self.reports.wanted(now))
-        wanted = [check for check in self._checks() if due(check, now - self._looked_s.get(check.id, -math.inf), asked)]
+        again = self.drains.again if self.drains is not None else ()
+        wanted = [
+            check for check in self._checks()
+            if check.id in again or due(check, now - self._looked_s.get(check.id, -math.inf), asked)
+        ]  # fmt: skip
         if not wanted and now - self._written_s < REWRITE_S:
             return None
         with self.cache.locked() as ours:
@@ -46,12 +50,18 @@ class Watch:
             self._look(wanted, now)
         verdict = self.examination.verdict(self._results.values())
         if self.drains is not None:
-            verdict = self.drains.turn(verdict)
+            verdict = self.drains.turn(verdict, self.cache.refusal())
         self._write(verdict)
         if self.faults is not None:
             self.faults.turn(verdict)
         self._tell(verdict)
         return verdict
+
+    def rename(self, node: str) -> None:
+        """What Slurm calls the node has become known."""
+        self.examination = replace(self.examination, name=node)
+        if self.reports is not None:
+            self.reports.node = node
 
     def _checks(self) -> list[Check]:
         return of_context(self.examination.table, "health", "idle")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilio_hpc.core.errors import CommandError, SlurmError
-from resilio_hpc.core.process import run
+from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
 from resilio_hpc.slurm.hostlist import told
+from resilio_hpc.slurm.runner import Runner, run_here
 
 TIMEOUT_S = 20.0
 UNKNOWN = "UNKNOWN"
@@ -70,20 +70,29 @@ def refused(error: CommandError) -> SlurmError:
 
 
 def job_nodes(job: str) -> list[str] | None:
-    """The nodes that a job holds now (the environment's list goes stale); None when Slurm does not answer."""
+    """The nodes that a job holds now (the environment's list goes stale); None without an answer that can be read."""
     try:
-        return told(run(["squeue", "-h", "-j", address(job), "-o", "%N"], TIMEOUT_S).stdout)
-    except CommandError:
+        return told(run_here(["squeue", "-h", "-j", address(job), "-o", "%N"], TIMEOUT_S).stdout)
+    except (CommandError, UsageError):
         return None
 
 
 def job_end_time(job: str) -> float | None:
-    """When the job's time limit ends it, in Unix seconds; None when unknown or unlimited."""
+    """When the job's time limit ends it, in Unix seconds; ``math.inf``: never; None when it is not known."""
     try:
-        text = run(["squeue", "-h", "-j", address(job), "-o", "%e"], TIMEOUT_S).stdout.strip()
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except (CommandError, ValueError):
+        return parse_end(run_here(["squeue", "-h", "-j", address(job), "-o", "%e"], TIMEOUT_S).stdout)
+    except CommandError:
         return None
+
+
+def parse_end(text: str) -> float | None:
+    """A moment as the runner has Slurm print it: Unix seconds, or a word for none, which is ``math.inf``. Pure.
+
+    What cannot be read is None, and never taken for "unlimited"."""
+    word = text.strip()
+    if word.isascii() and word.isdecimal():
+        return float(word)
+    return math.inf if word in ("N/A", "NONE", "Unknown", "UNLIMITED") else None
 
 
 def job_state(job: str) -> str:
@@ -96,7 +105,7 @@ def job_state(job: str) -> str:
     if state:
         return state[0]
     try:
-        text = run(["sacct", "-n", "-X", "-P", "-D", "-j", address(job), "-o", "State"], TIMEOUT_S).stdout.strip()
+        text = run_here(["sacct", "-n", "-X", "-P", "-D", "-j", address(job), "-o", "State"], TIMEOUT_S).stdout.strip()
     except CommandError:
         return UNKNOWN
     return text.splitlines()[-1].split()[0] if text else UNKNOWN
@@ -105,7 +114,7 @@ def job_state(job: str) -> str:
 def job_fields(job: str) -> dict[str, str]:
     """``scontrol show job``'s fields; empty when it does not know the job or does not answer."""
     try:
-        return parse_fields(run(["scontrol", "-o", "show", "job", address(job)], TIMEOUT_S).stdout)
+        return parse_fields(run_here(["scontrol", "-o", "show", "job", address(job)], TIMEOUT_S).stdout)
     except CommandError:
         return {}
 
@@ -136,26 +145,33 @@ class Holding:
 
 
 def holding(job: str) -> Holding | None:
-    """None when Slurm does not answer; state ``UNKNOWN`` when it does not know the job (any more)."""
+    """None without an answer that can be read; state ``UNKNOWN`` when Slurm does not know the job (any more)."""
     try:
-        text = run(["squeue", "-h", "-t", "all", "-j", address(job), "-o", "%B|%N|%T"], TIMEOUT_S).stdout.strip()
+        question = ["squeue", "-h", "-t", "all", "-j", address(job), "-o", "%B|%N|%T"]
+        text = run_here(question, TIMEOUT_S).stdout.strip()
     except CommandError as error:
         return Holding("", (), UNKNOWN) if "Invalid job id" in str(error) else None
     return parse_holding(text)
 
 
-def parse_holding(text: str) -> Holding:
-    """``n1|n[1-3]|RUNNING``. Pure."""
-    parts = text.splitlines()[0].split("|") if text else []
-    if len(parts) != 3:
+def parse_holding(text: str) -> Holding | None:
+    """``n1|n[1-3]|RUNNING``; "" is no job, and what cannot be read is None. Pure."""
+    if not text.strip():
         return Holding("", (), UNKNOWN)
-    return Holding(parts[0], tuple(told(parts[1])), parts[2] or UNKNOWN)
+    parts = text.splitlines()[0].split("|")
+    if len(parts) != 3 or not parts[2]:
+        return None
+    try:
+        return Holding(parts[0], tuple(told(parts[1])), parts[2])
+    except UsageError:
+        return None
 
 
 def node_states(nodes: Sequence[str]) -> dict[str, str] | None:
     """Slurm's whole state of nodes, such as ``IDLE`` or ``DOWN+NOT_RESPONDING``; None when Slurm does not answer."""
     try:
-        text = run(["sinfo", "-h", "-N", "-n", ",".join(nodes), "-O", "NodeHost:|,StateComplete:|"], TIMEOUT_S).stdout
+        question = ["sinfo", "-a", "-h", "-N", "-n", ",".join(nodes), "-O", "NodeList:|,StateComplete:|"]
+        text = run_here(question, TIMEOUT_S).stdout
     except CommandError:
         return None
     return {name: state.upper() for name, state, *_ in (line.split("|") for line in text.splitlines() if "|" in line)}
@@ -172,7 +188,7 @@ class PartEnd:
 def accounted_ends(job: str) -> list[PartEnd]:
     """From accounting, oldest first, the current run last; empty without accounting or an answer."""
     try:
-        text = run(["sacct", "-n", "-X", "-P", "-D", "-j", address(job), "-o", "State"], TIMEOUT_S).stdout
+        text = run_here(["sacct", "-n", "-X", "-P", "-D", "-j", address(job), "-o", "State"], TIMEOUT_S).stdout
     except CommandError:
         return []
     return parse_accounted(text)
@@ -189,7 +205,7 @@ def parse_accounted(text: str) -> list[PartEnd]:
 def submit_line(job: str) -> str:
     """The command line that submitted the job, from accounting; "" without."""
     try:
-        return run(["sacct", "-n", "-X", "-P", "-j", address(job), "-o", "SubmitLine"], TIMEOUT_S).stdout.strip()
+        return run_here(["sacct", "-n", "-X", "-P", "-j", address(job), "-o", "SubmitLine"], TIMEOUT_S).stdout.strip()
     except CommandError:
         return ""
 
@@ -197,7 +213,7 @@ def submit_line(job: str) -> str:
 def requeue(job: str) -> None:
     """End a job's present run and queue it again under its number. Raises SlurmError."""
     try:
-        run(["scontrol", "requeue", address(job)], TIMEOUT_S)
+        run_here(["scontrol", "requeue", address(job)], TIMEOUT_S)
     except CommandError as error:
         raise refused(error) from error
 
@@ -205,7 +221,7 @@ def requeue(job: str) -> None:
 def release(job: str) -> None:
     """Let a job start that was submitted held. Raises SlurmError."""
     try:
-        run(["scontrol", "release", address(job)], TIMEOUT_S)
+        run_here(["scontrol", "release", address(job)], TIMEOUT_S)
     except CommandError as error:
         raise refused(error) from error
 
@@ -213,7 +229,7 @@ def release(job: str) -> None:
 def set_comment(job: str, text: str) -> None:
     """Write a job's Comment, which its user may. Raises SlurmError."""
     try:
-        run(["scontrol", "update", f"JobId={address(job)}", f"Comment={text}"], TIMEOUT_S)
+        run_here(["scontrol", "update", f"JobId={address(job)}", f"Comment={text}"], TIMEOUT_S)
     except CommandError as error:
         raise refused(error) from error
 
@@ -221,7 +237,7 @@ def set_comment(job: str, text: str) -> None:
 def cancel(job: str, signal: str | None = None) -> None:
     """Cancel a job, or send a signal to all its steps. Raises SlurmError."""
     try:
-        run(["scancel", *(["--signal", signal] if signal else []), address(job)], TIMEOUT_S)
+        run_here(["scancel", *(["--signal", signal] if signal else []), address(job)], TIMEOUT_S)
     except CommandError as error:
         raise refused(error) from error
 
@@ -229,7 +245,7 @@ def cancel(job: str, signal: str | None = None) -> None:
 def cancel_waiting(job: str) -> None:
     """Cancel a job if it still waits; one that has started is left alone. Raises SlurmError."""
     try:
-        run(["scancel", "--state=PENDING", address(job)], TIMEOUT_S)
+        run_here(["scancel", "--state=PENDING", address(job)], TIMEOUT_S)
     except CommandError as error:
         raise refused(error) from error
 
@@ -237,7 +253,7 @@ def cancel_waiting(job: str) -> None:
 def submit(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     """``sbatch --parsable ARGUMENTS``; returns the job id. Raises SlurmError."""
     try:
-        text = run(["sbatch", "--parsable", *arguments], TIMEOUT_S, env=environment).stdout
+        text = run_here(["sbatch", "--parsable", *arguments], TIMEOUT_S, environment=environment).stdout
     except CommandError as error:
         limit = limit_reached(error.stderr)
         raise (SubmitLimit(limit) if limit else refused(error)) from error
@@ -247,7 +263,7 @@ def submit(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
 def pending_with_script(script: Path) -> str | None:
     """Our pending job that runs ``script``, if there is one. Raises SlurmError."""
     try:
-        text = run(["squeue", "-h", "-u", str(os.geteuid()), "-t", "PD", "-o", "%A|%o"], TIMEOUT_S).stdout
+        text = run_here(["squeue", "-a", "-h", "-u", str(os.geteuid()), "-t", "PD", "-o", "%A|%o"], TIMEOUT_S).stdout
     except CommandError as error:
         raise refused(error) from error
     found = [number for number, _, command in (line.partition("|") for line in text.splitlines())
@@ -268,7 +284,7 @@ def batch_script(job: str, target: Path) -> None:
     """Write the job's batch script to ``target``. Raises SlurmError."""
     try:
         target.unlink(missing_ok=True)
-        said = run(["scontrol", "write", "batch_script", address(job), str(target)], TIMEOUT_S).stderr
+        said = run_here(["scontrol", "write", "batch_script", address(job), str(target)], TIMEOUT_S).stderr
     except CommandError as error:
         raise refused(error) from error
     if not target.exists():  # its exit code is 0 whatever happened
@@ -276,10 +292,10 @@ def batch_script(job: str, target: Path) -> None:
         raise kind(f"scontrol write batch_script {job}: {said.strip()}")
 
 
-def config() -> dict[str, str]:
+def config(run: Runner = run_here) -> dict[str, str]:
     """Slurm's configuration as ``scontrol show config`` prints it; empty when Slurm does not answer."""
     try:
-        text = run(["scontrol", "show", "config"], TIMEOUT_S).stdout
+        text = run(["scontrol", "show", "config"], TIMEOUT_S, {}).stdout
     except CommandError:
         return {}
     return {key: value.strip() for key, value in re.findall(r"^(\w+)\s*=[ \t]*(.*)$", text, re.MULTILINE)}
@@ -293,6 +309,6 @@ def config_value(name: str) -> str:
 def version() -> str:
     """Slurm's exact version, "" when there is none."""
     try:
-        return run(["sinfo", "-V"], TIMEOUT_S).stdout.split()[-1]
+        return run_here(["sinfo", "-V"], TIMEOUT_S).stdout.split()[-1]
     except (CommandError, IndexError):
         return ""

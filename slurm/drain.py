@@ -14,6 +14,7 @@ from pathlib import Path
 from resilio_hpc.slurm.drain_reason import Finding, read_reason, write_reason
 from resilio_hpc.slurm.model import Node
 
+PROLOG_ERROR = "Prolog error"  # Slurm's reason: slurm_reasons.csv
 _TABLE = Path(__file__).with_name("slurm_reasons.csv")
 
 
@@ -91,7 +92,9 @@ def decide_undrain(node: Node | None, check: str | None, passes: int, passes_nee
         return Decision(Action.NOTHING, f"not drained: {node.state}")
     ours = read_reason(node.reason)
     if ours is None:
-        return Decision(Action.LEAVE, f"not drained by us, but {_by(node)}")
+        by_prolog = node.reason.startswith(PROLOG_ERROR)
+        hint = "; where it was our prolog that failed, the node's daemon takes it over within minutes"
+        return Decision(Action.LEAVE, f"not drained by us, but {_by(node)}{hint if by_prolog else ''}")
     rest = [one for one in ours if check is not None and one.check != check]
     if len(rest) == len(ours):
         return Decision(Action.NOTHING, f"not drained for {check}: {node.reason}")
@@ -101,6 +104,22 @@ def decide_undrain(node: Node | None, check: str | None, passes: int, passes_nee
         held = ", ".join(one.check for one in rest)
         return Decision(Action.REWORD, f"{check} has passed; {held} still holds it", write_reason(rest))
     return Decision(Action.UNDRAIN, f"drained by us: {node.reason}")
+
+
+ADOPTED_WITHIN_S = 600.0
+_CLOCKS_S = 60.0  # slurmctld's and ours may differ
+
+
+def decide_adopt(node: Node | None, finding: Finding, failed_s: float) -> Decision:
+    """Whether a drain of Slurm's for a failed prolog came of our own, which failed at that time (Unix seconds)."""
+    unreadable = _unreadable(node)
+    if unreadable or node is None:
+        return unreadable or Decision(Action.UNKNOWN, "")
+    if not node.state.drain or not node.reason.startswith(PROLOG_ERROR):
+        return Decision(Action.NOTHING, f"not drained for a failed prolog: {node.state}")
+    if node.reason_time is None or not -_CLOCKS_S <= node.reason_time - failed_s <= ADOPTED_WITHIN_S:
+        return Decision(Action.LEAVE, "drained by Slurm for another failed prolog")
+    return Decision(Action.REWORD, f"our prolog had failed: {node.reason}", write_reason([finding]))
 
 
 def decide_slurms_own(node: Node | None, passes: int, passes_needed: int) -> Decision:

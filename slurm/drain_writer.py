@@ -21,11 +21,19 @@ from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.audit import AuditEntry, AuditLog
 from resilio_hpc.slurm.client import SlurmClient
 from resilio_hpc.slurm.commands import Unanswered
-from resilio_hpc.slurm.drain import Action, Decision, decide_drain, decide_slurms_own, decide_undrain
+from resilio_hpc.slurm.drain import (
+    PROLOG_ERROR,
+    Action,
+    Decision,
+    decide_adopt,
+    decide_drain,
+    decide_slurms_own,
+    decide_undrain,
+)
 from resilio_hpc.slurm.drain_policy import DrainPolicy
 from resilio_hpc.slurm.drain_reason import BY_HAND, PREFIX, Finding, disowned_reason, read_reason
 from resilio_hpc.slurm.model import Node
-from resilio_hpc.slurm.storm_breaker import PROLOG_ERROR, Storm, no_room, one_too_many
+from resilio_hpc.slurm.storm_breaker import Storm, no_room, one_too_many
 from resilio_hpc.slurm.update_count import Sight, came_alone, only_drained_others
 
 ACT, OBSERVE, DRY_RUN = "act", "observe", "dry-run"
@@ -109,6 +117,11 @@ class DrainWriter:
         passed = needed if passes is None else passes
         act = _Act(self, node, "undrain", check or "", "")
         return act.write(lambda now: decide_undrain(now, check, passed, needed))
+
+    def adopt(self, node: str, finding: Finding, failed_s: float) -> Outcome:
+        """Give a drain our reason that Slurm made since our own prolog had failed at that time (Unix seconds)."""
+        act = _Act(self, node, "adopt", finding.check, finding.evidence)
+        return act.write(lambda now: decide_adopt(now, finding, failed_s))
 
     def recheck(self, node: str, passes: int) -> Outcome:
         """Say whether a drain that Slurm made itself ("Kill task failed") could be ended; nothing is written."""

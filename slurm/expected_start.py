@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from resilio_hpc.core.errors import CommandError, SlurmError
-from resilio_hpc.core.process import run
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.hostlist import told
-from resilio_hpc.slurm.runner import READING
+from resilio_hpc.slurm.runner import READING, run_here
 from resilio_hpc.slurm.submission import reason
 
 _START = re.compile(r"Job \S+ to start at (\S+)(?: \S+)? using \d+ \S+ on nodes (\S+)(?: in partition (\S+))?")
@@ -37,7 +36,8 @@ def expected_start(script: str, arguments: Sequence[str], environment: Mapping[s
     """``sbatch --test-only ARGUMENTS < script``. Raises SlurmError: Unanswered where slurmctld is away."""
     argv = ["sbatch", "--test-only", *arguments]
     try:
-        return parse_start(run(argv, commands.TIMEOUT_S, env={**environment, **READING}, stdin=script).stderr)
+        done = run_here(argv, commands.TIMEOUT_S, READING, environment=environment, stdin=script)
+        return parse_start(done.stderr)
     except CommandError as error:
         if error.returncode is None and "cannot start" in str(error):
             raise SlurmError("there is no sbatch on PATH: submit from a login node of the cluster") from error

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import CommandError, UsageError
-from resilio_hpc.core.process import run
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.orders import check_job
+from resilio_hpc.slurm.runner import run_here
 
 _SCRIPT = re.compile(r"(/.*)/batch-(\d+)\.sh(?: |$)")
 
 
 def run_directory_of(word: str) -> Path:
-    """A run directory as it is, or that of a job's number. Raises UsageError, Untrusted, Unanswered."""
+    """A run directory as it is, or that of a job's number. Raises UsageError, Untrusted, SlurmError."""
     path = Path(word)
     if not word.isdecimal() or path.is_dir():
         if not (path / "run.json").exists():
@@ -42,10 +42,10 @@ def run_of(command: str, job: str = "") -> str:
 
 
 def _of_successors(job: str) -> list[str]:
-    """Runs whose chains have submitted a job after this one, if Slurm tells."""
+    """Runs whose chains have submitted a job after this one. Raises SlurmError."""
     try:
-        argv = ["squeue", "-h", "-t", "all", "-u", str(os.geteuid()), "-o", "%o"]
-        text = run(argv, commands.TIMEOUT_S).stdout
-    except CommandError:
-        return []
+        argv = ["squeue", "-a", "-h", "-t", "all", "-u", str(os.geteuid()), "-o", "%o"]
+        text = run_here(argv, commands.TIMEOUT_S).stdout
+    except CommandError as error:
+        raise commands.refused(error) from error
     return [directory for line in text.splitlines() if (directory := run_of(line, job))]

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resilio_hpc.core.errors import CommandError, UsageError
+from resilio_hpc.core.json_fields import printable
+from resilio_hpc.slurm.answers import Garbled
 from resilio_hpc.slurm.commands import TIMEOUT_S, parse_fields, refused
 from resilio_hpc.slurm.hostlist import told
 from resilio_hpc.slurm.runner import READING, Runner, run_here
@@ -37,18 +39,21 @@ def reservations(run: Runner = run_here) -> tuple[Reservation, ...]:
 
 
 def parse_reservations(text: str) -> tuple[Reservation, ...]:
-    """One per line; those without nodes (of licenses) or that cannot be read are left out. Pure."""
+    """One per line; those without nodes (of licenses) are left out. Pure.
+
+    Raises Garbled for one that cannot be read: it may be in a job's way all the same."""
     found = []
     for line in text.splitlines():
         fields = parse_fields(line)
-        begin, end = fields.get("StartTime", ""), fields.get("EndTime", "")
-        try:
-            nodes = tuple(told(fields.get("Nodes", "")))
-        except UsageError:
+        name, begin, end = fields.get("ReservationName"), fields.get("StartTime", ""), fields.get("EndTime", "")
+        if name is None or fields.get("Nodes") == "(null)":
             continue
-        if fields.get("ReservationName") and begin.isdecimal() and end.isdecimal() and nodes:
-            maintenance = "MAINT" in fields.get("Flags", "").split(",")
-            found.append(Reservation(fields["ReservationName"], float(begin), float(end), nodes, maintenance))
+        try:
+            nodes = tuple(told(fields["Nodes"]))
+            times = float(int(begin)), float(int(end))
+        except (KeyError, ValueError, UsageError) as error:
+            raise Garbled(f"reservation {printable(name, 40)} cannot be read: {printable(line, 120)!r}") from error
+        found.append(Reservation(name, *times, nodes, "MAINT" in fields.get("Flags", "").split(",")))
     return tuple(found)
 
 

@@ -1,34 +1,69 @@
-"""How a client's commands are run: bounded, and in an environment in which Slurm prints what its manual says."""
+"""The one place that starts Slurm's commands, with a time limit, in an environment that no user's setting can bend.
+
+Slurm's commands take options from variables (SQUEUE_PARTITION, SLURM_TIME_FORMAT …). A question or an order runs
+without any of them, so that it has the same answer for every user; only where Slurm is and how to authenticate stays. A
+submission keeps them: they are its user's choice for his job.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from resilio_hpc.core.process import Completed, run
 
-# A person's defaults for squeue, sinfo and scontrol: formats, filters, sorting, other clusters. (Where slurmctld is,
-# SLURM_CONF, stays.) squeue manual, ENVIRONMENT VARIABLES.
-_TASTES = re.compile(
-    r"(?:SQUEUE|SINFO|SCONTROL|SCANCEL)_.*|SLURM_(?:TIME_FORMAT|CLUSTERS|JSON|YAML|BITSTR_LEN|DEBUG_FLAGS)"
+# What other variables of these families exist and will exist is not for us to know: all go, but for _KEPT.
+_SETTINGS = re.compile(
+    r"(?:SLURMD?|SQUEUE|SINFO|SACCT|SACCTMGR|SCONTROL|SCANCEL|SDIAG|SPRIO|SREPORT|SRUN|SSHARE|SSTAT|SBATCH|SALLOC)_.*"
+    r"|LANG|LANGUAGE|LC_.*"
 )
-READING = {"SLURM_TIME_FORMAT": "%s"}  # times as Unix seconds: no time zone, no summer time
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_KEY", "SLURM_SACK_JWKS"})
+READING = MappingProxyType({"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"})
+"""Times as Unix seconds, which need no time zone; words as in the manual."""
+_SUBMITS = frozenset({"sbatch", "salloc"})
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Runner(Protocol):
-    """Runs a command with ``extra`` in its environment; raises CommandError as ``core.process.run`` does."""
+    """Runs a command of Slurm; raises CommandError as ``core.process.run`` does."""
 
     def __call__(self, argv: Sequence[str], timeout_s: float, extra: Mapping[str, str]) -> Completed:
-        """The finished command."""
+        """The finished command. ``extra``: variables that are laid over its environment; a question that tells times
+        names READING, which ``run_here`` adds to all, since a runner may start the command elsewhere."""
 
 
-def run_here(argv: Sequence[str], timeout_s: float, extra: Mapping[str, str]) -> Completed:
-    """Run a command of Slurm on this machine."""
-    return run(argv, timeout_s, env={**without_tastes(os.environ), **extra})
+def run_here(
+    argv: Sequence[str],
+    timeout_s: float,
+    extra: Mapping[str, str] = _NOTHING,
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: str = "",
+) -> Completed:
+    """Run a command of Slurm on this machine. ``environment``: the user's (default: this process's).
+
+    Raises CommandError."""
+    given = os.environ if environment is None else environment
+    return run(argv, timeout_s, env={**environment_of(argv[0], given), **extra}, stdin=stdin)
 
 
-def without_tastes(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what changes the form of Slurm's answers. Pure."""
-    return {key: value for key, value in environment.items() if not _TASTES.fullmatch(key)}
+def start_here(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a question whose answer comes on a pipe, for a caller that must not wait. Raises OSError."""
+    return subprocess.Popen(
+        list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        start_new_session=True, env=environment_of(argv[0], os.environ),
+    )  # fmt: skip
+
+
+def environment_of(program: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What one of Slurm's commands sees of a user's environment. Pure.
+
+    A submission loses only SBATCH_WAIT: sbatch would return when the job ends, not when it is submitted."""
+    if program in _SUBMITS:
+        return {name: value for name, value in environment.items() if name != "SBATCH_WAIT"}
+    own = {name: value for name, value in environment.items() if name in _KEPT or not _SETTINGS.fullmatch(name)}
+    return {**own, **READING}

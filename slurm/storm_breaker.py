@@ -17,11 +17,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from resilio_hpc.slurm.drain import PROLOG_ERROR
 from resilio_hpc.slurm.drain_policy import DrainPolicy
 from resilio_hpc.slurm.drain_reason import BY_HAND, PREFIX, held_for, is_disowned, read_reason
 from resilio_hpc.slurm.model import Node
 
-PROLOG_ERROR = "Prolog error"  # Slurm's reason: slurm_reasons.csv
 MANY_CAUSES = (BY_HAND, "node-faults")
 """Checks of drains that follow from many causes: a person's, and those of a score of faults."""
 

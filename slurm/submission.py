@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.core.errors import CommandError, SlurmError
-from resilio_hpc.core.process import run
 from resilio_hpc.slurm import commands
+from resilio_hpc.slurm.runner import run_here
 
 # Of the job in which somebody submits another one: that one is no part of its run. (LOCAL_NODES: of a rehearsal on one
 # machine; it would have the new job play its nodes on its first one.)
@@ -58,7 +58,7 @@ def submit(script: str, arguments: Sequence[str], environment: Mapping[str, str]
     Raises SlurmError: commands.Unanswered where nobody knows whether the job was submitted, commands.SubmitLimit."""
     argv = ["sbatch", "--parsable", *arguments]
     try:
-        done = run(argv, commands.TIMEOUT_S, env=environment, stdin=script)
+        done = run_here(argv, commands.TIMEOUT_S, environment=environment, stdin=script)
     except CommandError as error:
         why = commands.limit_reached(error.stderr)
         if why:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from submitit.core import core, utils
 
+from resilio_hpc.core.errors import CommandError
 from resilio_hpc.slurm import commands, submitit_states
 from resilio_hpc.slurm.commands import UNKNOWN
+from resilio_hpc.slurm.runner import run_here
 from resilio_hpc.slurm.submitit_states import Verdict, chain_state
 
 R = tp.TypeVar("R", covariant=True)
@@ -144,12 +146,16 @@ class ResilioJob(core.Job[R]):
         return lines_of(text, self.task_id or 0) if self._one_of_several else str(text)
 
     def cancel(self, check: bool = True) -> None:
-        """End the chain: the job that runs, and the one that waits for it."""
+        """End the chain: the job that runs, and the one that waits for it. Raises SlurmError where ``check``."""
         links = self.links()
         living = submitit_states.living(links, submitit_states.ask(links))
-        if living:
-            self._mark_cancelled()
-            (subprocess.check_call if check else subprocess.call)(["scancel", *living])
+        try:
+            if living:
+                self._mark_cancelled()
+                run_here(["scancel", *living], commands.TIMEOUT_S)
+        except CommandError as error:
+            if check:
+                raise commands.refused(error) from error
 
     def _interrupt(self, timeout: bool = False) -> None:
         """For tests: what Slurm sends before the time limit, or at preemption."""

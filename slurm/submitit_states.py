@@ -9,9 +9,9 @@ from pathlib import Path
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.json_fields import Fields
-from resilio_hpc.core.process import run
 from resilio_hpc.slurm.chain import read_links
 from resilio_hpc.slurm.commands import TIMEOUT_S, UNKNOWN
+from resilio_hpc.slurm.runner import run_here
 
 COMPLETED = "completed"
 # Verdicts after which no next job runs: all but those that a next job of the chain follows.
@@ -59,7 +59,7 @@ def ask(jobs: Sequence[str]) -> Answer:
     numbers = sorted({job.split("_")[0] for job in jobs})
     try:
         argv = ["squeue", "-h", "-r", "-t", "all", "-j", ",".join(numbers), "-o", "%i|%T|%N"]
-        text, sure = run(argv, TIMEOUT_S).stdout, True
+        text, sure = run_here(argv, TIMEOUT_S).stdout, True
     except CommandError as error:
         text, sure = "", "Invalid job id" in error.stderr
     states, nodes = parse(text)
@@ -67,7 +67,7 @@ def ask(jobs: Sequence[str]) -> Answer:
     if missing:
         try:
             argv = ["sacct", "-n", "-X", "-P", "-j", ",".join(missing), "-o", "JobID,State,NodeList"]
-            older, older_nodes = parse(run(argv, TIMEOUT_S).stdout)
+            older, older_nodes = parse(run_here(argv, TIMEOUT_S).stdout)
             states, nodes = {**older, **states}, {**older_nodes, **nodes}
         except CommandError:
             pass  # no accounting here

@@ -18,7 +18,7 @@ from resilio_hpc.slurm.model import Job, Node, Partition
 from resilio_hpc.slurm.states import job_state, node_state
 
 NODE_COLUMNS = (
-    "NodeHost", "StateComplete", "CPUs", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed", "Features",
+    "NodeList", "StateComplete", "CPUs", "CPUsState", "Memory", "AllocMem", "Gres", "GresUsed", "Features",
     "features_act", "Weight", "PartitionName", "Reason", "UserLong", "Timestamp", "Comment", "Extra", "NodeAddr",
     "Version",
 )  # fmt: skip
@@ -51,8 +51,8 @@ def parse_nodes(output: str, mark: str) -> tuple[Node, ...]:
     first: dict[str, dict[str, str]] = {}
     partitions: dict[str, list[str]] = {}
     for row in table(output, NODE_COLUMNS, mark):
-        first.setdefault(row["NodeHost"], row)
-        partitions.setdefault(row["NodeHost"], []).append(row["PartitionName"])
+        first.setdefault(row["NodeList"], row)
+        partitions.setdefault(row["NodeList"], []).append(row["PartitionName"])
     return tuple(_node(row, partitions[name]) for name, row in first.items() if name)
 
 
@@ -61,7 +61,7 @@ def _node(row: dict[str, str], partitions: list[str]) -> Node:
     set_at = whole(when) or None
     reason = row["Reason"] if set_at is not None or row["Reason"] != "none" else ""  # "none" may be somebody's reason
     return Node(
-        name=row["NodeHost"],
+        name=row["NodeList"],
         state=node_state([row["StateComplete"]]),
         partitions=tuple(sorted(name for name in partitions if name not in _UNSET)),
         cpus=whole(row["CPUs"]),

@@ -30,8 +30,13 @@ class NodeLimit:
 
 
 def fetch_limits(user: str, account: str, qos: str, run: Runner = run_here) -> tuple[NodeLimit, ...]:
-    """Those that hold for a job of this user, account and QOS; none without accounting, or without an answer."""
-    if "limits" not in commands.config_value("AccountingStorageEnforce").lower():
+    """Those that hold for a job of this user, account and QOS; none without accounting.
+
+    Raises SlurmError without an answer, which says nothing about limits."""
+    enforced = commands.config(run).get("AccountingStorageEnforce")
+    if enforced is None:
+        raise commands.Unanswered("scontrol show config does not tell what accounting enforces")
+    if "limits" not in enforced.lower():
         return ()
     show = ["sacctmgr", "-n", "-P", "show"]
     associations = [*show, "assoc", f"account={account}", f"format={','.join(_ASSOCIATION)}"]
@@ -39,8 +44,8 @@ def fetch_limits(user: str, account: str, qos: str, run: Runner = run_here) -> t
     try:
         told = run(associations, commands.TIMEOUT_S, {}).stdout if account else ""
         qos_told = run(qualities, commands.TIMEOUT_S, {}).stdout if qos else ""
-    except CommandError:
-        return ()
+    except CommandError as error:
+        raise commands.refused(error) from error
     return (*parse_associations(told, user, account), *parse_qos(qos_told, user, account, qos))
 
 

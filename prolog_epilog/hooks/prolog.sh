@@ -16,6 +16,7 @@ PROC=/proc
 DEV=/dev
 set -u
 export PATH LC_ALL
+umask 022
 job=${SLURM_JOB_ID:-?}
 read -r up rest <"$PROC/uptime" || up=0
 now=${up%%.*}
@@ -31,17 +32,20 @@ say() {
 }
 
 leave=0
+# $1: the check, $2: what it found. Slurm drains the node for "Prolog error" then; by what is noted in "refused" the node
+# daemon knows that this was ours.
 refuse() {
     if [ "$MODE" = observe ]; then
-        say "would fail: $1"
+        say "would fail: $2"
         return
     fi
     if [ "$leave" -le "$now" ]; then
-        say "passes, without leave of the storm breaker (does resilio health watch run?): $1"
+        say "passes, without leave of the storm breaker (does resilio health watch run?): $2"
         ours && { : >"$DIR/wanted"; } 2>/dev/null
         return
     fi
-    say "fails: $1"
+    say "fails: $2"
+    ours && { echo "$now $job $1 $2" >"$DIR/refused"; } 2>/dev/null
     exit 1
 }
 
@@ -50,7 +54,7 @@ no_verdict() {
     ours && { : >"$DIR/wanted"; } 2>/dev/null
     if [ "$MISSING" = fail ]; then
         leave=$((now + 1)) # the site's own word; there is nobody who could give leave
-        refuse "$why"
+        refuse no-verdict "$why"
     else
         say "warning: $why"
     fi
@@ -118,8 +122,14 @@ case $? in
         else
             leave=$granted
             case $action in
-                drain | fail) refuse "${because:-the verdict says $action}" ;;
-                evict | warn) [ -z "$bad" ] || refuse "evict $bad" ;;
+                drain | fail)
+                    check=${because#* }
+                    refuse "${check%%: *}" "${because:-the verdict says $action}"
+                    ;;
+                evict | warn)
+                    check=${bad#* * }
+                    [ -z "$bad" ] || refuse "${check%%: *}" "evict $bad"
+                    ;;
             esac
         fi
         ;;
@@ -140,12 +150,12 @@ while read -r key value unit; do
     esac
 done <"$PROC/meminfo"
 if [ -n "$available" ] && [ "$total" -gt 0 ] && [ $((available * 100 / total)) -lt "$LEAST_MEMORY_PERCENT" ]; then
-    refuse "only $((available / 1024)) MiB of memory are available"
+    refuse memory-free "only $((available / 1024)) MiB of memory are available"
 fi
 case $gpus in '' | *[!0-9]*) gpus=0 ;; esac
 if [ "$gpus" -gt 0 ]; then
     set -- "$DEV"/nvidia[0-9]*
     [ -e "$1" ] || shift
-    [ $# -ge "$gpus" ] || refuse "$# of $gpus GPU devices are in $DEV"
+    [ $# -ge "$gpus" ] || refuse gpu-count "$# of $gpus GPU devices are in $DEV"
 fi
 exit 0

@@ -13,6 +13,7 @@ import msgspec
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.audit import DEFAULT_PATH, PATH_VARIABLE, AuditLog
+from resilio_hpc.slurm.client import SlurmClient
 from resilio_hpc.slurm.drain_policy import drain_policy
 from resilio_hpc.slurm.drain_writer import ACT, DRY_RUN, OBSERVE, DrainWriter, Outcome
 from resilio_hpc.slurm.hostlist import expand
@@ -48,11 +49,11 @@ def names_of(words: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for word in words for name in expand(word)))
 
 
-def writer(options: argparse.Namespace, breaker: bool = True) -> DrainWriter:
-    """The drain writer that the options describe. Raises UsageError."""
+def writer(options: argparse.Namespace, breaker: bool = True, client: SlurmClient | None = None) -> DrainWriter:
+    """The drain writer that the options describe, by way of ``client`` (default: the best). Raises UsageError."""
     mode = DRY_RUN if options.dry_run else OBSERVE if options.observe else ACT
     path = None if mode == DRY_RUN else options.audit or Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
-    return DrainWriter(which(), drain_policy(options.policy), AuditLog(path), mode, breaker=breaker)
+    return DrainWriter(client or which(), drain_policy(options.policy), AuditLog(path), mode, breaker=breaker)
 
 
 def carry_out(names: Sequence[str], act: Callable[[str], Outcome], drainer: DrainWriter, as_json: bool) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Mapping
 
 import msgspec
@@ -12,15 +11,15 @@ import msgspec
 from resilio_hpc.cli import health_run
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.core.process import run
 from resilio_hpc.prolog_epilog import table as tables
 from resilio_hpc.prolog_epilog.cached_verdict import NoVerdict, VerdictCache
 from resilio_hpc.prolog_epilog.check import REASON_PREFIX, Check, Verdict
-from resilio_hpc.prolog_epilog.examination import node_name
+from resilio_hpc.slurm import this_node
 from resilio_hpc.slurm.commands import refused
 from resilio_hpc.slurm.drain import slurms_own
 from resilio_hpc.slurm.drain_reason import BY_HAND, is_disowned, read_reason
 from resilio_hpc.slurm.node_faults.from_slurm import DRAINED_FOR_FAULTS
+from resilio_hpc.slurm.runner import run_here
 
 _TTL_S = 900.0
 _SLURM_S = 10.0
@@ -64,7 +63,7 @@ def _explained(check: Check) -> str:
 
 def why(options: argparse.Namespace) -> int:
     """What Slurm says of the node, and, where this is the node, our verdict."""
-    here = node_name(os.environ)
+    here = this_node.name_or_host()
     node = options.node or here
     if node.startswith("-") or not node.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise UsageError(f"{node!r} is not the name of a node")
@@ -114,13 +113,13 @@ def _what(check: str, node: str, checks: Mapping[str, Check]) -> str:
 def _asked(node: str) -> tuple[str, str, str]:
     """(state, reason, "" or why Slurm could not be asked)."""
     try:
-        text = run(["sinfo", "-h", "-N", "-n", node, "-O", "StateComplete:|,Reason:|"], _SLURM_S).stdout
+        text = run_here(["sinfo", "-ah", "-N", "-n", node, "-O", "StateComplete:|,Reason:|"], _SLURM_S).stdout
     except CommandError as error:
         trouble: SlurmError = refused(error)
         return "", "", f"Slurm cannot be asked: {trouble}"
     state, _, rest = (text.splitlines() or [""])[0].partition("|")
     reason = rest.rstrip("|").strip()
-    return state.upper(), "" if reason in ("none", "None") else reason, "" if state else "Slurm knows no such node"
+    return state.upper(), "" if reason in ("none", "None") else reason, "" if state else f"Slurm knows no node {node}"
 
 
 def _cached(options: argparse.Namespace) -> tuple[Verdict | None, str]:

@@ -9,12 +9,13 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.core.errors import HealthError, UsageError
+from resilio_hpc.core.errors import HealthError, SlurmError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.prolog_epilog import epilog as epilogs
 from resilio_hpc.prolog_epilog import reaping
@@ -30,6 +31,7 @@ from resilio_hpc.prolog_epilog.report_desk import ReportDesk
 from resilio_hpc.prolog_epilog.runner import Memory
 from resilio_hpc.prolog_epilog.slurm_drainer import SlurmDrainer
 from resilio_hpc.prolog_epilog.watch import Watch
+from resilio_hpc.slurm import this_node
 from resilio_hpc.slurm.audit import DEFAULT_PATH, PATH_VARIABLE, AuditLog
 from resilio_hpc.slurm.drain_policy import drain_policy
 from resilio_hpc.slurm.drain_writer import DrainWriter
@@ -37,6 +39,7 @@ from resilio_hpc.slurm.node_faults.ledger import FaultLedger
 from resilio_hpc.slurm.which_client import which
 
 POLL_S = 0.5
+NAME_AGAIN_S = 60.0
 _MARKS = {"pass": "ok", "fail": "FAIL", "unknown": "?", "timeout": "HANGS", "absent": "-"}
 
 
@@ -74,8 +77,25 @@ def _chosen(options: argparse.Namespace, examination: Examination) -> list[Check
     return of_context(examination.table, *contexts)
 
 
-def _written(examination: Examination, cache: VerdictCache, checks: list[Check]) -> Verdict | None:
-    """One look that is kept, at what is due; None where another process is at it."""
+def look_again(node: str, names: Collection[str]) -> dict[str, str]:
+    """Write a fresh verdict without leave for prologs; what the checks of these names find now. Raises HealthError."""
+    table = tables.load()
+    examination = Examination(table, Node(settings=table.settings), node)
+    checks = of_context(table, "health", "idle")
+    until = time.monotonic() + 10.0
+    while (verdict := _written(examination, VerdictCache(), checks, names)) is None:
+        if time.monotonic() > until:
+            raise HealthError("the checks are running: try again in a moment")
+        time.sleep(0.1)
+    return {
+        one.check: one.evidence for one in reversed(verdict.findings) if one.check in names and one.action != "warn"
+    }
+
+
+def _written(
+    examination: Examination, cache: VerdictCache, checks: list[Check], forced: Collection[str] = ()
+) -> Verdict | None:
+    """One look that is kept, at what is due and at what is ``forced``; None where another process is at it."""
     with cache.locked() as ours:
         if not ours:
             return None
@@ -83,8 +103,11 @@ def _written(examination: Examination, cache: VerdictCache, checks: list[Check])
         boot, now = examination.boot(), examination.now_s()
         former = {result.check: result for result in _former(cache, now, boot)}
         now_due = [
-            check for check in checks if check.id not in former or due(check, now - former[check.id].uptime_s, asked)
-        ]
+            check for check in checks
+            if check.id in forced
+            or check.id not in former
+            or due(check, now - former[check.id].uptime_s, asked)
+        ]  # fmt: skip
         memory = cache.memory(boot)
         kept = {check.id: former[check.id] for check in checks if check not in now_due}
         looked = {result.check: result for result in examination.run(now_due, memory)}
@@ -146,13 +169,39 @@ def watch(options: argparse.Namespace) -> int:
     ended: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: ended.append(number))
+    naming = Naming(daemon.rename, said)
     while not ended:
+        naming.turn(time.monotonic())
         daemon.turn()
         if options.once:
             break
         if not ended:
             time.sleep(POLL_S)
     return 0
+
+
+@dataclass
+class Naming:
+    """Asks Slurm, until it answers, for the name that the node has there. ``known`` gets it."""
+
+    known: Callable[[str], None]
+    said: Callable[[str], None]
+    ask: Callable[[], str] = this_node.node_name
+    _next_s: float | None = -math.inf
+    _trouble: str = ""
+
+    def turn(self, now_s: float) -> None:
+        """``now_s``: monotonic seconds."""
+        if self._next_s is None or now_s < self._next_s:
+            return
+        try:
+            self.known(self.ask())
+            self._next_s = None
+        except SlurmError as error:
+            self._next_s = now_s + NAME_AGAIN_S
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                self.said(f"what Slurm calls this node is not known, its host name is used: {error}")
 
 
 def _drainer(options: argparse.Namespace) -> SlurmDrainer:

@@ -17,8 +17,7 @@ from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.blamed_nodes import blamed_nodes
 from resilio_hpc.prolog_epilog import reports
-from resilio_hpc.prolog_epilog.examination import node_name
-from resilio_hpc.slurm import commands
+from resilio_hpc.slurm import commands, this_node
 from resilio_hpc.slurm.command_client import CommandClient
 from resilio_hpc.slurm.hostlist import compress
 from resilio_hpc.slurm.node_faults.fault import FORGOTTEN, NodeFault, evidence
@@ -154,7 +153,7 @@ def _append(ledger: FaultLedger, faults: list[NodeFault], options: argparse.Name
 def report(options: argparse.Namespace) -> int:
     """A wish for root's own check of this node, and no more than that."""
     check_nodes([options.node])
-    here = node_name(os.environ)
+    here = this_node.name_or_host()
     if options.node != here and options.spool == reports.SPOOL:
         raise UsageError(
             f"reports are read on the node itself: run this on {options.node} (this is {here}), as with "

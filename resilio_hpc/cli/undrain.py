@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
+from resilio_hpc.cli import health_run
 from resilio_hpc.cli.drain_options import EXIT_CODES, Parser, add_options, carry_out, names_of, writer
+from resilio_hpc.core.errors import HealthError, SlurmError
+from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY
+from resilio_hpc.prolog_epilog.node_drains import DRAINED_LEAVE_S
+from resilio_hpc.slurm import this_node
+from resilio_hpc.slurm.client import SlurmClient
+from resilio_hpc.slurm.drain_reason import BY_HAND, read_reason
+from resilio_hpc.slurm.drain_writer import DrainWriter, Outcome
+from resilio_hpc.slurm.model import Node
+from resilio_hpc.slurm.node_faults.from_slurm import DRAINED_FOR_FAULTS
+from resilio_hpc.slurm.which_client import which
 
 _EXAMPLES = """examples:
   resilio undrain n3
   resilio undrain n[3-5] --check gpu.xid
   resilio undrain --kill-task-failed n7
 """
+_CLOCKS_S = 1.0  # slurmctld writes whole seconds
+LookAgain = Callable[[str, Collection[str]], Mapping[str, str] | None]
+"""From a node and checks: evidence by check that still fails; None where this is not the node, or it cannot be told."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,7 +37,9 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="resilio undrain",
         description="End the drains that resilio_hpc made. Those of administrators and of Slurm itself stay, and so "
-        "does a reason of ours that somebody has edited. A node that is DOWN stays DOWN.",
+        "does a reason of ours that somebody has edited. A node that is DOWN stays DOWN. Just after a drain, prologs "
+        "of jobs on their way may still fail: the command waits for that. A node whose check still fails is drained "
+        "again; on the node itself that is looked at before.",
         epilog=_EXAMPLES + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -33,7 +53,69 @@ def main(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(argv)
     names = names_of(options.nodes)
-    drainer = writer(options)
+    client = which()
+    drainer = writer(options, client=client)
     if options.kill_task_failed:
         return carry_out(names, drainer.resume_slurms_own, drainer, options.json)
-    return carry_out(names, lambda name: drainer.undrain(name, options.check), drainer, options.json)
+    if options.dry_run or options.observe:
+        return carry_out(names, lambda name: drainer.undrain(name, options.check), drainer, options.json)
+    return carry_out(names, lambda name: end(name, options.check, drainer, client), drainer, options.json)
+
+
+def look_here(node: str, checks: Collection[str]) -> Mapping[str, str] | None:
+    """Have the node's checks look again, for a fresh verdict, where this is the node and its verdicts are kept."""
+    if os.geteuid() != 0 or not DIRECTORY.is_dir() or this_node.name_or_host() != node:
+        return None
+    try:
+        return health_run.look_again(node, checks)
+    except HealthError:
+        return None
+
+
+def end(
+    node: str,
+    check: str | None,
+    drainer: DrainWriter,
+    client: SlurmClient,
+    look: LookAgain = look_here,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Outcome:
+    """End our drain once no prolog may fail for an old verdict; the outcome says what comes of the node's checks."""
+    try:
+        before = next(iter(client.nodes([node])), None)
+    except SlurmError:  # the order will say so
+        before = None
+    checks = _checks_of(before, check)
+    fails: Mapping[str, str] | None = None
+    if before is not None and checks:
+        fails = look(node, checks)
+        _wait_for_prologs(before, clock, sleep)
+    outcome = drainer.undrain(node, check)
+    if outcome.result != "undrained" or not checks:
+        return outcome
+    return replace(outcome, why=f"{outcome.why}; {_what_follows(checks, fails)}")
+
+
+def _checks_of(node: Node | None, check: str | None) -> list[str]:
+    """The health checks whose drain would end."""
+    ours = read_reason(node.reason) if node is not None and node.state.drain else None
+    named = [one.check for one in ours or () if check in (None, one.check)]
+    return [one for one in named if one not in (BY_HAND, DRAINED_FOR_FAULTS)]
+
+
+def _wait_for_prologs(node: Node, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+    """The node daemon gives prologs leave to fail when it drains, for jobs on their way, and does not renew it."""
+    left_s = (node.reason_time or 0) + DRAINED_LEAVE_S + _CLOCKS_S - clock()
+    if 0 < left_s <= DRAINED_LEAVE_S + _CLOCKS_S:
+        print(f"resilio: {node.name}: its prologs may still fail for {left_s:.0f} s: waiting", file=sys.stderr)
+        sleep(left_s)
+
+
+def _what_follows(checks: Sequence[str], fails: Mapping[str, str] | None) -> str:
+    if fails is None:
+        names = ", ".join(checks)
+        return f"its node daemon looks at {names} again, and drains it again where that still fails"
+    if not fails:
+        return f"{', '.join(checks)} looked again and found nothing"
+    return "; ".join(f"{check} still fails ({why}): it will be drained again" for check, why in fails.items())

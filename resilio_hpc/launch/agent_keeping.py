@@ -20,7 +20,7 @@ from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.agent_starts import VERDICT_WAIT_S, Attempts, Launches, Pace
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.controller_view import ControllerView
-from resilio_hpc.launch.job_watch import JobView, JobWatch
+from resilio_hpc.launch.job_watch import JobView, JobWatch, known_end
 from resilio_hpc.launch.output_relay import Outputs
 from resilio_hpc.launch.run_directory import Run
 from resilio_hpc.slurm import commands
@@ -222,10 +222,19 @@ class AgentKeeper:
             for placement in self.placements:
                 for node in [node for node in placement.nodes if node not in view.nodes]:
                     self._node_left(placement, node)
-        if view.end_time != self.end_time:
-            self._ledger.append("end_time", job=self.site.job, end_time=view.end_time, before=self.end_time)
-            self.end_time = view.end_time
-            self._files.move_end(self.site.key, view.end_time)
+        self._end_seen(view.end_time)
+
+    def _end_seen(self, told: float | None) -> None:
+        """What Slurm does not tell leaves the end as it was: it is not "never"."""
+        if told is None:
+            if self.end_time is None:
+                self._say_once(f"warning: Slurm does not tell when job {self.site.job} ends: no save precedes that")
+            return
+        limit = known_end(told)
+        if limit != self.end_time:
+            self._ledger.append("end_time", job=self.site.job, end_time=limit, before=self.end_time)
+            self.end_time = limit
+            self._files.move_end(self.site.key, limit)
 
     def _node_left(self, placement: p.Placement, node: str) -> None:
         if placement.left:

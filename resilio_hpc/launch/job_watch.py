@@ -5,14 +5,15 @@ Asked once a minute, and at once when something happened.
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from resilio_hpc.core.errors import CommandError, UsageError
-from resilio_hpc.core.process import run
 from resilio_hpc.launch.asking import LEAST_S, Asking
+from resilio_hpc.slurm.commands import parse_end
 from resilio_hpc.slurm.hostlist import expand
+from resilio_hpc.slurm.runner import run_here
 
 INTERVAL_S = 60.0
 RETRY_S = 5.0  # after no answer
@@ -21,7 +22,7 @@ TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class JobView:
-    """The job's nodes now, and when its time limit ends it (Unix seconds; None: unlimited)."""
+    """The job's nodes now, and when its time limit ends it: Unix seconds, ``math.inf``: never, None: not known."""
 
     nodes: tuple[str, ...]
     end_time: float | None
@@ -35,23 +36,21 @@ def parse_view(text: str, job: str) -> JobView | None:
         if number.strip() != job or not nodes.strip():
             continue
         try:
-            return JobView(tuple(expand(nodes)), _unix(end.strip()))
+            return JobView(tuple(expand(nodes)), parse_end(end))
         except UsageError:
             return None
     return None
 
 
-def _unix(text: str) -> float | None:
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None  # N/A, UNLIMITED
+def known_end(end_time: float | None) -> float | None:
+    """The end that agents count with, None where there is none or it is not known. Pure."""
+    return end_time if end_time is not None and math.isfinite(end_time) else None
 
 
 def ask(job: str) -> JobView | None:
     """Ask Slurm; None when it does not answer, or does not know the job."""
     try:
-        return parse_view(run(["squeue", "-h", "-j", job, "-o", "%A|%N|%e"], TIMEOUT_S).stdout, job)
+        return parse_view(run_here(["squeue", "-h", "-j", job, "-o", "%A|%N|%e"], TIMEOUT_S).stdout, job)
     except CommandError:
         return None
 

@@ -21,6 +21,7 @@ from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.bounded import bounded
 from resilio_hpc.launch.controller_view import ControllerView
+from resilio_hpc.launch.job_watch import known_end
 from resilio_hpc.launch.join_plan import JoinPlan, join_plan
 from resilio_hpc.launch.options_parser import JoinRequest
 from resilio_hpc.launch.owner_watch import OwnerWatch, state_of
@@ -127,7 +128,7 @@ class Joiner:
         settings = AgentSettings(
             options=joining.options_for(record, self.run.path, request.local_nodes, request.join_timeout_s),
             node="", job=record.key, expected=self.site.nodes, address="", chained=record.chained,
-            end_time=commands.job_end_time(self.site.job) if self.site.mode != "local" else None,
+            end_time=known_end(commands.job_end_time(self.site.job)) if self.site.mode != "local" else None,
             join=True, own_job=self.site.key, run_id=self.run.run_id, cwd=record.cwd,
         )  # fmt: skip
         return p.recipe_of(self.site, self.allocation, settings)

@@ -14,6 +14,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.link_lease import LINK_LEASE_S, LinkLease
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.hostlist import expand
+from resilio_hpc.slurm.runner import start_here
 
 LEASE_S = LINK_LEASE_S * 0.75
 QUIET_S = 5.0  # how long one that was elected may wait for its first word before that is told
@@ -56,10 +57,7 @@ class LinkGuard:
             self._read(now)
         elif self._lease.ends_in_s(now) < LEASE_S / 2 and now - self._asked > ASK_EVERY_S:
             self._asked = now
-            self._question = subprocess.Popen(
-                ["squeue", "-h", "-j", commands.address(self._job), "-o", "%T|%N"],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+            self._question = start_here(["squeue", "-h", "-j", commands.address(self._job), "-o", "%T|%N"])
 
     def _read(self, now: float) -> None:
         question = self._question

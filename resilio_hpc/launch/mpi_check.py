@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from resilio_hpc.core.errors import CommandError, UsageError
-from resilio_hpc.core.process import run
+from resilio_hpc.slurm.runner import run_here
 
 _LIST_TIMEOUT_S = 20.0
 
@@ -18,7 +18,7 @@ def check(mpi: str, in_slurm: bool) -> None:
             "with sbatch (sbatch_templates/mpi.sbatch), or leave --mpi out"
         )
     try:
-        listed = run(["srun", "--mpi=list"], _LIST_TIMEOUT_S)
+        listed = run_here(["srun", "--mpi=list"], _LIST_TIMEOUT_S)
     except CommandError:
         return  # srun itself will say what is wrong
     known = plugin_types(listed.stdout + listed.stderr)

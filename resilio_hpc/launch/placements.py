@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import msgspec
 
 from resilio_hpc.core.errors import CommandError, UsageError
-from resilio_hpc.core.process import run
 from resilio_hpc.launch import bootstrap, srun_groups
 from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.agent_starts import Attempts
@@ -21,6 +20,7 @@ from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.output_relay import Outputs
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.allocation import Allocation
+from resilio_hpc.slurm.runner import run_here
 
 # Without these flags srun ends the whole step when one node or task dies (Slurm's manual, srun(1)).
 SURVIVAL_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
@@ -192,7 +192,7 @@ def _group_size(nodes: int, environment: Mapping[str, str]) -> int:
 
 def _domains() -> list[srun_groups.Group]:
     try:
-        return srun_groups.parse_topology(run(["scontrol", "show", "topology"], commands.TIMEOUT_S).stdout)
+        return srun_groups.parse_topology(run_here(["scontrol", "show", "topology"], commands.TIMEOUT_S).stdout)
     except CommandError:  # most clusters have none
         return []
 

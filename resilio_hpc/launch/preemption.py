@@ -11,9 +11,9 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from types import FrameType
 
+from resilio_hpc.launch import job_watch
 from resilio_hpc.launch.announce import say
 from resilio_hpc.slurm import commands
 
@@ -39,14 +39,12 @@ def preemption(fields: Mapping[str, str]) -> Preemption | None:
     preempted, started, ends = (_time(fields, name) for name in ("PreemptTime", "StartTime", "EndTime"))
     if preempted is None or (started is not None and preempted < started):
         return None
-    return Preemption(max(0.0, (ends - preempted).total_seconds()) if ends is not None else 0.0)
+    return Preemption(max(0.0, ends - preempted) if ends is not None else 0.0)
 
 
-def _time(fields: Mapping[str, str], name: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(fields.get(name, ""))
-    except ValueError:
-        return None  # None, Unknown, N/A
+def _time(fields: Mapping[str, str], name: str) -> float | None:
+    """In Unix seconds; None where there is none."""
+    return job_watch.known_end(commands.parse_end(fields.get(name, "")))
 
 
 class Stay:

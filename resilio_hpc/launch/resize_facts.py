@@ -46,7 +46,7 @@ class ResizeFacts:
     its start; ``held``: all nodes that take part, spares too; ``ends_in_s``: until the time limit of the run's own job,
     None without one. ``idle_for_s``: how long each node has been seen idle, None where nobody has watched before.
     ``own_jobs``: the jobs of the run, which are nobody else's. ``user_nodes``: of all jobs of this user, those that
-    wait too; ``quota_nodes``: how many more Slurm's limits allow, None where they are not known.
+    wait too; ``quota_nodes``: how many more Slurm's limits allow, None without limits.
     ``refused``: what Slurm would not do a moment ago, by action and code of the decision, and its words.
     ``avoided``: nodes that failed lately, as the user's memory and this run know.
     ``throughput``: None where no step time is known. ``last_resize_s``: how long ago, None for never.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from resilio_hpc.autoparallel import Inventory, Measurement, Pool, fit, take_inventory
 from resilio_hpc.autoparallel.throughput import BatchRule, RunSpeed
 from resilio_hpc.core import trusted_files
-from resilio_hpc.core.errors import ResilioError, UsageError
+from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.launch import avoidance, joining, run_directory
@@ -70,7 +70,7 @@ class ResizeView:
         self._ledger = LedgerReader(self.path / "ledger")
         self._events: list[Event] = []
         self._idle_since: dict[str, float] | None = None
-        self._accounted: tuple[NodeLimit, ...] = ()
+        self._accounted: tuple[NodeLimit, ...] | None = None
         self._limits_until = float("-inf")
         self._gpus = GpuLooks(2 * policy.look_s)
         self._cluster = ""
@@ -206,13 +206,19 @@ class ResizeView:
         return self._gpus.busiest(job, time.monotonic()) if self._limits.gpus else None
 
     def _quota(self, own: Job | None, jobs: Sequence[Job], pool: Pool | None) -> int | None:
-        """What accounting allows; its limits are asked for once in a while."""
+        """What accounting allows; its limits are asked for once in a while.
+
+        Where they cannot be read, those that were known stand, and none at first: no limit is not supposed."""
         if own is None:
             return None
         if time.monotonic() > self._limits_until:
-            self._limits_until = time.monotonic() + LIMITS_S
-            self._accounted = fetch_limits(own.user, own.account, own.qos)
-        return nodes_left(self._accounted, jobs, pool.gpus_per_node if pool else 0)
+            try:
+                self._accounted = fetch_limits(own.user, own.account, own.qos)
+                self._limits_until = time.monotonic() + LIMITS_S
+            except SlurmError:
+                if self._accounted is None:
+                    return 0
+        return nodes_left(self._accounted or (), jobs, pool.gpus_per_node if pool else 0)
 
     def _idle_for(self, inventory: Inventory) -> Mapping[str, float] | None:
         if self._idle_since is None:

@@ -24,7 +24,7 @@ from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.bounded import bounded
 from resilio_hpc.launch.chaining import Chain
-from resilio_hpc.launch.job_watch import JobWatch
+from resilio_hpc.launch.job_watch import JobWatch, known_end
 from resilio_hpc.launch.maintenance import EndBeforeMaintenance
 from resilio_hpc.launch.notify import tell_verdict
 from resilio_hpc.launch.notify_targets import masked
@@ -74,7 +74,7 @@ class Supervisor:
         if over is not None:
             self.last_words = [over] if self.site.leads else []
             return 0
-        end_time = commands.job_end_time(self.site.job) if self.site.mode != "local" else None
+        end_time = known_end(commands.job_end_time(self.site.job)) if self.site.mode != "local" else None
         self.chain.begin()
         signals = self._check_nodes()
         recipe = self._recipe(end_time)

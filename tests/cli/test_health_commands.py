@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from resilio_hpc.cli import health_run
 from resilio_hpc.cli.main import main
+from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.check import Result, Verdict
 from resilio_hpc.prolog_epilog.node import boot_id, uptime_s
@@ -165,3 +167,21 @@ def test_any_user_may_look_before_a_start(tmp_path: Path) -> None:
     results = {one["check"]: one for one in json.loads(done.stdout)["results"]}
     assert results["disk-space"]["status"] in ("pass", "fail")
     assert [name for name, one in results.items() if "itself failed" in one["note"]] == []
+
+
+def test_the_daemon_asks_for_its_nodes_name_until_slurm_tells_it() -> None:
+    answers: list[str | SlurmError] = [SlurmError("away"), SlurmError("away"), "gpu001"]
+    known: list[str] = []
+    told: list[str] = []
+
+    def ask() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, SlurmError):
+            raise answer
+        return answer
+
+    naming = health_run.Naming(known.append, told.append, ask)
+    for now_s in (0.0, 59.0, 60.0, 120.0, 180.0):
+        naming.turn(now_s)
+    assert (known, answers) == (["gpu001"], [])
+    assert told == ["what Slurm calls this node is not known, its host name is used: away"]

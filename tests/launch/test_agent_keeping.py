@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -344,6 +345,22 @@ def test_a_moved_end_of_the_job_reaches_the_run_directory(bench: Callable[..., B
     b.tick()
     assert b.files.ends == [("7", 5000.0)]
     assert [kind for kind in b.kinds() if kind.startswith("end_time")] == ["end_time "]
+    b.watch.says("n1")  # not told: as it was
+    b.tick()
+    b.watch.says("n1", end_time=math.inf)
+    b.tick()
+    assert b.files.ends == [("7", 5000.0), ("7", None)]
+
+
+def test_an_end_that_slurm_does_not_tell_is_said_once(
+    bench: Callable[..., Bench], capfd: pytest.CaptureFixture[str]
+) -> None:
+    b = bench(1)
+    for _ in range(2):
+        b.watch.says("n1")
+        b.tick()
+    assert b.files.ends == []
+    assert capfd.readouterr().err.count("does not tell when job 7 ends") == 1
 
 
 def test_what_a_group_is_told() -> None:

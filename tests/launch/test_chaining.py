@@ -26,7 +26,7 @@ Begin = Callable[..., Chain]
 @pytest.fixture
 def state(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Slurm's word on job 7."""
-    fields = {"JobState": "RUNNING", "Requeue": "1", "PreemptTime": "None", "StartTime": "2026-11-21T16:00:00"}
+    fields = {"JobState": "RUNNING", "Requeue": "1", "PreemptTime": "None", "StartTime": "1795276800"}
 
     def job_fields(job: str) -> dict[str, str]:
         assert job == "7"
@@ -68,7 +68,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
 
 
 def preempt(state: dict[str, str]) -> None:
-    state.update(PreemptTime="2026-11-21T16:10:00", EndTime="2026-11-21T16:10:15")
+    state.update(PreemptTime="1795277400", EndTime="1795277415")
 
 
 @pytest.mark.parametrize("verdict", ["terminated", "time_limit"])

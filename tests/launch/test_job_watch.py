@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from pathlib import Path
+
+import pytest
 
 from resilio_hpc.launch.job_watch import JobView, JobWatch, parse_view
 from resilio_hpc.launch.time_limit import read_end_time, write_end_time
@@ -13,17 +14,23 @@ from tests.support.waiting import PATIENCE_S
 
 
 def test_nodes_and_end_of_this_job_are_read() -> None:
-    end = time.mktime(time.strptime("2026-11-21T15:00:00", "%Y-%m-%dT%H:%M:%S"))
-    assert parse_view("7|n[1-2],m3|2026-11-21T15:00:00\n", "7") == JobView(("n1", "n2", "m3"), end)
-    assert parse_view("7|n1|N/A\n", "7") == JobView(("n1",), None)
+    assert parse_view("7|n[1-2],m3|1795273200\n", "7") == JobView(("n1", "n2", "m3"), 1795273200.0)
+    assert parse_view("7|n1|N/A\n", "7") == JobView(("n1",), math.inf)
+
+
+@pytest.mark.parametrize(
+    "end", ["2026-11-21T15:00:00", "in 5 hr", "21 Nov 15:00", "", "-1", "1.5", "\u0663", "invalid"]
+)
+def test_an_end_that_cannot_be_read_is_not_never(end: str) -> None:
+    assert parse_view(f"7|n1|{end}\n", "7") == JobView(("n1",), None)
 
 
 def test_of_an_array_only_our_own_task_counts() -> None:
-    assert parse_view("9|n9|N/A\n8|n8|N/A\n7|n1|N/A\n", "7") == JobView(("n1",), None)
+    assert parse_view("9|n9|N/A\n8|n8|N/A\n7|n1|N/A\n", "7") == JobView(("n1",), math.inf)
 
 
 def test_no_answer_is_no_view() -> None:
-    for text in ("", "\n", "7||2026-11-21T15:00:00\n", "slurm_load_jobs error", "7|n[1-|N/A"):
+    for text in ("", "\n", "7||1795273200\n", "slurm_load_jobs error", "7|n[1-|N/A"):
         assert parse_view(text, "7") is None
 
 

@@ -180,8 +180,7 @@ def test_a_job_that_is_being_preempted_is_left_to_slurm(
 
     monkeypatch.setattr(preemption, "stay_until_ended", stay)
     (slurm / "job").write_text(
-        "JobId=7 JobState=RUNNING Requeue=1 Restarts=0 StartTime=2026-11-21T16:13:45 EndTime=2026-11-21T16:14:02 "
-        "PreemptTime=2026-11-21T16:13:47\n"
+        "JobId=7 JobState=RUNNING Requeue=1 Restarts=0 StartTime=1795277625 EndTime=1795277642 PreemptTime=1795277627\n"
     )
     assert last_one_out.close_job(run, "7", {"verdict": "terminated"}, patience=QUICK)
     assert order == ["7"]

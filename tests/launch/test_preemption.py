@@ -10,18 +10,20 @@ import pytest
 
 from resilio_hpc.launch.preemption import ANSWER_S, OVERDUE_S, Preemption, Stay, preemption, stay_until_ended
 from resilio_hpc.slurm.commands import parse_fields
+from tests.support.slurm.times import in_unix_seconds
 
 SAMPLES = Path(__file__).parent.parent / "slurm" / "samples"
 SERIES = ("22.05", "24.11", "26.05")
 IN_GRACE = {
-    "JobState": "RUNNING", "Requeue": "1", "StartTime": "2026-11-21T16:13:45", "PreemptTime": "2026-11-21T16:13:47",
-    "EndTime": "2026-11-21T16:14:02",
+    "JobState": "RUNNING", "Requeue": "1", "StartTime": "1795277625", "PreemptTime": "1795277627",
+    "EndTime": "1795277642",
 }  # fmt: skip
 
 
 def recorded(series: str) -> list[dict[str, str]]:
     """During the grace: requeue mode, requeue mode with --no-requeue, cancel mode."""
-    return [parse_fields(line) for line in (SAMPLES / f"scontrol_preempted_{series}.txt").read_text().splitlines()]
+    text = in_unix_seconds((SAMPLES / f"scontrol_preempted_{series}.txt").read_text())
+    return [parse_fields(line) for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("series", SERIES)
@@ -47,7 +49,7 @@ def test_jobs_that_nobody_preempts_have_no_grace(series: str) -> None:
         {"JobState": "CANCELLED"},
         {"JobState": "COMPLETING"},  # being requeued already
         {"PreemptTime": "None"},
-        {"PreemptTime": "2026-11-21T16:13:44"},  # of the run before a requeue
+        {"PreemptTime": "1795277624"},  # of the run before a requeue
         {"Requeue": "0"},
     ],
 )

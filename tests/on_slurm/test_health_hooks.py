@@ -18,6 +18,7 @@ import pytest
 
 from resilio_hpc.prolog_epilog.hook_files import UNIT, package_folder
 from resilio_hpc.slurm.devcluster import DevCluster
+from tests.support.environments import ROOT
 from tests.support.waiting import until
 
 RUN = "/run/resilio/health"
@@ -302,6 +303,39 @@ def test_a_failing_check_drains_its_node_which_comes_back_when_it_passes(watched
     assert reason_of(watched, "n2").startswith("new fan")
     told = node_file(watched, "n1", "drain.jsonl")
     assert '"result":"drained"' in told and '"result":"undrained"' in told
+
+
+def undrain(cluster: DevCluster, node: str) -> str:
+    argv = [sys.executable, "-m", "resilio_hpc.cli.main", "undrain", node, "--audit", "/tmp/drain.jsonl"]
+    done = cluster.run("ctl", argv, 60.0, env={"PYTHONPATH": str(package_folder() or ROOT)})
+    return done.stdout
+
+
+def test_an_undrain_right_after_the_repair_is_no_trap_for_the_next_job(watched: DevCluster) -> None:
+    watched.run("n1", ["sh", "-c", FILL], cwd="/")
+    until(lambda: reason_of(watched, "n1").startswith("resilio:disk-space"), HAPPENS)
+    watched.run("n1", ["umount", "-l", "/var/tmp"], cwd="/")
+    assert "; its node daemon looks at disk-space again" in undrain(watched, "n1")
+    job = watched.submit("#!/bin/sh\ntrue\n", [*BATCH, "--nodelist=n1"])
+    until(lambda: watched.job_state(job) == "COMPLETED", HAPPENS)
+    assert "drain" not in watched.node_states()["n1"], reason_of(watched, "n1")
+
+
+def test_a_drain_of_slurms_for_a_prolog_of_ours_becomes_ours(healthy: DevCluster) -> None:
+    prolog = hooks_of(healthy) / "prolog"
+    text = prolog.read_text()
+    prolog.write_text(text.replace("\nMISSING=pass\n", "\nMISSING=fail\n"))
+    try:
+        healthy.run("n1", ["rm", "-f", f"{RUN}/verdict", f"{RUN}/verdict.json"], cwd="/")
+        job = healthy.submit("#!/bin/sh\ntrue\n", [*BATCH, "--nodelist=n1"])
+        until(lambda: reason_of(healthy, "n1").startswith("Prolog error"), HAPPENS)
+        assert f" {job} no-verdict there is no verdict yet" in node_file(healthy, "n1", "refused")
+        start_daemons(healthy)
+        until(lambda: reason_of(healthy, "n1").startswith(f"resilio:no-verdict: prolog of job {job}: there"), HAPPENS)
+        assert '"act":"adopt"' in node_file(healthy, "n1", "drain.jsonl")
+    finally:
+        prolog.write_text(text)
+        end_daemons(healthy)
 
 
 def test_a_stopped_slurmctld_holds_up_neither_hooks_nor_checks_and_the_drain_comes_later(watched: DevCluster) -> None:

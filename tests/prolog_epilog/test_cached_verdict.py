@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilio_hpc.core.errors import HealthError
-from resilio_hpc.prolog_epilog.cached_verdict import NoVerdict, VerdictCache, render
+from resilio_hpc.prolog_epilog.cached_verdict import NoVerdict, Refusal, VerdictCache, render
 from resilio_hpc.prolog_epilog.check import Fault, OnFail, Result, Verdict
 from resilio_hpc.prolog_epilog.examination import withheld
 from resilio_hpc.prolog_epilog.hook_files import TEMPLATES, filled
@@ -161,6 +161,38 @@ def test_the_prolog_does_what_the_verdict_says(
     told = prolog(cache, root, env)[1]
     assert said in told if said else told == ""
     assert prolog(cache, root, env, MODE="observe")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("on_fail", "refused"),
+    [
+        ("drain", Refusal(1010.0, "7", "gpu-ecc", "drain gpu-ecc: 1 uncorrected ECC error")),
+        ("fail", Refusal(1010.0, "7", "gpu-ecc", "fail gpu-ecc: 1 uncorrected ECC error")),
+        ("evict", Refusal(1010.0, "7", "gpu-ecc", "evict 1 GPU-1 gpu-ecc: 1 uncorrected ECC error")),
+        ("warn", None),
+    ],
+)
+def test_a_prolog_that_fails_notes_for_which_check(
+    cache: VerdictCache, root: Path, on_fail: OnFail, refused: Refusal | None
+) -> None:
+    cache.write(verdict(BAD, on_fail=on_fail))
+    prolog(cache, root, {"SLURM_JOB_GPUS": "1"}, MODE="observe")
+    assert cache.refusal() is None
+    prolog(cache, root, {"SLURM_JOB_GPUS": "1"})
+    assert cache.refusal() == refused
+    cache.write(verdict(gpus=2))
+    (root / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 10 kB\n")
+    prolog(cache, root)
+    assert cache.refusal() == Refusal(1010.0, "7", "memory-free", "only 0 MiB of memory are available")
+
+
+@pytest.mark.parametrize("text", ["", "x 7 gpu-ecc why", "1010 7", "1010 7 GPU! why", "\u0663 7 gpu-ecc why"])
+def test_a_note_that_cannot_be_read_is_none(cache: VerdictCache, text: str) -> None:
+    (cache.directory / "refused").write_text(text)
+    assert cache.refusal() is None
+    (cache.directory / "refused").write_text("1010 7 gpu-ecc why")
+    (cache.directory / "refused").chmod(0o666)
+    assert cache.refusal() is None
 
 
 @pytest.mark.parametrize("leave_until_s", [0.0, 1010.0, 900.0])

@@ -89,6 +89,29 @@ def test_a_drain_that_slurm_made_itself_is_offered_once_when_it_has_passed(
     assert drainer.offer("n1", 9) == ""
 
 
+def test_a_drain_for_our_own_failed_prolog_is_made_ours_and_no_other(slurm: FakeSlurmctld) -> None:
+    drainer = drainer_of(slurm)
+    slurm.update(["NodeName=n1", "State=DRAIN", "Reason=Prolog error"])
+    drainer.held("n1")
+    assert drainer.drained()
+    for failed_s in (slurm.now - 700.0, slurm.now + 70.0):  # another one
+        assert drainer.adopt("n1", "gpu-xid", "prolog of job 7: Xid 95", failed_s) == ""
+    assert drainer.adopt("n1", "gpu-xid", "prolog of job 7: Xid 95", slurm.now - 2.0).startswith("adopted: ")
+    assert slurm.nodes["n1"].reason.startswith("resilio:gpu-xid: prolog of job 7: Xid 95 #")
+    assert drainer.undrain("n1", "gpu-xid", 3).startswith("undrained: ")
+    slurm.update(["NodeName=n2", "State=DRAIN", "Reason=new fan"])
+    assert drainer.adopt("n2", "gpu-xid", "prolog of job 7", float(slurm.now)) == ""
+    assert slurm.nodes["n2"].reason == "new fan"
+
+
+def test_a_node_that_slurm_does_not_know_is_named(slurm: FakeSlurmctld) -> None:
+    drainer = drainer_of(slurm)
+    with pytest.raises(SlurmError, match="no node host17: set SLURMD_NODENAME"):
+        drainer.held("host17")
+    with pytest.raises(SlurmError, match="host17: Slurm knows no such node"):
+        drainer.drain("host17", "gpu-xid", "Xid 79")
+
+
 def test_who_observes_drains_nothing_and_leaves_a_trace(slurm: FakeSlurmctld, tmp_path: Path) -> None:
     assert drainer_of(slurm, OBSERVE, tmp_path / "log").drain("n1", "gpu-xid", "Xid 79").outcome == "withheld"
     assert slurm.orders == []

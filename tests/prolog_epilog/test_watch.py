@@ -17,7 +17,7 @@ from resilio_hpc.prolog_epilog.drains import Answer, Outcome
 from resilio_hpc.prolog_epilog.examination import Examination
 from resilio_hpc.prolog_epilog.fault_record import FaultRecord
 from resilio_hpc.prolog_epilog.node import Node
-from resilio_hpc.prolog_epilog.node_drains import LEAVE_S, LOOK_S, STUCK, NodeDrains
+from resilio_hpc.prolog_epilog.node_drains import DRAINED_LEAVE_S, LEAVE_S, LOOK_S, STUCK, NodeDrains
 from resilio_hpc.prolog_epilog.probe import Probe, Source
 from resilio_hpc.prolog_epilog.report_desk import ReportDesk
 from resilio_hpc.prolog_epilog.reports import Report
@@ -43,6 +43,8 @@ class Drainer:
     holds: set[str] = field(default_factory=set)
     looks: int = 0
     why_no_room: str = ""
+    by_prolog: bool = False  # Slurm has drained the node for a failed prolog
+    adopted: list[tuple[str, str, float]] = field(default_factory=list)
     rooms: int = 0
 
     def _answer(self) -> Outcome:
@@ -64,6 +66,17 @@ class Drainer:
         self.looks += 1
         self._answer()
         return frozenset(self.holds)
+
+    def drained(self) -> bool:
+        return bool(self.holds) or self.answer == "already" or self.by_prolog
+
+    def adopt(self, node: str, check_id: str, evidence: str, failed_unix_s: float) -> str:
+        if not self.by_prolog:
+            return ""
+        self.by_prolog = False
+        self.holds.add(check_id)
+        self.adopted.append((check_id, evidence, failed_unix_s))
+        return f"adopted: {check_id}"
 
     def offer(self, node: str, passes: int) -> str:
         return f"offered: to end a drain of Slurm's on {node}" if passes >= self.needed else ""
@@ -225,13 +238,48 @@ def test_prologs_may_fail_only_where_the_node_is_drained(tmp_path: Path) -> None
     daemon = Daemon(tmp_path, drainer)
     assert leave_s(daemon, 1000.0) == 0
     daemon.broken = {"fast"}
-    assert leave_s(daemon, 1010.0) == LEAVE_S
-    drainer.answer = SlurmError("Unable to contact slurm controller")
-    assert leave_s(daemon, 1071.0) == 0
-    drainer.answer = "already"  # somebody else's drain does as well
-    assert leave_s(daemon, 1132.0) == LEAVE_S
+    assert leave_s(daemon, 1010.0) == DRAINED_LEAVE_S  # for jobs that were on their way
+    drainer.answer = "already"
+    assert leave_s(daemon, 1071.0) == 0  # not renewed: whoever ends the drain finds no leave
+    drainer.holds.clear()
+    drainer.answer = "drained"  # it was ended, and the check still fails
+    assert leave_s(daemon, 1132.0) == 0
+    assert leave_s(daemon, 1133.0) == DRAINED_LEAVE_S
     daemon.broken = set()
-    assert leave_s(daemon, 1142.0) == 0
+    assert leave_s(daemon, 1143.0) == 0
+
+
+@pytest.mark.parametrize(("repaired", "drains"), [(True, 1), (False, 2)])
+def test_a_drain_that_another_ended_is_made_again_only_after_a_look(
+    tmp_path: Path, repaired: bool, drains: int
+) -> None:
+    drainer = Drainer()
+    daemon = Daemon(tmp_path, drainer)
+    daemon.broken = {"slow"}  # looked at every hour
+    turns(daemon, 1000.0, 1030.0)
+    daemon.broken = set() if repaired else {"slow"}
+    drainer.holds.clear()
+    turns(daemon, 1040.0, 1080.0)
+    assert (daemon.looks()[1], len(drainer.asked)) == (2, drains)
+    assert "the drain was ended by another; looking again: slow" in daemon.said
+
+
+def test_a_drain_for_a_prolog_of_ours_that_failed_becomes_ours_and_ends_when_its_check_passes(tmp_path: Path) -> None:
+    drainer = Drainer()
+    daemon = Daemon(tmp_path, drainer)
+    daemon.broken = {"device"}
+    turns(daemon, 1000.0, 1010.0)
+    (daemon.cache.directory / "refused").write_text("1012 7 device evict 3 GPU-1 device: it is broken\n")
+    drainer.by_prolog = True
+    turns(daemon, 1020.0, 1080.0)
+    assert drainer.adopted == [("device", "prolog of job 7: evict 3 GPU-1 device: it is broken", 1e9 - 8.0)]
+    assert leave_s(daemon, 1090.0) == 0  # no job starts there
+    daemon.broken = set()
+    turns(daemon, 1100.0, 1200.0)
+    assert drainer.holds == set() and "undrained: device" in daemon.said
+    drainer.by_prolog = True  # by another prolog, later: not by what ours did before
+    turns(daemon, 1700.0, 1800.0)
+    assert len(drainer.adopted) == 1
 
 
 def test_prologs_may_fail_for_a_device_while_the_breaker_has_room(tmp_path: Path) -> None:
@@ -313,7 +361,8 @@ def test_a_drain_is_given_back_when_its_check_has_passed_often_enough(tmp_path: 
     assert drainer.holds == {"fast"}  # at most 19 passes
     turns(daemon, 1300.0, 1370.0)
     assert drainer.holds == set()
-    assert daemon.said[-1] == "undrained: fast"
+    turns(daemon, 1380.0, 2100.0, every_s=60.0)
+    assert daemon.said[-1] == "undrained: fast"  # and not taken for another's act
 
 
 def test_a_drain_of_slurms_own_is_offered_when_no_process_has_been_stuck_for_a_while(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,6 @@ from resilio_hpc.slurm.answers import Garbled
 from resilio_hpc.slurm.command_client import CommandClient, parse_series
 from resilio_hpc.slurm.commands import SubmitLimit, Unanswered
 from resilio_hpc.slurm.order_writer import DRY_RUN_JOB
-from resilio_hpc.slurm.runner import run_here, without_tastes
 from resilio_hpc.slurm.text_output import NODE_COLUMNS
 
 SAMPLES = Path(__file__).with_name("samples")
@@ -160,13 +158,3 @@ def test_versions() -> None:
     assert parse_series("slurm 27.11.0-0rc1") == (27, 11)
     with pytest.raises(Garbled, match="no version"):
         parse_series("command not found")
-
-
-def test_a_persons_tastes_do_not_change_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    tastes = {"SQUEUE_FORMAT": "%i", "SINFO_PARTITION": "x", "SLURM_CLUSTERS": "b", "SLURM_TIME_FORMAT": "relative"}
-    kept = {"SLURM_CONF": "/etc/s.conf", "PATH": os.environ["PATH"], "SLURM_JOB_ID": "7"}
-    assert without_tastes({**tastes, **kept}) == kept
-    monkeypatch.setenv("SQUEUE_FORMAT", "%i")
-    said = run_here(["env"], 10.0, {"SLURM_TIME_FORMAT": "%s"}).stdout
-    assert "SQUEUE_FORMAT" not in said
-    assert "SLURM_TIME_FORMAT=%s" in said

@@ -242,7 +242,9 @@ def test_whether_a_waiting_job_ages(config: dict[str, str], expected: bool) -> N
 
 def test_where_a_job_is_held() -> None:
     assert commands.parse_holding("n1|n[2-3]|RUNNING\n") == commands.Holding("n1", ("n2", "n3"), "RUNNING")
-    assert commands.parse_holding("").state == commands.parse_holding("n1|n2").state == commands.UNKNOWN
+    assert commands.parse_holding("") == commands.Holding("", (), commands.UNKNOWN)
+    for torn in ("n1|n2", "n1|n[2-|RUNNING", "n1|n2|", "slurm_load_jobs error: x"):
+        assert commands.parse_holding(torn) is None  # no answer, which is not "no job"
 
 
 def test_how_each_run_of_a_job_ended() -> None:

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm.drain import Action, decide_drain, decide_slurms_own, decide_undrain, slurm_reasons
+from resilio_hpc.slurm.drain import PROLOG_ERROR, Action, decide_drain, decide_slurms_own, decide_undrain, slurm_reasons
 from resilio_hpc.slurm.drain_policy import DrainPolicy, drain_policy
 from resilio_hpc.slurm.drain_reason import BY_HAND, Finding, disowned_reason, read_reason, write_reason
 from resilio_hpc.slurm.model import Node
 from resilio_hpc.slurm.states import node_state
-from resilio_hpc.slurm.storm_breaker import PROLOG_ERROR, no_room, one_too_many
+from resilio_hpc.slurm.storm_breaker import no_room, one_too_many
 from resilio_hpc.slurm.update_count import came_alone, parse_update_count
 
 XID = Finding("gpu.xid", "Xid 79 on GPU 3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from resilio_hpc.slurm.answers import Garbled
 from resilio_hpc.slurm.reservations import (
     Reservation,
     in_the_way,
@@ -20,7 +21,6 @@ Accounts=(null) Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a MaxS
 ReservationName=two StartTime=1795380000 EndTime=1795383600 Duration=01:00:00 Nodes=n1 NodeCnt=1 CoreCnt=4 \
 Features=(null) PartitionName=(null) Flags=SPEC_NODES TRES=cpu=4 AllowedPartitions=(null) QOS=(null) Users=root,user
 ReservationName=licenses StartTime=1795380000 EndTime=1795383600 Nodes=(null) NodeCnt=0 Flags=ANY_NODES
-ReservationName=torn StartTime=2026-11-22T18 EndTime=179 Nodes=n1
 """
 FIX = Reservation("fix", 10_000.0, 20_000.0, ("n1", "n2"), maintenance=True)
 ALL = ("n1", "n2", "n3")
@@ -31,6 +31,14 @@ def test_what_both_versions_print() -> None:
     assert fix == Reservation("fix", 1795370738.0, 1795377938.0, ("n1", "n2", "n3", "n4"), maintenance=True)
     assert (two.name, two.nodes, two.maintenance) == ("two", ("n1",), False)
     assert parse_reservations("No reservations in the system\n") == ()
+
+
+@pytest.mark.parametrize(
+    "torn", ["StartTime=2026-11-22T18 EndTime=179 Nodes=n1", "StartTime=178 EndTime=179 Nodes=n[", "StartTime=178"]
+)
+def test_a_reservation_that_cannot_be_read_is_not_none(torn: str) -> None:
+    with pytest.raises(Garbled, match="reservation torn"):
+        parse_reservations(PRINTED + f"ReservationName=torn {torn}\n")
 
 
 @pytest.mark.parametrize(

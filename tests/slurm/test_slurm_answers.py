@@ -169,7 +169,7 @@ def test_tasks_of_an_array() -> None:
 
 
 def test_a_node_in_several_partitions_is_one_node() -> None:
-    row = {"NodeHost": "n1", "StateComplete": "idle+drain+planned", "Reason": "none", "Timestamp": "Unknown"}
+    row = {"NodeList": "n1", "StateComplete": "idle+drain+planned", "Reason": "none", "Timestamp": "Unknown"}
     rows = [{**row, "PartitionName": name} for name in ("main", "low")]
     (node,) = text_output.parse_nodes(table(text_output.NODE_COLUMNS, *rows), MARK)
     assert (node.partitions, node.reason, node.state.flags) == (("low", "main"), "", {"DRAIN", "PLANNED"})

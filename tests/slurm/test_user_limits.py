@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
+from resilio_hpc.core.errors import CommandError
+from resilio_hpc.core.process import Completed
+from resilio_hpc.slurm.commands import Unanswered
 from resilio_hpc.slurm.gpu_utilisation import NO_ANSWER_S, GpuLooks, parse_utilisation
 from resilio_hpc.slurm.model import Job
+from resilio_hpc.slurm.runner import Runner
 from resilio_hpc.slurm.states import job_state
-from resilio_hpc.slurm.user_limits import NodeLimit, nodes_left, parse_associations, parse_qos
+from resilio_hpc.slurm.user_limits import NodeLimit, fetch_limits, nodes_left, parse_associations, parse_qos
 
 MINE = Job(1, job_state(["RUNNING"]), user="bob", account="physics", qos="normal", node_count=3)
 
@@ -29,6 +34,21 @@ def test_limits_of_a_qos() -> None:
         NodeLimit(20, None, account="physics", qos="normal"),
     )  # fmt: skip
     assert parse_qos(text, "bob", "physics", "gone") == parse_qos("", "", "", "") == ()
+
+
+def test_limits_without_an_answer_are_not_none() -> None:
+    def without_accounting(told: str) -> Runner:
+        def run(argv: Sequence[str], timeout_s: float, extra: Mapping[str, str]) -> Completed:
+            if told and argv[0] == "scontrol":
+                return Completed(tuple(argv), 0, told, "")
+            raise CommandError(argv, 1, stderr="sacctmgr: error: Problem talking to the database: Connection refused")
+
+        return run
+
+    for told in ("", "ClusterName = dev\n", "AccountingStorageEnforce = associations,limits\n"):
+        with pytest.raises(Unanswered):
+            fetch_limits("bob", "physics", "normal", without_accounting(told))
+    assert fetch_limits("bob", "physics", "normal", without_accounting("AccountingStorageEnforce = none\n")) == ()
 
 
 def test_what_is_left_is_the_least_of_all_limits() -> None:
