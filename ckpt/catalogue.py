@@ -232,7 +232,7 @@ def commit(
     others = {} if writer is None else writers.others_at_work(directory, writer, found)
     writers.check_former(directory, writer, existing)
     order = 1 + max((manifest.order for manifest in found), default=0)
-    manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), writer)
+    manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), *filter(None, [writer]))
     write_atomic(staging / MANIFEST, write_manifest(manifest))
     _check_fence(directory, epoch)  # again: the shards took long
     for note in writers.notes(staging):  # as late as can be: see ``sweep``

@@ -26,7 +26,7 @@ def check_slabs(directory: Path, staging: Path, shards: Sequence[ShardRecord]) -
     Raises CheckpointError for parts that do not make up a whole tensor, that overlap, or that two ranks wrote
     differently; CorruptCheckpoint, OSError.
     """
-    parts = tuple(shard.checks.slabs if shard.checks is not None else "" for shard in shards)
+    parts = tuple(shard.checks.slabs if shard.checks else "" for shard in shards)
     if not any(parts) or _good.get(directory) == parts:
         return
     held: dict[str, list[tuple[int, TensorRecord]]] = defaultdict(list)

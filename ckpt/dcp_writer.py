@@ -162,7 +162,7 @@ class ResilioWriter(StorageWriter):
                 f"step {self.step}: a process has written step {mixed[0]}: saves of one process group do not overlap; "
                 "wait for one async_save before the next, or give each a process_group of its own"
             )
-        shards = [msgspec.structs.replace(record, checks=None) for _, record in said]
+        shards = [msgspec.structs.replace(record, checks=msgspec.UNSET) for _, record in said]
         me = None if _life()[0] else self._me()
         try:
             with _commits:

@@ -101,7 +101,7 @@ class LocalCoordinator:
     def _look_for_others(self, found: Sequence[Manifest]) -> None:
         for manifest in reversed(found):
             writer = manifest.writer
-            if writer is not None and writers.is_another(writer, self._writer) and writers.is_alive(writer):
+            if writer and writers.is_another(writer, self._writer) and writers.is_alive(writer):
                 self._say_once("others", writers.words(self._directory, writer))
 
     def restored(self, step: int, source: str, seconds: float) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from resilio_hpc.ckpt.tensors import Kind
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
@@ -102,7 +103,7 @@ class Checks(msgspec.Struct, frozen=True):
     differs: str = ""
 
 
-class ShardRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class ShardRecord(msgspec.Struct, frozen=True):
     """One shard file, durable: what the manifest says about it, and ``checks``. The controller passes it on unread.
 
     ``metadata_sha256``: of all bytes that are neither a tensor nor a rank's tree or table (``extents.hash_gaps``). No
@@ -116,7 +117,7 @@ class ShardRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     ranks: tuple[RankRecord, ...]
     metadata_sha256: str = ""
     node: str = ""
-    checks: Checks | None = None
+    checks: Checks | UnsetType = UNSET
 
 
 class Writer(msgspec.Struct, frozen=True):
@@ -132,9 +133,9 @@ class Writer(msgspec.Struct, frozen=True):
     begun: Count
 
 
-class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+class Manifest(msgspec.Struct, frozen=True):
     """A committed step. Its presence is the commit. ``order`` grows with every commit of a directory. ``writer``: the
-    process that asked for it; None under a launcher, whose epochs tell."""
+    process that asked for it; unset under a launcher, whose epochs tell."""
 
     step: Count
     epoch: Count
@@ -143,7 +144,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     world_size: Count
     layout: Layout
     shards: tuple[ShardRecord, ...]
-    writer: Writer | None = None
+    writer: Writer | UnsetType = UNSET
 
     @property
     def size_bytes(self) -> int:

@@ -91,7 +91,7 @@ def persist(
 
 
 def _persisted(request: Persist, record: ShardRecord, found: Differences) -> Persisted:
-    checks = Checks(record.checks.slabs if record.checks is not None else "", found.base, found.first)
+    checks = Checks(record.checks.slabs if record.checks else "", found.base, found.first)
     return Persisted(request.step, request.round, msgspec.structs.replace(record, checks=checks))
 
 
@@ -145,7 +145,7 @@ def commit(request: Commit) -> Committed:
         request.round,
         request.world_size,
         layouts.pop(),
-        [msgspec.structs.replace(shard, checks=None) for shard in request.shards],
+        [msgspec.structs.replace(shard, checks=msgspec.UNSET) for shard in request.shards],
         request.retention,
         request.session,
         request.writer,
@@ -161,7 +161,7 @@ def _check(request: Commit, directory: Path) -> None:
     staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round, request.session)
     if not staging.is_dir():
         return  # the step is committed, or the commit says what is wrong
-    if len({shard.checks.base for shard in request.shards if shard.checks is not None}) > 1:
+    if len({shard.checks.base for shard in request.shards if shard.checks}) > 1:
         raise CheckpointError(
             f"step {request.step}: the nodes compared their tensors with those of two different saves"
         )

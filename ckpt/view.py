@@ -23,7 +23,7 @@ _FORMAT = "resilio-checkpoint-view"
 
 
 class _Seal(msgspec.Struct, frozen=True):
-    """``step_sha256``: of the manifest, but for its place in the order of commits, which a copy changes."""
+    """``step_sha256``: of the manifest, but for its order of commits and its writer, which a copy changes."""
 
     format: str
     step_sha256: str
@@ -73,4 +73,4 @@ def why_wrong(step: Path, manifest: Manifest) -> str:
 
 
 def _hash_of(manifest: Manifest) -> str:
-    return sha256(msgspec.json.encode(msgspec.structs.replace(manifest, order=0)))
+    return sha256(msgspec.json.encode(msgspec.structs.replace(manifest, order=0, writer=msgspec.UNSET)))

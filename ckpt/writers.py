@@ -55,7 +55,7 @@ def others_at_work(directory: Path, me: Writer, found: Sequence[Manifest]) -> di
     others: dict[int, Writer] = {}
     for manifest in found:
         writer = manifest.writer
-        if writer is not None and is_another(writer, me):
+        if writer and is_another(writer, me):
             lives = is_alive(writer)
             if lives or (lives is None and manifest.order > before):
                 others[manifest.step] = writer
@@ -65,7 +65,7 @@ def others_at_work(directory: Path, me: Writer, found: Sequence[Manifest]) -> di
 def check_former(directory: Path, me: Writer | None, former: Manifest | None) -> None:
     """Raises CheckpointError where the step that is to be replaced is of another job that is at work."""
     if me is not None and former is not None and others_at_work(directory, me, [former]):
-        assert former.writer is not None
+        assert former.writer
         raise CheckpointError(f"step {former.step} is another job's: {words(directory, former.writer)}")
 
 

@@ -20,6 +20,7 @@ from resilio_hpc.ckpt.view import why_wrong, write_view
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import CheckpointError
 from tests.ckpt.test_slabs import boxes, cut, rank, save
+from tests.support.ckpt.unchecked_step import save_unchecked
 
 
 def step_of(directory: Path, step: int = 1) -> Path:
@@ -130,7 +131,7 @@ def test_what_does_not_make_one_tensor_is_shown_in_parts(tmp_path: Path) -> None
          "shapes": part(2, 5, 2), "a": part(2, 4, 2)},
         {"a": {"b": part(1, 2, 0)}},
     ]  # fmt: skip
-    save(tmp_path, states)
+    save_unchecked(tmp_path, states)
     path = viewed(tmp_path, in_parts=("gap", "types", "twice", "overlap", "shapes", "a/b"))
     with h5py.File(path) as file:
         assert list(file["whole"]) == ["a"]

@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from resilio_hpc.ckpt import Checkpointer, catalogue, coordinator
+from resilio_hpc.ckpt.committed_source import CommittedSource
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.view import write_view
 from resilio_hpc.core.gloo_groups import keep_alive
@@ -49,6 +52,16 @@ def checkpointer(directory: Path, rank: int, world: int) -> Checkpointer:
     environment = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": "1"}
     coordinator.use(LocalCoordinator(directory, environment, Retention()))
     return Checkpointer(directory, overlap=True)
+
+
+def restored_alone(directory: Path, target: dict[str, Any]) -> bool:
+    """As one process would restore it that is in no group."""
+    (manifest,) = catalogue.committed(directory)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        CommittedSource(catalogue.step_directory(directory, manifest.step), manifest, 0, 1, "own") as source,
+    ):
+        return restore(source, target, pool) is target
 
 
 def state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -135,7 +148,7 @@ def main(rank: int, directory: Path) -> None:
 
     plain = Model(2)
     plain_optimizer = made(plain)
-    assert checkpointer(directory / "c", 0, 1).restore(state(plain, plain_optimizer)) is not None
+    assert restored_alone(directory / "c", state(plain, plain_optimizer))
     check(everything(plain, plain_optimizer), expected, "one process")
     assert not any(isinstance(value, DTensor) for value in plain.state_dict().values())
     train(plain, plain_optimizer, range(3, 5))
@@ -161,19 +174,17 @@ def main(rank: int, directory: Path) -> None:
         dist.barrier()
         plain = Model(4)
         plain_optimizer = made(plain)
-        assert checkpointer(again, 0, 1).restore(state(plain, plain_optimizer)) is not None
+        assert restored_alone(again, state(plain, plain_optimizer))
         check(everything(plain, plain_optimizer), expected, f"one process from {name}")
         if rank == 0:
             check_view(again, expected)
         dist.barrier()
 
     value = torch.arange(30.0).reshape(10, 3)
-    for size in (2, 3):  # a smaller world, whose parts have other sizes
+    for size in (2, 3):  # a smaller mesh, whose parts have other sizes; the other processes have none of it
         smaller = DeviceMesh("cpu", list(range(size)))
-        if rank < size:
-            checkpointer(directory / f"v{size}", rank, size).save(
-                1, {"x": distribute_tensor(value, smaller, [Shard(0)])}
-            ).wait("committed", 60)
+        parts = {"x": distribute_tensor(value, smaller, [Shard(0)])} if rank < size else {}
+        checkpointer(directory / f"v{size}", rank, RANKS).save(1, parts).wait("committed", 60)
         dist.barrier()
         mine = distribute_tensor(torch.zeros(10, 3), flat, [Shard(0)])
         assert checkpointer(directory / f"v{size}", rank, RANKS).restore({"x": mine}) is not None
