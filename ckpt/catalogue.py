@@ -28,17 +28,9 @@ from functools import cache
 from numbers import Integral
 from pathlib import Path
 
-from resilio_hpc.ckpt import writers
+from resilio_hpc.ckpt import records, writers
 from resilio_hpc.ckpt.fence import check_fence
-from resilio_hpc.ckpt.records import (
-    Layout,
-    Manifest,
-    ShardRecord,
-    Writer,
-    read_manifest,
-    why_incomplete,
-    write_manifest,
-)
+from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, Writer, read_manifest, why_incomplete
 from resilio_hpc.ckpt.retention import CommittedStep, Retention
 from resilio_hpc.ckpt.worn_files import strip, worn
 from resilio_hpc.core import regular_file
@@ -233,7 +225,7 @@ def commit(
     writers.check_former(directory, writer, existing)
     order = 1 + max((manifest.order for manifest in found), default=0)
     manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), *filter(None, [writer]))
-    write_atomic(staging / MANIFEST, write_manifest(manifest))
+    write_atomic(staging / MANIFEST, records.write_manifest(manifest))
     _check_fence(directory, epoch)  # again: the shards took long
     for note in writers.notes(staging):  # as late as can be: see ``sweep``
         note.unlink(missing_ok=True)

@@ -30,15 +30,9 @@ from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.retention import Retention, is_number
 from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
 from resilio_hpc.ckpt.turns import Turns
+from resilio_hpc.core import errors
 from resilio_hpc.core.directories import directory_path
-from resilio_hpc.core.errors import (
-    CheckpointError,
-    CorruptCheckpoint,
-    SaveRefused,
-    UsageError,
-    is_damage,
-    os_error_text,
-)
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
 
 REPLICATED: Literal["replicated"] = "replicated"
 """Layout of plain data parallel training: rank 0's tensors go to disk, and those of other ranks that differ."""
@@ -300,11 +294,9 @@ class Checkpointer:
             try:
                 found, tier = self._read(point, state)
             except (CorruptCheckpoint, OSError) as error:
-                if isinstance(error, OSError) and not is_damage(error):
-                    raise CheckpointError(
-                        f"step {point.step} cannot be read now, which is no fault of it: "
-                        f"{os_error_text(error, str(self.directory))}"
-                    ) from error
+                if isinstance(error, OSError) and not errors.is_damage(error):
+                    where = os_error_text(error, str(self.directory))
+                    raise CheckpointError(f"step {point.step} cannot be read now, no fault of its: {where}") from error
                 failure = error
                 if point.source == "memory":
                     self._forget(point.step)
