@@ -325,7 +325,7 @@ def _remove_strangers(staging: Path, files: Collection[str]) -> None:
     """What processes that died left in here, and the notes of those that live, do not belong to the step."""
     for path in list(staging.iterdir()):
         if path.name not in files and not path.name.startswith(writers.NOTE):
-            regular_file.remove(path)
+            regular_file.remove(path, ignore_errors=False)
 
 
 def _put_in_place(staging: Path, final: Path, check: Callable[[Path], None]) -> None:

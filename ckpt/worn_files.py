@@ -32,7 +32,7 @@ def strip(step: Path) -> bool:
         if is_shard_name(path.name):
             shards.append(path)
         else:
-            regular_file.remove(path)
+            regular_file.remove(path, ignore_errors=False)
     if not shards:
         return False
     fd = regular_file.open_file(shards[0], os.O_RDWR)

@@ -88,13 +88,13 @@ def is_real_directory(path: Path) -> bool:
         return False
 
 
-def remove(path: Path) -> None:
+def remove(path: Path, ignore_errors: bool = True) -> None:
     """Remove a directory with all that is in it, or whatever else has that name. A link goes, what it leads to stays.
 
-    What cannot be removed stays. Raises nothing.
+    What cannot be removed stays; without ``ignore_errors`` that raises OSError.
     """
     if is_real_directory(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=ignore_errors)
+        return
+    with contextlib.suppress(OSError if ignore_errors else FileNotFoundError):
+        path.unlink()

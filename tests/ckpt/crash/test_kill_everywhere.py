@@ -21,6 +21,7 @@ NAMES = {
     "pwrite64": "pwrite",
     "openat": "open",
     "unlinkat": "unlink",
+    "renameat": "rename",
     "renameat2": "exchange",
     "io_uring_enter": "uring",
 }
