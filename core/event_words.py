@@ -123,7 +123,7 @@ def _waiting(f: Fields) -> str:
 
 def _start(f: Fields) -> str:
     source, _, step = f.text("restore").partition(":") if f.data.get("acted", True) else ("", "", "")
-    going_on = f"restoring {restored(source, int(step))}" if step.isdigit() else "from the beginning"
+    going_on = f"restoring {restored(source, int(step))}" if step.isdigit() else "without a checkpoint of ours"
     return f"round {f.whole('round')}: ranks start, {going_on}{_fetched(f.data.get('fetched'))}"
 
 
@@ -157,7 +157,10 @@ def _recovered(f: Fields) -> str:
     kind, lost = f.text("kind"), f.whole("lost_steps")
     what = FAULTS.get(kind, kind.replace("_", " "))
     again = "" if lost is None else f"; {plural(lost, 'step') if lost else 'no step'} to do again"
-    return f"recovered from {what} in {seconds(f.number('recovery_s'))}{again}"
+    took = f.number("recovery_s")
+    if took is None:  # of ranks that tell of no steps nobody knows when they train again
+        return f"recovered from {what}: the ranks run, or have ended well{again}"
+    return f"recovered from {what} in {seconds(took)}{again}"
 
 
 def _verdict(f: Fields) -> str:
@@ -301,6 +304,9 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "saver_died": lambda f: f"the saver on {f.text('node', '?')} died; a new one is started",
     "store_died": lambda f: f"the rendezvous store on {f.text('node', '?')} died: {f.text('error')}",
     "ranks_stopped": lambda f: f"ranks on {f.text('node', '?')} stopped in {seconds(f.number('seconds'))}",
+    "left_running": lambda f: (
+        f"the ranks on {f.text('node', '?')} leave {plural(_length(f, 'pids'), 'process')} running: {_pids(f)}"
+    ),
     "stop_failed": lambda f: f"processes on {f.text('node', '?')} outlived SIGKILL",
     "error_file_ignored": lambda f: f"{f.text('node', '?')}: {f.text('reason')}",
     # the controller
@@ -375,6 +381,11 @@ def _code(f: Fields) -> str:
 
 def _predecessor(f: Fields) -> str:
     return _reason_of(f, "verdict") if f.text("verdict") else f"no verdict, Slurm says {f.text('state') or 'nothing'}"
+
+
+def _pids(f: Fields) -> str:
+    pids = f.data.get("pids")
+    return names([str(pid) for pid in pids]) if isinstance(pids, list) and pids else "?"
 
 
 def _length(f: Fields, name: str) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -51,6 +52,8 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: the command's; 2 after a mistake of the user; 130 when interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # --help in a locale without UTF-8
     with guarded():
         return _carry_out(words)
 

@@ -19,6 +19,7 @@ from resilio_hpc.diagnose.messages import NodeSettings
 from resilio_hpc.diagnose.request import CheckRequest
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.hostlist import compress
+from resilio_hpc.slurm.step_environment import for_srun, gpu_flags
 
 FAREWELL_S = 5.0
 _DEATH_S = 2.0
@@ -131,8 +132,11 @@ class SrunStarter:
     def _step(self, nodes: Sequence[str]) -> None:
         if not nodes:
             return
-        argv = (*srun_argv(self._request, nodes), *self._checker(""))
-        self._steps.append(Checkers(nodes, argv, _settings(self._request, *self._given), own_environment(os.environ)))
+        in_job = self._request.place == "step"
+        environment = for_srun(os.environ) if in_job else os.environ
+        flags = gpu_flags(os.environ, nodes[0]) if in_job else ()
+        argv = (*srun_argv(self._request, nodes), *flags, *self._checker(""))
+        self._steps.append(Checkers(nodes, argv, _settings(self._request, *self._given), environment))
 
     def missing(self, heard: Sequence[str]) -> Mapping[str, str]:
         """Those whose step has ended, and those that Slurm took out of the job."""
@@ -166,16 +170,9 @@ def _settings(request: CheckRequest, secret: bytes, port: int, node: str = "", t
 def srun_argv(request: CheckRequest, nodes: Sequence[str]) -> tuple[str, ...]:
     """A step with a task per node, which shares the nodes with whatever runs there. Pure."""
     return (
-        "srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", *(("--overlap",) if request.place == "step" else ()),
+        "srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0",
+        *(("--overlap", "--export=ALL") if request.place == "step" else ()),
         f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={compress(nodes)}",
         "--chdir=/", *((f"--cpus-per-task={request.cpus}",) if request.cpus else ()), "--mpi=none",
         "--unbuffered", "--job-name=resilio-check", *request.srun_options,
     )  # fmt: skip
-
-
-_STALE = ("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_NPROCS", "SLURM_NTASKS")
-
-
-def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without the variables that srun would take for options. Pure."""
-    return {name: value for name, value in environment.items() if name not in _STALE}

@@ -26,6 +26,7 @@ from resilio_hpc.launch import announce, identity, last_one_out, leftovers, node
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.agent_files import AgentFiles
+from resilio_hpc.launch.agent_ports import StopHow
 from resilio_hpc.launch.agent_settings import AGENT_FAILED, AGENT_LIVES, AgentSettings
 from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
 from resilio_hpc.launch.callers import Names
@@ -102,7 +103,7 @@ class Agent(AgentFiles):
         )  # fmt: skip
         self.core: AgentCore = AgentCore(
             hello, settings.job, self._ballot(), self, settings.options.heartbeat_timeout_s, settings.join,
-            min(ABANDON_S, settings.options.join_timeout_s), settings.begins,
+            min(ABANDON_S, settings.options.join_timeout_s), settings.begins, settings.graces(os.environ),
         )  # fmt: skip
         self.copies = PartnerCopies(self)
         self.read_ahead = ReadAheadLink(self)
@@ -310,12 +311,12 @@ class Agent(AgentFiles):
         """Write to this node's disk, before anything else is said."""
         self.memory.keep("ballot", ballot)
 
-    def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
+    def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and their descendants; nothing shall compete with their restart."""
         self.snapshots.saver.pause()
         self.copies.give_up()
-        self.devices.ranks_stop(signal_first)
-        self.ranks.stop(signal.SIGTERM if signal_first else signal.SIGKILL, grace_s, keep_stores_from)
+        self.devices.ranks_stop(how.for_good)
+        self.ranks.stop(how, keep_stores_from)
 
     def terminate_ranks(self) -> None:
         """SIGTERM to ranks that do not know us; they end by themselves."""
@@ -384,9 +385,8 @@ def main(argv: list[str]) -> int:
     if settings.supervisor_pid:
         process_tree.die_with_parent(settings.supervisor_pid)
     try:
-        settings = settings.on_this_node(os.environ)
         with open_files.limit_told():
-            agent = Agent(settings)
+            agent = Agent(settings.on_this_node(os.environ).with_what_is_installed().reachable(os.environ))
             code = agent.run_forever()
         if agent.may_be_last:
             last_one_out.close_job(agent.run.path, settings.job)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.agent_ports import Ports
+from resilio_hpc.launch.agent_ports import NO_GRACE, Graces, Ports
 from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
 from resilio_hpc.launch.node_ranks import NodeRanks
 from resilio_hpc.launch.quorum import NEVER
@@ -30,9 +30,9 @@ class AgentCore(NodeRanks):
 
     def __init__(
         self, hello: m.Hello, job: str, ballot: Ballot, ports: Ports, heartbeat_timeout_s: float,
-        joiner: bool = False, orphan_limit_s: float = 300.0, begins: int = 0,
+        joiner: bool = False, orphan_limit_s: float = 300.0, begins: int = 0, graces: Graces = NO_GRACE,
     ) -> None:  # fmt: skip
-        super().__init__(hello.node, hello.last, ports)
+        super().__init__(hello.node, hello.last, ports, graces)
         self.slots = hello.local_world_size
         self.joiner = joiner
         self.warnings: list[str] = []
@@ -66,7 +66,7 @@ class AgentCore(NodeRanks):
             elif not self._succession.courts:
                 self._next_beat = now + max(self.beat_interval_s, self._succession.repeat_s)
                 self._say_hello(now)
-        if self._ranks_alive and now > self._lease and self.ending is None and not self._stopping:
+        if self._ranks_alive and now > self._lease and self.ending is None:
             self._end_lease()
 
     @property
@@ -110,7 +110,7 @@ class AgentCore(NodeRanks):
         self._ports.to_controller(
             m.Heartbeat(
                 self.node, incarnation, self.epoch, now, number, self._echo, step, step_time, self.ready,
-                self._ports.copy_port(),
+                self._ports.copy_port(), self.local.has_attached if self.local else False,
             )
         )  # fmt: skip
 

@@ -291,12 +291,14 @@ class AgentKeeper:
         self._outputs.close()
 
     def clean_up(self) -> None:
-        """Remove what agents on this machine that were killed have left."""
+        """Remove what killed agents on this machine have left. What ranks that ended well have started stays."""
         if self.site.mode == "batch":
             return
+        ended_well = (self._files.verdict or {}).get("verdict") == "completed"
         for placement in self.placements:
             for node in placement.nodes:
-                process_tree.sweep(f"{self._run.run_id}:{node}")
+                if not ended_well:
+                    process_tree.sweep(f"{self._run.run_id}:{node}")
                 local, arenas = node_directories.found(self._run.run_id, node)
                 if local is not None:
                     identity.forget(local)

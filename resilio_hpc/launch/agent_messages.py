@@ -64,6 +64,7 @@ class Heartbeat(Struct, frozen=True):
     step_time: Seconds = 0.0
     ready: bool = True  # ranks would start at once: nothing has to be imported before
     copy_port: Port = 0  # where snapshots can be fetched; 0: nowhere
+    attached: bool = False  # a local rank uses resilio_hpc.train: it tells of steps
 
 
 class RanksStopped(Struct, frozen=True):
@@ -129,7 +130,8 @@ class FirstStep(Struct, frozen=True):
 class RanksDone(Struct, frozen=True):
     """Every local rank exited as it should. ``stopped``: at an agreed stop, so training is not complete.
 
-    ``snapshot``: the newest step of this round that all of them hold in memory; its SnapshotWhole may be late."""
+    ``snapshot``: the newest step of this round that all of them hold in memory; its SnapshotWhole may be late.
+    ``attached``: any of them uses resilio_hpc.train."""
 
     node: Node
     epoch: Count
@@ -137,6 +139,7 @@ class RanksDone(Struct, frozen=True):
     stopped: bool
     step: Count
     snapshot: Count
+    attached: bool = True
 
 
 class SnapshotWhole(Struct, frozen=True):

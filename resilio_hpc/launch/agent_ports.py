@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from resilio_hpc.core import rank_link
@@ -9,6 +10,32 @@ from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.ballot import EpochRecord, Term
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.succession_ports import SuccessionPorts
+
+
+@dataclass(frozen=True)
+class StopHow:
+    """``grace_s``: from SIGTERM to SIGKILL, 0: SIGKILL at once. ``for_good``: no other round follows, so the grace is
+    for all; else it is for ranks that handle SIGTERM. ``well``: the ranks have ended well, and what they have left
+    running is awaited so long, but not ended."""
+
+    grace_s: float = 0.0
+    for_good: bool = False
+    well: bool = False
+
+
+AT_ONCE = StopHow()
+
+
+@dataclass(frozen=True)
+class Graces:
+    """Seconds. ``failure``: for ranks that handle SIGTERM, when another one failed. ``left_running``: for what ranks
+    that ended well have left running."""
+
+    failure: float = 0.0
+    left_running: float = 0.0
+
+
+NO_GRACE = Graces()
 
 
 class Ports(SuccessionPorts, Protocol):
@@ -26,7 +53,7 @@ class Ports(SuccessionPorts, Protocol):
     def step_down(self, reason: str) -> None:
         """Be it no more."""
 
-    def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
+    def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and their descendants → ``all_stopped``; stores of older rounds end too."""
 
     def terminate_ranks(self) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import importlib.util
+from collections.abc import Mapping, MutableMapping
 
 import msgspec
 
 from resilio_hpc.core.errors import LaunchError
+from resilio_hpc.launch import own_address
+from resilio_hpc.launch.agent_ports import Graces
 from resilio_hpc.launch.controller_state import ControllerConfig
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.rendezvous import Shape
@@ -56,6 +60,33 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not node:
             raise LaunchError("SLURMD_NODENAME is not set: an agent of a group of nodes is started by srun")
         return msgspec.structs.replace(self, node=node, address=self.address or node)
+
+    def reachable(self, environment: MutableMapping[str, str]) -> AgentSettings:
+        """With an address that other nodes reach, if there may be any; gloo, which goes by the node's name, is told the
+        interface. Raises LaunchError."""
+        others = [node for node in self.expected if node != self.node]
+        if self.address != self.node or not (others or self.join):
+            return self
+        launcher = environment.get("SLURM_LAUNCH_NODE_IPADDR", "")
+        address = own_address.reachable(self.node, [launcher, *others] if launcher else others)
+        if address != self.node and (interface := own_address.interface_of(address)):
+            environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+        return msgspec.structs.replace(self, address=address)
+
+    def graces(self, environment: Mapping[str, str]) -> Graces:
+        """What ranks are waited for; outside of Slurm, what they have left running runs on by itself."""
+        in_slurm = "SLURM_JOB_ID" in environment
+        return Graces(self.options.failure_grace_s, self.options.stop_grace_s if in_slurm else 0.0)
+
+    def with_what_is_installed(self) -> AgentSettings:
+        """Without torch where this interpreter has none: then it cannot be loaded for ranks, nor hold their store."""
+        try:
+            found = importlib.util.find_spec("torch")
+        except (ImportError, ValueError):
+            found = None
+        if found is not None or not self.options.torch:
+            return self
+        return msgspec.structs.replace(self, options=dataclasses.replace(self.options, torch=False))
 
     def controller_config(self) -> ControllerConfig:
         """What decisions need."""

@@ -45,6 +45,8 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
                 "--check-nodes: this is a task of srun, which cannot leave out nodes: give resilio-launch in the batch "
                 "script itself, or run resilio check-nodes there first"
             )
+    if options.stdin_rank >= 0 and not options.dry_run and os.isatty(0):
+        raise UsageError("--stdin: the standard input is a terminal; give it from a file or a pipe: … --stdin 0 < FILE")
     if options.evict_devices == "off" and (options.min_devices, options.device_unit) != (1, 1):
         raise UsageError("--min-devices and --device-unit are rules of --evict-devices: add --evict-devices on")
     if (options.resize_policy or options.resize_options) and not options.resize:

@@ -78,13 +78,13 @@ def verdict_lines(
     if f.inner("first_failure").data:
         lines += failure_lines(f.inner("first_failure"))
     lines += _cost(lost or Losses())
-    committed = f.whole("committed")
+    going_on = _going_on(f.whole("committed"), f.data.get("steps_reported"))
     if successor and ending.resumable:
         unless = ", unless this one was cancelled" if name == "terminated" else ""
-        lines.append(f"next: job {successor} {_going_on(committed)}, by itself{unless}")
+        lines.append(f"next: job {successor} {going_on}, by itself{unless}")
     elif ending.advice:
         places = {
-            "resume": f"start it again with --run-dir {run_path}; it {_going_on(committed)}",
+            "resume": f"start it again with --run-dir {run_path}; it {going_on}",
             "ledger": f"resilio ledger {run_path}",
             "console": f"{run_path}/console.log",
         }
@@ -94,9 +94,11 @@ def verdict_lines(
     return lines
 
 
-def _going_on(committed: int | None) -> str:
+def _going_on(committed: int | None, steps_reported: object = True) -> str:
     if committed is None:
         return "carries on from the newest committed checkpoint"
+    if committed < 0 and steps_reported is False:
+        return "goes on from what the script itself has saved, if it has"
     if committed < 0:
         return "begins anew, since no checkpoint is committed"
     return f"carries on from step {committed}"

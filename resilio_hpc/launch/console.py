@@ -22,6 +22,7 @@ from resilio_hpc.launch.streams import Std, parse_std, std_of
 MAX_LINE_BYTES = 32 * 1024  # a longer line is written in pieces of this size, so that it cannot fill our memory
 _READ_BYTES = 64 * 1024
 _PENDING_BYTES = 256 * 1024  # read and not yet taken by the console
+LAST_BYTES = 16 * 1024  # of a stream that is shown no further
 PROGRESS_EVERY_S = 5.0
 _UNPRINTABLE = re.compile("(\x1b\\[[0-9;]*m)|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 # poll(2) says "writable" of a pipe when PIPE_BUF bytes fit; more could block
@@ -177,6 +178,24 @@ class _Tail:
         except OSError:  # not there yet
             return b""
 
+    def leave_out(self, logs: Path) -> None:
+        """Pass on the last lines only, and how much is left out before them. ``logs``: where all of it ends up."""
+        if self._fd < 0:
+            return
+        here = os.lseek(self._fd, 0, os.SEEK_CUR)
+        end = os.fstat(self._fd).st_size
+        if end - here > LAST_BYTES:
+            self._pass_on(self._lines.end())
+            os.lseek(self._fd, end - LAST_BYTES, os.SEEK_SET)
+            partial = os.read(self._fd, LAST_BYTES).partition(b"\n")[2]
+            left_out = end - here - len(partial)
+            whole = logs / self._path.parent.parent.name / self._path.parent.name / self._path.name
+            if self._how.on_console:
+                self._console.put(f"[resilio] {left_out} bytes are left out here: {whole} has them\n".encode())
+            self._pass_on(self._lines.feed(partial))
+        while data := self._next_piece():
+            self._pass_on(self._lines.feed(data))
+
     def close(self) -> None:
         self._pass_on(self._lines.end())
         if self._fd >= 0:
@@ -207,6 +226,10 @@ class _Round:
                 tail.close()
                 self.tails.remove(tail)
         return any(more)
+
+    def leave_out(self, logs: Path) -> None:
+        for tail in self.tails:
+            tail.leave_out(logs)
 
     def close(self) -> None:
         for tail in self.tails:
@@ -251,6 +274,12 @@ class Console:
                     tails.append(_Tail(path, how, self._sinks[stream], duplicates.get(stream)))
         self._rounds.append(_Round(tails, list(duplicates.values())))
 
+    def follow(self, for_s: float) -> None:
+        """Pass on what is new, for no longer than ``for_s``, and without blocking."""
+        until = self._clock() + for_s
+        while self.poll() and self._clock() < until:
+            continue
+
     def poll(self) -> bool:
         """Pass on what is new, without blocking. True: there may be more at once."""
         self._flush(0.0)
@@ -263,11 +292,17 @@ class Console:
         return any(more)
 
     def close(self, wait_s: float = 5.0) -> None:
-        """Show the rest, as far as the console takes it within ``wait_s``; then stop following."""
+        """Show the rest, as far as the console takes it within ``wait_s``; of what is too much, the last lines."""
         self._end_rounds()
         deadline = self._clock() + wait_s
         while (self._rounds or not all(sink.empty for sink in self._sinks.values())) and self._clock() < deadline:
             self.poll()
+            self._flush(0.05)
+        if self._rounds:
+            for one in self._rounds:
+                one.leave_out(self._options.logs_directory)
+            deadline = self._clock() + wait_s
+        while not all(sink.empty for sink in self._sinks.values()) and self._clock() < deadline:
             self._flush(0.05)
         for one in self._rounds:
             one.close()

@@ -126,6 +126,8 @@ class Controller:
                 self.regrouping.part_with_leavers()
             if self.phase in ("starting", "running"):
                 self.checkpoints.tick()
+                self.incidents.tick()
+                self.incidents.find_left_out()
             self.stop.tick(self.now(), self.unix())
         return self._flush()
 
@@ -263,6 +265,7 @@ class Controller:
             if beat.round == self.round:
                 agent.step = max(agent.step, beat.step)
                 agent.step_time = beat.step_time
+                agent.attached = beat.attached
         agent.sent = beat.sent
         agent.ready, agent.copy_port = beat.ready, beat.copy_port
         self._renew_lease(beat.node, agent)
@@ -311,6 +314,10 @@ class Controller:
         """The furthest step known."""
         return max((agent.step for agent in self.agents.values()), default=-1)
 
+    def is_trained(self) -> bool:
+        """Whether a rank of this round has told of a step."""
+        return any(agent.first_step is not None or agent.step >= 0 for agent in self.agents.values())
+
     def is_member(self, node: str) -> bool:
         """Whether the node takes part in the current round."""
         return node in self._member_nodes
@@ -321,6 +328,7 @@ class Controller:
             self.epoch, self.round, m.world_of(self.members), self.restarts, self.without_progress,
             self.checkpoints.known, tuple(sorted(self.lost)), tuple(self.checkpoints.bad_copies),
             tuple(sorted(self.left)), self.rounds.steps_reported, tuple(sorted(self.losses.items())),
+            self.rounds.broken_by,
         )  # fmt: skip
 
     def set_phase(self, phase: str) -> None:

@@ -123,6 +123,7 @@ class KnownAgent:
     round: int = -1  # whose ranks its last Heartbeat told of
     step: int = -1
     step_time: float = 0.0
+    attached: bool = False  # a rank of it uses resilio_hpc.train
     sent: float | None = None  # its clock: when it sent its newest Heartbeat
     echo: float = NEVER  # our clock: when we sent the newest Beat that it is known to have got
     ready: bool = False  # as its last Heartbeat said
@@ -136,5 +137,5 @@ class KnownAgent:
     def forget_round(self) -> None:
         """A new round is prepared."""
         self.first_step = self.done = None
-        self.started = False
+        self.started = self.attached = False
         self.round = self.step = -1

@@ -35,6 +35,16 @@ def is_consequence(failure: RankFailure) -> bool:
     return failure.kind == "exit" and any(pattern in text for pattern in CONSEQUENCES)
 
 
+def may_be_consequence(failure: RankFailure) -> bool:
+    """Whether it may be an echo, though it does not read like one: it was raised within torch's collectives."""
+    frames = [line for line in failure.traceback.splitlines() if line.lstrip().startswith('File "')]
+    return failure.kind == "exit" and (is_consequence(failure) or bool(frames and "torch/distributed/" in frames[-1]))
+
+
 def origin(failures: Sequence[RankFailure]) -> RankFailure | None:
-    """The failure to blame: the earliest that is not an echo, else the earliest."""
-    return min(failures, key=lambda failure: (is_consequence(failure), failure.time), default=None)
+    """The failure to blame: the earliest that is not an echo, best of those that cannot be one; else the earliest."""
+    return min(
+        failures,
+        key=lambda failure: (is_consequence(failure), may_be_consequence(failure), failure.time),
+        default=None,
+    )

@@ -31,7 +31,7 @@ def fork() -> int:
 def detach(parent: int, close: Sequence[int]) -> None:
     """A session of its own, the default signal handlers, none of the spawner's sockets; dies with the spawner."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
+    for number in (signal.SIGCHLD, signal.SIGTERM, *process_tree.WARNINGS):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -42,7 +42,11 @@ def detach(parent: int, close: Sequence[int]) -> None:
 
 
 def take_place(command: RankCommand, stdout: int, stderr: int) -> None:
-    """Outputs, directory, affinity, limits and environment of one rank; ``stdout`` and ``stderr`` are closed."""
+    """Streams, directory, affinity, limits and environment of one rank; ``stdout`` and ``stderr`` are closed."""
+    if command.stdin_path:
+        stdin = os.open(command.stdin_path, os.O_RDONLY)
+        os.dup2(stdin, 0)
+        os.close(stdin)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     for fd in {stdout, stderr} - {1, 2}:
@@ -156,6 +160,8 @@ def become_rank(command: RankCommand, stdout: int, stderr: int, executed: tuple[
     except OSError as error:
         sys.exit(f"cannot start local rank {command.local_rank}: {error}")
     if executed:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and what it starts would, too
+            signal.signal(number, signal.SIG_DFL)
         try:
             os.execv(executed[0], executed)
         except OSError as error:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.first_failure import origin
+from resilio_hpc.launch.first_failure import may_be_consequence, origin
+from resilio_hpc.launch.local_round import LEFT_OUT
 from resilio_hpc.launch.recovery import Plan
+from resilio_hpc.launch.repeated_failure import SURVIVED_S, Repeatable, repeatable
 from resilio_hpc.launch.succession import HANDSHAKES_PER_S
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 ABSENT_S = 0.5  # how long the agents that are left may take to find a new controller, at least
 ABSENT_SHARE = 0.2  # of the heartbeat timeout: they do not all find it silent at the same moment
 LATE_SHARE = 0.125  # of it: whoever looked away for longer was stopped or starved, and hears what waited first
+CAUSE_S = 1.0  # a rank that failed first may take so long to end; its peers hear of it before we do
 KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 PREPARATION_KINDS = ("store_lost", "spawner_lost", "spawn")  # failures that can come before any rank runs
 
@@ -29,11 +32,13 @@ class Incident:
     decided: float
     opened: float  # as ``decided``, monotonic
     at_step: int  # the most steps that any rank had completed, -1 when unknown
+    survived: bool = False  # ranks that tell of no steps had run for SURVIVED_S
     failures: list[m.RankFailure] = field(default_factory=list)
     lost_nodes: list[str] = field(default_factory=list)
     restarted_agents: list[str] = field(default_factory=list)
     new_controller: bool = False
     plan: Plan | None = None
+    runs_since: float | None = None  # ranks that tell of no steps run since then, monotonic: is it over?
 
     def kind(self) -> tuple[str, str]:
         """What broke, and on which node ("" when it was none)."""
@@ -53,11 +58,54 @@ class Incidents:
     def __init__(self, controller: Controller) -> None:
         self.current: Incident | None = None
         self._controller = controller
+        self._left_out: set[str] = set()  # members whose ranks ended with 0 and never attached
+        self._before: Repeatable | None = None  # what broke the round before
         self._none_silent_before = self._looked = self._judges_from = controller.now()
 
     def first_failure(self) -> m.RankFailure | None:
         """The rank failure to blame for the open incident."""
         return origin(self.current.failures) if self.current else None
+
+    # -- failures that come again ------------------------------------------------------------------------------
+
+    def adopt(self, before: str) -> None:
+        """An earlier controller knew what broke the round before."""
+        self._before = Repeatable.from_text(before)
+
+    def _repeatable(self) -> Repeatable | None:
+        """What the open incident is, as far as it is ranks' own doing."""
+        incident, first = self.current, self.first_failure()
+        if incident is None or first is None:
+            return None
+        if incident.lost_nodes or incident.restarted_agents or incident.new_controller:
+            return None
+        return repeatable(first, incident.at_step, incident.survived)
+
+    def ends_the_run(self) -> bool:
+        """Whether this is what broke the round before, and the program's own mistake: then a restart does not help.
+
+        To be asked when the ranks have stopped: by then all that they had to say is known."""
+        now, first = self._repeatable(), self.first_failure()
+        if now is None or first is None or self._before is None or not now.is_again(self._before):
+            return False
+        what = (first.message.strip().splitlines() or [""])[0]
+        reason = f"the same failure again, so that another restart does not help: {what}"
+        self._controller.ending.finish("no_progress", 1, reason, first)
+        return True
+
+    def awaits_cause(self) -> bool:
+        """Whether all that is known may be the echo of another rank's end, which may be told in a moment."""
+        incident, first = self.current, self.first_failure()
+        if incident is None or first is None or incident.lost_nodes or incident.restarted_agents:
+            return False
+        return may_be_consequence(first) and self._controller.now() - incident.opened < CAUSE_S
+
+    def restarts(self) -> str:
+        """The ranks start again. Returns what broke their last life, as text: it is to be known when this one ends."""
+        self._left_out.clear()
+        if self.current is not None:
+            self._before = self._repeatable()
+        return self._before.to_text() if self._before is not None else ""
 
     def planned(self, plan: Plan) -> None:
         """What is done about the open incident."""
@@ -186,10 +234,33 @@ class Incidents:
             controller.phase in ("starting", "running")
             or (controller.phase == "preparing" and failure.kind in PREPARATION_KINDS)
         )
-        if breaks or self.current is not None:  # without a break: it was on its way when we decided
-            self._open(failure.time).failures.append(failure)
         if breaks:
+            self._open(failure.time).failures.append(failure)
             self._restart(counts=True)
+        elif self.current is not None:  # it was on its way when we decided
+            self.current.began = min(self.current.began, failure.time)
+            self.current.failures.append(failure)
+
+    def member_done(self, message: m.RanksDone) -> None:
+        """A member's ranks have ended as plain programs do. That is wrong where others train."""
+        if not message.attached and not message.stopped:
+            self._left_out.add(message.node)
+        self.find_left_out()
+
+    def find_left_out(self) -> None:
+        """A member whose ranks ended with 0 and never told of a step, while others train: no step would ever be whole
+        again."""
+        controller = self._controller
+        if not self._left_out or controller.phase not in ("starting", "running") or not controller.is_trained():
+            return
+        for member in controller.members:
+            if member.node not in self._left_out:
+                continue
+            failure = m.RankFailure(
+                member.node, member.first_rank, 0, "early_exit", controller.unix(), 0, None, LEFT_OUT
+            )
+            self.rank_failed(m.RankFailed(member.node, controller.epoch, controller.round, failure))
+            return
 
     def slow_start(self) -> None:
         """The round does not come up."""
@@ -202,9 +273,16 @@ class Incidents:
         """The open incident, which began at ``began`` or before."""
         now = self._controller.unix()
         began = min(began, now)  # another node's clock may be ahead of ours
+        ran_s = 0.0
+        if self.current is not None and self.current.runs_since is not None:  # that one is not over: this is the next
+            ran_s = self._controller.now() - self.current.runs_since
+            self.current = None
+        elif self.current is None and not self._controller.rounds.steps_reported:
+            ran_s = self._controller.now() - self._controller.phase_began
         step = self._controller.max_step if self._controller.phase in ("starting", "running") else -1
         if self.current is None:
-            self.current = Incident(began, now, self._controller.now(), step)
+            survived = self._controller.phase == "running" and ran_s >= SURVIVED_S
+            self.current = Incident(began, now, self._controller.now(), step, survived)
         self.current.began = min(self.current.began, began)
         self.current.at_step = max(self.current.at_step, step)
         return self.current
@@ -217,18 +295,33 @@ class Incidents:
             controller.without_progress += 1
         controller.rounds.try_round()
 
+    def runs_again(self) -> None:
+        """Ranks that tell of no steps have started; whether they train will show."""
+        if self.current is not None:
+            self.current.runs_since = self._controller.now()
+
+    def tick(self) -> None:
+        """Ranks that tell of no steps, and have run for a while, have survived what happened."""
+        incident, controller = self.current, self._controller
+        if incident is None or incident.runs_since is None or controller.phase != "running":
+            return
+        known = any(agent.attached for agent in controller.agents.values())  # then its first step tells
+        if not known and controller.now() - incident.runs_since >= SURVIVED_S:
+            self.close(controller.unix(), -1)
+
     def close(self, recovered_at: float, restored: int) -> None:
         """All ranks train again (or have ended), from the state of step ``restored``, -1 for a fresh start."""
         incident, self.current = self.current, None
         if incident is None:
             return
+        when_known = self._controller.rounds.steps_reported
         controller = self._controller
         first = origin(incident.failures)
         kind, node = incident.kind()
         controller.record(
             "recovered", kind=kind, node=node, round=controller.round,
             detection_s=round(incident.decided - incident.began, 4),
-            recovery_s=round(recovered_at - incident.began, 4), at=recovered_at,
+            recovery_s=round(recovered_at - incident.began, 4) if when_known else None, at=recovered_at,
             lost_steps=max(0, incident.at_step - max(restored, 0)) if incident.at_step >= 0 else None,
             plan=incident.plan.rung.value if incident.plan else "", restored=restored,
             rank=first.rank if first else None,

@@ -1,13 +1,14 @@
 """Environment variables that are read while a process or its libraries load: a forked rank cannot change them.
 
-A table, applied by ``differing``. A rank whose value of one of these differs from its spawner's is executed anew.
+Two tables. A rank whose value of one of these differs from its spawner's is executed anew (``differing``), and so is
+one whose script sets a variable of the second table before it imports what reads it (``script_scan``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-PREFIXES = (
+AT_START = (
     "LD_",  # dynamic linker: LD_PRELOAD, LD_LIBRARY_PATH, LD_BIND_NOW (ld.so(8))
     "GLIBC_TUNABLES",  # glibc start-up
     "MALLOC_",  # glibc malloc (mallopt(3)); jemalloc reads MALLOC_CONF
@@ -16,6 +17,8 @@ PREFIXES = (
     "LC_",  # the interpreter sets its locale and encodings at start-up
     "LANG",
     "TZ",
+)
+BY_LIBRARIES = (
     "OMP_",  # libgomp, libiomp and OpenBLAS read these on load
     "GOMP_",
     "KMP_",
@@ -23,18 +26,26 @@ PREFIXES = (
     "OPENBLAS_",
     "GOTO_",
     "BLIS_",
+    "VECLIB_",
+    "NUMEXPR_",
     "THP_MEM_ALLOC_ENABLE",  # c10's CPU allocator, once
     "PYTORCH_",  # allocator settings and the like, most of them in static initialisers
-    "TORCH_LOGS",  # torch._logging, on import
-    "TORCH_TRACE",
-    "TORCH_CPP_LOG_LEVEL",
-    "TORCH_DISTRIBUTED_DEBUG",
-    "TORCHDYNAMO_",  # torch._dynamo.config and torch._inductor.config, on import
-    "TORCHINDUCTOR_",
-    "TORCH_COMPILE_",
+    "TORCH",  # torch._logging, torch._dynamo.config, torch._inductor.config on import; c10's logging on load
+    "C10_",
+    "ATEN_",
+    "TRITON_",
     "NPY_",
+    "NUMPY_",
+    "GLOG_",
+    "KINETO_",
 )
+LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCH_EXTENSIONS_DIR", "TORCH_HOME")  # when they are needed
 SET_AFTER_FORK = frozenset({"OMP_NUM_THREADS"})  # a rank's thread counts are set through the libraries' functions
+
+
+def read_by_libraries(name: str) -> bool:
+    """Whether torch or what it loads reads this variable once, while it is loaded."""
+    return name.startswith(BY_LIBRARIES) and not name.startswith(LATER)
 
 
 def differing(spawner: Mapping[str, str], rank: Mapping[str, str]) -> list[str]:
@@ -42,5 +53,7 @@ def differing(spawner: Mapping[str, str], rank: Mapping[str, str]) -> list[str]:
     return sorted(
         name
         for name, value in rank.items()
-        if name.startswith(PREFIXES) and name not in SET_AFTER_FORK and spawner.get(name) != value
+        if (name.startswith(AT_START) or read_by_libraries(name))
+        and name not in SET_AFTER_FORK
+        and spawner.get(name) != value
     )

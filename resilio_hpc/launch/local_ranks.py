@@ -13,13 +13,16 @@ from resilio_hpc.ckpt.coordinator import ARRIVING
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.event_words import words
 from resilio_hpc.launch import messages as m
+from resilio_hpc.launch import run_directory, slurm_variables
 from resilio_hpc.launch import spawner_messages as sm
+from resilio_hpc.launch.agent_ports import StopHow
 from resilio_hpc.launch.console import Console, RankLogs
 from resilio_hpc.launch.error_file import describe_exit, read_error
 from resilio_hpc.launch.local_round import LINGERS_S, LocalRound
 from resilio_hpc.launch.process_tree import TOKEN_VARIABLE
 from resilio_hpc.launch.rank_env import Placement, RoundSetting, rank_argv, rank_variables
 from resilio_hpc.launch.rank_server import RankServer
+from resilio_hpc.launch.slurm_variables import Task
 from resilio_hpc.launch.spawner import Spawner
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from resilio_hpc.launch.mpi_spawner import MpiSpawner
 
 MAX_SPAWNER_RESTARTS = 5
+SHOWS_S = 0.02  # of each turn of the agent's loop, at most, for the ranks' output
 INTERNAL_PREFIXES = ("RESILIO_SETTINGS", "RESILIO_LINK")
 
 
@@ -38,7 +42,8 @@ class LocalRanks:
     def __init__(self, agent: Agent, token: str, spool: Path) -> None:
         self._agent = agent
         self._options = agent.settings.options
-        environment = rank_environment(dict(os.environ), agent.core.slots, token)
+        environment = rank_environment(slurm_variables.of_ranks(os.environ), agent.core.slots, token)
+        self._in_own_step = slurm_variables.SET_ASIDE in os.environ
         self._base = environment
         self._spawner = self._new_spawner(environment, agent.local_dir)
         self._logs = Path(self._options.log_dir) if self._options.log_dir else spool / "logs"
@@ -55,8 +60,11 @@ class LocalRanks:
 
     def _new_spawner(self, environment: dict[str, str], directory: Path) -> Spawner | MpiSpawner:
         zygote = self._options.zygote and self._options.kind != "command"
-        cwd = self._agent.settings.cwd
-        return Spawner(environment, self._options.preload, zygote, directory, cwd=cwd, torch=self._options.torch)
+        options = self._options
+        return Spawner(
+            environment, options.preload, zygote, directory, cwd=self._agent.settings.cwd, torch=options.torch,
+            program=(options.kind, options.script),
+        )  # fmt: skip
 
     def start(self) -> None:
         """Start the spawner; it imports torch while the agents find each other."""
@@ -81,7 +89,7 @@ class LocalRanks:
 
     def tick(self) -> None:
         """Show the ranks' output, and tell of those that do not end."""
-        self._console.poll()
+        self._console.follow(SHOWS_S)
         agent = self._agent
         local = agent.core.local
         for rank in local.lingering(time.monotonic()) if local is not None else ():
@@ -95,9 +103,10 @@ class LocalRanks:
         """Open a round's rendezvous store here."""
         self._spawner.open_store(round_number, self._agent.settings.address)
 
-    def stop(self, number: int, grace_s: float, keep_stores_from: int) -> None:
+    def stop(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and all their descendants."""
-        self._spawner.stop(number, grace_s, keep_stores_from)
+        number = signal.SIGTERM if how.grace_s > 0 else signal.SIGKILL
+        self._spawner.stop(number, how.grace_s, keep_stores_from, heeded_only=not how.for_good, spare=how.well)
 
     def terminate(self) -> None:
         """SIGTERM to every rank; nothing is forced."""
@@ -157,12 +166,16 @@ class LocalRanks:
         variables = devices | rank_variables(
             self._base | devices, self._options, placement, setting, self._errors[local]
         )
+        if self._in_own_step:
+            task = Task(placement.node_rank, local, placement.rank, placement.local_world_size, placement.world_size)
+            variables |= slurm_variables.of_task(self._base, start.state.members, task)
         cpus = None
         if self._options.cpu_bind == "ranks":
             cpus = cpu_share(sorted(os.sched_getaffinity(0)), local, placement.local_world_size)
         return sm.RankCommand(
             local, rank_argv(self._options, local, placement), self._options.kind, variables,
             agent.settings.cwd or str(Path.cwd()), str(out), str(err), cpus, agent.open_files,
+            str(agent.run.path / run_directory.STDIN) if placement.rank == self._options.stdin_rank else "",
         )  # fmt: skip
 
     # -- what becomes of them ----------------------------------------------------------------------------------
@@ -173,6 +186,7 @@ class LocalRanks:
             agent.core.ready = True
             agent.ledger.append("spawner_ready", node=agent.settings.node, seconds=round(event.seconds, 3),
                                 why_not_fork=event.why_not_fork)  # fmt: skip
+            self._fork_refused = event.why_not_fork
             if event.why_not_fork and self._options.zygote and self._options.kind != "command":
                 agent.say(f"ranks on {agent.settings.node} are executed, not forked: {event.why_not_fork}")
         elif isinstance(event, sm.Started):
@@ -212,16 +226,16 @@ class LocalRanks:
     def _on_exited(self, event: sm.Exited) -> None:
         self._pids.pop(event.local_rank, None)
         self.server.drain(event.local_rank)
-        error = (self._end_in_words(event), "")
+        error, at = (self._end_in_words(event), ""), event.time
         if event.exit_code != 0 and event.local_rank in self._errors:
             said, note = read_error(self._errors[event.local_rank])
             if note:
                 self._agent.record("error_file_ignored", reason=note)
             if said is not None:
-                error = (said.message, said.traceback)
+                error, at = (said.message, said.traceback), min(at, said.time)
         if event.exit_code != 0 and self._agent.core.local is not None:
             self._agent.devices.rank_failed(event.local_rank, error, self._error_logs.get(event.local_rank))
-        self._agent.core.rank_exited(event.local_rank, event.exit_code, event.signal, event.time, error)
+        self._agent.core.rank_exited(event.local_rank, event.exit_code, event.signal, at, error)
 
     def _end_in_words(self, event: sm.Exited) -> str:
         return describe_exit(event.exit_code, event.signal)
@@ -243,7 +257,13 @@ class LocalRanks:
         """Show the rest of the output, end the spawner."""
         self._console.close(2.0)
         self.server.close()
-        self._spawner.kill()
+        ending = self._agent.core.ending
+        if ending is None or ending.verdict != "completed":
+            self._spawner.kill()
+        elif left := self._spawner.release():
+            node = self._agent.settings.node
+            self._agent.record("left_running", pids=left)
+            self._agent.say(words("left_running", {"node": node, "pids": left}))
 
 
 def rank_environment(base: dict[str, str], slots: int, token: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from resilio_hpc.ckpt.coordinator import TIERS
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
 
+LEFT_OUT = "exited with 0 without train.attach(), while other ranks train"
 LINGERS_S = 120.0  # a script may have work to do after training; or its libraries hang while they are torn down
 
 
@@ -33,6 +34,7 @@ class LocalRank:
     is_told: bool = False  # that it has not ended since
     stopped: bool = False
     done: bool = False
+    ended_well_at: float | None = None  # Unix seconds
     bad_copy: tuple[m.RestorePoint, str] | None = None  # what could not be restored, and why
     snapshots: dict[int, tuple[int, float]] = field(default_factory=dict)
 
@@ -47,6 +49,7 @@ class LocalRound:
         self.member = member
         self.restore = restore
         self.failed = False
+        self._tells_of_steps = state.steps_reported
         self.terminating = False
         self.target = -1  # the stop that was proposed last
         self.stop_confirmed = False
@@ -82,11 +85,17 @@ class LocalRound:
         """Local ranks whose script uses resilio_hpc.train and which still run."""
         return [local for local, rank in self.ranks.items() if rank.attached and not rank.done]
 
+    @property
+    def has_attached(self) -> bool:
+        """Whether any rank's script uses resilio_hpc.train, also one that has ended."""
+        return any(rank.attached for rank in self.ranks.values())
+
     def said(self, local: int, message: rank_link.RankMessage, now: float) -> list[m.ToController]:
         """A rank said something."""
         rank = self.ranks[local]
         if isinstance(message, rank_link.Attach):
             rank.attached = True
+            return self._left_out()
         elif isinstance(message, rank_link.StepDone):
             return self._step_done(rank, message)
         elif isinstance(message, rank_link.SnapshotTaken):
@@ -110,7 +119,8 @@ class LocalRound:
         rank = self.ranks[local]
         rank.done = True
         if exit_code == 0 and not (rank.attached and not rank.may_exit):
-            return self._maybe_done()
+            rank.ended_well_at = at
+            return self._left_out() or self._maybe_done()
         if self.terminating and not rank.attached:
             return self._maybe_done()  # it was told to end; how it does so is its own affair
         kind = "signal" if signal is not None else "exit"
@@ -127,6 +137,19 @@ class LocalRound:
             self.node, rank.rank, local, kind, at, exit_code, signal, message[:4000], traceback[-16000:], bad_copy
         )  # fmt: skip
         return [m.RankFailed(self.node, self.epoch, self.number, failure)]
+
+    def _left_out(self) -> list[m.ToController]:
+        """A rank that ended with 0 and never attached, while others do train: no step would be whole again."""
+        if self.failed or self.terminating or not (self.has_attached or self._tells_of_steps):
+            return []
+        for rank in self.ranks.values():
+            if rank.ended_well_at is not None and not rank.attached:
+                self.failed = True
+                failure = m.RankFailure(
+                    self.node, rank.rank, rank.local_rank, "early_exit", rank.ended_well_at, 0, None, LEFT_OUT
+                )
+                return [m.RankFailed(self.node, self.epoch, self.number, failure)]
+        return []
 
     def lingering(self, now: float) -> list[LocalRank]:
         """Ranks whose training is finished since LINGERS_S, and that have not ended; each is told once."""
@@ -204,4 +227,7 @@ class LocalRound:
         if self.failed or not all(rank.done for rank in self.ranks.values()):
             return self._maybe_answer()
         stopped = any(rank.stopped for rank in self.ranks.values()) or self.terminating
-        return [m.RanksDone(self.node, self.epoch, self.number, stopped, self.furthest, self._snapshot_whole)]
+        done = m.RanksDone(
+            self.node, self.epoch, self.number, stopped, self.furthest, self._snapshot_whole, self.has_attached
+        )
+        return [done]

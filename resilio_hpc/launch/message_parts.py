@@ -108,6 +108,7 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left: tuple[Node, ...] = ()
     steps_reported: bool = False
     losses: tuple[tuple[Node, Count], ...] = ()  # how often each node was lost
+    broken_by: str = ""  # what broke the round before (``repeated_failure``)
 
     @property
     def life(self) -> Life:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch import spawner_messages as sm
+from resilio_hpc.launch.agent_ports import StopHow
 from resilio_hpc.launch.local_ranks import LocalRanks
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.mpi_spawner import MpiSpawner
@@ -56,10 +57,10 @@ class MpiRanks(LocalRanks):
         if local.member.node_rank == 0:
             self._spawner.launch(self._agent.run.run_id, local.number, self._options.mpi, start.state.members)
 
-    def stop(self, number: int, grace_s: float, keep_stores_from: int) -> None:
+    def stop(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks; whoever asks for it knows of a failure, or needs none."""
         self._echoes.clear()
-        super().stop(number, grace_s, keep_stores_from)
+        super().stop(how, keep_stores_from)
 
     def tick(self) -> None:
         """Show the ranks' output; go on with a stop; tell of echoes that nothing else explained."""

@@ -38,6 +38,7 @@ class _Stopping:
     grace_until: float
     killed: float = 0.0  # when, 0: not yet
     reported: bool = False
+    spare: bool = False
 
 
 class MpiSpawner:
@@ -97,18 +98,33 @@ class MpiSpawner:
             return
         self._step_fd = os.pidfd_open(self._step.pid)
 
-    def stop(self, signal: int, grace_s: float, keep_stores_from: int | None) -> None:
-        """End every rank of this node, and the step if it was started here → AllStopped."""
+    def stop(
+        self,
+        signal: int,
+        grace_s: float,
+        keep_stores_from: int | None,
+        *,
+        heeded_only: bool = False,
+        spare: bool = False,
+    ) -> None:
+        """End every rank of this node, and the step if it was started here → AllStopped. The rest as with a spawner."""
         now = time.monotonic()
         if self._stopping is not None and self._stopping.killed:
             return
         self._tasks.refuse()
-        self._stopping = _Stopping(now, now + grace_s)
-        if grace_s > 0:
+        if heeded_only and not any(process_tree.handles(pid, signal) for pid in self._tasks.running()):
+            grace_s = 0.0
+        self._stopping = _Stopping(now, now + grace_s, spare=spare)
+        if grace_s > 0 and not spare:
             for pid in self._tasks.running():
                 process_tree.signal_group(pid, signal)
                 process_tree.signal_group(pid, SIGCONT)  # a stopped rank cannot act on the first one
         self._stop_further(self._stopping)
+
+    def release(self) -> list[int]:
+        """End nothing that ranks have left running; Slurm does, with the step. Returns those processes."""
+        self._tasks.close()
+        return process_tree.with_token(self.token, variable=RANK_VARIABLE)
 
     def kill(self) -> None:
         """End everything at once."""
@@ -143,7 +159,8 @@ class MpiSpawner:
         """Kill when the ranks are gone or the grace is over; report when nobody is left."""
         now = time.monotonic()
         if not stopping.killed:
-            if self._tasks.running() and now < stopping.grace_until:
+            waits = self._step is not None if stopping.spare else bool(self._tasks.running())
+            if waits and now < stopping.grace_until:
                 return
             self._end_all(stopping, now)
         if self._step is not None and now > stopping.killed + SRUN_GRACE_S:

@@ -12,27 +12,14 @@ from pathlib import Path
 
 from resilio_hpc.launch import bootstrap
 from resilio_hpc.launch import messages as m
+from resilio_hpc.slurm.step_environment import for_srun
 
 SURVIVAL_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
-# What srun may see of Slurm's variables. All others describe the step around us (SLURM_PROCID), or are defaults of
-# srun's own flags (srun(1), "input environment variables") that were meant for another step (SLURM_NTASKS).
-_KEPT = {
-    "SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_WORKING_CLUSTER", "SLURM_SUBMIT_DIR",
-    "SLURM_SUBMIT_HOST", "SLURM_RESTART_COUNT", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION",
-    "SLURM_JOB_ACCOUNT", "SLURM_JOB_QOS", "SLURM_JOB_USER", "SLURM_JOB_UID", "SLURM_NETWORK",
-}  # fmt: skip
-_KEPT_PREFIXES = ("SLURM_ARRAY_", "SLURM_PMIX_")
-_OF_THE_STEP = ("SLURM_", "SLURMD_", "SLURMSTEPD_", "SRUN_", "PMI_", "PMI2_", "PMIX_")
 
 
 def step_environment(environment: Mapping[str, str], hostfile: Path) -> dict[str, str]:
     """The environment of srun: ours without what belongs to the step that we are in."""
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if name in _KEPT or name.startswith(_KEPT_PREFIXES) or not name.startswith(_OF_THE_STEP)
-    }
-    return {**kept, "SLURM_HOSTFILE": str(hostfile)}
+    return {**for_srun(environment), "SLURM_HOSTFILE": str(hostfile)}
 
 
 def hostfile_text(members: Sequence[m.Member]) -> str:
@@ -51,7 +38,7 @@ def srun_argv(
     world = sum(member.local_world_size for member in members)
     unbound = ("--cpu-bind=none",) if "SLURM_CPU_BIND" in environment else ()  # where Slurm binds, it says so
     return (
-        "srun", *SURVIVAL_FLAGS, "--overlap", "--overcommit", f"--jobid={environment['SLURM_JOB_ID']}",
+        "srun", *SURVIVAL_FLAGS, "--overlap", "--export=ALL", "--overcommit", f"--jobid={environment['SLURM_JOB_ID']}",
         f"--nodes={len(members)}", f"--ntasks={world}", "--distribution=arbitrary", *unbound,
         f"--mpi={mpi}", "--input=none", "--unbuffered", "--job-name=resilio-mpi", *task,
     )  # fmt: skip

@@ -43,8 +43,20 @@ def main() -> None:
         print(f"this task is not wanted: {command.reason}", file=sys.stderr)
         sys.exit(0)
     code = _run(link, command)
-    process_tree.kill_descendants(os.getpid())
+    _end_what_is_left(code)
     os._exit(code)
+
+
+def _end_what_is_left(code: int) -> None:
+    """Of a rank that failed; what one that ended well has left running is the step's affair."""
+    own = os.getpid()
+    if code:
+        process_tree.kill_descendants(own, frozenset(filter(process_tree.is_tracker, process_tree.descendants(own))))
+    deadline = time.monotonic() + process_tree.TRACKERS_S
+    while any(map(process_tree.is_tracker, process_tree.descendants(own))) and time.monotonic() < deadline:
+        time.sleep(RETRY_S / 10)
+    if code:
+        process_tree.kill_descendants(own)
 
 
 def _variable(name: str) -> str:

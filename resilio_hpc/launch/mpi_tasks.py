@@ -95,7 +95,8 @@ class MpiTasks:
         """SIGKILL every task, its rank and all of their descendants."""
         self.refuse()
         for task in list(self._tasks.values()):
-            process_tree.kill_descendants(task.pid)
+            trackers = filter(process_tree.is_tracker, process_tree.descendants(task.pid))
+            process_tree.kill_descendants(task.pid, frozenset(trackers))
             if task.rank_pid > 0 and not task.over:
                 process_tree.signal_group(task.rank_pid, signal.SIGKILL)
             self._close(task, kill=True)

@@ -11,9 +11,10 @@ import msgspec
 from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.agent_ports import Ports
+from resilio_hpc.launch.agent_ports import AT_ONCE, NO_GRACE, Graces, Ports, StopHow
 from resilio_hpc.launch.local_round import LocalRound
 
+LAST_GRACE_S = 1.0  # at the end of a run, from SIGTERM to SIGKILL
 FACTS: dict[type, str] = {  # what the controller must not miss of a round; the newest of each name is repeated
     m.RanksStarted: "started", m.FirstStep: "first step", m.RanksDone: "done", m.RankFailed: "failed",
     m.SnapshotWhole: "snapshot", m.Persisted: "file", m.PersistFailed: "file", m.Committed: "manifest",
@@ -23,7 +24,7 @@ FACTS: dict[type, str] = {  # what the controller must not miss of a round; the 
 class NodeRanks:
     """One node's ranks over all rounds. ``agent_core.AgentCore`` adds the controller that is followed."""
 
-    def __init__(self, node: str, last: m.RoundState | None, ports: Ports) -> None:
+    def __init__(self, node: str, last: m.RoundState | None, ports: Ports, graces: Graces = NO_GRACE) -> None:
         self.node = node
         self.epoch = 0
         self.state: m.RoundState | None = last
@@ -37,7 +38,10 @@ class NodeRanks:
         self._highest_round = last.round if last else -1
         self._started_round = -1  # the last round whose ranks were started in this epoch
         self._store: tuple[int, int] = (-1, 0)  # round and port of the store that was asked for here; port 0: not yet
+        self._graces = graces
         self._stopping = False
+        self._stopped_at = 0.0  # Unix seconds
+        self._in_grace = False  # ranks are being stopped, and some may still run
         self._ranks_alive = False
         self._before: LocalRound | None = None  # the local ranks of the last round, once they are being stopped
         self._facts: dict[tuple[str, int], m.ToController] = {}
@@ -68,7 +72,7 @@ class NodeRanks:
         if self._started_round == message.round:
             return  # repeated, and late: this round is running
         if self._ranks_alive or self._stopping:
-            self._stop_ranks()
+            self._stop_ranks(StopHow(self._graces.failure))
         else:
             self._say_stopped()
 
@@ -80,11 +84,14 @@ class NodeRanks:
         elif port:
             self._ports.to_controller(m.StoreReady(self.node, self.epoch, round_number, port))
 
-    def _stop_ranks(self) -> None:
+    def _stop_ranks(self, how: StopHow = AT_ONCE) -> None:
         self._before, self.local = self.local or self._before, None
-        if not self._stopping:
+        if not self._stopping or (self._in_grace and how == AT_ONCE):
+            if not self._stopping:
+                self._stopped_at = self._ports.unix()
             self._stopping = True
-            self._ports.stop_ranks(False, 0.0, self._prepared)
+            self._in_grace = how.grace_s > 0
+            self._ports.stop_ranks(how, self._prepared)
 
     def _stop_ranks_left_over(self) -> None:
         """Others go on without us: what still runs here, or waits to be started, is of a life that is over."""
@@ -182,7 +189,9 @@ class NodeRanks:
         self.local = None
         if self._ranks_alive or self._stopping:
             self._stopping = True
-            self._ports.stop_ranks(True, 1.0, 1 << 30)
+            well = message.verdict == "completed"
+            how = StopHow(self._graces.left_running if well else LAST_GRACE_S, for_good=True, well=well)
+            self._ports.stop_ranks(how, 1 << 30)
         else:
             self._leave()
 
@@ -193,6 +202,8 @@ class NodeRanks:
 
     def _end_lease(self) -> None:
         """Nobody may know any more that we train: stop, before another is put in our place."""
+        if self._stopping and not self._in_grace:
+            return
         local = self.local
         self._ports.record("lease_ended", round=local.number if local else -1)
         if local is not None:
@@ -203,7 +214,7 @@ class NodeRanks:
 
     def all_stopped(self) -> None:
         """Every rank and descendant is gone."""
-        self._stopping = False
+        self._stopping = self._in_grace = False
         self._ranks_alive = False
         self._before, self.local = self.local or self._before, None
         if self.ending is not None:
@@ -256,10 +267,16 @@ class NodeRanks:
     def rank_exited(
         self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
     ) -> None:
-        """A rank ended by itself (not because we stopped it)."""
-        if self.local is None or self._stopping or local_rank not in self.local.ranks:
-            return
-        self._send_all(self.local.exited(local_rank, exit_code, signal, at, error))
+        """A rank ended; ``at``: Unix seconds, of its exception where it recorded one.
+
+        One that ends because we stop it is of no interest, unless it had failed before: its peers' echoes may have been
+        heard first."""
+        if self._stopping:
+            before = self._before
+            if before is not None and local_rank in before.ranks and error[1] and at <= self._stopped_at:
+                self._send_all(before.exited(local_rank, exit_code or 1, None, at, error))
+        elif self.local is not None and local_rank in self.local.ranks:
+            self._send_all(self.local.exited(local_rank, exit_code, signal, at, error))
 
     def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
         """A rank could not be started."""

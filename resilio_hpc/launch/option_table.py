@@ -122,6 +122,14 @@ PROGRAM = (
         None,
         False,
     ),
+    Flag(
+        ("--stdin",),
+        "give the launcher's standard input, read to its end before, to this rank in every round (default: all ranks "
+        "find it empty)",
+        whole_number,
+        None,
+        "RANK",
+    ),
     Flag(("--preload",), "import these too before the ranks are forked", comma_separated, [], "MODULES"),
     Flag(
         ("--mpi",),
@@ -203,6 +211,14 @@ FAILURES = (
         "or TORCH_ELASTIC_SHUTDOWN_TIMEOUT)",
         number,
         None,
+        "S",
+    ),
+    Flag(
+        ("--failure-grace",),
+        "seconds from SIGTERM to SIGKILL of the other ranks when one has failed; 0 where no rank handles SIGTERM "
+        "(default: 2)",
+        number,
+        o.DEFAULT_FAILURE_GRACE_S,
         "S",
     ),
     Flag(("--shutdown-timeout",), "torchrun's name of --stop-grace", whole_number, None, "S", pet=True),

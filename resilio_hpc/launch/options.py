@@ -17,6 +17,7 @@ DEFAULT_CHAIN_MAX = 20
 DEFAULT_HEARTBEAT_TIMEOUT_S = 5.0
 DEFAULT_START_TIMEOUT_S = 300.0
 DEFAULT_STOP_GRACE_S = 10.0  # Slurm kills 30 s (KillWait) after SIGTERM; the verdict must be written before that
+DEFAULT_FAILURE_GRACE_S = 2.0  # a restart waits for it, where a rank handles SIGTERM
 DEFAULT_JOIN_TIMEOUT_S = 600.0
 DEFAULT_KEEP_CHECKPOINTS = 5
 DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
@@ -59,6 +60,7 @@ class LaunchOptions:
     heartbeat_timeout_s: float = DEFAULT_HEARTBEAT_TIMEOUT_S
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
     stop_grace_s: float = DEFAULT_STOP_GRACE_S
+    failure_grace_s: float = DEFAULT_FAILURE_GRACE_S  # for ranks with a handler of SIGTERM, when another one failed
     join_timeout_s: float = DEFAULT_JOIN_TIMEOUT_S
     signals_to_handle: tuple[str, ...] = DEFAULT_SIGNALS
     mode: Mode = "recover"  # how far decisions are acted upon: docs/adoption.md
@@ -85,6 +87,7 @@ class LaunchOptions:
     zygote: bool = True
     torch: bool = True  # whether ranks may use it: import it before the fork, and hold their rendezvous store
     preload: tuple[str, ...] = ()
+    stdin_rank: int = -1  # the rank that gets the launcher's standard input, in every round; -1: none
     mpi: str = ""  # a type of srun --mpi: each round's ranks are one step with that PMI; "": ranks are ours
 
     # output

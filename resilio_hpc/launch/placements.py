@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import msgspec
 
 from resilio_hpc.core.errors import CommandError, UsageError
-from resilio_hpc.launch import bootstrap, srun_groups
+from resilio_hpc.launch import bootstrap, slurm_variables, srun_groups
 from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.agent_starts import Attempts
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.output_relay import Outputs
-from resilio_hpc.slurm import commands
+from resilio_hpc.slurm import commands, step_environment
 from resilio_hpc.slurm.allocation import Allocation
 from resilio_hpc.slurm.runner import run_here
 
@@ -45,7 +45,12 @@ class Recipe:
         agent = (*bootstrap.command("launch.agent"), settings.to_json())
         if not self.by_srun or self.allocation is None:
             return agent
-        return (*srun_argv(nodes, self.allocation, self.binds), *agent)
+        flags = step_environment.gpu_flags(os.environ, nodes[0])
+        return (*srun_argv(nodes, self.allocation, self.binds), *flags, *agent)
+
+    def environment(self, ours: Mapping[str, str]) -> dict[str, str]:
+        """What that command finds."""
+        return slurm_variables.for_agents(ours) if self.by_srun else dict(ours)
 
 
 class Placement:
@@ -79,7 +84,7 @@ class Placement:
         self.attempts.started(now)
         self.process = subprocess.Popen(
             self.recipe.argv(self.nodes), stdin=subprocess.DEVNULL, stdout=outputs.stdout, stderr=outputs.stderr,
-            start_new_session=True,
+            start_new_session=True, env=self.recipe.environment(os.environ),
         )  # fmt: skip
 
     def exit_code(self) -> int | None:
@@ -203,7 +208,7 @@ def srun_argv(nodes: tuple[str, ...], allocation: Allocation, binds: bool) -> tu
     The nodes of a group have the same number of CPUs."""
     cpus = dict(zip(allocation.nodes, allocation.cpus_per_node, strict=False)).get(nodes[0], 0)
     return (
-        "srun", *SURVIVAL_FLAGS, "--overlap", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
+        "srun", *SURVIVAL_FLAGS, "--overlap", "--export=ALL", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
         "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--chdir=/",  # the working directory may hang
         *((f"--cpus-per-task={cpus}",) if cpus else ()), *(("--cpu-bind=none",) if binds else ()), "--mpi=none",
         "--unbuffered", "--job-name=resilio-agent",

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resilio_hpc.core import gloo_groups
-from resilio_hpc.launch import process_tree
+from resilio_hpc.launch import process_tree, rank_main, script_scan
 
 TORCH_MODULES = (
     "torch",
@@ -44,15 +44,39 @@ OPTIONAL_MODULES = (
 OPTIONAL_TORCH_MODULES = ("torch.profiler._cupti_monitor",)
 
 
-def import_all(preload: Sequence[str], torch: bool = True) -> str:
-    """Import torch's modules, then ``preload``; returns "" or, in one line, which module failed and why."""
+def why_not_load(kind: str, program: str, place: str, preload: Sequence[str], torch: bool) -> str:
+    """ "" where ranks may find torch loaded, or, in one line, which settings of the program would come too late.
+
+    ``place``: the first entry of the program's path, whose modules are its own."""
+    loaded = {"torch" if torch else "numpy", *(name.partition(".")[0] for name in preload)}
+    own = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    places = [str(Path(entry).absolute()) for entry in own]
+    given = ([place, *places] if place else places, loaded, os.environ, bool(preload))
+    if kind == "module":
+        names = script_scan.settings_of_module(program, *given)
+    elif kind == "script":
+        main = Path(program, "__main__.py") if rank_main.is_package(program) else Path(program)
+        names = script_scan.settings(main, *given)
+    else:
+        names = ()
+    return f"{program} sets {', '.join(names)} before it imports {' or '.join(sorted(loaded))}" if names else ""
+
+
+def import_all(preload: Sequence[str], torch: bool = True, place: str = "") -> str:
+    """Import torch's modules, then ``preload``, which may be in ``place``; returns "" or, in one line, which module
+    failed and why."""
     gc.disable()
     try:
-        for name in (*(TORCH_MODULES if torch else ()), *preload):
-            try:
-                importlib.import_module(name)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
-                return f"preloading {name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        for name in TORCH_MODULES if torch else ():
+            if failed := _import(name):
+                return failed
+        if place:
+            sys.path.insert(0, place)
+        for name in preload:
+            if failed := _import(name):
+                return failed
+        if place:
+            sys.path.remove(place)
         for name in (*OPTIONAL_MODULES, *(OPTIONAL_TORCH_MODULES if torch else ())):
             try:
                 importlib.import_module(name)
@@ -64,8 +88,18 @@ def import_all(preload: Sequence[str], torch: bool = True) -> str:
         gc.enable()
 
 
-def why_not_fork() -> str:
+def _import(name: str) -> str:
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
+        return f"preloading {name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
+    return ""
+
+
+def why_not_fork(place: str = "") -> str:
     """ "" where ranks may be forked from this process, or the reason against it in one line.
+
+    ``place``: the first entry of the program's path.
 
     numpy's OpenBLAS starts threads on import and stops them in a pthread_atfork handler, so one throw-away fork comes
     first: a thread that is still there afterwards belongs to somebody who is not prepared for forks.
@@ -85,6 +119,9 @@ def why_not_fork() -> str:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "a preloaded module initialised CUDA"
+    others = rank_main.shadowed([place]) if place else []
+    if others:
+        return f"{place} has another {others[0]} than the one that is loaded"
     return ""
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 TOKEN_VARIABLE = "RESILIO_TREE_TOKEN"
 
 PROC = Path("/proc")
+TRACKERS_S = 1.0  # how long they may take once those have ended for whom they clean up
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -42,9 +44,9 @@ def become_subreaper() -> None:
 
 
 def outlive_warnings() -> None:
-    """Ignore SIGUSR1 and SIGUSR2, here and in what we start: Slurm may give ``sbatch --signal`` to a whole step, and a
-    warning that only agents understand must not kill ranks (which may still install handlers of their own)."""
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
+    """Ignore SIGUSR1 and SIGUSR2: Slurm may give ``sbatch --signal`` to a whole step, and only agents understand it.
+    Ranks get the default back (``forked_child.detach``), as a plain process has it."""
+    for number in WARNINGS:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -113,6 +115,47 @@ def signal_group(leader: int, number: int) -> None:
         send([leader], number)  # forked just now, and not yet a leader
 
 
+def is_tracker(pid: int, proc: Path = PROC) -> bool:
+    """Whether it removes what other processes leave behind, and ends by itself when those have ended: the resource
+    trackers of multiprocessing and loky, torch's shared memory manager."""
+    try:
+        with open(f"{proc}/{pid}/cmdline", "rb") as file:
+            words = file.read()
+    except OSError:
+        return False
+    return b"resource_tracker" in words or b"torch_shm_manager" in words
+
+
+def without_trackers(pids: Iterable[int]) -> list[int]:
+    """Those of ``pids`` that do not end by themselves."""
+    return [pid for pid in pids if not is_tracker(pid)]
+
+
+def handles(pid: int, number: int, proc: Path = PROC) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    try:
+        with open(f"{proc}/{pid}/status", "rb") as file:
+            caught = next((line.split()[1] for line in file if line.startswith(b"SigCgt:")), b"0")
+    except OSError:
+        return False
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def runs(pid: int, proc: Path = PROC) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"{proc}/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def wait_for_ends(pids: Iterable[int], limit_s: float) -> None:
+    """Return when none of these processes runs any more, or after ``limit_s``."""
+    left, deadline = list(pids), time.monotonic() + limit_s
+    while (left := list(filter(runs, left))) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
 def kill_descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int]:
     """SIGKILL everything below ``root`` except ``spare``, and return what was seen.
 
@@ -154,22 +197,27 @@ def _ancestors(pid: int, proc: Path) -> set[int]:
     return kin
 
 
-def sweep(token: str, timeout_s: float = 2.0, variable: str = TOKEN_VARIABLE) -> list[int]:
+def sweep(
+    token: str, timeout_s: float = 2.0, variable: str = TOKEN_VARIABLE, trackers_s: float = TRACKERS_S
+) -> list[int]:
     """Kill what an earlier spawner left behind, found by its token; returns the pids killed.
 
-    Looks again until nobody is left or ``timeout_s`` is over. A pidfd is taken before the token is read a second
-    time, so a reused pid is never hit.
+    Looks again until nobody is left or ``timeout_s`` is over. Trackers have ``trackers_s`` to end by themselves. A
+    pidfd is taken before the token is read a second time, so a reused pid is never hit.
     """
     wanted = f"{variable}={token}".encode()
     killed: dict[int, None] = {}
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
     while True:
-        left = [pid for pid in with_token(token, variable=variable) if _kill_if(pid, wanted)]
-        killed.update(dict.fromkeys(left))
+        waited = time.monotonic() - began
+        left = with_token(token, variable=variable)
+        doomed = left if waited >= trackers_s else without_trackers(left)
+        doomed = [pid for pid in doomed if _kill_if(pid, wanted)]
+        killed.update(dict.fromkeys(doomed))
         reap(left)
-        if not left or time.monotonic() >= deadline:
+        if not left or waited >= timeout_s:
             return list(killed)
-        time.sleep(0.002)
+        time.sleep(0.002 if doomed else 0.01)
 
 
 def _kill_if(pid: int, wanted: bytes) -> bool:

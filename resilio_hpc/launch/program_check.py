@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.machinery
+import importlib.util
 import io
 import os
 import re
@@ -11,6 +12,7 @@ import shutil
 import sys
 import tokenize
 import warnings
+import zipimport
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -41,11 +43,26 @@ def check_script(script: str, arguments: Sequence[str], cwd: Path) -> None:
         raise UsageError(f"{script} cannot be read: permission denied for this user") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise UsageError(f"{script!r} cannot be read: {getattr(error, 'strerror', error)}") from None
-    if source.startswith(b"PK\x03\x04") or script.endswith(".pyc"):
+    if script.endswith(".pyc"):
+        if not source.startswith(importlib.util.MAGIC_NUMBER):
+            raise UsageError(f"{script} was not compiled by this Python ({sys.version.split()[0]}): name its source")
+        return
+    if _is_archive(path, script):
         return
     if source.startswith(b"\x7fELF") or re.match(rb"#!(?!.*python)", source):
         raise UsageError(f"{script} is not a Python script: add --no-python to run it as a command")
     check_syntax(source, script)
+
+
+def _is_archive(path: Path, script: str) -> bool:
+    """Whether Python would run it as an archive, which it knows by its end: an interpreter line may come first."""
+    try:
+        archive = zipimport.zipimporter(str(path))
+    except (zipimport.ZipImportError, OSError, ValueError):
+        return False
+    if archive.find_spec("__main__") is None:
+        raise UsageError(f"{script} is an archive without __main__.py: name the script to run")
+    return True
 
 
 def check_syntax(source: bytes, name: str) -> None:

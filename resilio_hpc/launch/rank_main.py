@@ -15,6 +15,7 @@ import runpy
 import sys
 import traceback
 import types
+import zipimport
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def run(kind: str, argv: Sequence[str]) -> None:
         if kind == "module":
             _set_first_path(str(Path.cwd()))
             runpy._run_module_as_main(argv[0])  # type: ignore[attr-defined]  # what `python -m` itself calls
-        elif _is_package(argv[0]):
+        elif is_package(argv[0]):
             _set_first_path(_full(argv[0]), always=True)
             runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # a directory or a zip file
         else:
@@ -49,21 +50,53 @@ def run(kind: str, argv: Sequence[str]) -> None:
         _end(error, main)
 
 
+def own_place(kind: str, program: str) -> str:
+    """The first entry of the program's ``sys.path``; "" where the interpreter is told to have none (-P)."""
+    if kind == "script" and is_package(program):
+        return _full(program)
+    if sys.flags.safe_path:
+        return ""
+    return str(Path.cwd() if kind == "module" else Path(program).resolve().parent)
+
+
+def shadowed(places: Sequence[str]) -> list[str]:
+    """Top-level modules that are loaded, though an import with ``places`` first on the path finds others of that name.
+
+    Built-in and frozen modules come before any path."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        if "." in name or name == "__main__" or spec is None or spec.origin in ("built-in", "frozen"):
+            continue
+        other = importlib.machinery.PathFinder.find_spec(name, list(places))
+        if other is None or other.origin is None or not spec.origin:
+            continue  # a directory without __init__.py comes last on the whole path
+        if os.path.realpath(other.origin) != os.path.realpath(spec.origin):
+            found.append(name)
+    return sorted(found)
+
+
+def _forget(names: Sequence[str]) -> None:
+    """Let the program import its own modules of these names; what has imported the others keeps them."""
+    for loaded in list(sys.modules):
+        if loaded.partition(".")[0] in names:
+            del sys.modules[loaded]
+
+
 def _set_first_path(entry: str, always: bool = False) -> None:
     if always or not sys.flags.safe_path:
         sys.path.insert(0, entry)
 
 
-def _is_package(path: str) -> bool:
-    return Path(path).is_dir() or (not path.endswith(".py") and _is_zip(path))
-
-
-def _is_zip(path: str) -> bool:
+def is_package(path: str) -> bool:
+    """A directory or an archive, which the interpreter knows by its end: what comes before it does not matter."""
+    if Path(path).is_dir():
+        return True
     try:
-        with open(path, "rb") as file:
-            return file.read(2) == b"PK"
-    except OSError:
+        zipimport.zipimporter(path)
+    except (zipimport.ZipImportError, OSError, ValueError):
         return False
+    return True
 
 
 def _full(path: str) -> str:
@@ -78,13 +111,16 @@ def _run_file(path: str, main: types.ModuleType) -> None:
     except OSError as error:
         print(f"{sys.executable}: can't open file {full!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
         sys.exit(2)
+    compiled = importlib.machinery.SourcelessFileLoader("__main__", full) if path.endswith(".pyc") else None
     main.__dict__.update(
         __file__=full,
         __cached__=None,
-        __loader__=importlib.machinery.SourceFileLoader("__main__", full),
+        __loader__=compiled or importlib.machinery.SourceFileLoader("__main__", full),
         __spec__=None,
     )
-    exec(compile(source, full, "exec", dont_inherit=True), main.__dict__)
+    code = compiled.get_code("__main__") if compiled else compile(source, full, "exec", dont_inherit=True)
+    assert code is not None
+    exec(code, main.__dict__)
 
 
 def _end(error: BaseException, main: types.ModuleType) -> None:
@@ -158,4 +194,6 @@ if __name__ == "__main__":
     _let_gloo_end()
     if not sys.flags.safe_path:
         del sys.path[0]  # this file's own directory
+    _place = own_place(sys.argv[1], sys.argv[2])
+    _forget(shadowed([_place] if _place else []))
     run(sys.argv[1], sys.argv[2:])

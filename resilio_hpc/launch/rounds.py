@@ -29,6 +29,7 @@ class Rounds:
     def __init__(self, controller: Controller) -> None:
         self.last_life = m.NO_LIFE  # of those whose ranks were started, in this epoch or an earlier one
         self.has_prepared = False  # a round in this epoch: what earlier epochs left is of no interest any more
+        self.broken_by = ""  # what broke the round before, for the next controller
         self.steps_reported = False  # this run's script tells of its steps
         self._controller = controller
         self._join_until = controller.now() + controller.config.join_timeout_s
@@ -45,6 +46,8 @@ class Rounds:
         """Go on after an earlier controller. Who was with it may still come: until then nobody gives up or shrinks."""
         self.last_life = max(self.last_life, state.life)
         self.steps_reported = self.steps_reported or state.steps_reported
+        self.broken_by = state.broken_by
+        self._controller.incidents.adopt(state.broken_by)
         self._join_until = self._controller.now() + self._controller.config.heartbeat_timeout_s
 
     # -- gathering ---------------------------------------------------------------------------------------------
@@ -130,6 +133,8 @@ class Rounds:
         if controller.config.mode != "recover" and plan.rung is not Rung.WAIT:
             controller.ending.finish_unrecovered(plan)
             return False
+        if plan.rung is Rung.STOP and controller.incidents.awaits_cause():
+            return False
         if plan.rung is Rung.STOP:
             spent = controller.without_progress > controller.config.max_without_progress
             first = controller.incidents.first_failure()
@@ -195,6 +200,8 @@ class Rounds:
             return
         if self._start is None and controller.incidents.absent_may_train():
             return
+        if controller.incidents.ends_the_run():
+            return
         wanted, fetches = controller.checkpoints.restore_plan()
         if self._needs_run_directory(wanted, fetches) or controller.checkpoints.may_grow(wanted):
             return
@@ -204,6 +211,7 @@ class Rounds:
         follows, self.last_life = self.last_life, (controller.epoch, controller.round)
         controller.set_phase("starting")
         self._awaited = {kind: {x.node for x in controller.members} for kind in ANSWERS}
+        self.broken_by = controller.incidents.restarts()
         self._start = m.Start(
             controller.epoch, controller.state(), controller.members[0].address, self._store_port, restore,
             follows, fetches if acts else (), self._disk_ports(restore, fetches),
@@ -299,7 +307,7 @@ class Rounds:
         members = self._all_members()
         if not self.steps_reported and members and all(member.started for member in members):
             controller.set_phase("running")
-            controller.incidents.close(controller.unix(), -1)
+            controller.incidents.runs_again()
 
     def first_step(self, agent: KnownAgent, message: m.FirstStep) -> None:
         """All ranks of a node completed their first step: with the last node's, the run is training again."""
@@ -335,6 +343,7 @@ class Rounds:
             return
         agent.done = message
         controller.stop.member_done(message)
+        controller.incidents.member_done(message)
         if not self._others_awaited(message):
             self.end_when_saved()
 

@@ -11,6 +11,7 @@
     links/<job>.json    how each job's part ended; {} until then
     verdict.json        how the run ended, or its last part
     status.json         what the controller sees now
+    stdin               with --stdin: the standard input of that rank, 0600
 
 Only its user writes in it: what is read is opened by ``core.trusted_files``, which refuses everything else.
 
@@ -23,10 +24,11 @@ import json
 import os
 import re
 import secrets
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import create_exclusive, write_atomic
@@ -37,6 +39,7 @@ from resilio_hpc.launch.ballot import EpochRecord
 
 VERSION = 1
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+STDIN = "stdin"
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,19 @@ def _read_secret(path: Path) -> bytes:
         return os.read(fd, 4096).strip()
     finally:
         os.close(fd)
+
+
+def keep_stdin(path: Path, source: BinaryIO) -> None:
+    """Keep ``source``, read to its end, for a rank: each of its lives gets it from the beginning. Raises UsageError."""
+    partial = path / f".{STDIN}.{os.getpid()}"
+    try:
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as target:
+            shutil.copyfileobj(source, target)
+        partial.replace(path / STDIN)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UsageError(f"--stdin: the standard input cannot be kept in {path}: {error.strerror}") from None
 
 
 # -- epochs ----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.core.errors import LaunchError
-from resilio_hpc.launch import bootstrap, process_tree
+from resilio_hpc.launch import bootstrap, process_tree, shared_memory, slurm_variables
 from resilio_hpc.launch.spawner_messages import (
     MAX_BYTES,
     AllStopped,
@@ -73,7 +73,8 @@ class Spawner:
     ``environment`` is the ranks' final one (LD_PRELOAD, thread counts, allocator settings, affinity by inheritance);
     a ``RESILIO_TREE_TOKEN`` in it marks the whole process tree, otherwise one is drawn (see ``token``); RES_OPTIONS is
     set where it is not (see RESOLVER_OPTIONS). ``cwd``: where ranks will start, if not here. ``torch`` False: nothing
-    of torch is imported, and a round's store is a free port for rank 0. The process's own output goes to
+    of torch is imported, and a round's store is a free port for rank 0. ``program``: kind and name of what all ranks
+    run, so that the process can tell whether it may load torch for them. The process's own output goes to
     ``directory``/spawner.log.
     """
 
@@ -86,6 +87,7 @@ class Spawner:
         kill_timeout_s: float = 5.0,
         cwd: str = "",
         torch: bool = True,
+        program: tuple[str, str] = ("", ""),
     ) -> None:
         self._environment = dict(environment)
         self.token = self._environment.setdefault(process_tree.TOKEN_VARIABLE, secrets.token_hex(16))
@@ -96,9 +98,11 @@ class Spawner:
         self._kill_timeout_s = kill_timeout_s
         self._cwd = cwd
         self._torch = torch
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._orphans: list[int] = []
+        self._began = 0.0
 
     @staticmethod
     def become_subreaper() -> None:
@@ -117,7 +121,15 @@ class Spawner:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_BYTES)
         ours.setblocking(False)
         why = "" if self._use_zygote else _NO_ZYGOTE
-        options = Options(theirs.fileno(), os.getpid(), self._preload, why, self._cwd, self._torch)
+        python_path = self._environment.get("PYTHONPATH")
+        environment = self._environment
+        if python_path:  # the process begins where we are
+            absolute = slurm_variables.absolute_path_list(python_path, self._cwd or os.getcwd())  # noqa: PTH109
+            environment = {**environment, "PYTHONPATH": absolute}
+        options = Options(
+            theirs.fileno(), os.getpid(), self._preload, why, self._cwd, self._torch, self._program, python_path
+        )
+        self._began = time.time()
         self._directory.mkdir(parents=True, exist_ok=True)
         with theirs, (self._directory / "spawner.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -125,7 +137,7 @@ class Spawner:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env=environment,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
@@ -156,15 +168,24 @@ class Spawner:
         """
         self._send(OpenStore(round, host))
 
-    def stop(self, signal: int = signal.SIGTERM, grace_s: float = 0.0, keep_stores_from: int | None = None) -> None:
+    def stop(
+        self,
+        signal: int = signal.SIGTERM,
+        grace_s: float = 0.0,
+        keep_stores_from: int | None = None,
+        *,
+        heeded_only: bool = False,
+        spare: bool = False,
+    ) -> None:
         """End every rank with all its descendants → Exited for each rank, then AllStopped.
 
         ``signal`` goes to the ranks' process groups; ``grace_s`` later, or as soon as all ranks are gone, everything
         that is left gets SIGKILL (0: at once). StopFailed tells of processes that even SIGKILL did not end in
         ``kill_timeout_s``. The stores end as well, but for those of rounds from ``keep_stores_from`` on. A second
-        call replaces the first one's signal and grace.
+        call replaces the first one's signal and grace. ``heeded_only``: the grace is for ranks that handle the signal.
+        ``spare``: all ranks have ended well, and what they left running is awaited for ``grace_s``, but not killed.
         """
-        self._send(Stop(signal, grace_s, self._kill_timeout_s, keep_stores_from))
+        self._send(Stop(signal, grace_s, self._kill_timeout_s, keep_stores_from, heeded_only, spare))
 
     def events(self) -> list[SpawnerEvent]:
         """What has happened since the last call, oldest first; never blocks."""
@@ -185,15 +206,24 @@ class Spawner:
 
     def kill(self) -> SpawnerDied | None:
         """End the process at once with everything below it, even where it hangs. None where it does not run."""
-        if self._process is None:
-            return None
+        return None if self._process is None else self._bury()
+
+    def release(self) -> list[int]:
+        """End the process alone. Returns what ranks that ended well have left running below it."""
+        if self._process is None or self._link is None:
+            return []
+        below = process_tree.descendants(self._process.pid)
         self._process.kill()
-        return self._bury()
+        self._process.wait(timeout=max(1.0, self._kill_timeout_s))
+        self._link.close()
+        self._process = self._link = None
+        return [pid for pid in process_tree.without_trackers(below) if process_tree.runs(pid)]
 
     def _bury(self) -> SpawnerDied:
         assert self._process is not None and self._link is not None
         below = process_tree.descendants(self._process.pid)
-        process_tree.send([self._process.pid, *below], signal.SIGKILL)
+        segments = shared_memory.held(below, self._began)
+        process_tree.send([self._process.pid, *process_tree.without_trackers(below)], signal.SIGKILL)
         try:
             code: int | None = self._process.wait(timeout=max(1.0, self._kill_timeout_s))
         except subprocess.TimeoutExpired:
@@ -202,6 +232,9 @@ class Spawner:
         self._link.close()
         self._process = self._link = None
         swept = process_tree.sweep(self.token)
+        if segments:
+            process_tree.wait_for_ends(below, process_tree.TRACKERS_S)  # until then they hold what they had open
+            shared_memory.remove(segments)
         self._orphans = sorted({*below, *swept})
         self._reap_orphans()
         exited, number = (code, None) if code is None or code >= 0 else (None, -code)

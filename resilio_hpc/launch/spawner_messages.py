@@ -22,7 +22,7 @@ class RankCommand(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
 
     ``argv[0]`` is the script's path, the module's name or the program; ``env`` is set on top of the spawner's own
     environment; both outputs are opened for appending; ``cpus`` None leaves the affinity as the spawner's;
-    ``open_files``: the soft limit on them that the user set, None leaves the spawner's.
+    ``open_files``: the soft limit on them that the user set, None leaves the spawner's; ``stdin_path`` "": nothing.
     """
 
     local_rank: int
@@ -34,6 +34,7 @@ class RankCommand(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=T
     stderr_path: str
     cpus: tuple[int, ...] | None = None
     open_files: int | None = None
+    stdin_path: str = ""
 
 
 class OpenStore(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -44,12 +45,18 @@ class OpenStore(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=Tru
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → spawner: end all ranks and their descendants; stores of rounds below ``keep_stores_from`` end as well."""
+    """agent → spawner: end all ranks and their descendants; stores of rounds below ``keep_stores_from`` end as well.
+
+    ``heeded_only``: the grace is for processes that handle the signal. ``spare``: the ranks have ended well, and what
+    they have left running is awaited for ``grace_s`` and not ended.
+    """
 
     signal: int
     grace_s: float
     kill_timeout_s: float
     keep_stores_from: int | None = None
+    heeded_only: bool = False
+    spare: bool = False
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -32,6 +32,7 @@ def hold(link: socket.socket, round: int, host: str) -> int:
         )
         return 1
     link.send(encode(StoreReady(round, store.port)))
+    process_tree.outlive_warnings()
     for number in (signal.SIGTERM, signal.SIGINT):  # Slurm's and the terminal's, to the whole step or group
         signal.signal(number, signal.SIG_IGN)
     link.close()  # or the agent would not see the spawner's end of file

@@ -84,6 +84,7 @@ class Supervisor:
         )  # fmt: skip
         if self.site.leads:
             run_directory.expect_verdict(self.run.path, self.site.key)
+            self._keep_stdin()
             joining.write_record(self.run.path, joining.record_of(self.options, self.site, self.chain.active))
             self._greet()
         watch = JobWatch(self.site.job, EndBeforeMaintenance(os.environ.get("SLURM_JOB_RESERVATION", "")))
@@ -143,6 +144,14 @@ class Supervisor:
             end_time=end_time, run_id=self.run.run_id, cwd=str(Path.cwd()),
         )  # fmt: skip
         return p.recipe_of(self.site, self.allocation, settings)
+
+    def _keep_stdin(self) -> None:
+        """A chain's later jobs go on with what the first one was given."""
+        if self.options.stdin_rank >= 0 and not (
+            self.chain.number > 1 and (self.run.path / run_directory.STDIN).exists()
+        ):
+            with open(0, "rb", closefd=False) as source:
+                run_directory.keep_stdin(self.run.path, source)
 
     def _greet(self) -> None:
         where = {"local": "on this machine", "batch": f"in job {self.site.job}", "step": f"in job {self.site.job}"}

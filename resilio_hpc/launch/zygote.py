@@ -15,18 +15,28 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
-from resilio_hpc.launch import bootstrap, forked_child, load_time_variables, process_tree, store_host
+from resilio_hpc.launch import (
+    bootstrap,
+    forked_child,
+    load_time_variables,
+    process_tree,
+    rank_main,
+    shared_memory,
+    store_host,
+)
 from resilio_hpc.launch.spawner_messages import (
     MAX_BYTES,
     AllStopped,
     Command,
     Exited,
+    Kind,
     Mode,
     OpenStore,
     RankCommand,
@@ -48,7 +58,8 @@ Task = Callable[[], int | None]
 class Options(msgspec.Struct, frozen=True):
     """Given on the command line as JSON. ``why_not_fork`` "" asks for preloading; ``cwd`` "": we are in it.
 
-    ``torch`` False: the ranks do without torch, and so does this process.
+    ``torch`` False: the ranks do without torch, and so does this process. ``program``: kind and name of what ranks run,
+    as far as it is known before. ``python_path``: what ranks find as PYTHONPATH; ours means the same in any directory.
     """
 
     fd: int
@@ -57,24 +68,29 @@ class Options(msgspec.Struct, frozen=True):
     why_not_fork: str
     cwd: str = ""
     torch: bool = True
+    program: tuple[str, str] = ("", "")
+    python_path: str | None = None
 
 
 @dataclass(frozen=True)
 class _Rank:
     local_rank: int
     mode: Mode
+    kind: Kind
 
 
 @dataclass
 class _Stopping:
     command: Stop
     begun: float
-    killing: bool = False
+    heeding: set[int] = field(default_factory=set)  # with heeded_only: whose own ends are awaited
+    killed_at: float | None = None
+    segments: set[Path] = field(default_factory=set)  # of shared memory, that may be left
     reported: bool = False
 
     def deadline(self) -> float:
         grace = self.begun + self.command.grace_s
-        return grace + self.command.kill_timeout_s if self.killing else grace
+        return grace if self.killed_at is None else grace + self.command.kill_timeout_s
 
 
 class Zygote:
@@ -91,6 +107,7 @@ class Zygote:
         self._backlog: deque[RankCommand | OpenStore] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._pid = os.getpid()
+        self._began = time.time()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_terminate)
@@ -125,26 +142,43 @@ class Zygote:
                 self._stop_further(self._stopping)
 
     def _end(self) -> None:
-        process_tree.kill_descendants(self._pid)
+        """The agent is gone: end everything. Trackers go on alone, and end when they have cleaned up."""
+        below = process_tree.descendants(self._pid)
+        segments = shared_memory.held(below, self._began)
+        trackers = frozenset(filter(process_tree.is_tracker, below))
+        process_tree.kill_descendants(self._pid, trackers)
+        if segments:
+            process_tree.wait_for_ends(below, process_tree.TRACKERS_S)
+            shared_memory.remove(segments)
         os._exit(0)
 
     def _timeout_ms(self) -> float | None:
         if self._backlog and self._stopping is None:
             return 0
-        if self._stopping is None or (self._stopping.killing and self._stopping.reported):
+        if self._stopping is None or (self._stopping.killed_at is not None and self._stopping.reported):
             return None
         left = max(0.0, (self._stopping.deadline() - time.monotonic()) * 1000)
-        return min(left, 20.0) if self._stopping.killing else left
+        looks_again = self._stopping.killed_at is not None or self._stopping.heeding or self._stopping.command.spare
+        return min(left, 20.0) if looks_again else left
 
     def _accept(self, command: Command) -> None:
         if not isinstance(command, Stop):
             self._backlog.append(command)
             return
         self._stopping = _Stopping(command, self._stopping.begun if self._stopping else time.monotonic())
-        if command.grace_s > 0:
+        if command.grace_s > 0 and not command.spare:
+            if command.heeded_only:
+                self._stopping.heeding = {pid for pid in self._hearing() if process_tree.handles(pid, command.signal)}
             for pid in self._ranks:
                 process_tree.signal_group(pid, command.signal)
                 process_tree.signal_group(pid, signal.SIGCONT)  # a stopped rank cannot act on the first one
+
+    def _hearing(self) -> Iterator[int]:
+        """Ranks; of a command also what it has started, since a shell hears no signal for its program."""
+        for pid, rank in self._ranks.items():
+            yield pid
+            if rank.kind == "command":
+                yield from process_tree.descendants(pid)
 
     def _next_in_backlog(self) -> Task | None:
         while self._backlog:
@@ -178,7 +212,7 @@ class Zygote:
         if pid < 0:
             return None
         mode: Mode = "exec" if why else "fork"
-        self._ranks[pid] = _Rank(command.local_rank, mode)
+        self._ranks[pid] = _Rank(command.local_rank, mode, command.kind)
         self._send(Started(command.local_rank, pid, time.time(), mode, why))
         return None
 
@@ -244,21 +278,53 @@ class Zygote:
     def _stop_further(self, stopping: _Stopping) -> None:
         """Kill when the ranks are gone or the grace is over; report when nobody is left."""
         now = time.monotonic()
-        if not stopping.killing and self._ranks and now < stopping.deadline():
+        if stopping.killed_at is None and self._waits(stopping, now):
             return
-        stopping.killing = True
-        keep = stopping.command.keep_stores_from
-        if keep is None:
-            keep = max(self._stores.values(), default=0) + 1
-        self._end_stores(keep)
-        left = process_tree.kill_descendants(self._pid, frozenset(self._stores))
+        first_kept = stopping.command.keep_stores_from
+        self._end_stores(max(self._stores.values(), default=0) + 1 if first_kept is None else first_kept)
+        if stopping.killed_at is None:
+            stopping.killed_at = now
+        if stopping.command.spare:
+            self._reap()
+            self._all_stopped(stopping)
+            return
+        left = self._kill(stopping, now)
         self._reap()
         if not set(process_tree.children(self._pid)) - set(self._stores):
-            self._send(AllStopped(time.monotonic() - stopping.begun))
-            self._stopping = None
+            shared_memory.remove(stopping.segments)
+            self._all_stopped(stopping)
         elif not stopping.reported and now >= stopping.deadline():
             stopping.reported = True
             self._send(StopFailed(tuple(left), now - stopping.begun))
+
+    def _waits(self, stopping: _Stopping, now: float) -> bool:
+        """Whether something shall end by itself before anything is killed."""
+        if stopping.command.spare:
+            stopping.heeding |= set(self._stores)  # which are not what ranks have left running
+            self._end_stores(1 << 30)
+            left = process_tree.children(self._pid)
+            ours = any(pid in stopping.heeding or process_tree.is_tracker(pid) for pid in left)
+            return bool(left) and now < stopping.deadline() + (process_tree.TRACKERS_S if ours else 0.0)
+        if now >= stopping.deadline():
+            return False
+        if stopping.command.heeded_only:
+            stopping.heeding = {pid for pid in stopping.heeding if process_tree.runs(pid)}
+            return bool(stopping.heeding)
+        return bool(self._ranks)
+
+    def _kill(self, stopping: _Stopping, now: float) -> list[int]:
+        """Kill everything but the stores; trackers have a while to clean up after the others. Returns what is left."""
+        below = [pid for pid in process_tree.descendants(self._pid) if pid not in self._stores]
+        stopping.segments |= shared_memory.held(below, self._began)
+        assert stopping.killed_at is not None
+        spared = set(self._stores)
+        if now < stopping.killed_at + process_tree.TRACKERS_S:
+            spared |= set(filter(process_tree.is_tracker, below))
+        return process_tree.kill_descendants(self._pid, frozenset(spared))
+
+    def _all_stopped(self, stopping: _Stopping) -> None:
+        self._send(AllStopped(time.monotonic() - stopping.begun))
+        self._stopping = None
 
     def _send(self, event: SpawnerEvent) -> None:
         try:
@@ -278,9 +344,11 @@ def main() -> None:
     process_tree.outlive_warnings()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # while importing; then see _on_terminate
     os.set_inheritable(options.fd, False)
+    forked_child.enter(options.cwd)
+    if options.python_path is not None:
+        os.environ["PYTHONPATH"] = options.python_path
     if not options.why_not_fork:
         options = _preload(options)
-    forked_child.enter(options.cwd)
     process_tree.die_with_parent(options.agent, signal.SIGTERM)
     link = socket.socket(fileno=options.fd)
     link.send(encode(Ready(os.getpid(), time.monotonic() - begun, 1, options.why_not_fork)))
@@ -296,7 +364,12 @@ def _preload(options: Options) -> Options:
     from resilio_hpc.launch import preload
 
     environment = dict(os.environ)
-    why = preload.import_all(options.preload, options.torch) or preload.why_not_fork()
+    kind, name = options.program
+    place = rank_main.own_place(kind, name) if name else ""
+    why = preload.why_not_load(kind, name, place, options.preload, options.torch)
+    if why:
+        return msgspec.structs.replace(options, why_not_fork=why)
+    why = preload.import_all(options.preload, options.torch, place) or preload.why_not_fork(place)
     if why:
         process_tree.kill_descendants(os.getpid())  # what a preloaded module may have started
         os.set_inheritable(options.fd, True)

@@ -136,10 +136,10 @@ _attached: list[Run] = []
 def attach() -> Run:
     """Connect to the launcher that started this rank. Harmless, and all there is to it, without one.
 
-    Under the launcher SIGTERM is left to the agent, which makes an agreed stop of it; a script's own handler stays.
-    Takes torch.distributed's rank where it is initialised, else torchrun's environment (a lone process is rank 0 of 1).
-    Raises UsageError where the two contradict. Further calls return the same Run. Gloo's process groups live from now
-    on as long as the process, since torch 2.13 can deadlock where one is destroyed.
+    Under the launcher SIGTERM, SIGUSR1 and SIGUSR2 are left to the agent, which makes an agreed stop of them; the
+    script's own handlers stay. Takes torch.distributed's rank where it is initialised, else torchrun's environment (a
+    lone process is rank 0 of 1). Raises UsageError where the two contradict. Further calls return the same Run. Gloo's
+    process groups live from now on as long as the process, since torch 2.13 can deadlock where one is destroyed.
     """
     gloo_groups.keep_alive()
     if not _attached:
@@ -147,13 +147,23 @@ def attach() -> Run:
     return _attached[0]
 
 
-def _leave_sigterm_to_the_agent() -> None:
-    """Slurm may send SIGTERM to every process of a step; the agent turns it into a stop that all ranks agree on.
+def _leave_signals_to_the_agent() -> None:
+    """Slurm may send SIGTERM, and its warnings, to every process of a step; the agent turns them into a stop that all
+    ranks agree on.
 
     A handler of the script's own stays. Outside of the main thread nothing can be set, and nothing is.
     """
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _heed_not)  # programs that are started from here get the default again
+
+
+def _heed_not(_number: int, _frame: object) -> None:
+    """Go on."""
 
 
 def _layout(environment: Mapping[str, str], world_size: int) -> tuple[int, int, int]:
@@ -193,5 +203,5 @@ def _attach(
         link.subscribe(StopConfirmed, stop.on_stop_confirmed)
         link.on_close(stop.on_lost)
         run._link, run._stop = link, stop
-        _leave_sigterm_to_the_agent()
+        _leave_signals_to_the_agent()
     return run

@@ -27,7 +27,7 @@ nodes=
 for word in "$@"; do
     case $word in
     --nodelist=*) nodes=${word#--nodelist=} ;;
-    --no-kill|--kill-on-bad-exit=0|--wait=0|--overlap|--nodes=*|--ntasks=*|--ntasks-per-node=1) ;;
+    --no-kill|--kill-on-bad-exit=0|--wait=0|--overlap|--export=ALL|--nodes=*|--ntasks=*|--ntasks-per-node=1) ;;
     --chdir=/|--cpus-per-task=*|--mpi=none|--unbuffered|--job-name=*) ;;
     -*) echo "unknown flag $word" >&2; exit 99 ;;
     *) break ;;

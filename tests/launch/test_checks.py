@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import py_compile
+import zipapp
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -117,10 +120,21 @@ def test_a_directory_or_archive_with_main_is_a_program(tmp_path: Path) -> None:
     (tmp_path / "x.py").mkdir()
     (tmp_path / "x.py/__main__.py").touch()
     assert check(options(), {}, tmp_path, CPU_NODE) == ()
-    (tmp_path / "app.pyz").write_bytes(b"PK\x03\x04rest")
-    archive = LaunchOptions(script="app.pyz", kind="script", run_dir=str(tmp_path / "new/run"))
-    assert check(archive, {}, tmp_path, CPU_NODE) == ()
+    zipapp.create_archive(tmp_path / "x.py", tmp_path / "app.pyz", interpreter="/usr/bin/env python3")
+    py_compile.compile(str(tmp_path / "x.py/__main__.py"), str(tmp_path / "compiled.pyc"))
+    for name in ("app.pyz", "compiled.pyc"):
+        asked = LaunchOptions(script=name, kind="script", run_dir=str(tmp_path / "new/run"))
+        assert check(asked, {}, tmp_path, CPU_NODE) == ()
     assert not (tmp_path / "new").exists()
+
+
+def test_what_cannot_run_as_an_archive_or_compiled_is_refused_at_once(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "lib.zip", "w") as archive:
+        archive.writestr("module.py", "")
+    (tmp_path / "old.pyc").write_bytes(b"\x42\x0d\x0d\x0a")
+    for name, why in (("lib.zip", "without __main__"), ("old.pyc", "not compiled by this Python")):
+        with pytest.raises(UsageError, match=why):
+            check(LaunchOptions(name, "script", str(tmp_path)), {}, tmp_path, CPU_NODE)
 
 
 @pytest.mark.parametrize("module", ["json.tool", "timeit", "torch.distributed.run"])

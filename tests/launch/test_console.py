@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,3 +199,24 @@ def test_with_tee_only_teed_streams_are_duplicated(tmp_path: Path) -> None:
     assert screen.out() == "[rank 0] loss 1\n[default1]:loss 2\n"
     assert (tmp_path / "filtered_stdout.log").read_text() == "[default1]:loss 2\n"
     screen.end()
+
+
+def test_of_what_is_too_much_the_last_lines_are_shown_and_how_much_is_left_out(tmp_path: Path) -> None:
+    directory = tmp_path / "spool/logs/0/n1"
+    directory.mkdir(parents=True)
+    log = directory / "0.log"
+    log.write_bytes((b"x" * 999 + b"\n") * 40_000 + b"last")
+    calls = itertools.count()
+    with (tmp_path / "shown").open("wb") as shown:
+        console = Console(options(), shown.fileno(), shown.fileno(), clock=lambda: next(calls) / 1000)
+        console.watch([RankLogs(0, 0, log, log)], 1, directory)
+        console.close(wait_s=0.3)
+    lines = (tmp_path / "shown").read_bytes().split(b"\n")
+    (told,) = [line for line in lines if b"left out" in line]
+    assert told.endswith(
+        b"bytes are left out here: %s has them" % str(options().logs_directory / "0/n1/0.log").encode()
+    )
+    assert lines[-2:] == [b"last", b""]
+    left_out = int(told.split()[1])
+    whole = sum(len(line) + 1 for line in lines if line.startswith(b"x")) + len(b"last")
+    assert abs(left_out + whole - log.stat().st_size) <= 1000  # a line may be cut

@@ -77,7 +77,7 @@ def test_how_a_rank_may_end() -> None:
     assert (early.kind, "before training was finished" in early.message) == ("early_exit", True)
     plain = local_round(attached=False)
     assert plain.exited(0, 0, None, 50.0, NO_ERROR) == []
-    assert plain.exited(1, 0, None, 50.0, NO_ERROR) == [m.RanksDone("n2", 3, 7, False, -1, -1)]
+    assert plain.exited(1, 0, None, 50.0, NO_ERROR) == [m.RanksDone("n2", 3, 7, False, -1, -1, attached=False)]
 
 
 def test_a_copy_that_cannot_be_restored_is_named() -> None:
@@ -113,7 +113,7 @@ def test_ranks_told_to_end_may_end_as_they_like_if_they_know_no_steps() -> None:
     local = local_round(attached=False)
     local.terminating = True
     assert local.exited(0, None, 15, 50.0, NO_ERROR) == []
-    assert local.exited(1, 1, None, 50.0, NO_ERROR) == [m.RanksDone("n2", 3, 7, True, -1, -1)]
+    assert local.exited(1, 1, None, 50.0, NO_ERROR) == [m.RanksDone("n2", 3, 7, True, -1, -1, attached=False)]
 
 
 def test_the_nodes_answer_to_a_stop_waits_for_all_its_ranks() -> None:

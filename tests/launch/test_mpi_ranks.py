@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from resilio_hpc.launch.agent_ports import StopHow
 from resilio_hpc.launch.mpi_ranks import KILLED_WITH_STEP, MpiRanks
 from resilio_hpc.launch.mpi_tasks import STEP_KILLED
 from resilio_hpc.launch.options import LaunchOptions
@@ -25,7 +26,7 @@ class FakeSpawner:
         events, self.said = self.said, []
         return events
 
-    def stop(self, signal: int, grace_s: float, keep_stores_from: int | None) -> None:
+    def stop(self, signal: int, grace_s: float, keep_stores_from: int | None, **_how: bool) -> None:
         pass
 
     def kill(self) -> None:
@@ -37,6 +38,7 @@ class Core:
 
     slots = 2
     local = None  # no round
+    ending = None
 
     def __init__(self) -> None:
         self.told: list[tuple[int, str]] = []
@@ -89,7 +91,7 @@ def test_an_echo_waits_and_a_failure_does_not(ranks: Make) -> None:
 def test_a_stop_makes_echoes_pointless(ranks: Make) -> None:
     made = ranks(AT_ONCE_S)
     made._on_exited(exited(0, STEP_KILLED))  # the loop has not come to it yet
-    made.stop(0, 0.0, 0)
+    made.stop(StopHow(), 0)
     assert ended(made, 1, 3) == [(1, "failed, exit code 3")]
 
 

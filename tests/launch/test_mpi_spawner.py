@@ -156,7 +156,6 @@ def test_signals_that_slurm_gives_to_the_whole_step_are_left_to_the_agent(bench:
     bench.line()
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         task.send_signal(number)
-    os.kill(rank, signal.SIGUSR2)
     os.kill(rank, signal.SIGTERM)  # of a program that does not know us: its own affair, as everywhere
     ended = bench.wait(Exited)
     assert (ended.exit_code, ended.signal) == (None, signal.SIGTERM)

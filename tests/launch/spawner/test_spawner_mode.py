@@ -210,3 +210,47 @@ def test_without_torch_nothing_imports_it_and_the_store_is_a_port_for_rank_0(mak
         assert bench.run("import sys; print('torch' in sys.modules)").exit_code == 0
     assert bench.out() == "False\n"
     assert bench.wait(Started).mode == "fork"
+
+
+def test_a_module_beside_the_script_is_not_taken_for_one_that_is_loaded(make_bench, tmp_path: Path) -> None:
+    """A mistaken one would be found in the forked rank, and be another one than plain Python finds."""
+    script = tmp_path / "own" / "train.py"
+    script.parent.mkdir()
+    script.write_text("import queue, token; print(queue.OWN, token.OWN)")
+    for name in ("queue", "token"):
+        (script.parent / f"{name}.py").write_text("OWN = 1")
+    bench = make_bench(torch=False, program=("script", str(script)))
+    assert "has another" in bench.start().why_not_fork
+    bench.command("script", str(script))
+    assert bench.wait_exit().exit_code == 0, bench.err()
+    assert bench.out() == "1 1\n"
+
+
+def test_a_script_that_sets_what_is_read_on_import_is_executed(make_bench, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os\nos.environ['OMP_PROC_BIND'] = 'true'\nimport numpy")
+    bench = make_bench(torch=False, program=("script", str(script)))
+    assert "sets OMP_PROC_BIND before it imports numpy" in bench.start().why_not_fork
+
+
+def test_a_preloaded_module_may_be_beside_the_script(make_bench, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/beside.py").write_text("VALUE = 5")
+    program = ("script", str(tmp_path / "own/train.py"))
+    bench = make_bench(torch=False, preload=("beside",), program=program)
+    assert bench.start().why_not_fork == ""
+
+
+def test_relative_entries_of_the_path_are_those_of_the_ranks_directory(
+    make_bench, spawner_environment, tmp_path: Path
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/mine.py").write_text("VALUE = 7")
+    (tmp_path / "top.py").write_text("VALUE = 8")
+    environment = spawner_environment(PYTHONPATH=f"lib::{ROOT}")
+    bench = make_bench(torch=False, environment=environment, cwd=str(tmp_path))
+    assert bench.start().why_not_fork == ""
+    bench.spawn("import mine, os, top; print(mine.VALUE, top.VALUE, os.environ['PYTHONPATH'])")
+    assert bench.wait_exit().exit_code == 0, bench.err()
+    assert bench.out() == f"7 8 lib::{ROOT}\n"
+    assert bench.wait(Started).mode == "fork"

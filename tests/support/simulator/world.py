@@ -21,6 +21,7 @@ from tests.support.virtual_cluster.world import Site, World
 DRIFT = 0.02  # clocks go wrong by up to so much
 
 STOPS_S = (0.02, 0.05, 0.25)  # how long ranks take to die
+HEEDS_S = (0.0, 0.0, 0.0, 0.5, 3.0)  # how long those that handle SIGTERM take to end by themselves
 RENDEZVOUS_S = 5.0
 TAKEN = 0.1  # share of agents that do not get the run's port
 
@@ -56,6 +57,7 @@ class SeededWorld(World):
             site.clock = (self.draw.uniform(0.0, 1e6), self.draw.uniform(1 - DRIFT, 1 + DRIFT))
             site.unix_offset_s = self.draw.uniform(-5.0, 5.0)
             site.stop_s = self.draw.choice(STOPS_S)
+            site.heeds_s = Random(f"{self.schedule.seed} {site.name} heeds").choice(HEEDS_S)
 
     def record(self, kind: str, fields: dict[str, Any]) -> None:
         super().record(kind, fields)

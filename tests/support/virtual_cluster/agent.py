@@ -10,6 +10,7 @@ from resilio_hpc.ckpt.records import ShardRecord
 from resilio_hpc.core import rank_link
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
+from resilio_hpc.launch.agent_ports import Graces, StopHow
 from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
 from resilio_hpc.launch.controller import Controller
 from resilio_hpc.launch.local_round import LocalRound
@@ -43,6 +44,7 @@ class VirtualAgent(Process):
         self.heard: list[m.ToAgent] = []
         self._world = world
         self._lives: set[Life] = set()  # whose ranks are alive here
+        self._stops = 0  # orders to stop the ranks
         self._spawner = 0  # counts those that were killed
         self._life = 0  # grows when ranks are stopped: what was on its way for them is void
         self.incarnation = f"{self.node}.{site.incarnations}"
@@ -50,7 +52,8 @@ class VirtualAgent(Process):
         hello = m.Hello(self.node, self.incarnation, 0, self.endpoint, self.node, world.slots, last=site.kept,
                         disk_port=world.disk_port)  # fmt: skip
         ballot = site.ballot or Ballot(first_membership(world.config.expected))
-        self.core = AgentCore(hello, JOB, ballot, self, world.config.heartbeat_timeout_s)
+        timeout_s = world.config.heartbeat_timeout_s
+        self.core = AgentCore(hello, JOB, ballot, self, timeout_s, graces=Graces(world.failure_grace_s))
 
     @property
     def controller(self) -> Controller | None:
@@ -126,7 +129,9 @@ class VirtualAgent(Process):
         if self.alive and not self.suspended:
             self.core.tick()
 
-    def rank_ends(self, local_rank: int, exit_code: int | None, signal: int | None, message: str) -> None:
+    def rank_ends(
+        self, local_rank: int, exit_code: int | None, signal: int | None, message: str, traceback: str = ""
+    ) -> None:
         """A rank exits by itself."""
         local = self.core.local
         if self.alive and local is not None:
@@ -134,13 +139,14 @@ class VirtualAgent(Process):
             if exit_code != 0 and training is not None:
                 training.broken = True
             at = self.unix()
-            self.event(lambda: self._rank_exited(local, local_rank, (exit_code, signal), at, message))
+            error = (message, traceback)
+            self.event(lambda: self._rank_exited(local, local_rank, (exit_code, signal), at, error))
 
     def _rank_exited(
-        self, local: LocalRound, local_rank: int, how: tuple[int | None, int | None], at: float, message: str
+        self, local: LocalRound, local_rank: int, how: tuple[int | None, int | None], at: float, error: tuple[str, str]
     ) -> None:
         if self.core.local is local:
-            self.core.rank_exited(local_rank, *how, at, (message, ""))
+            self.core.rank_exited(local_rank, *how, at, error)
             if all(rank.done for rank in local.ranks.values()):
                 self._lives.discard(life_of(local))
 
@@ -236,16 +242,20 @@ class VirtualAgent(Process):
             self._world.watch.promises(self.node, ballot.promised)
         self.site.ballot = ballot
 
-    def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
+    def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         self.copies.give_up()
         gone, spawner = self._ranks_doomed(), self._spawner
+        self._stops += 1
+        number = self._stops
 
         def stopped() -> None:
-            gone()
-            if spawner == self._spawner:
-                self.event(self.core.all_stopped)
+            if number == self._stops:  # another order replaces this one
+                gone()
+                if spawner == self._spawner:
+                    self.event(self.core.all_stopped)
 
-        self._world.after(self.site.stop_s, stopped)
+        heeds_s = 0.0 if how.for_good else min(how.grace_s, self.site.heeds_s)
+        self._world.after(heeds_s + self.site.stop_s, stopped)
 
     def terminate_ranks(self) -> None:
         local = self.core.local

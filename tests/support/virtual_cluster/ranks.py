@@ -34,6 +34,7 @@ class Script:
     start_s: float = 0.3  # from the fork to the first step's begin
     ignores_stop: bool = False
     exits_early_at: int = -1  # rank 0 exits with 0 after this step, without a word
+    stays_out: int = -1  # in the first round this rank exits with 0 and never attaches
 
     @property
     def saves_last(self) -> bool:
@@ -86,6 +87,10 @@ class Training:
                 self._say(agent, rank, message)
 
     def _say(self, agent: VirtualAgent, local_rank: int, message: rank_link.RankMessage) -> None:
+        if self.round == 0 and self.nodes[agent.node][1].ranks[local_rank].rank == self.script.stays_out:
+            if isinstance(message, rank_link.Attach):
+                agent.rank_ends(local_rank, 0, None, "")
+            return
         agent.event(lambda: agent.core.rank_said(self.round, local_rank, message))
 
     def _begin(self) -> None:

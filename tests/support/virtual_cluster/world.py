@@ -41,6 +41,7 @@ class Site:
     off: bool = False
     frozen: bool = False  # agent and ranks stand still
     stop_s: float = 0.02  # how long ranks take to die
+    heeds_s: float = 0.0  # how long ranks that handle SIGTERM take to end by themselves
     clock: tuple[float, float] = (0.0, 1.0)  # the monotonic one: where it began, how fast it goes
     unix_offset_s: float = 0.0
     incarnations: int = 0
@@ -83,6 +84,7 @@ class World:
         self.copy_port = 0  # 1: with --partner-copies
         self.disk_port = disk_port  # with --local-checkpoints
         self.save_s = 0.2
+        self.failure_grace_s = 2.0
         self.slow_savers: dict[str, float] = {}  # node → seconds, instead of save_s
         self.ports = 29500
         self.sites = {name: Site(name) for name in names}
@@ -215,12 +217,19 @@ class World:
         """The connection to the controller breaks and comes again."""
         self.after(LATENCY_S, self.agents[node].lost_connection)
 
-    def fail_rank(self, rank: int, exit_code: int | None = None, signal: int | None = 9, message: str = "") -> None:
+    def fail_rank(
+        self,
+        rank: int,
+        exit_code: int | None = None,
+        signal: int | None = 9,
+        message: str = "",
+        traceback: str = "",
+    ) -> None:
         for agent in self.agents.values():
             local = agent.core.local
             for index, known in local.ranks.items() if local else ():
                 if known.rank == rank and agent.rank_rounds():
-                    agent.rank_ends(index, exit_code if signal is None else None, signal, message)
+                    agent.rank_ends(index, exit_code if signal is None else None, signal, message, traceback)
                     return
         raise AssertionError(f"rank {rank} does not run")
 

@@ -1,0 +1,37 @@
+"""Where the installed commands begin. Until a command's own code is loaded, Ctrl-C ends it without a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+_INTERRUPT = signal.getsignal(signal.SIGINT)
+if _INTERRUPT is signal.default_int_handler:  # not where a shell has us ignore it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def resilio() -> int:
+    """``resilio``."""
+    return _run("resilio_hpc.cli.main")
+
+
+def resilio_launch() -> int:
+    """``resilio-launch``."""
+    return _run("resilio_hpc.cli.resilio_launch")
+
+
+def _run(module: str) -> int:
+    import importlib
+
+    os.environ.pop("PYTHONINSPECT", None)  # a prompt after a launch, or after a rank, would hide how it ended
+    main = importlib.import_module(module).main
+    signal.signal(signal.SIGINT, _INTERRUPT)
+    code: int = main()
+    if _INTERRUPT is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is said: only the interpreter has to end
+    if sys.flags.inspect:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+    return code

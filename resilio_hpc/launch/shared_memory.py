@@ -1,0 +1,77 @@
+"""Segments of shared memory that a killed process tree leaves in /dev/shm, and no tracker removes.
+
+Only names that libraries draw for the memory of live processes are looked at. A file with a name of the user's own may
+be meant to outlive its maker. A segment counts as the tree's where one of its processes maps it or has it open when it
+is about to be killed, and where it is no older than the tree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+DIRECTORY = Path("/dev/shm")
+NAMES = (
+    "psm_",  # multiprocessing.shared_memory
+    "torch_",  # torch's sharing strategy file_system
+    "nccl-", "cuda.shm.",
+    "vader_segment.", "sm_segment.", "osc_rdma.", "mpich_shar_tmp", "ucx_shm_posix_",  # Open MPI, MPICH, UCX
+    "sem.mp-", "sem.loky-", "loky-",
+)  # fmt: skip
+
+
+def held(pids: Iterable[int], since: float, directory: Path = DIRECTORY) -> frozenset[Path]:
+    """Segments of this user that these processes hold, made or changed after ``since`` (Unix seconds)."""
+    candidates = {str(path) for path in _segments(directory) if _is_ours(path, since)}
+    found: set[str] = set()
+    for pid in pids:
+        if found == candidates:
+            break
+        found |= _held_by(pid, candidates)
+    return frozenset(map(Path, found))
+
+
+def remove(segments: Collection[Path]) -> list[Path]:
+    """Remove those that no process of this machine holds any more, as far as we may look; returns them."""
+    names = {str(path) for path in segments if path.exists()}
+    if names:
+        for entry in os.scandir("/proc"):
+            if entry.name.isdigit():
+                names -= _held_by(int(entry.name), names)
+    removed = []
+    for name in sorted(names):
+        try:
+            os.unlink(name)  # noqa: PTH108
+            removed.append(Path(name))
+        except OSError:
+            continue
+    return removed
+
+
+def _segments(directory: Path) -> list[Path]:
+    try:
+        return [path for path in directory.iterdir() if path.name.startswith(NAMES)]
+    except OSError:
+        return []
+
+
+def _is_ours(path: Path, since: float) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return status.st_uid == os.geteuid() and status.st_ctime >= since
+
+
+def _held_by(pid: int, names: Collection[str]) -> set[str]:
+    found = set()
+    try:
+        with open(f"/proc/{pid}/maps", errors="replace") as file:
+            found = {name for line in file if "/" in line and (name := line[line.index("/") :].rstrip("\n")) in names}
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            if (name := os.readlink(entry.path)) in names:  # noqa: PTH115 - thousands of them
+                found.add(name)
+    except OSError:
+        pass  # it has ended, or is another user's
+    return found
