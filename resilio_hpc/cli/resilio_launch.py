@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,14 +61,18 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
 
         resize.check_words(parsed.options.resize_options)
     targets = _notify_targets(parsed.options, caller)
-    if parsed.options.dry_run:
-        return _dry_run(parsed.options, caller, here, tuple(target.name for target in targets))
-    from resilio_hpc.launch import notify_targets, run_directory, supervisor
+    from resilio_hpc.launch import run_choice
 
-    run = run_directory.open_run(Path(parsed.options.run_dir))
-    notify_targets.put_away(run.path, targets)
-    supervise = supervise or supervisor.run
-    return supervise(replace(parsed.options, notify=()))  # which become part of the agents' command lines
+    options = run_choice.choose(
+        run_choice.Command(parsed.options, parsed.run_dir_given, caller.environment), create=not parsed.options.dry_run
+    )
+    if options.dry_run:
+        return _dry_run(options, caller, here, tuple(target.name for target in targets))
+    from resilio_hpc.launch import run_directory, supervisor
+
+    run_directory.open_run(Path(options.run_dir), program=options.program)
+    supervise = supervise or partial(supervisor.run, targets=targets)
+    return supervise(replace(options, notify=()))  # which become part of the agents' command lines
 
 
 def _notify_targets(options: LaunchOptions, caller: Caller) -> tuple[Target, ...]:

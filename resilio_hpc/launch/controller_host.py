@@ -38,6 +38,7 @@ from resilio_hpc.launch.controller_status import status
 from resilio_hpc.launch.link_guard import LinkGuard
 from resilio_hpc.launch.slow_saves import SlowSaves
 from resilio_hpc.launch.storage import Storage
+from resilio_hpc.launch.turns import job_of
 from resilio_hpc.launch.verdict_writer import VerdictWriter
 
 STATUS_INTERVAL_S = 0.5
@@ -86,7 +87,7 @@ class ControllerHost:
         self._agent = agent
         self._job = job
         self._notify = notify
-        self._slurm_job = "" if job.startswith("local-") else job.partition("r")[0]
+        self._slurm_job = "" if job.startswith("local-") else job_of(job)
         self._guard = LinkGuard("", 0.0, True)
         self._saves = SlowSaves()
         self._behind = False  # messages wait that one turn had no time for

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from resilio_hpc.launch.handover import Handover
+from resilio_hpc.launch.turns import job_of
 
 # How a job's part ended → the next job carries on.
 CONTINUES = ("time_limit", "needs_new_job")
@@ -79,7 +80,7 @@ def _rival(evidence: Evidence) -> Decision | None:
     """Another job than the one that we were to follow has the run: exactly one may go on."""
     if evidence.followed:
         return None
-    job = evidence.part.partition("r")[0]
+    job = job_of(evidence.part)
     if evidence.state in ALIVE and not evidence.verdict:
         return Decision(False, f"job {job} carries this run on: nothing to do here", "superseded")
     if evidence.heir:

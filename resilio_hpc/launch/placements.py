@@ -19,6 +19,7 @@ from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.agent_starts import Attempts
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.output_relay import Outputs
+from resilio_hpc.launch.turns import part_name
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.allocation import Allocation
 
@@ -117,11 +118,12 @@ class Site:
     nodes: tuple[str, ...]
     leads: bool  # this supervisor speaks to the user and keeps the chain
     restarts: int = 0  # how often Slurm has requeued the job
+    launch: int = 1  # of those that this run of the job has made in the same run directory
 
     @property
     def key(self) -> str:
-        """The name of this job's part of the run: a requeued job is another part."""
-        return f"{self.job}r{self.restarts}" if self.restarts else self.job
+        """The name of this launch's part of the run: that of a requeued job is another one."""
+        return part_name(self.job, self.restarts, self.launch)
 
 
 def site_of(options: LaunchOptions, allocation: Allocation | None) -> Site:
@@ -132,9 +134,10 @@ def site_of(options: LaunchOptions, allocation: Allocation | None) -> Site:
         nodes = (host,) if count == 1 else tuple(f"local{index}" for index in range(count))
         site = Site("local", f"local-{os.getpid()}-{int(time.time())}", nodes, True)
     elif allocation.in_step:
-        site = Site("step", allocation.job, allocation.nodes, allocation.task == 0, allocation.restart_count)
+        leads, restarts = allocation.task == 0, allocation.restart_count
+        site = Site("step", allocation.job, allocation.nodes, leads, restarts, options.launch)
     else:
-        site = Site("batch", allocation.job, allocation.nodes, True, allocation.restart_count)
+        site = Site("batch", allocation.job, allocation.nodes, True, allocation.restart_count, options.launch)
     wanted = options.min_nodes
     if len(site.nodes) < wanted:
         where = "this machine is 1 node" if site.mode == "local" else f"job {site.job} has {len(site.nodes)} node(s)"

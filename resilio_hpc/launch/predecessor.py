@@ -39,8 +39,7 @@ def part_state(part: str) -> tuple[str, str]:
     A requeued job has several runs: accounting keeps all of them, slurmctld only the newest. One that was cancelled
     before its newest run came to take a turn was cancelled.
     """
-    job, _, run = part.partition("r")
-    index = int(run) if run.isdecimal() else 0
+    job, index = turns.job_of(part), turns.run_of(part)
     fields = commands.job_fields(job)
     state = (fields.get("JobState", "").split() or [commands.UNKNOWN])[0]
     own = fields.get("Restarts") == str(index)
@@ -68,7 +67,7 @@ def newest_commit(run_path: Path) -> int:
 
 def _comment_record(part: str) -> handover.Handover | None:
     """A handover record that the run directory did not take."""
-    comment = commands.job_fields(part.partition("r")[0]).get("Comment", "")
+    comment = commands.job_fields(turns.job_of(part)).get("Comment", "")
     start = handover_comment(part, "")
     if not comment.startswith(start):
         return None

@@ -24,6 +24,7 @@ import re
 import secrets
 import stat
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,15 @@ class Run:
     secret: bytes
 
 
-def open_run(path: Path, wait_s: float = 10.0) -> Run:
-    """Create the run directory, or join it where it exists. Several nodes may do this at the same time."""
+def open_run(path: Path, wait_s: float = 10.0, program: Sequence[str] = ()) -> Run:
+    """Create the run directory, or join it where it exists. Several nodes may do this at the same time.
+
+    ``program``: for which it is created (``run_choice``)."""
     try:
         for name in ("ledger", "logs", "checkpoints", "links"):
             (path / name).mkdir(parents=True, exist_ok=True)
         create_exclusive(path / "secret", new_secret() + b"\n", 0o600)
-        identity = {"version": VERSION, "run_id": secrets.token_hex(6), "created": time.time()}
+        identity = {"version": VERSION, "run_id": secrets.token_hex(6), "created": time.time(), "program": [*program]}
         create_exclusive(path / "run.json", json.dumps(identity).encode(), 0o644)
     except OSError as error:
         raise UsageError(

@@ -7,6 +7,7 @@ lines on its standard input and output. ``Storage`` is the agent's side; ``main`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -25,6 +26,7 @@ from resilio_hpc.core.json_fields import read_object
 from resilio_hpc.launch import bootstrap, chain_order, notify_targets, run_directory, time_limit
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.drain import Drain
+from resilio_hpc.launch.holder import Pulse, pulse_file
 from resilio_hpc.launch.process_tree import die_with_parent, outlive_warnings
 
 DRAIN_INTERVAL_S = 0.2
@@ -43,6 +45,7 @@ class Storage:
         self._buffer = b""
         self._queue: deque[tuple[int, str, bytes]] = deque()  # (number, operation, line) of which nothing is sent
         self._unsent = memoryview(b"")  # the rest of a request that did not fit into the pipe
+        self._turn = 0  # whose holder the child shows to live
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -73,6 +76,11 @@ class Storage:
         line = json.dumps({"id": self._next, "op": operation, **arguments}).encode() + b"\n"
         self._queue.append((self._next, operation, line))
         self.push()
+
+    def show_life(self, turn: int) -> None:
+        """Have the child, and each one after it, write the pulse of a turn (``holder``)."""
+        self._turn = turn
+        self.request("show_life", turn=turn)
 
     def _drop_unsent(self, operation: str) -> None:
         """What has not begun to be sent gives way to what is newer."""
@@ -129,6 +137,8 @@ class Storage:
         pending, self._pending, self._buffer, self._unsent = self._pending, {}, b"", memoryview(b"")
         self._queue.clear()
         self._process = self._start()
+        if self._turn:
+            self.request("show_life", turn=self._turn)
         for answer in pending.values():
             answer(None)
 
@@ -155,6 +165,7 @@ def main() -> int:
     outlive_warnings()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm may send it to the whole step; the agent decides
     drain = Drain(spool, run_path)
+    pulse: Pulse | None = None
     buffer = b""
     next_drain = 0.0
     said = ""
@@ -162,12 +173,22 @@ def main() -> int:
         ready, _, _ = select.select([0], [], [], DRAIN_INTERVAL_S)
         data = os.read(0, 1 << 16) if ready else None
         if data == b"":
+            with contextlib.suppress(OSError):
+                if pulse is not None:
+                    pulse.end()
             return 1 if drain.run() else 0
         *lines, buffer = (buffer + (data or b"")).split(b"\n")
         for line in lines:
-            reply = _serve(json.loads(line), run_path, job)
+            request = json.loads(line)
+            if request["op"] == "show_life":
+                pulse = Pulse(pulse_file(run_path, request["turn"]))
+                continue
+            reply = _serve(request, run_path, job)
             sys.stdout.write(json.dumps(reply) + "\n")
             sys.stdout.flush()
+        with contextlib.suppress(OSError):  # the file system fails: others may take the run for abandoned
+            if pulse is not None:
+                pulse.tick(time.monotonic())
         if time.monotonic() >= next_drain:
             problem = drain.run()
             if problem and problem != said:

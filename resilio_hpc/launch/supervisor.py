@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from resilio_hpc.launch import announce, closing, joining, node_check, resize_keeper, run_directory
+from resilio_hpc.launch import announce, closing, joining, node_check, notify_targets, resize_keeper, run_directory
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.agent_keeping import WARNINGS, AgentKeeper
 from resilio_hpc.launch.agent_settings import AgentSettings
@@ -27,7 +27,7 @@ from resilio_hpc.launch.chaining import Chain
 from resilio_hpc.launch.job_watch import JobWatch
 from resilio_hpc.launch.maintenance import EndBeforeMaintenance
 from resilio_hpc.launch.notify import tell_verdict
-from resilio_hpc.launch.notify_targets import masked
+from resilio_hpc.launch.notify_targets import Target, masked
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.resize_keeper import ResizeKeeper
 from resilio_hpc.launch.supervisor_files import SupervisorFiles
@@ -55,14 +55,15 @@ class Farewell:
 class Supervisor:
     """Keeps the agents of one job (or of one node) running until there is a verdict."""
 
-    def __init__(self, options: LaunchOptions) -> None:
+    def __init__(self, options: LaunchOptions, targets: tuple[Target, ...] = ()) -> None:
         self.options = options
+        self._targets = targets
         self.allocation = detect(os.environ)
         self.site = p.site_of(options, self.allocation)
         self.run = run_directory.open_run(Path(options.run_dir))
         self.files = SupervisorFiles(self.run, self.site.key, f"{self.site.key}-supervisor-{self._own_name()}")
         self.ledger = self.files.ledger
-        self.chain = Chain(options, self.site, self.run.path, self.ledger)
+        self.chain = Chain(options, self.site, self.run.path, self.ledger, self.files.show_life)
         self.last_words: list[str] = []
 
     def _own_name(self) -> str:
@@ -74,6 +75,7 @@ class Supervisor:
         if over is not None:
             self.last_words = [over] if self.site.leads else []
             return 0
+        notify_targets.put_away(self.run.path, self._targets)
         end_time = commands.job_end_time(self.site.job) if self.site.mode != "local" else None
         self.chain.begin()
         signals = self._check_nodes()
@@ -223,15 +225,15 @@ class Supervisor:
         code = self.chain.exit_code(verdict)
         bounded(self.chain.avoid_faulty_nodes, None)
         if self.site.leads:
-            words = partial(closing.last_words, self.run.path, verdict, self.site.job, self.chain.next_job)
+            words = partial(closing.last_words, self.run.path, verdict, self.site.key, self.chain.next_job)
             self.last_words = bounded(words, closing.verdict_lines(self.run.path, verdict, self.chain.next_job))
         self.ledger.append("launch_ends", verdict=verdict["verdict"], exit_code=code)
         return code
 
 
-def run(options: LaunchOptions) -> int:
-    """Run a launch to its verdict."""
-    supervisor = Supervisor(options)
+def run(options: LaunchOptions, targets: tuple[Target, ...] = ()) -> int:
+    """Run a launch to its verdict. ``targets``: whom it notifies."""
+    supervisor = Supervisor(options, targets)
     try:
         return _run(supervisor)
     finally:

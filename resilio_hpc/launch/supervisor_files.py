@@ -72,6 +72,10 @@ class SupervisorFiles:
             now = time.monotonic()
         return self.verdict
 
+    def show_life(self, turn: int) -> None:
+        """Let others see that the launch which has ``turn`` lives, until ``close``."""
+        self._storage.show_life(turn)
+
     def move_end(self, key: str, end_time: float | None) -> None:
         """Tell the agents of job ``key`` that its end has changed."""
         self._storage.request("move_end", job=key, end_time=end_time)
