@@ -34,8 +34,16 @@ _AWAY = re.compile(
 )
 
 
+# ESLURM_ALREADY_DONE, and ESLURM_INVALID_JOB_ID once slurmctld has forgotten it.
+_ENDS = re.compile(r"already complet(?:ing|ed)|Invalid job id", re.IGNORECASE)
+
+
 class Unanswered(SlurmError):
     """slurmctld did not answer: whether the order was carried out is not known; it may be given again later."""
+
+
+class JobEnds(SlurmError):
+    """The job of an order has ended, or Slurm is ending it."""
 
 
 class SubmitLimit(SlurmError):
@@ -50,7 +58,9 @@ def address(job: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def refused(error: CommandError) -> SlurmError:
-    """What a failed command means: Unanswered, or that Slurm will not. Pure."""
+    """What a failed command means: Unanswered, that the job ends, or that Slurm will not. Pure."""
+    if _ENDS.search(error.stderr):
+        return JobEnds(str(error))
     if (error.returncode is None and "no answer" in str(error)) or _AWAY.search(error.stderr):
         return Unanswered(str(error))
     return SlurmError(str(error))

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilio_hpc.core import standard_streams
 from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.launch import checks, devices
 from resilio_hpc.launch.option_values import Caller
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None, supervise: Callable[[LaunchOptions], int] | None = None) -> int:
     """Exit code: the run's, as ``supervise`` returns it (default: the supervisor); 2 after a mistake of the user; 130
     when interrupted."""
+    if argv is None:
+        standard_streams.make_usable()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # --help and --dry-run in a locale without UTF-8
     try:

@@ -49,7 +49,6 @@ SIGNALS = {
 }  # fmt: skip
 PREDECESSOR_DIES_S = 3.0
 ABANDON_S = 300.0  # without a quorum for so long: what is left of the job ends
-ORPHAN_LIMIT_S = 60.0  # told to end but without a controller for so long: end anyway
 
 
 class AnotherLives(LaunchError):
@@ -103,7 +102,7 @@ class Agent(AgentFiles):
         )  # fmt: skip
         self.core: AgentCore = AgentCore(
             hello, settings.job, self._ballot(), self, settings.options.heartbeat_timeout_s, settings.join,
-            min(ABANDON_S, settings.options.join_timeout_s), settings.begins,
+            min(ABANDON_S, settings.options.join_timeout_s), settings.begins, settings.options.stop_grace_s,
         )  # fmt: skip
         self.copies = PartnerCopies(self)
         self.read_ahead = ReadAheadLink(self)
@@ -112,7 +111,8 @@ class Agent(AgentFiles):
         self.ranks = local_ranks(self, token, spool)
         self.caller: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
-        self._told_to_end_at: float | None = None
+        if settings.stop:
+            self.core.warned(settings.stop, self._own_job.lasts_s(settings.stop))
         self._signals = self._catch_signals()
         self.ledger.append("agent", node=settings.node, incarnation=incarnation, pid=os.getpid(), slots=slots)
 
@@ -147,7 +147,6 @@ class Agent(AgentFiles):
             ):  # fmt: skip
                 part.tick()
             self._own_job.tick(self.core)
-            self._give_up_alone()
         return self._close()
 
     def _poll(self) -> None:
@@ -189,13 +188,6 @@ class Agent(AgentFiles):
             if name:
                 self.ledger.append("signal", signal=name, node=self.settings.node)
                 self.core.warned(name, self._own_job.lasts_s(name))
-                if name != "USR2" and self._told_to_end_at is None:
-                    self._told_to_end_at = time.monotonic()
-
-    def _give_up_alone(self) -> None:
-        told = self._told_to_end_at
-        if told is not None and self.core.ending is None and time.monotonic() - told > ORPHAN_LIMIT_S:
-            self.core.controller_said(m.End(1 << 60, "terminated", 143))
 
     def _on_controller(self) -> None:
         caller = self.caller

@@ -37,6 +37,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     join: bool = False  # our nodes join a run that another job began
     run_id: str = ""  # so that an agent finds what its predecessor left on the node
     cwd: str = ""  # where ranks start; "": where the agent does
+    stop: str = ""  # "TERM" or "INT": the launch was told to end before this agent was started
     own_job: str = ""  # of a joiner: whose time limit ``end_time`` is, and whose nodes ``expected`` are
 
     def to_json(self) -> str:

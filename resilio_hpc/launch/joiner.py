@@ -146,7 +146,7 @@ class Joiner:
             alive = keeper.tend(now)
             if farewell is None and files.verdict is not None:
                 farewell = Farewell(now, keeper.kept)
-            if not alive or (farewell is None and keeper.hopeless):
+            if not alive or (farewell is None and (keeper.hopeless or keeper.stop_overdue(now))):
                 return
             if farewell is not None and farewell.over(now, keeper.running, self.site):
                 return

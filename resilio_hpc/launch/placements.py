@@ -37,9 +37,9 @@ class Recipe:
     by_srun: bool
     binds: bool = False
 
-    def argv(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        """The command that runs an agent on each of the nodes."""
-        settings = self.settings
+    def argv(self, nodes: tuple[str, ...], stop: str = "") -> tuple[str, ...]:
+        """The command that runs an agent on each of the nodes. ``stop``: how the launch was told to end, or ""."""
+        settings = msgspec.structs.replace(self.settings, stop=stop)
         if len(nodes) == 1:
             node = nodes[0]
             settings = msgspec.structs.replace(settings, node=node, address=settings.address or node)
@@ -75,11 +75,11 @@ class Placement:
         """Whether it is to be started."""
         return self.process is None and not self.done and now >= self.attempts.next_start
 
-    def start(self, now: float, outputs: Outputs) -> None:
-        """Start the agent (or the srun that runs it), in a session of its own."""
+    def start(self, now: float, outputs: Outputs, stop: str = "") -> None:
+        """Start the agent (or the srun that runs it), in a session of its own. ``stop``: see ``Recipe.argv``."""
         self.attempts.started(now)
         self.process = subprocess.Popen(
-            self.recipe.argv(self.nodes), stdin=subprocess.DEVNULL, stdout=outputs.stdout, stderr=outputs.stderr,
+            self.recipe.argv(self.nodes, stop), stdin=subprocess.DEVNULL, stdout=outputs.stdout, stderr=outputs.stderr,
             start_new_session=True,
         )  # fmt: skip
 

@@ -30,6 +30,7 @@ from resilio_hpc.launch.notify import tell_verdict
 from resilio_hpc.launch.notify_targets import Target, masked
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.resize_keeper import ResizeKeeper
+from resilio_hpc.launch.stop_phase import EXIT_CODES, REASONS
 from resilio_hpc.launch.supervisor_files import SupervisorFiles
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.allocation import detect
@@ -94,15 +95,19 @@ class Supervisor:
         for number in signals:
             os.kill(os.getpid(), number)
         resizer = self._keep_resizer()
+        verdict: dict[str, Any] | None = None
+        hopeless = False
         try:
             verdict = self._supervise(keeper)
             hopeless = keeper.hopeless
+        except KeyboardInterrupt:
+            verdict = self.files.verdict  # all is killed now, and it may be known how the run ended
         finally:
             keeper.kill()
             if resizer is not None:
                 resizer.close()
         keeper.clean_up()
-        return self._close(verdict, hopeless)
+        return self._close(verdict or self._own_verdict(hopeless, keeper.stop_order), verdict is None)
 
     def _check_nodes(self) -> list[int]:
         """The pair check, where it is asked for: what it names gets no agent. Returns signals that came meanwhile.
@@ -182,7 +187,7 @@ class Supervisor:
                 alone_since = now
             if alone_since is not None and (verdict is not None or self.files.seen_since(alone_since, now)):
                 return verdict
-            if verdict is None and keeper.hopeless:
+            if verdict is None and (keeper.hopeless or keeper.stop_overdue(now)):
                 return None
             if farewell is not None and farewell.over(now, keeper.running, self.site):
                 return verdict
@@ -201,27 +206,39 @@ class Supervisor:
         """SIGTERM does not tell its cause, Slurm does: a time limit carries on, the user's cancel does not."""
         if verdict.get("verdict") != "terminated" or self.site.mode == "local" or not self.site.leads:
             return verdict
+        code = verdict.get("exit_code", 1)
         if self.chain.stop_ordered:
-            name, reason = "cancelled", "resilio chain stop"
+            name, reason, code = "cancelled", "resilio chain stop", 0
         else:
             name = {"CANCELLED": "cancelled", "TIMEOUT": "time_limit"}.get(commands.job_state(self.site.job), "")
             reason = f"Slurm ended the job: {name.replace('_', ' ')}"
         if not name:
             return verdict
-        named = {**verdict, "verdict": name, "reason": reason}
+        named = {**verdict, "verdict": name, "reason": reason, "exit_code": code}
         bounded(lambda: run_directory.write_verdict(self.run.path, self.site.key, named), None)
         return named
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def _close(self, verdict: dict[str, Any] | None, hopeless: bool) -> int:
-        if verdict is None:
-            reason = "no agent could be started" if hopeless else "every agent ended without a verdict"
-            verdict = {"verdict": "agents_lost", "exit_code": 1, "reason": reason}
-            if self.site.leads:
-                run_directory.write_verdict(self.run.path, self.site.key, verdict)
-                self.chain.close(verdict)
-                tell_verdict(self.run, self.site.key, self.ledger.append, verdict)  # no controller did
+    def _own_verdict(self, hopeless: bool, stop_order: str) -> dict[str, Any]:
+        """Where no agent could say how the run ends."""
+        if stop_order:
+            name = REASONS[stop_order]
+            verdict = {
+                "verdict": name,
+                "exit_code": EXIT_CODES[name],
+                "reason": f"SIG{stop_order}, and no agent is left",
+            }
+            return self._named(verdict)
+        reason = "no agent could be started" if hopeless else "every agent ended without a verdict"
+        return {"verdict": "agents_lost", "exit_code": 1, "reason": reason}
+
+    def _close(self, verdict: dict[str, Any], is_own: bool) -> int:
+        """``is_own``: no controller has said it."""
+        if is_own and self.site.leads:
+            bounded(partial(run_directory.write_verdict, self.run.path, self.site.key, verdict), None)
+            bounded(partial(self.chain.close, verdict), None)
+            tell_verdict(self.run, self.site.key, self.ledger.append, verdict)
         code = self.chain.exit_code(verdict)
         bounded(self.chain.avoid_faulty_nodes, None)
         if self.site.leads:
