@@ -224,12 +224,8 @@ class Supervisor:
         """Where no agent could say how the run ends."""
         if stop_order:
             name = REASONS[stop_order]
-            verdict = {
-                "verdict": name,
-                "exit_code": EXIT_CODES[name],
-                "reason": f"SIG{stop_order}, and no agent is left",
-            }
-            return self._named(verdict)
+            reason = f"SIG{stop_order}, while no agent could save"
+            return self._named({"verdict": name, "exit_code": EXIT_CODES[name], "reason": reason})
         reason = "no agent could be started" if hopeless else "every agent ended without a verdict"
         return {"verdict": "agents_lost", "exit_code": 1, "reason": reason}
 
