@@ -20,6 +20,7 @@ from resilio_hpc.ckpt import shared_blocks
 from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import LaunchError, ResilioError, WireError
+from resilio_hpc.core.event_words import words
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import announce, last_one_out, leftovers, open_files, process_tree, run_directory
 from resilio_hpc.launch import messages as m
@@ -31,6 +32,7 @@ from resilio_hpc.launch.callers import Names
 from resilio_hpc.launch.controller_host import ControllerHost
 from resilio_hpc.launch.device_eviction import DeviceEviction
 from resilio_hpc.launch.disk_link import DiskLink
+from resilio_hpc.launch.helper_watch import HelperWatch
 from resilio_hpc.launch.identity import identify
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
@@ -80,7 +82,7 @@ class Agent(AgentFiles):
         self.gatekeeper = wire.Gatekeeper(self.context, self.keys, self.counters)
         spool = self.local_dir / "spool"
         self.ledger = Ledger(spool / "ledger", f"{settings.job}-{settings.node}")
-        self.storage = Storage(self.run.path, spool, settings.job)
+        self.storage = Storage(self.run.path, spool, settings.job, self.run.run_id)
         self.memory = NodeMemory(self.local_dir, settings.job, settings.begins)
         self._own_job = OwnJob(settings, self.storage)
         self.notifier = Notifier(self.run, settings.job, self.ledger.append, targets, settings.cwd)
@@ -109,6 +111,7 @@ class Agent(AgentFiles):
         os.environ[LOCAL_VARIABLE] = settings.options.local_checkpoints  # ranks inherit both
         os.environ[PEER_DISKS_VARIABLE] = str(self.disks.known)
         self.ranks = local_ranks(self, token, spool)
+        self.helpers = HelperWatch(self._helper_stopped, lambda: self.snapshots.saver.paused_pids)
         self.caller: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
         if settings.stop:
@@ -147,6 +150,7 @@ class Agent(AgentFiles):
             ):  # fmt: skip
                 part.tick()
             self._own_job.tick(self.core)
+            self.helpers.tick(time.monotonic())
         return self._close()
 
     def _poll(self) -> None:
@@ -228,6 +232,10 @@ class Agent(AgentFiles):
         shared_blocks.sweep()
         self.context.destroy(linger=200)
         return self.exit_code or 0
+
+    def _helper_stopped(self, name: str, pid: int, action: str) -> None:
+        self.record("helper_stopped", helper=name, pid=pid, action=action)
+        self.say(words("helper_stopped", {"node": self.settings.node, "helper": name, "pid": pid, "action": action}))
 
     @property
     def may_be_last(self) -> bool:
@@ -366,6 +374,7 @@ class Agent(AgentFiles):
 
     def leave(self, verdict: str, exit_code: int) -> None:
         """End this process."""
+        self.tell_supervisor(verdict, exit_code)
         self.ledger.append("agent_ends", node=self.settings.node, verdict=verdict)
         self.exit_code = 0  # an orderly end; the verdict file tells how the run fared, srun would only complain
 

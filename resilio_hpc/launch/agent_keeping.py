@@ -13,13 +13,14 @@ import time
 from typing import Any, Protocol
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.core.event_words import names
+from resilio_hpc.core.event_words import names, words
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import leftovers, process_tree, run_directory, srun_groups
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.agent_starts import VERDICT_WAIT_S, Attempts, Launches, Pace
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.controller_view import ControllerView
+from resilio_hpc.launch.helper_watch import HelperWatch
 from resilio_hpc.launch.job_watch import JobView, JobWatch
 from resilio_hpc.launch.output_relay import Outputs
 from resilio_hpc.launch.run_directory import Run
@@ -40,6 +41,10 @@ class Files(Protocol):
     ledger: Ledger
     verdict: dict[str, Any] | None
     status: dict[str, Any]
+
+    @property
+    def gone(self) -> bool:
+        """The run directory was removed."""
 
     def seen_since(self, moment: float, now: float) -> bool:
         """Whether ``verdict`` and ``status`` were looked for after ``moment``."""
@@ -84,11 +89,13 @@ class AgentKeeper:
         self._orders = 0  # to stop, by signals
         self.stop_order = ""  # "TERM" or "INT": the launch is to end, whatever dies meanwhile
         self._ordered_at = self._next_stop = 0.0
+        self._helpers = HelperWatch(self._helper_stopped)
         if site.mode == "batch" or (site.mode == "step" and site.leads):
             self._watch.start()
 
     def tend(self, now: float) -> bool:
         """Start what is due, restart what ended too early. Returns whether any agent runs or will."""
+        self._helpers.tick(now)
         over = self._files.verdict is not None
         if self._watched != self._watch.answers and self._watch.view is not None:
             self._watched = self._watch.answers
@@ -108,8 +115,13 @@ class AgentKeeper:
         for placement in self.placements:
             if not over and placement.due(now) and self._may_start(placement, now):
                 placement.start(now, self._outputs, self.stop_order)
-        wanted = not over and not self.stop_order
-        return any(placement.process is not None or (wanted and not placement.done) for placement in self.placements)
+        return any(placement.process is not None or self._may_come(placement) for placement in self.placements)
+
+    def _may_come(self, placement: p.Placement) -> bool:
+        """Whether an agent that does not run may be started yet."""
+        if placement.done or self._files.verdict is not None or self.stop_order:
+            return False
+        return not (self._files.gone and placement.attempts.in_order)  # it knew of a verdict that nobody can read
 
     def _may_start(self, placement: p.Placement, now: float) -> bool:
         attempts = placement.attempts
@@ -124,6 +136,8 @@ class AgentKeeper:
     def _no_verdict(self, attempts: Attempts, now: float) -> bool:
         """Whether an agent that ended in order has to be started again. Most likely it knew of a verdict, which may be
         seen late, or when a run directory that hangs is back. While others run, though, its node was lost."""
+        if self._files.gone:
+            return False
         waited = self.running > 0 or now >= attempts.ended_at + VERDICT_WAIT_S
         return waited and self._files.seen_since(attempts.next_start, now)
 
@@ -147,6 +161,10 @@ class AgentKeeper:
         """Whether no agent could ever be started, though Slurm answers."""
         now = time.monotonic()
         return self._watch.answering and self._launches.hopeless(each.running_s(now) for each in self.placements)
+
+    def _helper_stopped(self, name: str, pid: int, action: str) -> None:
+        self._ledger.append("helper_stopped", helper=name, pid=pid, action=action)
+        say(words("helper_stopped", {"helper": name, "pid": pid, "action": action}))
 
     # -- one that ended ----------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_id: str = ""  # so that an agent finds what its predecessor left on the node
     cwd: str = ""  # where ranks start; "": where the agent does
     stop: str = ""  # "TERM" or "INT": the launch was told to end before this agent was started
+    last_words: str = ""  # a file of the supervisor's, on this machine, for how the run ended; "": no need
     own_job: str = ""  # of a joiner: whose time limit ``end_time`` is, and whose nodes ``expected`` are
 
     def to_json(self) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.core.json_fields import read_object
+from resilio_hpc.core.json_fields import Fields, parse_object, read_object
 from resilio_hpc.launch import bootstrap, chain_order, notify_targets, run_directory, time_limit
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.drain import Drain
@@ -30,6 +30,8 @@ from resilio_hpc.launch.holder import Pulse, pulse_file
 from resilio_hpc.launch.process_tree import die_with_parent, outlive_warnings
 
 DRAIN_INTERVAL_S = 0.2
+LOOK_S = 2.0  # between two looks whether the run directory is still there
+GONE_S = 3.0  # missing for so long, it is gone: a renamed parent may be put back
 MAX_QUEUED = 64  # requests to a child that hangs
 ONLY_NEWEST = ("status",)  # may be large, and comes again: it never stands in the way of a verdict for long
 Answer = Callable[[dict[str, Any] | None], None]  # None: the file system failed or the child was killed
@@ -38,8 +40,11 @@ Answer = Callable[[dict[str, Any] | None], None]  # None: the file system failed
 class Storage:
     """Requests to the child, answers by callback. Nothing here blocks."""
 
-    def __init__(self, run_path: Path, spool: Path, job: str) -> None:
-        self._argv = [*bootstrap.command("launch.storage"), str(run_path), str(spool), job, str(os.getpid())]
+    def __init__(self, run_path: Path, spool: Path, job: str, run_id: str = "") -> None:
+        """``run_id``: of which run ``run_path`` must be; "": of any."""
+        self._argv = [*bootstrap.command("launch.storage"), str(run_path), str(spool), job, str(os.getpid()), run_id]
+        self.gone = False
+        """The run directory was removed, or is another run's: it will not come back."""
         self._pending: dict[int, Answer] = {}
         self._next = 0
         self._buffer = b""
@@ -121,6 +126,7 @@ class Storage:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             reply = json.loads(line)
+            self.gone = reply.get("gone", False)
             answer = self._pending.pop(reply["id"], None)
             if answer is not None:
                 answer(None if "error" in reply else reply)
@@ -161,6 +167,7 @@ class Storage:
 def main() -> int:
     """Child: serve requests and drain until standard input ends."""
     run_path, spool, job, parent = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    presence = Presence(run_path, sys.argv[5])
     die_with_parent(parent)
     outlive_warnings()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm may send it to the whole step; the agent decides
@@ -183,7 +190,10 @@ def main() -> int:
             if request["op"] == "show_life":
                 pulse = Pulse(pulse_file(run_path, request["turn"]))
                 continue
-            reply = _serve(request, run_path, job)
+            if presence.is_gone(time.monotonic()):
+                reply = {"id": request["id"], "error": f"{run_path} was removed", "gone": True}
+            else:
+                reply = _serve(request, run_path, job)
             sys.stdout.write(json.dumps(reply) + "\n")
             sys.stdout.flush()
         with contextlib.suppress(OSError):  # the file system fails: others may take the run for abandoned
@@ -195,6 +205,33 @@ def main() -> int:
                 print(f"resilio-launch: cannot copy logs to the run directory yet: {problem}", file=sys.stderr)
             said = problem
             next_drain = time.monotonic() + DRAIN_INTERVAL_S
+
+
+class Presence:
+    """Whether the run directory is still there, looked at now and then. One that fails or hangs is not gone."""
+
+    def __init__(self, run_path: Path, run_id: str, gone_s: float = GONE_S) -> None:
+        self._run_path, self._run_id, self._gone_s = run_path, run_id, gone_s
+        self._looked = float("-inf")
+        self._missing_since: float | None = None
+
+    def is_gone(self, now: float) -> bool:
+        """``now``: monotonic seconds."""
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            missing = self._run_id and self._is_missing()
+            self._missing_since = (now if self._missing_since is None else self._missing_since) if missing else None
+        return self._missing_since is not None and now - self._missing_since >= self._gone_s
+
+    def _is_missing(self) -> bool:
+        try:
+            text = (self._run_path / "run.json").read_text()
+        except FileNotFoundError:
+            return True
+        except (OSError, ValueError):
+            return False
+        found = Fields.of(parse_object(text)).text("run_id")
+        return bool(found) and found != self._run_id
 
 
 def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class Supervisor:
         self.ledger = self.files.ledger
         self.chain = Chain(options, self.site, self.run.path, self.ledger, self.files.show_life)
         self.last_words: list[str] = []
+        self._told_gone = False
 
     def _own_name(self) -> str:
         return self.allocation.node if self.allocation is not None and self.site.mode == "step" else "main"
@@ -148,6 +149,7 @@ class Supervisor:
             options=self.options, node="", job=self.site.key, expected=self.site.nodes, address="",
             begins=self.chain.begins, chained=self.chain.active,
             end_time=end_time, run_id=self.run.run_id, cwd=str(Path.cwd()),
+            last_words=str(self.files.last_words) if self.site.mode != "batch" else "",
         )  # fmt: skip
         return p.recipe_of(self.site, self.allocation, settings)
 
@@ -185,13 +187,23 @@ class Supervisor:
                 bounded(partial(self.chain.close, verdict), None)
             if not alive and alone_since is None:
                 alone_since = now
-            if alone_since is not None and (verdict is not None or self.files.seen_since(alone_since, now)):
+            self._tell_if_gone()
+            if alone_since is not None and (verdict is not None or self._none_will_come(alone_since, now)):
                 return verdict
             if verdict is None and (keeper.hopeless or keeper.stop_overdue(now)):
                 return None
             if farewell is not None and farewell.over(now, keeper.running, self.site):
                 return verdict
             self.files.tick(now, wait_s=POLL_S)
+
+    def _none_will_come(self, alone_since: float, now: float) -> bool:
+        """Whether no verdict is to be expected, once all agents have ended."""
+        return self.files.gone or self.files.seen_since(alone_since, now)
+
+    def _tell_if_gone(self) -> None:
+        if self.files.gone and not self._told_gone:
+            self._told_gone = True
+            say(f"{self.run.path} was removed, with all that this run had saved; its ranks go on")
 
     def _keep_chain(self, keeper: AgentKeeper) -> None:
         """Submitting a job reads and writes the run directory, which may hang."""
@@ -221,18 +233,24 @@ class Supervisor:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _own_verdict(self, hopeless: bool, stop_order: str) -> dict[str, Any]:
-        """Where no agent could say how the run ends."""
+        """Where the run directory does not tell how the run ended."""
+        told = self.files.told_verdict()
+        if told is not None:
+            return {"reason": "as its agents have told: the run directory did not take the verdict", **told}
         if stop_order:
             name = REASONS[stop_order]
             reason = f"SIG{stop_order}, while no agent could save"
             return self._named({"verdict": name, "exit_code": EXIT_CODES[name], "reason": reason})
         reason = "no agent could be started" if hopeless else "every agent ended without a verdict"
+        if self.files.gone:
+            reason = f"{self.run.path} was removed: no verdict could be written there"
         return {"verdict": "agents_lost", "exit_code": 1, "reason": reason}
 
     def _close(self, verdict: dict[str, Any], is_own: bool) -> int:
         """``is_own``: no controller has said it."""
         if is_own and self.site.leads:
-            bounded(partial(run_directory.write_verdict, self.run.path, self.site.key, verdict), None)
+            if not self.files.gone:
+                bounded(partial(run_directory.write_verdict, self.run.path, self.site.key, verdict), None)
             bounded(partial(self.chain.close, verdict), None)
             tell_verdict(self.run, self.site.key, self.ledger.append, verdict)
         code = self.chain.exit_code(verdict)
