@@ -288,6 +288,9 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         else f"{f.text('node', '?')} reads step {f.whole('step')} ahead of its ranks "
         f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB)"
     ),
+    "forgiven": lambda f: (
+        f"{plural(f.whole('restarts'), 'restart')} no longer count: {seconds(f.number('quiet_s'))} without a failure"
+    ),
     "helper_stopped": lambda f: (
         f"{f.text('node', 'the launcher')}: its helper process {f.text('helper')} ({f.data.get('pid')}) was stopped "
         f"by somebody: {f.text('action')}"

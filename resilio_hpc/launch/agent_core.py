@@ -115,7 +115,7 @@ class AgentCore(NodeRanks):
         self._ports.to_controller(
             m.Heartbeat(
                 self.node, incarnation, self.epoch, now, number, self._echo, step, step_time, self.ready,
-                self._ports.copy_port(),
+                self._ports.copy_port(), bool(self.local and self.local.attached),
             )
         )  # fmt: skip
 

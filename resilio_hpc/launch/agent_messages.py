@@ -64,6 +64,7 @@ class Heartbeat(Struct, frozen=True):
     step_time: Seconds = 0.0
     ready: bool = True  # ranks would start at once: nothing has to be imported before
     copy_port: Port = 0  # where snapshots can be fetched; 0: nowhere
+    attached: bool = False  # a local rank will tell of its steps
 
 
 class RanksStopped(Struct, frozen=True):

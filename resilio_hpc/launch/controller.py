@@ -124,6 +124,7 @@ class Controller:
                 self.rounds.watch()
             elif self.phase == "running":
                 self.regrouping.part_with_leavers()
+                self.incidents.forgive()
             if self.phase in ("starting", "running"):
                 self.checkpoints.tick()
             self.stop.tick(self.now(), self.unix())
@@ -265,6 +266,7 @@ class Controller:
                 agent.step_time = beat.step_time
         agent.sent = beat.sent
         agent.ready, agent.copy_port = beat.ready, beat.copy_port
+        agent.attached = agent.attached or beat.attached
         self._renew_lease(beat.node, agent)
         if self.phase == "ended":
             self.ending.say_again(beat.node)

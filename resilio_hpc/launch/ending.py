@@ -66,7 +66,7 @@ class Ending:
         controller = self._controller
         return {
             "round": controller.round, "restarts": controller.restarts, "committed": controller.checkpoints.committed,
-            "epoch": controller.epoch,
+            "epoch": controller.epoch, "trained": controller.rounds.trained,
         }  # fmt: skip
 
     def _end_with(self, finish: Finish) -> None:

@@ -43,8 +43,8 @@ class Evidence:
 
     ``chained``: the chain submitted us; ``requeued``: we are the same job, started again by Slurm; ``followed``: it is
     the part that we were to follow; ``heir``: the job after it, if that one waits or runs; ``state``: Slurm's word for
-    its end; ``by``: who cancelled it; ``fruitless``: how many parts in a row ended without a verdict and without a
-    commit."""
+    its end; ``by``: who cancelled it; ``fruitless``: how many parts in a row, it and those before it, ended without
+    a commit, and without a verdict or at the time limit before the first step."""
 
     part: str
     chained: bool = False
@@ -100,6 +100,9 @@ def _order(evidence: Evidence) -> Decision | None:
     if not evidence.chained:
         return Decision(True, "started by hand", clean=clean)
     cancelled = evidence.state == "CANCELLED" and evidence.handover is None  # while it stopped
+    if evidence.verdict == "time_limit" and not cancelled and evidence.fruitless >= MAX_FRUITLESS:
+        jobs = f"{evidence.fruitless} jobs in a row reached their time limit before the first step"
+        return Decision(False, f"{jobs}: ask for more time (sbatch --time); the chain ends here", "no_progress")
     if evidence.verdict in CONTINUES and not cancelled:
         return Decision(True, f"{evidence.part} ended with {evidence.verdict}", clean=True)
     return None

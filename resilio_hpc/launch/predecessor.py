@@ -83,11 +83,13 @@ def _heir(run_path: Path, last: turns.Turn, own_job: str) -> str:
 
 
 def _fruitless(run_path: Path) -> int:
-    """How many parts in a row ended without a verdict and without a commit."""
+    """How many parts in a row ended without a commit, and without a verdict or before the first step."""
     committed = newest_commit(run_path)
     count = 0
     for turn in turns.newest(run_path, MAX_FRUITLESS):
-        if turn.committed != committed or run_directory.read_verdict(run_path, turn.part) is not None:
+        verdict = run_directory.read_verdict(run_path, turn.part)
+        too_short = verdict is not None and verdict.get("verdict") == "time_limit" and verdict.get("trained") is False
+        if turn.committed != committed or not (verdict is None or too_short):
             break
         count += 1
     return count

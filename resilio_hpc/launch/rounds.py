@@ -41,6 +41,12 @@ class Rounds:
         self._order = {node: order for order, node in enumerate(controller.config.expected)}
         self._awaited: dict[type, set[str]] = {}  # by kind of answer: members that have not given it in this round
 
+    @property
+    def trained(self) -> bool:
+        """False where ranks will tell of their steps and have told of none: it took longer to start than there was."""
+        waiting = any(agent.attached for agent in self._controller.agents.values())
+        return self.steps_reported or not waiting
+
     def adopt(self, state: m.RoundState) -> None:
         """Go on after an earlier controller. Who was with it may still come: until then nobody gives up or shrinks."""
         self.last_life = max(self.last_life, state.life)
