@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -280,6 +280,33 @@ def config() -> dict[str, str]:
     except CommandError:
         return {}
     return {key: value.strip() for key, value in re.findall(r"^(\w+)\s*=[ \t]*(.*)$", text, re.MULTILINE)}
+
+
+_CONFIG_TIME = re.compile(r"Configuration data as of (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+CLOCKS_AGREE_S = 5.0
+
+
+def clock_ahead_s(clock: Callable[[], float] = time.time) -> float:
+    """How many seconds this host's clock is ahead of slurmctld's; 0 where they agree, or Slurm does not answer.
+
+    Slurm ends a job by slurmctld's clock. ``scontrol show config`` tells that one's time, in whole seconds."""
+    asked = clock()
+    try:
+        text = run(["scontrol", "show", "config"], TIMEOUT_S).stdout
+    except CommandError:
+        return 0.0
+    return parse_clock_ahead(text, asked, clock())
+
+
+def parse_clock_ahead(text: str, asked: float, answered: float) -> float:
+    """From the answer, and this host's clock before and after it. Pure."""
+    found = _CONFIG_TIME.search(text)
+    if not found:
+        return 0.0
+    told = time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S"))
+    if asked - told > CLOCKS_AGREE_S:
+        return asked - told
+    return answered - told if told - answered > CLOCKS_AGREE_S else 0.0
 
 
 def config_value(name: str) -> str:

@@ -84,14 +84,14 @@ class Agent(AgentFiles):
         self.ledger = Ledger(spool / "ledger", f"{settings.job}-{settings.node}")
         self.storage = Storage(self.run.path, spool, settings.job, self.run.run_id)
         self.memory = NodeMemory(self.local_dir, settings.job, settings.begins)
-        self._own_job = OwnJob(settings, self.storage)
         self.notifier = Notifier(self.run, settings.job, self.ledger.append, targets, settings.cwd)
         bind = settings.address
         self.host = ControllerHost(
             self.context, self.keys, bind, self.ledger, self.storage, self.counters, self.say, self, settings.job,
-            self.notifier.take,
+            self.notifier.take, settings.clock_ahead_s(time.time()),
         )  # fmt: skip
         incarnation = secrets.token_hex(4)
+        self._own_job = OwnJob(settings, self.storage, self.host.clock_ahead_s)
         self._names = Names(settings.node)
         self.snapshots = LocalSnapshots(self)
         self.devices = DeviceEviction(self)
@@ -288,7 +288,7 @@ class Agent(AgentFiles):
 
     def become_controller(self, term: Term) -> None:
         """We were elected."""
-        self.host.begin(self.settings.controller_config(), term)
+        self.host.begin(self.settings.controller_config(self.host.clock_ahead_s), term)
 
     def step_down(self, reason: str) -> None:
         """Our controller is none any more."""

@@ -83,8 +83,6 @@ class Chain:
         self._next_try = 0.0
         self._goes_on = False  # at the end: there is something left to do
         self._preempted = False  # at the end: Slurm will requeue the job by itself
-        if options.chain and site.mode == "local" and site.leads:
-            say("note: --chain has no effect outside of Slurm")
 
     # -- the beginning -----------------------------------------------------------------------------------------
 

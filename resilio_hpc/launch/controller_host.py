@@ -73,7 +73,10 @@ class ControllerHost:
         agent: LivesIn,
         job: str,
         notify: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None,
+        clock_ahead_s: float = 0.0,
     ) -> None:
+        """``clock_ahead_s``: of slurmctld's clock, on this node."""
+        self.clock_ahead_s = clock_ahead_s
         self.socket, self.port = wire.listen(context, keys, bind_host)
         self.controller: Controller | None = None
         self.absent: tuple[str, ...] = ()
@@ -208,7 +211,7 @@ class ControllerHost:
         controller = self.controller
         if controller is None or end_time is None:
             return
-        limit = end_time if math.isfinite(end_time) else None
+        limit = end_time + self.clock_ahead_s if math.isfinite(end_time) else None
         if limit != controller.config.end_time:
             self._write("end_time", end_time=limit, before=controller.config.end_time)
             controller.config = replace(controller.config, end_time=limit)

@@ -130,7 +130,8 @@ class Joiner:
             end_time=commands.job_end_time(self.site.job) if self.site.mode != "local" else None,
             join=True, own_job=self.site.key, run_id=self.run.run_id, cwd=record.cwd,
         )  # fmt: skip
-        return p.recipe_of(self.site, self.allocation, settings)
+        ahead_s = commands.clock_ahead_s() if self.site.mode != "local" else 0.0
+        return p.recipe_of(self.site, self.allocation, settings, ahead_s)
 
     def _keep(self, keeper: AgentKeeper, files: SupervisorFiles, owner: OwnerWatch) -> None:
         farewell: Farewell | None = None

@@ -36,10 +36,12 @@ class Recipe:
     allocation: Allocation | None
     by_srun: bool
     binds: bool = False
+    clock_ahead_s: float = 0.0  # of slurmctld's, here
 
     def argv(self, nodes: tuple[str, ...], stop: str = "") -> tuple[str, ...]:
         """The command that runs an agent on each of the nodes. ``stop``: how the launch was told to end, or ""."""
-        settings = msgspec.structs.replace(self.settings, stop=stop)
+        told_at = time.time() - self.clock_ahead_s if self.settings.end_time is not None else 0.0
+        settings = msgspec.structs.replace(self.settings, stop=stop, told_at=told_at)
         if len(nodes) == 1:
             node = nodes[0]
             settings = msgspec.structs.replace(settings, node=node, address=settings.address or node)
@@ -157,7 +159,7 @@ def joining_site(allocation: Allocation | None, local_nodes: int) -> Site:
     )
 
 
-def recipe_of(site: Site, allocation: Allocation | None, settings: AgentSettings) -> Recipe:
+def recipe_of(site: Site, allocation: Allocation | None, settings: AgentSettings, clock_ahead_s: float = 0.0) -> Recipe:
     """How this site's agents are started, with ``settings`` for what does not depend on the site."""
     settings = msgspec.structs.replace(
         settings,
@@ -165,9 +167,9 @@ def recipe_of(site: Site, allocation: Allocation | None, settings: AgentSettings
         supervisor_pid=0 if site.mode == "batch" else os.getpid(),
     )
     if site.mode != "batch":
-        return Recipe(settings, allocation, by_srun=False)
+        return Recipe(settings, allocation, by_srun=False, clock_ahead_s=clock_ahead_s)
     binds = "task/none" not in commands.config_value("TaskPlugin")
-    return Recipe(settings, allocation, by_srun=True, binds=binds)
+    return Recipe(settings, allocation, by_srun=True, binds=binds, clock_ahead_s=clock_ahead_s)
 
 
 def placements(site: Site, recipe: Recipe, environment: Mapping[str, str]) -> list[Placement]:

@@ -67,6 +67,7 @@ class Supervisor:
         self.chain = Chain(options, self.site, self.run.path, self.ledger, self.files.show_life)
         self.last_words: list[str] = []
         self._told_gone = False
+        self._clock_ahead_s = 0.0
 
     def _own_name(self) -> str:
         return self.allocation.node if self.allocation is not None and self.site.mode == "step" else "main"
@@ -78,7 +79,9 @@ class Supervisor:
             self.last_words = [over] if self.site.leads else []
             return 0
         notify_targets.put_away(self.run.path, self._targets)
-        end_time = commands.job_end_time(self.site.job) if self.site.mode != "local" else None
+        end_time: float | None = None
+        if self.site.mode != "local":
+            end_time, self._clock_ahead_s = commands.job_end_time(self.site.job), commands.clock_ahead_s()
         self.chain.begin()
         signals = self._check_nodes()
         recipe = self._recipe(end_time)
@@ -90,7 +93,8 @@ class Supervisor:
             run_directory.expect_verdict(self.run.path, self.site.key)
             joining.write_record(self.run.path, joining.record_of(self.options, self.site, self.chain.active))
             self._greet()
-        watch = JobWatch(self.site.job, EndBeforeMaintenance(os.environ.get("SLURM_JOB_RESERVATION", "")))
+        ends = EndBeforeMaintenance(os.environ.get("SLURM_JOB_RESERVATION", ""), clock=self._slurm_time)
+        watch = JobWatch(self.site.job, ends)
         keeper = AgentKeeper(self.site, self.run, recipe, self.files, watch=watch if self.chain.active else None)
         keeper.catch_signals(self.options.signals_to_handle)
         for number in signals:
@@ -135,10 +139,7 @@ class Supervisor:
 
     def _keep_resizer(self) -> ResizeKeeper | None:
         """With ``--resize``, beside the launch: more nodes and fewer."""
-        if not self.options.resize or not self.site.leads:
-            return None
-        if self.site.mode == "local":
-            say("note: --resize has no effect outside of Slurm")
+        if not self.options.resize or not self.site.leads or self.site.mode == "local":
             return None
         resizer = ResizeKeeper(resize_keeper.command(self.options, self.run.path))
         resizer.start()
@@ -151,7 +152,7 @@ class Supervisor:
             end_time=end_time, run_id=self.run.run_id, cwd=str(Path.cwd()),
             last_words=str(self.files.last_words) if self.site.mode != "batch" else "",
         )  # fmt: skip
-        return p.recipe_of(self.site, self.allocation, settings)
+        return p.recipe_of(self.site, self.allocation, settings, self._clock_ahead_s)
 
     def _greet(self) -> None:
         where = {"local": "on this machine", "batch": f"in job {self.site.job}", "step": f"in job {self.site.job}"}
@@ -205,14 +206,18 @@ class Supervisor:
             self._told_gone = True
             say(f"{self.run.path} was removed, with all that this run had saved; its ranks go on")
 
+    def _slurm_time(self) -> float:
+        """By slurmctld's clock, which ends jobs."""
+        return time.time() - self._clock_ahead_s
+
     def _keep_chain(self, keeper: AgentKeeper) -> None:
         """Submitting a job reads and writes the run directory, which may hang."""
         if self.files.order is not None and self.files.verdict is None and self.chain.heed(self.files.order):
             keeper.stop_in_order(time.monotonic())
         if keeper.forward_signals() & WARNINGS:
-            bounded(lambda: self.chain.submit_late(time.time()), None)
+            bounded(lambda: self.chain.submit_late(self._slurm_time()), None)
         if self.chain.late:
-            bounded(lambda: self.chain.tick(time.time(), keeper.end_time), None)
+            bounded(lambda: self.chain.tick(self._slurm_time(), keeper.end_time), None)
 
     def _named(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """SIGTERM does not tell its cause, Slurm does: a time limit carries on, the user's cancel does not."""

@@ -63,7 +63,7 @@ class Shown:
         self.ledger = Ledger(run.path / "ledger", "7-supervisor-main")
         self.verdict: dict[str, Any] | None = None
         self.status: dict[str, Any] = {}
-        self.hangs = False
+        self.hangs = self.gone = False
         self.ends: list[tuple[str, float | None]] = []
 
     def seen_since(self, moment: float, now: float) -> bool:

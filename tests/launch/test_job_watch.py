@@ -14,12 +14,12 @@ from tests.support.waiting import PATIENCE_S
 
 def test_nodes_and_end_of_this_job_are_read() -> None:
     end = time.mktime(time.strptime("2026-11-21T15:00:00", "%Y-%m-%dT%H:%M:%S"))
-    assert parse_view("7|n[1-2],m3|2026-11-21T15:00:00\n", "7") == JobView(("n1", "n2", "m3"), end)
-    assert parse_view("7|n1|N/A\n", "7") == JobView(("n1",), None)
+    assert parse_view("7|n[1-2],m3|2026-11-21T15:00:00|RUNNING\n", "7") == JobView(("n1", "n2", "m3"), end)
+    assert parse_view("7|n1|N/A|SUSPENDED\n", "7") == JobView(("n1",), None)
 
 
 def test_of_an_array_only_our_own_task_counts() -> None:
-    assert parse_view("9|n9|N/A\n8|n8|N/A\n7|n1|N/A\n", "7") == JobView(("n1",), None)
+    assert parse_view("9|n9|N/A|RUNNING\n8|n8|N/A|RUNNING\n7|n1|N/A|RUNNING\n", "7") == JobView(("n1",), None)
 
 
 def test_no_answer_is_no_view() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,7 +78,8 @@ def test_a_successors_environment_is_the_users_own() -> None:
         "PATH": "/bin", "SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/s.conf", "SBATCH_TIMELIMIT": "1", "SRUN_DEBUG": "3",
         "RESILIO_LINK": "2",
     }  # fmt: skip
-    after = chain.successor_environment(before, Path("/run"), 2, "7")
+    after = chain.successor_environment(before, Path("/run"), 2, "7", ("script", "train.py"))
+    assert json.loads(after.pop(chain.RUNS)) == [{"program": ["script", "train.py"], "run_dir": "/run", "job": "7"}]
     assert after == {
         "PATH": "/bin", "SLURM_CONF": "/etc/s.conf", "RESILIO_RUN_DIR": "/run", "RESILIO_LINK": "3",
         "RESILIO_PREDECESSOR": "7",
