@@ -118,7 +118,9 @@ class AgentKeeper:
         return any(placement.process is not None or self._may_come(placement) for placement in self.placements)
 
     def _may_come(self, placement: p.Placement) -> bool:
-        """Whether an agent that does not run may be started yet."""
+        """Whether an agent that does not run may be started yet, or its end is not dealt with."""
+        if placement in self._ended_now and self._files.verdict is None:
+            return True
         if placement.done or self._files.verdict is not None or self.stop_order:
             return False
         return not (self._files.gone and placement.attempts.in_order)  # it knew of a verdict that nobody can read

@@ -355,7 +355,8 @@ class Rounds:
         if awaited >= 0:
             controller.record("last_save", step=awaited)
             return
-        controller.incidents.close(controller.unix(), -1)
+        restored = self._start.restore if self._start is not None else None
+        controller.incidents.close(controller.unix(), -1 if restored is None else restored.step)
         if any(answer.stopped for answer in ended):
             controller.stop.ended()
         else:
