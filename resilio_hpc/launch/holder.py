@@ -103,14 +103,14 @@ def watch(
     signs: Callable[[], object],
     lease_s: float = LEASE_S,
     say: Callable[[float], None] = lambda _lease_s: None,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    poll_s: float = POLL_S,
 ) -> bool:
     """Whether ``signs`` change within ``lease_s``: then the launch that makes them lives. ``say`` is called once, when
     the answer takes its time."""
+    clock = time.monotonic
     began, first, said = clock(), signs(), False
     while clock() - began < lease_s:
-        sleep(POLL_S)
+        time.sleep(min(poll_s, lease_s))
         if signs() != first:
             return True
         if not said and clock() - began > QUIET_S:

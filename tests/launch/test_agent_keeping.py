@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from resilio_hpc.core.ledger import Ledger, read_ledger
 from resilio_hpc.launch import run_directory
-from resilio_hpc.launch.agent_keeping import AgentKeeper
+from resilio_hpc.launch.agent_keeping import STOP_AGAIN_S, STOP_LIMIT_S, AgentKeeper
 from resilio_hpc.launch.agent_settings import AGENT_LIVES, AgentSettings
 from resilio_hpc.launch.agent_starts import QUIET_RETRY_S, VERDICT_WAIT_S
 from resilio_hpc.launch.job_watch import JobView, JobWatch
@@ -32,6 +33,7 @@ for word in "$@"; do
     *) break ;;
     esac
 done
+echo "$*" >> "$FAKE_SRUN/argv"
 echo "$nodes" >> "$FAKE_SRUN/started"
 if [ -e "$FAKE_SRUN/exit" ]; then exit "$(cat "$FAKE_SRUN/exit")"; fi
 exec sleep 1000
@@ -344,6 +346,50 @@ def test_a_moved_end_of_the_job_reaches_the_run_directory(bench: Callable[..., B
     b.tick()
     assert b.files.ends == [("7", 5000.0)]
     assert [kind for kind in b.kinds() if kind.startswith("end_time")] == ["end_time "]
+
+
+def test_a_stop_order_holds_for_agents_that_start_later(bench: Callable[..., Bench]) -> None:
+    b = bench(2)
+    told: list[str] = []
+    b.keeper._signal_agents = told.append  # type: ignore[method-assign]
+    b.until(lambda: sorted(b.started()) == ["n1", "n2"])
+    b.keeper.stop_in_order(b.now)
+    b.keeper.stop_in_order(b.now)
+    assert told == ["TERM"]
+    b.kill("n2")
+    b.until(lambda: b.started().count("n2") == 2)
+    argv = Path(f"/proc/{b.of('n2').process.pid}/cmdline").read_bytes()  # type: ignore[union-attr]
+    assert b'"stop":"TERM"' not in argv  # of our srun only ``sleep`` is left
+    assert b'"stop":"TERM"' in (b.path / "argv").read_bytes().splitlines()[-1]
+    b.tick(STOP_AGAIN_S)
+    assert told == ["TERM", "TERM"]
+    assert not b.keeper.stop_overdue(b.now)
+    for node in ("n1", "n2"):
+        b.kill(node)
+    b.until(lambda: not b.tick())  # one more agent could bring nothing to a good end
+    assert b.started().count("n1") == 1
+    assert b.keeper.stop_overdue(b.now + STOP_LIMIT_S + 10.0)
+
+
+def test_only_a_second_order_to_stop_kills_at_once(bench: Callable[..., Bench]) -> None:
+    b = bench(1)
+    b.keeper._signal_agents = lambda _name: None  # type: ignore[method-assign]
+    b.keeper._received = [signal.SIGUSR1, signal.SIGINT]  # the first one only warned
+    b.keeper.forward_signals()
+    assert b.keeper.stop_order == "INT"
+    b.keeper._received = [signal.SIGINT]
+    with pytest.raises(KeyboardInterrupt):
+        b.keeper.forward_signals()
+
+
+def test_an_agent_that_ended_in_order_is_not_awaited_where_the_run_directory_is_gone(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(1)
+    b.ending(0)
+    b.files.gone = True
+    b.until(lambda: not b.tick())
+    assert b.started() == ["n1"]
 
 
 def test_what_a_group_is_told() -> None:

@@ -62,3 +62,8 @@ def test_a_changed_end_is_read_back(tmp_path: Path) -> None:
     assert read_end_time(tmp_path, "7") == math.inf
     (tmp_path / "links" / "7.end").write_text("soon")
     assert read_end_time(tmp_path, "7") is None
+
+
+def test_a_job_that_slurm_ends_has_no_new_end() -> None:
+    for state in ("COMPLETING", "CANCELLED", "PENDING", ""):
+        assert parse_view(f"7|n1|2026-11-21T15:00:00|{state}\n", "7") is None

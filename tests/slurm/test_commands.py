@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -286,6 +287,25 @@ def test_a_timeout_is_no_refusal_and_a_refusal_no_timeout() -> None:
         CommandError(["sbatch"], None, why="cannot start (No such file or directory)"),
     ):
         assert not isinstance(commands.refused(error), commands.Unanswered)
+
+
+@pytest.mark.parametrize("said", ["Job/step already completing or completed", "Invalid job id specified"])
+def test_an_order_to_a_job_that_ends_is_no_failure_of_slurms(said: str) -> None:
+    error = CommandError(["scancel"], 1, "", f"scancel: error: Kill job error on job id 7: {said}")
+    assert isinstance(commands.refused(error), commands.JobEnds)
+
+
+NOON = time.mktime((2026, 11, 25, 12, 0, 0, 0, 0, -1))
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "ahead"),
+    [(0.2, 0.9, 0.0), (-3.0, 4.0, 0.0), (200.0, 201.0, 200.0), (-300.0, -299.0, -299.0), (-1.0, 18.0, 0.0)],
+)
+def test_how_far_our_clock_is_ahead_of_slurmctlds(asked: float, answered: float, ahead: float) -> None:
+    text = "Configuration data as of 2026-11-25T12:00:00\nAccountingStorageHost = x\n"
+    assert commands.parse_clock_ahead(text, NOON + asked, NOON + answered) == ahead
+    assert commands.parse_clock_ahead("", asked, answered) == 0.0
 
 
 @pytest.fixture
