@@ -2,161 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from resilio_hpc.core.ledger import Ledger, read_ledger
-from resilio_hpc.launch import run_directory
-from resilio_hpc.launch.agent_keeping import STOP_AGAIN_S, STOP_LIMIT_S, AgentKeeper
 from resilio_hpc.launch.agent_settings import AGENT_LIVES, AgentSettings
 from resilio_hpc.launch.agent_starts import QUIET_RETRY_S, VERDICT_WAIT_S
-from resilio_hpc.launch.job_watch import JobView, JobWatch
 from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.placements import GROUP_VARIABLE, Placement, Recipe, Site, placements, srun_argv
-from resilio_hpc.launch.run_directory import Run
+from resilio_hpc.launch.placements import Recipe, Site, placements, srun_argv
 from resilio_hpc.slurm.allocation import Allocation
-from tests.support.waiting import until
+from tests.support.launch.keeper_bench import Bench, bench
 
-SRUN = """#!/bin/sh
-nodes=
-for word in "$@"; do
-    case $word in
-    --nodelist=*) nodes=${word#--nodelist=} ;;
-    --no-kill|--kill-on-bad-exit=0|--wait=0|--overlap|--nodes=*|--ntasks=*|--ntasks-per-node=1) ;;
-    --chdir=/|--cpus-per-task=*|--mpi=none|--unbuffered|--job-name=*) ;;
-    -*) echo "unknown flag $word" >&2; exit 99 ;;
-    *) break ;;
-    esac
-done
-echo "$*" >> "$FAKE_SRUN/argv"
-echo "$nodes" >> "$FAKE_SRUN/started"
-if [ -e "$FAKE_SRUN/exit" ]; then exit "$(cat "$FAKE_SRUN/exit")"; fi
-exec sleep 1000
-"""
-
-
-class StillWatch(JobWatch):
-    """Says what the test sets, and asks nobody."""
-
-    def __init__(self) -> None:
-        super().__init__("7")
-        self.asked = 0
-
-    def start(self) -> None:
-        pass
-
-    def look_now(self) -> None:
-        self.asked += 1
-
-    def says(self, *nodes: str, end_time: float | None = None) -> None:
-        self.view = JobView(nodes, end_time)
-        self.answers += 1
-
-
-class Shown:
-    """What the keeper is shown of the run directory; while ``hangs``, nothing new."""
-
-    def __init__(self, run: Run) -> None:
-        self.ledger = Ledger(run.path / "ledger", "7-supervisor-main")
-        self.verdict: dict[str, Any] | None = None
-        self.status: dict[str, Any] = {}
-        self.hangs = self.gone = False
-        self.ends: list[tuple[str, float | None]] = []
-
-    def seen_since(self, moment: float, now: float) -> bool:
-        return not self.hangs and now > moment
-
-    def move_end(self, key: str, end_time: float | None) -> None:
-        self.ends.append((key, end_time))
-
-
-def settled(placement: Placement) -> bool:
-    process = placement.process
-    if process is None or process.poll() is not None:
-        return True
-    return Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"sleep")
-
-
-class Bench:
-    """A keeper whose time the test drives."""
-
-    def __init__(self, path: Path, nodes: int, leaves: bool = False) -> None:
-        self.path = path
-        self.now = 1000.0
-        self.run = run_directory.open_run(path / "run")
-        names = tuple(f"n{number}" for number in range(1, nodes + 1))
-        options = LaunchOptions(script="train.py", kind="script", run_dir=str(self.run.path), join_timeout_s=100.0)
-        settings = AgentSettings(options, "", "7", names, "")
-        recipe = Recipe(settings, Allocation("7", names, "n1", False), by_srun=True)
-        self.watch = StillWatch()
-        self.files = Shown(self.run)
-        site = Site("batch", "7", names, True)
-        self.keeper = AgentKeeper(site, self.run, recipe, self.files, leaves, self.watch)
-
-    def tick(self, seconds: float = 0.05) -> bool:
-        """The keeper's clock stands until every srun has come to its end, or to its sleep."""
-        until(lambda: all(settled(each) for each in self.keeper.placements), "sruns at rest", poll_s=0.001)
-        self.now += seconds
-        return self.keeper.tend(self.now)
-
-    def until(self, reached: Callable[[], bool], seconds: float = 0.05) -> None:
-
-        def reached_by_then() -> bool:
-            if not reached():
-                self.tick(seconds)
-            return reached()
-
-        until(reached_by_then, "what the keeper does", self.started, poll_s=0.0)
-
-    def started(self) -> list[str]:
-        path = self.path / "started"
-        return path.read_text().split() if path.exists() else []
-
-    def of(self, node: str) -> Placement:
-        return next(each for each in self.keeper.placements if node in each.nodes)
-
-    def kill(self, node: str) -> None:
-        process = self.of(node).process
-        assert process is not None
-        process.kill()
-        process.wait()
-
-    def ending(self, code: int | None) -> None:
-        """What sruns do from now on: end at once with this code, or run."""
-        if code is None:
-            (self.path / "exit").unlink()
-        else:
-            (self.path / "exit").write_text(str(code))
-
-    def status(self, pulse: int, agents: list[str], lost: list[str]) -> None:
-        self.files.status = {"epoch": 1, "pulse": pulse, "agents": {node: {} for node in agents}, "lost": lost}
-
-    def kinds(self) -> list[str]:
-        return [f"{event.kind} {event.fields.get('node', '')}" for event in read_ledger(self.run.path / "ledger")]
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "srun").write_text(SRUN)
-    (tmp_path / "bin" / "srun").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_SRUN", str(tmp_path))
-    made: list[Bench] = []
-
-    def make(nodes: int, group: int = 1, leaves: bool = False) -> Bench:
-        monkeypatch.setenv(GROUP_VARIABLE, str(group))
-        made.append(Bench(tmp_path, nodes, leaves))
-        return made[0]
-
-    yield make
-    for each in made:
-        each.keeper.kill()
+__all__ = ["bench"]
 
 
 def test_a_dead_srun_is_started_again_and_the_others_are_not_touched(bench: Callable[..., Bench]) -> None:
@@ -346,50 +203,6 @@ def test_a_moved_end_of_the_job_reaches_the_run_directory(bench: Callable[..., B
     b.tick()
     assert b.files.ends == [("7", 5000.0)]
     assert [kind for kind in b.kinds() if kind.startswith("end_time")] == ["end_time "]
-
-
-def test_a_stop_order_holds_for_agents_that_start_later(bench: Callable[..., Bench]) -> None:
-    b = bench(2)
-    told: list[str] = []
-    b.keeper._signal_agents = told.append  # type: ignore[method-assign]
-    b.until(lambda: sorted(b.started()) == ["n1", "n2"])
-    b.keeper.stop_in_order(b.now)
-    b.keeper.stop_in_order(b.now)
-    assert told == ["TERM"]
-    b.kill("n2")
-    b.until(lambda: b.started().count("n2") == 2)
-    argv = Path(f"/proc/{b.of('n2').process.pid}/cmdline").read_bytes()  # type: ignore[union-attr]
-    assert b'"stop":"TERM"' not in argv  # of our srun only ``sleep`` is left
-    assert b'"stop":"TERM"' in (b.path / "argv").read_bytes().splitlines()[-1]
-    b.tick(STOP_AGAIN_S)
-    assert told == ["TERM", "TERM"]
-    assert not b.keeper.stop_overdue(b.now)
-    for node in ("n1", "n2"):
-        b.kill(node)
-    b.until(lambda: not b.tick())  # one more agent could bring nothing to a good end
-    assert b.started().count("n1") == 1
-    assert b.keeper.stop_overdue(b.now + STOP_LIMIT_S + 10.0)
-
-
-def test_only_a_second_order_to_stop_kills_at_once(bench: Callable[..., Bench]) -> None:
-    b = bench(1)
-    b.keeper._signal_agents = lambda _name: None  # type: ignore[method-assign]
-    b.keeper._received = [signal.SIGUSR1, signal.SIGINT]  # the first one only warned
-    b.keeper.forward_signals()
-    assert b.keeper.stop_order == "INT"
-    b.keeper._received = [signal.SIGINT]
-    with pytest.raises(KeyboardInterrupt):
-        b.keeper.forward_signals()
-
-
-def test_an_agent_that_ended_in_order_is_not_awaited_where_the_run_directory_is_gone(
-    bench: Callable[..., Bench],
-) -> None:
-    b = bench(1)
-    b.ending(0)
-    b.files.gone = True
-    b.until(lambda: not b.tick())
-    assert b.started() == ["n1"]
 
 
 def test_what_a_group_is_told() -> None:
