@@ -29,6 +29,7 @@ class Rounds:
     def __init__(self, controller: Controller) -> None:
         self.last_life = m.NO_LIFE  # of those whose ranks were started, in this epoch or an earlier one
         self.has_prepared = False  # a round in this epoch: what earlier epochs left is of no interest any more
+        self._has_started = False  # the ranks of a whole node, in this epoch
         self.steps_reported = False  # this run's script tells of its steps
         self._controller = controller
         self._join_until = controller.now() + controller.config.join_timeout_s
@@ -43,9 +44,10 @@ class Rounds:
 
     @property
     def trained(self) -> bool:
-        """False where ranks will tell of their steps and have told of none: it took longer to start than there was."""
+        """False where no rank was started, or ranks will tell of their steps and have told of none: there was less time
+        than the start takes."""
         waiting = any(agent.attached for agent in self._controller.agents.values())
-        return self.steps_reported or not waiting
+        return self.steps_reported or (self._has_started and not waiting)
 
     def adopt(self, state: m.RoundState) -> None:
         """Go on after an earlier controller. Who was with it may still come: until then nobody gives up or shrinks."""
@@ -295,7 +297,7 @@ class Rounds:
         controller = self._controller
         if controller.phase not in ("starting", "running") or agent.started:
             return
-        agent.started = True
+        agent.started = self._has_started = True
         controller.record(
             "ranks_started", node=message.node, round=message.round, seconds=message.seconds, mode=message.mode
         )  # fmt: skip

@@ -44,3 +44,11 @@ def test_a_verdict_tells_whether_ranks_that_attached_came_to_a_first_step(script
     world.warn("USR2")
     verdict = world.until_over()
     assert (verdict["verdict"], verdict["trained"]) == ("time_limit", trained)
+
+
+def test_and_whether_any_rank_was_started() -> None:
+    world = World(nodes=2, stop_grace_s=5.0)
+    world.spawns = False  # what ranks need is imported for longer than the job lasts
+    world.run(limit_s=10.0)
+    world.warn("USR2")
+    assert world.until_over()["trained"] is False
