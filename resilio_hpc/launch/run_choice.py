@@ -23,7 +23,7 @@ from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.slurm import chain
 from resilio_hpc.slurm.allocation import detect
 
-MEETING_S = 60.0  # for the first task of an srun step to choose
+MEETING_S = 120.0  # for the first task of an srun step to choose
 MANY = 10_000
 
 
@@ -47,6 +47,8 @@ def choose(command: Command, create: bool = True) -> LaunchOptions:
     Raises UsageError where another task of the step does not choose in time, or the directory cannot be used."""
     options = command.options
     allocation = None if options.standalone or options.local_nodes else detect(command.environment)
+    if allocation is not None and allocation.in_step and allocation.local_task > 0:
+        return options  # one launch per node is enough: it ends
     together = allocation is not None and allocation.in_step and len(allocation.nodes) > 1 and create
     meeting = _meeting(command) if together else None
     if meeting is not None and allocation is not None and allocation.task > 0:

@@ -179,6 +179,13 @@ def test_damaged_variables_name_no_run() -> None:
         assert chain.known_runs({chain.RUNS: text}) == ()
 
 
+def test_a_second_task_on_a_node_chooses_nothing(script: Script) -> None:
+    script.begin(script.launch("train"), script.environment(), lives=True)
+    step = {"SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "n1", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
+    assert name(script.launch("train", environment=script.environment(**step))) == "12"
+    assert not (script.where / "resilio-runs" / "12-2").exists()
+
+
 def test_the_tasks_of_a_step_agree(script: Script) -> None:
     script.run(script.launch("pretrain"), "completed")
     step = {"SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_JOB_NODELIST": "n[1-2]"}
