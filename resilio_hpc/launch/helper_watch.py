@@ -49,15 +49,15 @@ class HelperWatch:
             return
         self._next_look = now + self._look_s
         spared = set(self._spared())
-        found = {pid: name for pid in process_tree.children(os.getpid(), self._proc) if (name := self._name(pid))}
-        self._stopped = {pid: known for pid, known in self._stopped.items() if pid in found}
-        for pid, name in found.items():
-            if pid in spared or not self._is_stopped(pid):
-                if pid in self._stopped and not self._stopped[pid].continued:
-                    del self._stopped[pid]
-                continue
+        children = process_tree.children(os.getpid(), self._proc)
+        stopped = {pid for pid in children if pid not in spared and self._is_stopped(pid)}
+        before = self._stopped.items()
+        self._stopped = {
+            pid: known for pid, known in before if pid in stopped or (known.continued and pid in children)
+        }  # fmt: skip
+        for pid in stopped:
             known = self._stopped.setdefault(pid, _Stopped(now))
-            if now - known.since >= self._patience_s:
+            if now - known.since >= self._patience_s and (name := self._name(pid)):
                 self._mend(pid, name, known, now)
 
     def _mend(self, pid: int, name: str, known: _Stopped, now: float) -> None:
