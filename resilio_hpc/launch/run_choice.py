@@ -53,11 +53,13 @@ def choose(command: Command, create: bool = True) -> LaunchOptions:
     meeting = _meeting(command) if together else None
     if meeting is not None and allocation is not None and allocation.task > 0:
         return _as_the_first_task(options, meeting)
-    path = _directory(command, create)
+    try:
+        path = _directory(command, create)
+    except UsageError:
+        _tell(meeting, {"refused": True})
+        raise
     chosen = replace(options, run_dir=str(path), launch=_launches(path, command.part) + 1)
-    if meeting is not None:
-        _make(meeting.parent)
-        write_atomic(meeting, json.dumps({"run_dir": chosen.run_dir, "launch": chosen.launch}).encode())
+    _tell(meeting, {"run_dir": chosen.run_dir, "launch": chosen.launch})
     return chosen
 
 
@@ -175,6 +177,12 @@ def _meeting(command: Command) -> Path:
     return base / "links" / f"{command.part}.step{environment.get('SLURM_STEP_ID', '')}.json"
 
 
+def _tell(meeting: Path | None, news: dict[str, object]) -> None:
+    if meeting is not None:
+        _make(meeting.parent)
+        write_atomic(meeting, json.dumps(news).encode())
+
+
 def _as_the_first_task(options: LaunchOptions, meeting: Path) -> LaunchOptions:
     _make(meeting.parent)
     try:
@@ -184,6 +192,8 @@ def _as_the_first_task(options: LaunchOptions, meeting: Path) -> LaunchOptions:
     deadline = time.monotonic() + MEETING_S
     while time.monotonic() < deadline:
         chosen = Fields.of(read_object(meeting))
+        if chosen.data.get("refused"):
+            raise SystemExit(2)  # it has said why
         if chosen.text("run_dir"):
             return replace(options, run_dir=chosen.text("run_dir"), launch=chosen.whole("launch") or 1)
         time.sleep(0.1)

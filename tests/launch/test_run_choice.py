@@ -200,3 +200,12 @@ def test_the_tasks_of_a_step_agree(script: Script) -> None:
     assert name(first) == "12-2"
     assert heard == [first]
     assert json.loads(meeting.read_text()) == {"run_dir": first.run_dir, "launch": 1}
+
+
+def test_where_the_first_task_of_a_step_is_refused_the_others_end(script: Script) -> None:
+    script.run(script.launch("train", run_dir="mine"), "completed")
+    step = {"SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_JOB_NODELIST": "n[1-2]"}
+    with pytest.raises(UsageError, match="complete run"):
+        script.launch("evaluate", environment=script.environment(**step, SLURM_PROCID="0"), run_dir="mine")
+    with pytest.raises(SystemExit):
+        script.launch("evaluate", environment=script.environment(**step, SLURM_PROCID="1"), run_dir="mine")
