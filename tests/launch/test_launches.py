@@ -82,6 +82,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             each.wait()
 
 
+@pytest.mark.slow
 def test_a_run_in_use_is_refused_and_one_whose_launch_was_killed_goes_on(launch: Launch, tmp_path: Path) -> None:
     first = launch()
     first.until(lambda: "began" in first.said(), "the first launch's rank")
@@ -107,6 +108,7 @@ def test_an_order_to_stop_that_comes_while_the_agent_starts_is_kept(launch: Laun
     assert "began" not in one.said()
 
 
+@pytest.mark.slow
 def test_a_restart_after_the_last_step_ends_well(launch: Launch) -> None:
     one = launch("ends_badly.py")
     assert one.wait(PATIENCE_S) == 0, one.said()
