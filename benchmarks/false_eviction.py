@@ -35,8 +35,8 @@ from launched import Launched, launched
 from launchers import OURS, ROOT, Launcher
 from machine_load import loaded
 from measure import NEVER, Series, machine, print_table
-from resilio_hpc.core.json_fields import read_object
 from resilio_hpc.core.ledger import LedgerReader, read_ledger
+from resilio_hpc.core.trusted_files import read_object
 from resilio_hpc.launch.process_tree import descendants, send
 
 NODES, TRAINING = 5, 4

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resilio_hpc.ckpt import arena, catalogue
+from resilio_hpc.ckpt import arena, fresh_start
 from resilio_hpc.ckpt.coordinator import (
     ARRIVING,
     READ_AHEAD_VARIABLE,
@@ -169,6 +169,8 @@ class AgentCoordinator:
         self._arrives = self._point is not None and text.startswith(ARRIVING)
         in_memory = self._point is not None and self._point.source == "memory" and not self._arrives
         self.memory_step = self._point.step if self._point is not None and in_memory else -1
+        self._saved: set[int] = set()
+        link.subscribe(rank_link.Stage, self._note_commit)
 
     def await_arenas(self) -> None:
         """Until the snapshot is whole. If it never will be, the agent says so, and all ranks are ended."""
@@ -186,10 +188,15 @@ class AgentCoordinator:
         return any(header is not None and header.step == self._point.step for header in held)
 
     def restore_points(self) -> Sequence[RestorePoint]:
-        """The one that all ranks of this round restore. Raises CorruptCheckpoint when there is none because all are
-        damaged."""
-        if self._point is None and self.place.rank == 0 and self._directory:
-            catalogue.check_not_all_damaged(Path(self._directory))
+        """The one that all ranks of this round restore; later on, what they saved and committed last.
+
+        Raises CorruptCheckpoint when there is none because all are damaged."""
+        if self.place.rank == 0 and self._directory:
+            directory, point = Path(self._directory), self._point
+            if point is None:
+                fresh_start.check_not_all_damaged(directory)
+            elif point.source == "committed" and (why := fresh_start.why_newest_is_gone(directory)):
+                print(f"resilio: {why}: going on from step {point.step}", file=sys.stderr)
         return [] if self._point is None else [self._point]
 
     def restored(self, step: int, source: str, seconds: float) -> None:
@@ -212,7 +219,13 @@ class AgentCoordinator:
 
     def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
         """Tell the agent."""
+        self._saved.add(step)
         self._link.send(rank_link.SnapshotTaken(step, str(arena), size_bytes, blocked_s))
+
+    def _note_commit(self, stage: rank_link.Stage) -> None:
+        if stage.stage == "committed" and stage.step in self._saved:
+            self._saved.discard(stage.step)
+            self._point, self._arrives = RestorePoint("committed", stage.step), False
 
     def on_stage(self, callback: OnStage) -> None:
         """From the agent's Stage messages; its end fails everything that is still waited for."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from resilio_hpc.ckpt import arena, tree
+from resilio_hpc.ckpt import arena
+from resilio_hpc.ckpt.containers import NOTHING
 from resilio_hpc.ckpt.records import TensorRecord, read_table
 from resilio_hpc.ckpt.slab import Box
 from resilio_hpc.ckpt.source import Piece, Wanted, WantedSlab
@@ -112,7 +113,7 @@ class ArenaSource:
 
     def elsewhere(self, path: Sequence[Any]) -> Any:
         """See Source: others' snapshots are not here."""
-        return tree.NOTHING
+        return NOTHING
 
     def is_the_same_everywhere(self, record: TensorRecord) -> bool:
         """See Source: not known here."""

@@ -7,7 +7,7 @@
         checkpoint.h5           all of it as one HDF5 file, once somebody has asked for that (see ``view``)
         damaged                 why (text), once a restore or verify has found it so
       latest                    number of the step committed last (text), for people and scripts
-      epoch-fence               the lowest epoch that may still commit (text); absent: any
+      epoch-fence               the lowest epoch that may still commit (see ``fence``); absent: any
       .worn/                    shard files of a step that was removed (see ``worn_files``)
       .staging-step-…-e<epoch>-r<round>/   shards on their way (…-s<session>: of processes without a launcher;
                                 …-whole: about to take the place of a former one)
@@ -19,34 +19,53 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import re
-import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
+from numbers import Integral
 from pathlib import Path
 
-from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, read_manifest, why_incomplete, write_manifest
+from resilio_hpc.ckpt import writers
+from resilio_hpc.ckpt.fence import check_fence
+from resilio_hpc.ckpt.records import (
+    Layout,
+    Manifest,
+    ShardRecord,
+    Writer,
+    read_manifest,
+    why_incomplete,
+    write_manifest,
+)
 from resilio_hpc.ckpt.retention import CommittedStep, Retention
 from resilio_hpc.ckpt.worn_files import strip, worn
+from resilio_hpc.core import regular_file
 from resilio_hpc.core.durable import exchange, sync_directory, write_atomic
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError, is_damage
+from resilio_hpc.core.regular_file import NotRegular
 
 MANIFEST = "manifest.json"
 DAMAGED = "damaged"
 VIEW = "checkpoint.h5"
 _MANIFEST_LIMIT = 1 << 30
+_NOTE_LIMIT = 1 << 16
+_THREAD_END_S = 1.0  # what the thread of a save that has failed may take to end
 _STEP = re.compile(r"step-(\d{10,18})")
 _STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(?:-s([0-9a-f]{1,32}))?(-whole)?")
-_GOING = re.compile(r"\.(removed|replaced)-.*")
-_UNFINISHED = re.compile(r"\.latest\..*")  # of a process that died while it wrote `latest`
+_GOING = re.compile(  # as ``_move_away`` names them; others' files beside the steps may have names like these
+    rf"\.(removed|replaced)-({_STEP.pattern}|{_STAGING.pattern[2:]}|worn)-\d+-[0-9a-f]{{8}}"
+)
+_UNFINISHED = re.compile(r"\.latest\.[a-z0-9_]{8}\.tmp")  # of a process that died while it wrote `latest`
 
 
-def check_step(step: object) -> None:
-    """Raises UsageError unless ``step`` can be the number of a step."""
-    if type(step) is not int or not 0 <= step < 1 << 53:
+def check_step(step: object) -> int:
+    """The number of a step, numpy's integers included. Raises UsageError for what cannot be one."""
+    number = -1 if isinstance(step, bool) or not isinstance(step, Integral) else int(step)
+    if not 0 <= number < 1 << 53:
         raise UsageError(f"step {step!r} is not a whole number from 0 on")
+    return number
 
 
 def step_directory(directory: Path, step: int) -> Path:
@@ -59,23 +78,27 @@ def staging_directory(directory: Path, step: int, epoch: int, round_: int, sessi
     return directory / f".staging-step-{step:010d}-e{epoch}-r{round_}{session and f'-s{session}'}"
 
 
-def open_staging(directory: Path, step: int, epoch: int, round_: int) -> Path:
+def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Writer) -> Path:
     """The staging directory of a save that begins, empty. What saves that died left behind goes first: disks fill up.
 
-    Only for whoever begins it for all of its processes. Raises CheckpointError when ``epoch`` may not commit, OSError.
+    Only for the one process, ``writer``, that begins it for all. Raises CheckpointError when ``epoch`` may not commit,
+    or when that step is being saved already; OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
     _check_fence(directory, epoch)
     staging = staging_directory(directory, step, epoch, round_)
+    if other := writers.at_work(staging, has_session=False, patience_s=_THREAD_END_S):
+        raise CheckpointError(f"step {step} is being saved to {directory} already, by process {other.pid}")
     _move_away(staging, "removed")
     sweep(directory, step, epoch, round_)
-    staging.mkdir()
-    sync_directory(directory)
+    writers.begin(staging, writer)
     return staging
 
 
 def committed_steps(directory: Path) -> list[int]:
-    """Every committed step whose manifest is right and whose files have their sizes, the one committed last, last."""
+    """Every committed step whose manifest is right and whose files have their sizes, the one committed last, last.
+
+    Raises OSError where that cannot be seen: it is not taken for an empty directory."""
     return [manifest.step for manifest in committed(directory)]
 
 
@@ -83,11 +106,11 @@ def committed(directory: Path) -> list[Manifest]:
     """The manifests of committed_steps, in its order (which is that of the commits, not of the numbers)."""
     found = []
     for step in _numbers(directory):
-        try:
-            manifest = manifest_of(directory, step)
-        except (CheckpointError, OSError):
+        manifest = _manifest_or_why(directory, step)
+        if isinstance(manifest, str):
             continue
-        if all(_has_size(step_directory(directory, step) / s.file, s.size_bytes) for s in manifest.shards):
+        where = step_directory(directory, step)
+        if all(_has_size(where / s.file, s.size_bytes) for s in manifest.shards):
             found.append(manifest)
     return sorted(found, key=lambda manifest: (manifest.order, manifest.step))
 
@@ -96,22 +119,37 @@ def damaged_steps(directory: Path) -> dict[int, str]:
     """Steps that are there, but not in ``committed``, and why."""
     why: dict[int, str] = {}
     for step in _numbers(directory):
-        try:
-            manifest = manifest_of(directory, step)
-        except (CheckpointError, OSError) as error:
-            why[step] = str(error)
+        manifest = _manifest_or_why(directory, step)
+        if isinstance(manifest, str):
+            why[step] = manifest
             continue
-        bad = [s.file for s in manifest.shards if not _has_size(step_directory(directory, step) / s.file, s.size_bytes)]
+        where = step_directory(directory, step)
+        bad = [s.file for s in manifest.shards if not _has_size(where / s.file, s.size_bytes)]
         if bad:
             why[step] = f"{', '.join(bad[:5])}: missing, or not as large as it was written"
     return why
+
+
+def _manifest_or_why(directory: Path, step: int) -> Manifest | str:
+    """Its manifest, or what is wrong with that. Raises OSError that is no damage: then nothing is known of the step."""
+    try:
+        return manifest_of(directory, step)
+    except CheckpointError as error:
+        return str(error)
+    except OSError as error:
+        if not is_damage(error):
+            raise
+        return str(error)
 
 
 def note_damage(directory: Path, step: int, why: str) -> None:
     """Note in a step that it was found damaged, and why; "": it was found good.
 
     Whoever prunes does not count on a damaged one; restores still try it. It is no error that it cannot be written.
+    Nothing is noted behind a link.
     """
+    if not regular_file.is_real_directory(step_directory(directory, step)):
+        return
     path = step_directory(directory, step) / DAMAGED
     with contextlib.suppress(OSError):
         if why:
@@ -124,7 +162,7 @@ def note_damage(directory: Path, step: int, why: str) -> None:
 def noted_damage(directory: Path, step: int) -> str:
     """Why a step was found damaged; "" when it was not."""
     try:
-        data = (step_directory(directory, step) / DAMAGED).read_bytes()
+        data = regular_file.read_file(step_directory(directory, step) / DAMAGED, _NOTE_LIMIT)
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -132,23 +170,14 @@ def noted_damage(directory: Path, step: int) -> str:
     return data.decode("utf-8", "backslashreplace").strip() or "it was found so"
 
 
-def check_not_all_damaged(directory: Path) -> None:
-    """Raises CorruptCheckpoint when there are steps and none is good: to begin anew then is not ours to decide."""
-    damaged = damaged_steps(directory)
-    if damaged and not committed_steps(directory):
-        step, why = max(damaged.items())
-        raise CorruptCheckpoint(
-            f"every step in {directory} is damaged; step {step}: {why} (to begin anew, remove them)"
-        )
-
-
 def why_latest_is_wrong(directory: Path) -> str:
     """Why ``latest`` is nothing that a commit wrote; "" when it is (it may be behind), or not there. Raises OSError."""
     try:
-        with open(directory / "latest", "rb") as file:
-            text = file.read(40)
+        text = regular_file.read_file(directory / "latest", 40)
     except FileNotFoundError:
         return ""
+    except NotRegular as error:
+        return error.strerror or ""
     if text in [f"{step}\n".encode() for step in _numbers(directory)]:
         return ""
     return f"it says {text.decode('ascii', 'backslashreplace')!r}, and no step of that number is here"
@@ -156,29 +185,13 @@ def why_latest_is_wrong(directory: Path) -> str:
 
 def manifest_of(directory: Path, step: int) -> Manifest:
     """The manifest of one step. Raises CorruptCheckpoint, CheckpointError for a newer format, OSError."""
-    path = step_directory(directory, step) / MANIFEST
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(_MANIFEST_LIMIT + 1)
+    try:
+        data = regular_file.read_file(step_directory(directory, step) / MANIFEST, _MANIFEST_LIMIT + 1)
+    except NotRegular as error:
+        raise CorruptCheckpoint(f"manifest of step {step}: {error.strerror}") from error
     if len(data) > _MANIFEST_LIMIT:
         raise CorruptCheckpoint(f"manifest of step {step} is larger than {_MANIFEST_LIMIT} bytes")
     return read_manifest(data, step)
-
-
-def fence(directory: Path) -> int:
-    """The lowest epoch that may still commit."""
-    try:
-        return int((directory / "epoch-fence").read_text())
-    except FileNotFoundError:
-        return 0
-    except ValueError as error:
-        raise CheckpointError(f"{directory / 'epoch-fence'} is not a number; write the current epoch to it") from error
-
-
-def raise_fence(directory: Path, epoch: int) -> None:
-    """From now on refuse every commit of an epoch below ``epoch``."""
-    if epoch > fence(directory):
-        write_atomic(directory / "epoch-fence", f"{epoch}\n".encode())
 
 
 def commit(
@@ -191,43 +204,50 @@ def commit(
     shards: Sequence[ShardRecord],
     retention: Retention | None,
     session: str = "",
-) -> None:
+    writer: Writer | None = None,
+) -> str:
     """Make ``step`` a committed checkpoint from its durable shards, then prune (None: no other step is removed).
 
-    Raises CheckpointError when it must not be committed (another epoch's business, or incomplete), OSError when the
-    disk fails; older steps are untouched then.
+    ``writer``: without a launcher, the process that asks. Returns "", or that another job writes here, too: its steps
+    are neither replaced nor pruned. Raises CheckpointError when it must not be committed (another epoch's or job's
+    business, or incomplete), OSError when the disk fails; older steps are untouched then.
     """
     staging, final = staging_directory(directory, step, epoch, round_, session), step_directory(directory, step)
     _check_fence(directory, epoch)
-    existing = _existing(directory, step)
+    existing = _read(final, step)
     if existing is not None and existing.epoch > epoch:
         raise CheckpointError(f"step {step} was committed in epoch {existing.epoch}, later than our {epoch}")
     asked_before = not session and existing is not None and (existing.epoch, existing.round) == (epoch, round_)
     if asked_before and not staging.is_dir():
-        return
+        return ""
     why = why_incomplete(shards, world_size) or "".join(
         f"{shard.file} is missing or has another size. "
         for shard in shards
-        if not _has_size(staging / shard.file, shard.size_bytes)
+        if not _has_size(staging / shard.file, shard.size_bytes, follow=False)
     )
     if why:
         raise CheckpointError(f"step {step} cannot be committed: {why}")
     _remove_strangers(staging, {VIEW, *(shard.file for shard in shards)})
     found = committed(directory)
+    others = {} if writer is None else writers.others_at_work(directory, writer, found)
+    writers.check_former(directory, writer, existing)
     order = 1 + max((manifest.order for manifest in found), default=0)
-    manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards))
+    manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), writer)
     write_atomic(staging / MANIFEST, write_manifest(manifest))
     _check_fence(directory, epoch)  # again: the shards took long
-    _put_in_place(staging, final)
+    for note in writers.notes(staging):  # as late as can be: see ``sweep``
+        note.unlink(missing_ok=True)
+    _put_in_place(staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)))
     sync_directory(directory)
     # the step is committed, whatever becomes of the rest
     with contextlib.suppress(OSError):
         write_atomic(directory / "latest", f"{step}\n".encode())
     with contextlib.suppress(OSError):
         if retention is not None:
-            others = [known for known in found if known.step != step]
-            _remove(directory, expendable(directory, retention, time.time(), [*others, manifest]), keep_worn=True)
+            ours = [known for known in found if known.step != step and known.step not in others]
+            _remove(directory, expendable(directory, retention, time.time(), [*ours, manifest]), keep_worn=True)
         sweep(directory, step, epoch, round_, session)
+    return next((writers.words(directory, other) for other in others.values()), "")
 
 
 def expendable(directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None) -> list[int]:
@@ -294,13 +314,17 @@ def give_up(directory: Path, session: str) -> None:
 def sweep(directory: Path, step: int, epoch: int, round_: int, session: str = "") -> None:
     """Remove what earlier, failed saves left behind: shards older than these, or of this step but of another session.
 
-    Raises OSError.
+    What other saves are writing stays. Raises OSError.
     """
     ours = (epoch, round_, step)
     for path in list(directory.iterdir()):
         if found := _STAGING.fullmatch(path.name):
             theirs = (int(found[2]), int(found[3]), int(found[1]))
-            if theirs < ours or (theirs == ours and (found[4] or "") != session):
+            their_session = found[4] or ""
+            if theirs > ours or (theirs == ours and their_session == session):
+                continue
+            is_own = bool(session) and their_session == session  # which saves one step after the other
+            if is_own or writers.at_work(path, bool(their_session)) is None:
                 _move_away(path, "removed")
     _empty_bin(directory)
 
@@ -308,23 +332,36 @@ def sweep(directory: Path, step: int, epoch: int, round_: int, session: str = ""
 def _remove_strangers(staging: Path, files: Collection[str]) -> None:
     """What processes that died left in here, and the notes of those that live, do not belong to the step."""
     for path in list(staging.iterdir()):
-        if path.name not in files:
-            path.unlink(missing_ok=True)
+        if path.name not in files and not path.name.startswith(writers.NOTE):
+            regular_file.remove(path)
 
 
-def _put_in_place(staging: Path, final: Path) -> None:
+def _put_in_place(staging: Path, final: Path, check: Callable[[Path], None]) -> None:
     """Make the step appear. At every instant ``final`` is the former one of that number, or the new one.
+
+    ``check`` raises CheckpointError for a former one that has to stay; it may have come just before.
 
     A file system that cannot exchange two names (NFS) has neither for an instant; a kill just then loses the former.
     The new one has a name of its own by then: under that of the staging directory, the former could be taken for it.
     """
-    if not final.exists():
-        staging.rename(final)
-        return
+    if not os.path.lexists(final):
+        try:
+            staging.rename(final)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
     whole = staging.with_name(f"{staging.name}-whole")
     _move_away(whole, "removed")  # of a process that died just here
     staging.rename(whole)
-    if not exchange(whole, final):
+    if exchange(whole, final):
+        try:
+            check(whole)
+        except CheckpointError:
+            exchange(whole, final)
+            raise
+    else:
+        check(final)
         former = _move_away(final, "replaced")
         try:
             whole.rename(final)
@@ -344,21 +381,17 @@ def _move_away(path: Path, why: str) -> Path:
 
 def _empty_bin(directory: Path) -> None:
     for path in list(directory.iterdir()):
-        if _UNFINISHED.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-        elif _GOING.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+        if _UNFINISHED.fullmatch(path.name) or _GOING.fullmatch(path.name):
+            regular_file.remove(path)
 
 
 def _check_fence(directory: Path, epoch: int) -> None:
-    lowest = fence(directory)
-    if epoch < lowest:
-        raise CheckpointError(f"epoch {epoch} may not commit any more: epoch {lowest} has taken over")
+    check_fence(directory, epoch, lambda: [manifest.epoch for manifest in committed(directory)])
 
 
-def _existing(directory: Path, step: int) -> Manifest | None:
+def _read(where: Path, step: int) -> Manifest | None:
     try:
-        return manifest_of(directory, step)
+        return read_manifest((where / MANIFEST).read_bytes(), step)
     except (CorruptCheckpoint, OSError):
         return None  # nothing, or nothing of worth
 
@@ -366,13 +399,10 @@ def _existing(directory: Path, step: int) -> Manifest | None:
 def _numbers(directory: Path) -> list[int]:
     try:
         names = [path.name for path in directory.iterdir()]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(int(found[1]) for name in names if (found := _STEP.fullmatch(name)))
 
 
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.lstat().st_size == size
-    except OSError:
-        return False
+def _has_size(path: Path, size: int, follow: bool = True) -> bool:
+    return regular_file.size_of(path, follow) == size

@@ -3,42 +3,53 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from resilio_hpc.ckpt import agent_link, arena, catalogue, coordinator, hung_disk, local_disk, tree
+from resilio_hpc.ckpt import arena, catalogue, coordinator, hung_disk, local_disk, tree, world
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.committed_source import CommittedSource
-from resilio_hpc.ckpt.coordinator import Coordinator, RestorePoint, checkpoint_directory, is_read_ahead
+from resilio_hpc.ckpt.coordinator import RestorePoint, checkpoint_directory, is_read_ahead
 from resilio_hpc.ckpt.device_copy import CUDA, Device
 from resilio_hpc.ckpt.expected import expected_bytes, holds_optimizer
+from resilio_hpc.ckpt.find_coordinator import find_coordinator
 from resilio_hpc.ckpt.handle import SaveHandle
-from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.overlap import fence_before_steps
 from resilio_hpc.ckpt.records import Layout
 from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt.retention import Retention, is_number
 from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
-from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
+from resilio_hpc.ckpt.turns import Turns
+from resilio_hpc.core.directories import directory_path
+from resilio_hpc.core.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    SaveRefused,
+    UsageError,
+    is_damage,
+    os_error_text,
+)
 
 REPLICATED: Literal["replicated"] = "replicated"
-"""Layout: every process has the same tensors (data parallel), so only those of rank 0 go to disk."""
+"""Layout of plain data parallel training: rank 0's tensors go to disk, and those of other ranks that differ."""
 
 
 class Checkpointer:
     """Saves and restores the state of this process, together with all processes of the run.
 
     A state is any nesting of dict, list and tuple with torch tensors, numpy arrays, plain values, and objects that have
-    ``state_dict()`` and ``load_state_dict()``. All processes call ``save`` with the same steps.
+    ``state_dict()`` and ``load_state_dict()``. All processes call ``save`` with the same steps. Threads wait for each
+    other; a forked child makes a Checkpointer of its own (UsageError).
     """
 
     def __init__(
@@ -73,19 +84,23 @@ class Checkpointer:
         """
         if layout not in (None, REPLICATED):
             raise UsageError(f"layout is None or ckpt.REPLICATED, not {layout!r}")
-        if gb_per_s is not None and not gb_per_s > 0:
+        if gb_per_s is not None and not is_number(gb_per_s, above=0):
             raise UsageError(f"gb_per_s is a number of gigabytes per second, not {gb_per_s!r}")
+        if not is_number(patience_s, above=0):
+            raise UsageError(f"patience_s is a number of seconds above 0, not {patience_s!r}")
         self.directory = checkpoint_directory(remote, os.environ)
         self._layout: Layout = layout or "own"
         retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
-        self._coordinator = coordinator.current() or _find_coordinator(
+        self._coordinator = coordinator.current() or find_coordinator(
             self.directory, os.environ, retention, patience_s, local, (gb_per_s or 0.0) * 1e9
         )
         self.place = self._coordinator.place
-        self._local = None if local is None else Path(local).absolute()
+        world.check_place(self.place)
+        self._local = None if local is None else directory_path(local, "local")
         self._memory = memory
         self._arenas: ArenaPair | None = None
         self._prefaulted = False
+        self._structure: tuple[int, frozenset[Any]] | None = None
         self._warned: set[str] = set()
         self._pool = ThreadPoolExecutor(copy_threads(self.place.local_world_size), "resilio-copy")
         self._overlapped = overlap
@@ -97,6 +112,7 @@ class Checkpointer:
         self._fence_began: float | None = None
         self._handles: dict[int, SaveHandle] = {}
         self._handles_lock = threading.Lock()
+        self._turns = Turns("Checkpointer")
         self._device: Device = CUDA
         self._patience = hung_disk.PATIENCE
         self._coordinator.on_stage(self._on_stage)
@@ -111,11 +127,17 @@ class Checkpointer:
         The snapshot is complete on return, unless ``overlap`` was asked for. Never raises for memory or disks that are
         full or fail: then the handle's ``wait`` does. Raises UsageError for a value that a checkpoint cannot hold.
         """
-        catalogue.check_step(step)
+        step = catalogue.check_step(step)
         started = time.monotonic()
+        with self._turns.turn():
+            return self._save(step, state, started)
+
+    def _save(self, step: int, state: Any, started: float) -> SaveHandle:
+        world.check_place(self.place)
         self._settle()
         self._fence_began = None
         flattened = tree.flatten(state)
+        self._check_structure(flattened)
         handle = SaveHandle(step)
         try:
             self._coordinator.before_save(step)
@@ -133,12 +155,25 @@ class Checkpointer:
             self._pending = self._finisher.submit(self._finish, taken, handle, started, blocked_s)
         return handle
 
+    def _check_structure(self, flattened: tree.Flattened) -> None:
+        """What has not been saved before is read back before it is believed. Raises UsageError."""
+        structure = len(flattened.leaves), flattened.kinds
+        if structure != self._structure:
+            tree.check_reads_back(flattened)
+            self._structure = structure
+
     def fence(self) -> None:
         """Wait until nothing is copied from the state any more; at once without ``overlap``.
 
         Torch's optimizers do this at the beginning of each step, other code that changes the state has to. For what is
         copied from devices, their current streams wait and the host does not.
         """
+        if self._turns.is_forked:
+            return  # the parent's copies are of the parent's memory
+        with self._turns.turn():
+            self._fence()
+
+    def _fence(self) -> None:
         if self._pending is None or self._pending.done():
             self._pending = self._taken = None
         elif self._taken is None or not self._taken.hold_devices():
@@ -188,7 +223,7 @@ class Checkpointer:
             self._warn(f"{self._device.refusal}: copies from the device take longer, and saves wait for them")
         if not self._prefaulted:
             self._prefaulted = True
-            _prefault(arenas)
+            arenas.prefault_beside()
 
     def _open_arenas(self) -> ArenaPair:
         if self._arenas is None:
@@ -238,28 +273,57 @@ class Checkpointer:
 
         With ``state``, its tensors are filled in place, plain values replaced, and objects get their load_state_dict();
         without, everything comes back new (objects as their state_dict). Raises LayoutMismatch when the checkpoint does
-        not fit, CorruptCheckpoint when every copy is bad (tensors of ``state`` may be overwritten then).
+        not fit, CorruptCheckpoint when every copy is bad (tensors of ``state`` may be overwritten then). Saves of this
+        Checkpointer that are on their way are waited for.
         """
         started = time.monotonic()
-        self._settle()
+        with self._turns.turn():
+            world.check_place(self.place)
+            self._settle()
+            self._await_own_saves()
+            return self._restore(state, step, started)
+
+    def _await_own_saves(self) -> None:
+        """Until each of them is committed, or has failed."""
+        with self._handles_lock:
+            handles = list(self._handles.values())
+        for handle in handles:
+            with contextlib.suppress(CheckpointError):
+                handle.wait()
+
+    def _restore(self, state: Any, step: int | None, started: float) -> tuple[int, Any] | None:
         if step is not None:
-            point = RestorePoint("committed", step)
+            point = RestorePoint("committed", catalogue.check_step(step))
             return self._restored(point, *self._read(point, state), started)
         failure: CorruptCheckpoint | OSError | None = None
-        for point in self._coordinator.restore_points():
+        for point in self._restore_points():
             try:
-                return self._restored(point, *self._read(point, state), started)
+                found, tier = self._read(point, state)
             except (CorruptCheckpoint, OSError) as error:
+                if isinstance(error, OSError) and not is_damage(error):
+                    raise CheckpointError(
+                        f"step {point.step} cannot be read now, which is no fault of it: "
+                        f"{os_error_text(error, str(self.directory))}"
+                    ) from error
                 failure = error
                 if point.source == "memory":
                     self._forget(point.step)
                 self._coordinator.restore_failed(point, str(error))
+            else:
+                return self._restored(point, found, tier, started)
         if failure is not None:
             raise CorruptCheckpoint(f"no checkpoint could be restored; the last one tried: {failure}") from failure
         self._drop_after(-1)
         self._coordinator.restored(-1, "", time.monotonic() - started)
         self._prepare(state, True)
         return None
+
+    def _restore_points(self) -> Sequence[RestorePoint]:
+        try:
+            return self._coordinator.restore_points()
+        except OSError as error:
+            where = os_error_text(error, str(self.directory))
+            raise CheckpointError(f"it cannot be seen which checkpoints there are: {where}") from error
 
     def _read(self, point: RestorePoint, state: Any) -> tuple[Any, str]:
         """The state, and which tier it came from."""
@@ -308,7 +372,7 @@ class Checkpointer:
         if self._memory and size and (trains or self._coordinator.arena_directory is not None):
             size += size // 64 + (1 << 20)  # for tables, plain values and gaps
             with contextlib.suppress(OSError):  # the save that needs them will say so
-                _prefault(self._open_arenas(), size, 2 if self._coordinator.arena_directory is None else 1)
+                self._open_arenas().prefault_beside(size, 2 if self._coordinator.arena_directory is None else 1)
 
     def _map_ahead(self, step: int) -> None:
         """While the model is built: from mapped memory a restore is as fast as a copy."""
@@ -329,33 +393,16 @@ class Checkpointer:
 
     def _drop_after(self, step: int) -> None:
         """Snapshots of a life that was rolled back must never be mixed with those of this one."""
-        if self._coordinator.arena_directory is not None or self._arenas is not None:
-            self._open_arenas().drop_after(step)
+        if self._coordinator.arena_directory is None and self._arenas is None:
+            return
+        try:
+            arenas = self._open_arenas()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return  # there is no room for one, so there is none
+            raise
+        arenas.drop_after(step)
 
     def steps(self) -> list[int]:
         """Every committed step, the one committed last, last."""
         return catalogue.committed_steps(self.directory)
-
-
-def _prefault(arenas: ArenaPair, size: int = 0, slots: int = 1) -> None:
-    def act() -> None:
-        with contextlib.suppress(OSError):  # the save that needs it will say so
-            for _ in range(slots):
-                arenas.prefault(size)
-
-    threading.Thread(target=act, name="resilio-prefault", daemon=True).start()
-
-
-def _find_coordinator(
-    directory: Path,
-    environment: Mapping[str, str],
-    retention: Retention,
-    patience_s: float,
-    local: str | os.PathLike[str] | None,
-    bytes_per_s: float,
-) -> Coordinator:
-    link = agent_link.current(environment)
-    if link is not None:
-        return agent_link.AgentCoordinator(link, environment)
-    where = coordinator.local_directory(local, environment)
-    return LocalCoordinator(directory, environment, retention, patience_s, local=where, bytes_per_s=bytes_per_s)

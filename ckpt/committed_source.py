@@ -10,9 +10,10 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from resilio_hpc.ckpt import tensors, tree
+from resilio_hpc.ckpt import containers, tensors, tree
 from resilio_hpc.ckpt.peer_disks import PeerDisks, PeerFile
 from resilio_hpc.ckpt.records import Layout, Manifest, Table, TensorRecord
+from resilio_hpc.ckpt.replicas import is_batch_statistic
 from resilio_hpc.ckpt.shard_files import ShardFiles
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.shared_blocks import SharedBlocks, name_of
@@ -112,6 +113,7 @@ class CommittedSource:
             if held.slab is None and self._manifest.layout == "own":
                 raise LayoutMismatch(f"step {self.step}: {record.path} was saved in parts, and as a whole")
             if (held.kind, held.dtype, _global_shape(held)) != (record.kind, record.dtype, _global_shape(record)):
+                self._refuse_differences(held)
                 raise CorruptCheckpoint(f"step {self.step}: the ranks' parts of {record.path} are of different tensors")
             tensors.check_description(held.kind, held.dtype, held.shape, held.size_bytes)
             start = held.slab.start if held.slab is not None else (0,) * len(held.shape)
@@ -121,9 +123,20 @@ class CommittedSource:
             piece = Piece(fd, held, common.seen_from(start), common.seen_from(box.start).start)
             first = pieces.setdefault(common, piece).record
             if (first.slab, first.checksums) != (held.slab, held.checksums):
+                if held.slab is None and is_batch_statistic(held.path):
+                    continue  # rank 0's, as DDP has it
+                self._refuse_differences(held)
                 raise CorruptCheckpoint(f"step {self.step}: two ranks saved the same part of {record.path} differently")
         self._check_cover(record.path, box, list(pieces.values()))
         return list(pieces.values())
+
+    def _refuse_differences(self, held: TensorRecord) -> None:
+        """Raises LayoutMismatch for a replicated tensor of which ranks have each their own: that is no damage."""
+        if held.slab is None and self._manifest.layout == "replicated":
+            raise LayoutMismatch(
+                f"step {self.step}: the ranks saved different tensors as {held.path} in layout REPLICATED, so there is "
+                "no whole one to take a part of"
+            )
 
     def whole(self, record: TensorRecord) -> Piece:
         """Where a tensor of ``tensors`` lies that is no slab."""
@@ -140,12 +153,12 @@ class CommittedSource:
     def elsewhere(self, path: Sequence[Any]) -> Any:
         """See Source. Reads the trees of the other ranks, one after the other, until one has it."""
         if self._manifest.layout == "replicated":
-            return tree.NOTHING  # all have the same
+            return containers.NOTHING  # all have the same
         for rank in range(self._manifest.world_size):
-            found = tree.look_up(self.tree_of(rank), path)
-            if found is not tree.NOTHING:
+            found = containers.look_up(self.tree_of(rank), path)
+            if found is not containers.NOTHING:
                 return found
-        return tree.NOTHING
+        return containers.NOTHING
 
     def tree_of(self, rank: int) -> Any:
         """The decoded tree of another rank; ``tensors`` grows by the tensors that it refers to."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
+from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
 
 RestoreSource = Literal["memory", "committed"]
@@ -128,17 +129,21 @@ def current() -> Coordinator | None:
 
 
 def checkpoint_directory(remote: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> Path:
-    """``remote`` or $RESILIO_CHECKPOINT_DIR. Raises UsageError when there is neither."""
-    chosen = remote or environment.get("RESILIO_CHECKPOINT_DIR")
+    """``remote`` or $RESILIO_CHECKPOINT_DIR. Raises UsageError when there is neither, or when it cannot be one."""
+    if remote:
+        return directory_path(remote, "the directory of checkpoints")
+    chosen = environment.get("RESILIO_CHECKPOINT_DIR")
     if not chosen:
         raise UsageError("where should checkpoints go? give Checkpointer(remote=…) or set RESILIO_CHECKPOINT_DIR")
-    return Path(chosen).absolute()
+    return directory_path(chosen, "RESILIO_CHECKPOINT_DIR")
 
 
 def local_directory(local: str | os.PathLike[str] | None, environment: Mapping[str, str]) -> Path | None:
-    """``local`` or $RESILIO_LOCAL_CHECKPOINT_DIR; None: there is none."""
-    chosen = local or environment.get(LOCAL_VARIABLE)
-    return Path(chosen).absolute() if chosen else None
+    """``local`` or $RESILIO_LOCAL_CHECKPOINT_DIR; None: there is none. Raises UsageError when it cannot be one."""
+    if local:
+        return directory_path(local, "local")
+    chosen = environment.get(LOCAL_VARIABLE)
+    return directory_path(chosen, LOCAL_VARIABLE) if chosen else None
 
 
 def peer_disks_file(environment: Mapping[str, str]) -> Path | None:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from resilio_hpc.ckpt import dcp_names, tensors, tree
 from resilio_hpc.ckpt.records import Manifest, Table, TensorRecord
+from resilio_hpc.ckpt.replicas import is_batch_statistic
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.slab import Box
 from resilio_hpc.ckpt.tree import TensorRef
@@ -186,8 +187,11 @@ def _parts(step: _Step, held: Sequence[SavedTensor], whole: Any) -> tuple[list[S
     """The parts that make up a tensor, each once, or what stands for them and why they cannot be had."""
     mine = next((saved for saved in held if saved.rank == step.own), None)
     if all(saved.record.slab is None for saved in held):
-        if mine is not None and step.alike:
-            return [mine], ""
+        is_replicated = step.manifest.layout == "replicated"
+        if step.alike and (mine is not None or is_replicated):
+            return [mine or held[0]], ""
+        if is_replicated and is_batch_statistic(held[0].record.path):
+            return [held[0]], ""
         same = {(saved.whole, saved.record.checksums) for saved in held}
         return list(held[:1]), "" if len(same) < 2 else "the processes that saved it had others each"
     if any(saved.record.slab is None for saved in held):

@@ -64,6 +64,6 @@ def marked(tree: bytes) -> set[str]:
     if not tree.startswith(b'{"%s"' % _STATE.encode()):
         return set()
     try:
-        return set(json.loads(tree)["values"])
+        return set(json.loads(tree).get("values", ()))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptCheckpoint(f"the tree of plain values cannot be read: {error}") from error

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,19 +18,24 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from resilio_hpc.ckpt import catalogue, dcp_metadata, local_disk, tensors, tree
+from resilio_hpc.ckpt import catalogue, dcp_metadata, fresh_start, local_disk, tensors, tree, world, writers
 from resilio_hpc.ckpt.coordinator import Place, local_directory, peer_disks_file
 from resilio_hpc.ckpt.dcp_boxes import Origin, Read, read_boxes
 from resilio_hpc.ckpt.dcp_metadata import Refused, SavedTensor, SavedValue
 from resilio_hpc.ckpt.dcp_values import stream_of
+from resilio_hpc.ckpt.local_coordinator import await_saves
 from resilio_hpc.ckpt.records import Manifest, TensorRecord
 from resilio_hpc.ckpt.slab import Box, Shape, any_overlap, is_dtensor
 from resilio_hpc.ckpt.snapshot import copy_threads
+from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch
 
 
 class ResilioReader(StorageReader):
-    """Storage for ``dcp.load``: reads a committed step, of ``ResilioWriter`` or ``Checkpointer``."""
+    """Storage for ``dcp.load``: reads a committed step, of ``ResilioWriter`` or ``Checkpointer``.
+
+    Saves of this process that are on their way are waited for.
+    """
 
     def __init__(
         self,
@@ -42,9 +46,8 @@ class ResilioReader(StorageReader):
     ) -> None:
         """``directory``: of the checkpoints. ``step``: None, the one committed last. ``local``: directory on this
         node's own disk, where copies are read first (default $RESILIO_LOCAL_CHECKPOINT_DIR). Raises UsageError."""
-        if step is not None:
-            catalogue.check_step(step)
-        self.directory, self.step = Path(directory).absolute(), step
+        self.directory = directory_path(directory, "the directory of checkpoints")
+        self.step = None if step is None else catalogue.check_step(step)
         self._local = local_directory(local, os.environ)
         self._manifest: Manifest | None = None
         self._found: dict[Any, Any] = {}
@@ -64,7 +67,7 @@ class ResilioReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """``checkpoint_id``: another directory of checkpoints, instead of the one given at first."""
         if checkpoint_id:
-            self.directory = Path(checkpoint_id).absolute()
+            self.directory = directory_path(checkpoint_id, "checkpoint_id")
         self._manifest = None
 
     def storage_meta(self) -> StorageMeta:
@@ -74,9 +77,13 @@ class ResilioReader(StorageReader):
     # torch takes a reader with **kwargs here for one that has a file of metadata per rank
     def read_metadata(self, *args: Any, **ignored: Any) -> Metadata:
         """From the tables and trees of all ranks. Raises CheckpointError and its kinds, OSError."""
+        writers.await_threads(self.directory)
+        await_saves(self.directory)
         self._manifest = self._choose()
         together = dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        if self.step is None and rank == 0 and (why := fresh_start.why_newest_is_gone(self.directory)):
+            print(f"resilio: {why}: loading step {self._manifest.step}", file=sys.stderr, flush=True)
         where = catalogue.step_directory(self.directory, self._manifest.step)
         return dcp_metadata.read(where, self._manifest, rank, world_size)
 
@@ -84,7 +91,8 @@ class ResilioReader(StorageReader):
         if self.step is None:
             found = catalogue.committed(self.directory)
             if not found:
-                raise CheckpointError(f"{self.directory} holds no committed step")
+                why = fresh_start.why_newest_is_gone(self.directory)
+                raise CheckpointError(why or f"{self.directory} holds no committed step")
             return found[-1]
         try:
             return catalogue.manifest_of(self.directory, self.step)
@@ -132,7 +140,8 @@ class ResilioReader(StorageReader):
         reads = [self._read_of(item, planner) for item in of_tensors]
         values = [(item, self._found[item.storage_index]) for item in plan.items if item.type is LoadItemType.BYTE_IO]
         inside = [_new_tensors(saved) for _, saved in values]
-        place = Place.read(os.environ)
+        known = world.group()
+        place = world.place_of(*known[1:], os.environ) if known else Place.read(os.environ)
         assert self._manifest is not None
         try:
             read_boxes(

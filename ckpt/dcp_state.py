@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
-from resilio_hpc.ckpt import dcp_names, tensors, tree
+from resilio_hpc.ckpt import containers, dcp_names, tensors, tree
 from resilio_hpc.ckpt.dcp_names import Path
 from resilio_hpc.ckpt.dcp_values import value_of
 from resilio_hpc.ckpt.slab import Slab
@@ -45,8 +45,10 @@ def flattened(local: SavePlan | None, final: SavePlan, planner: SavePlanner) -> 
     state = _nested(values | {path: parts[0] for path, parts in slabs.items()})
     for path, value in values.items():
         if path[-3:] == ("param_groups", 0, "params") and isinstance(value, list):
-            _mend_optimizer(tree.look_up(state, path[:-3]), numbered=all(type(item) is int for item in value))
-    return _finish(tree.flatten(state), slabs, values)
+            _mend_optimizer(containers.look_up(state, path[:-3]), numbered=all(type(item) is int for item in value))
+    flat = tree.flatten(state)
+    tree.check_reads_back(flat)
+    return _finish(flat, slabs, values)
 
 
 def _slab(item: WriteItem, planner: SavePlanner, written: bool) -> Slab:

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
+from resilio_hpc.ckpt.plain_values import CLASSES
 from resilio_hpc.core.errors import UsageError
 
 
@@ -24,7 +25,8 @@ def value_of(planner: SavePlanner, item: WriteItem) -> Any:
         raise UsageError(f"{item.index.fqn}: the planner gives a {type(stream).__name__}, not the bytes of a value")
     stream.seek(0)
     try:  # torch and its unpickler raise whatever they like for bytes that are something else
-        return torch.load(stream, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(CLASSES):
+            return torch.load(stream, map_location="cpu", weights_only=True)
     except Exception as error:
         why = str(error).partition("\n")[0]
         raise UsageError(

@@ -23,15 +23,16 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from resilio_hpc.ckpt import catalogue, dcp_state, saver
+from resilio_hpc.ckpt import catalogue, dcp_state, saver, world, writers
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.coordinator import Place, local_directory, peer_disks_file
+from resilio_hpc.ckpt.coordinator import local_directory, peer_disks_file
 from resilio_hpc.ckpt.peer_disks import this_node
-from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.records import ShardRecord, Writer
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import LocalFailed, Persist, Progress
 from resilio_hpc.ckpt.snapshot import Snapshot, copy_threads
 from resilio_hpc.ckpt.tree import Flattened
+from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, UsageError
 
 
@@ -60,8 +61,10 @@ class ResilioWriter(StorageWriter):
         room for it (default: the temporary directory). Raises UsageError for a step that is no whole number from 0 on,
         and for such settings.
         """
-        catalogue.check_step(step)
-        self.directory, self.step = Path(directory).absolute(), step
+        self.directory, self.step = (
+            directory_path(directory, "the directory of checkpoints"),
+            catalogue.check_step(step),
+        )
         self._retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
         self._local = local_directory(local, os.environ)
         self._rank = 0
@@ -80,7 +83,7 @@ class ResilioWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """``checkpoint_id``: another directory of checkpoints, instead of the one given at first."""
         if checkpoint_id:
-            self.directory = Path(checkpoint_id).absolute()
+            self.directory = directory_path(checkpoint_id, "checkpoint_id")
         self._plan = None
 
     def storage_meta(self) -> StorageMeta:
@@ -101,8 +104,15 @@ class ResilioWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Before anybody writes: a new staging directory. Raises CheckpointError, OSError."""
-        catalogue.open_staging(self.directory, self.step, *_life())
+        with _commits:
+            catalogue.open_staging(self.directory, self.step, *_life(), self._me())
         return plans
+
+    def _me(self) -> Writer:
+        known = world.group()
+        if known is None or known.world_size == 1:
+            return writers.this_process(writers.process_job())
+        return writers.this_process(world.session(os.environ, world.place_of(*known[1:], os.environ)))
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this process's file, durable when the future is there; the one result is its record.
@@ -111,16 +121,18 @@ class ResilioWriter(StorageWriter):
         """
         record = self._write(dcp_state.flattened(self._plan, plan, planner))
         future: Future[list[WriteResult]] = Future()
-        future.set_result([WriteResult(MetadataIndex(record.file), record.size_bytes, msgspec.json.encode(record))])
+        said = msgspec.json.encode((self.step, record))
+        future.set_result([WriteResult(MetadataIndex(record.file), record.size_bytes, said)])
         return future
 
     def _write(self, state: Flattened) -> ShardRecord:
-        place = Place.read(os.environ)
+        known = world.group()
+        place = world.place_of(self._rank, known.world_size if known else 1, os.environ)
         owner = Owner(
             self._rank, place.local_rank, place.world_size, place.local_world_size, place.round, "own", place.run_id
         )
         staging = catalogue.staging_directory(self.directory, self.step, *_life())
-        staging.mkdir(parents=True, exist_ok=True)
+        writers.make_staging(staging, None)
         spill = self._local or Path(tempfile.gettempdir()).absolute()
         with (
             _arenas(owner, spill) as arenas,
@@ -142,10 +154,26 @@ class ResilioWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit what all processes have written. Raises CheckpointError, OSError; then nothing is committed."""
         try:
-            shards = [msgspec.json.decode(result[0].storage_data, type=ShardRecord) for result in results]
+            said = [msgspec.json.decode(result[0].storage_data, type=tuple[int, ShardRecord]) for result in results]
         except (IndexError, TypeError, msgspec.MsgspecError) as error:
             raise CheckpointError(f"step {self.step}: a process did not say what it has written: {error}") from error
-        catalogue.commit(self.directory, self.step, *_life(), len(shards), "own", shards, self._retention)
+        if mixed := sorted({step for step, _ in said} - {self.step}):
+            raise CheckpointError(
+                f"step {self.step}: a process has written step {mixed[0]}: saves of one process group do not overlap; "
+                "wait for one async_save before the next, or give each a process_group of its own"
+            )
+        shards = [msgspec.structs.replace(record, checks=None) for _, record in said]
+        me = None if _life()[0] else self._me()
+        try:
+            with _commits:
+                others = catalogue.commit(
+                    self.directory, self.step, *_life(), len(shards), "own", shards, self._retention, writer=me
+                )
+        finally:
+            writers.end(catalogue.staging_directory(self.directory, self.step, *_life()))
+        if others and others not in _told:
+            _told.add(others)
+            print(f"resilio: {others}", file=sys.stderr, flush=True)
         catalogue.remove_worn_at_exit(self.directory)
         metadata.storage_meta = self.storage_meta()
 
@@ -157,8 +185,20 @@ def _life() -> tuple[int, int]:
     return epoch, round_
 
 
+_told: set[str] = set()
 _idle: dict[Path, ArenaPair] = {}
 _idle_lock = threading.Lock()
+_commits = threading.Lock()  # no save clears away what another one is just about to commit
+
+
+def _forget_all() -> None:
+    """In a forked child: its parent fills that memory."""
+    global _idle_lock, _commits
+    _idle_lock, _commits = threading.Lock(), threading.Lock()
+    _idle.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from resilio_hpc.ckpt.arena import PAGE
 from resilio_hpc.ckpt.disk_messages import BUSY, MAX_BYTES, PIECE_BYTES, Copy, Read, Remove, Serve, asking, decode_serve
 from resilio_hpc.ckpt.sealed_stream import SealedConnection
 from resilio_hpc.core.errors import CheckpointError, WireError
+from resilio_hpc.core.regular_file import open_direct
 
 READERS = 64
 """Connections that read at a time. Where all nodes want the same file, the shared file system has more to give than one
@@ -110,12 +111,7 @@ class _Reader:
         if copy == self._copy:
             return
         self.close()
-        path = self._path(copy)
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            self._fd = os.open(path, flags | os.O_DIRECT)
-        except OSError:
-            self._fd = os.open(path, flags)
+        self._fd = open_direct(self._path(copy), follow=False)
         if os.fstat(self._fd).st_size != copy.size_bytes:
             raise CheckpointError(f"its copy of {copy.file} of step {copy.step} has another size")
         self._copy = copy

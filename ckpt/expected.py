@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
+from resilio_hpc.ckpt import containers
 from resilio_hpc.ckpt.overlap import is_optimizer
 from resilio_hpc.ckpt.slab import slab_of
 from resilio_hpc.ckpt.tensors import is_tensor
@@ -24,17 +26,16 @@ def expected_bytes(state: Any) -> int:
 def _collect(value: Any, found: dict[Any, int]) -> None:
     torch = sys.modules.get("torch")
     slab = slab_of(value)
-    if isinstance(value, dict):
-        for item in value.values():
-            _collect(item, found)
-    elif isinstance(value, list | tuple):
-        for item in value:
+    if containers.is_container(value):
+        for _, item in containers.parts(value):
             _collect(item, found)
     elif slab is not None:
         _collect(slab.tensor, found)
     elif is_tensor(value):
-        key = value.data_ptr() if hasattr(value, "data_ptr") else value.__array_interface__["data"][0]
-        found[key, value.nbytes] = int(value.nbytes)
+        with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError, TypeError):
+            # of a kind without memory of its own, such as a ShardedTensor: whatever needs it refuses it by name
+            key = value.data_ptr() if hasattr(value, "data_ptr") else value.__array_interface__["data"][0]
+            found[key, value.nbytes] = int(value.nbytes)
     elif torch is not None and isinstance(value, torch.nn.Module):
         _collect([*value.parameters(), *value.buffers()], found)
     elif torch is not None and isinstance(value, torch.optim.Optimizer):
@@ -54,6 +55,4 @@ def _collect_optimizer(optimizer: Any, found: dict[Any, int]) -> None:
 
 def holds_optimizer(state: Any) -> bool:
     """Is there a torch optimizer in it?"""
-    if isinstance(state, dict | list | tuple):
-        return any(map(holds_optimizer, state.values() if isinstance(state, dict) else state))
-    return is_optimizer(state)
+    return is_optimizer(state) or any(holds_optimizer(item) for _, item in containers.parts(state))

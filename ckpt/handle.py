@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Literal
 
+from resilio_hpc.ckpt.turns import Turns
 from resilio_hpc.core.errors import CheckpointError, SaveRefused
 
 StageName = Literal["memory", "local", "committed"]
@@ -20,6 +21,7 @@ class SaveHandle:
         self._error = ""
         self._refused = False
         self._changed = threading.Condition()
+        self._turns = Turns("SaveHandle")
 
     @property
     def stage(self) -> str:
@@ -39,8 +41,9 @@ class SaveHandle:
         """Wait until the save has reached ``stage``.
 
         Raises CheckpointError when it never will (SaveRefused: the same save may be made again), TimeoutError when
-        ``timeout_s`` seconds did not suffice.
+        ``timeout_s`` seconds did not suffice, UsageError in a forked child, which never hears of it.
         """
+        self._turns.check_process()
         wanted = _ORDER[stage]
         with self._changed:
             if not self._changed.wait_for(lambda: self._reached >= wanted or self._error, timeout_s):

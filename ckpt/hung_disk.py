@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from resilio_hpc.ckpt.arena import PAGE
+from resilio_hpc.core.regular_file import open_direct
 
 PATIENCE_S = 30.0
 """Of a save: a disk that moved nothing for so long hangs. Linux gives up on an NVMe command after 30 s by itself."""
@@ -77,14 +78,8 @@ def no_answer(patience_s: float) -> TimeoutError:
 
 
 def read_page(path: Path) -> None:
-    """Read the first page of a file, from the device where the page cache can be passed by. Raises OSError."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        fd = os.open(path, flags | os.O_DIRECT)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        fd = os.open(path, flags)
+    """Read the first page of a file, no link, from the device where the page cache can be passed by. Raises OSError."""
+    fd = open_direct(path, follow=False)
     try:
         os.preadv(fd, [mmap.mmap(-1, PAGE)], 0)
     finally:

@@ -7,32 +7,30 @@ then fails. Where one process has given a step up that others wrote, those learn
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from weakref import WeakSet
 
-from resilio_hpc.ckpt import catalogue, orphans, saver_process
-from resilio_hpc.ckpt.coordinator import OnStage, Place, RestorePoint
+from resilio_hpc.ckpt import catalogue, fresh_start, orphans, saver_process, world, writers
+from resilio_hpc.ckpt.coordinator import OnStage, RestorePoint
 from resilio_hpc.ckpt.local_saver import ALONE_STALL_S, Save
+from resilio_hpc.ckpt.records import Manifest
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Committed, Local, Progress, SaverFailed
 from resilio_hpc.ckpt.saver_process import Asked
 from resilio_hpc.core.errors import CorruptCheckpoint, SaveRefused, WireError
+from resilio_hpc.core.event_words import words
 
-_SESSION_VARIABLES = (
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "SLURM_RESTART_COUNT",
-    "PMIX_NAMESPACE",
-    "OMPI_MCA_ess_base_jobid",
-)
+_all: WeakSet[LocalCoordinator] = WeakSet()
+
+
+def await_saves(directory: Path) -> None:
+    """Until what this process saves to that directory is committed, or has failed."""
+    for one in list(_all):
+        if one._directory == directory and one._busy is not None:
+            one._busy.join()
 
 
 class LocalCoordinator:
@@ -59,17 +57,21 @@ class LocalCoordinator:
         background waits for the other processes' parts. ``local``: on the node's own disk, to be written first.
         ``bytes_per_s``: to the shared file system, at most; 0: as fast as can be.
         ``alone_stall_s``: after the death of this process, without a sign of the others, they are dead, too."""
-        self.place = Place.read(environment)
+        self.place = world.find_place(environment)
         self.local_directory = local
         self._local_failed = False
+        self._told: set[str] = set()
         self._directory = directory
         self._retention = retention
-        self._session = session(environment, self.place)
+        self._session = world.session(environment, self.place)
+        job = self._session if self.place.world_size > 1 else writers.process_job()
+        self._writer = writers.this_process(job)
         self._callbacks: list[OnStage] = []
         self._patience_s = patience_s
         self._peers_timeout_s = peers_timeout_s
         self._bytes_per_s, self._alone_stall_s = bytes_per_s, alone_stall_s
         self._busy: threading.Thread | None = None
+        _all.add(self)
         self._busy_with = -1
         self._out_of_patience = False
 
@@ -79,14 +81,28 @@ class LocalCoordinator:
     def restore_points(self) -> Sequence[RestorePoint]:
         """Every committed step, newest first. Raises CorruptCheckpoint when there are only damaged ones.
 
-        A run that was killed may still be writing its last one: see ``orphans``."""
+        Saves of this process that are on their way are waited for. A run that was killed may still be writing its last
+        one: see ``orphans``."""
+        await_saves(self._directory)
         orphans.wait_for_orphans(self._directory, say=self.place.rank == 0)
-        catalogue.check_not_all_damaged(self._directory)
-        steps = catalogue.committed_steps(self._directory)
+        found = catalogue.committed(self._directory)
+        if not found:
+            fresh_start.check_not_all_damaged(self._directory)
+        steps = [manifest.step for manifest in found]
         for step, why in catalogue.damaged_steps(self._directory).items():
             if self.place.rank == 0:
                 print(f"resilio: step {step} is damaged and not restored: {why}", file=sys.stderr)
+        if self.place.rank == 0 and (why := fresh_start.why_newest_is_gone(self._directory)):
+            print(f"resilio: {why}: going on from step {steps[-1]}", file=sys.stderr)
+        if self.place.rank == 0:
+            self._look_for_others(found)
         return [RestorePoint("committed", step) for step in reversed(steps)]
+
+    def _look_for_others(self, found: Sequence[Manifest]) -> None:
+        for manifest in reversed(found):
+            writer = manifest.writer
+            if writer is not None and writers.is_another(writer, self._writer) and writers.is_alive(writer):
+                self._say_once("others", writers.words(self._directory, writer))
 
     def restored(self, step: int, source: str, seconds: float) -> None:
         """Nobody to tell. But whoever restores is likely to save."""
@@ -132,6 +148,7 @@ class LocalCoordinator:
             f"process-{place.local_rank}",
             self._bytes_per_s,
             self._alone_stall_s,
+            self._writer,
         )
         asked = saver_process.ask(request, arena)
         busy = threading.Thread(target=self._hear, args=(step, asked), name="resilio-saver")
@@ -154,9 +171,22 @@ class LocalCoordinator:
         if isinstance(said, SaverFailed):
             self._tell(step, "failed", said.error)
         else:
-            if isinstance(said, Committed) and said.short:
-                print(f"resilio: {said.short}", file=sys.stderr, flush=True)
+            if isinstance(said, Committed):
+                self._say_of(said)
             self._tell(step, "committed", "")
+
+    def _say_of(self, said: Committed) -> None:
+        if said.short:
+            print(f"resilio: {said.short}", file=sys.stderr, flush=True)
+        if said.differs:
+            self._say_once("differs", words("replicas_differ", {"place": said.differs}))
+        if said.others:
+            self._say_once("others", said.others)
+
+    def _say_once(self, kind: str, text: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            print(f"resilio: {text}", file=sys.stderr, flush=True)
 
     def _heard(self, progress: Progress) -> None:
         if isinstance(progress, Local):
@@ -168,13 +198,3 @@ class LocalCoordinator:
     def _tell(self, step: int, stage: str, error: str) -> None:
         for callback in self._callbacks:
             callback(step, stage, error)
-
-
-def session(environment: Mapping[str, str], place: Place) -> str:
-    """A name that all processes of this start of the run share, and no other start has (as far as can be known)."""
-    if place.world_size == 1:
-        return os.urandom(16).hex()
-    parts = [environment.get(name, "") for name in _SESSION_VARIABLES]
-    if place.local_world_size == place.world_size:  # one node: all have the same parent, torchrun or mpirun
-        parts.append(str(os.getppid()))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -17,7 +17,6 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import stat
 import threading
 import time
@@ -29,6 +28,7 @@ from typing import Self
 from resilio_hpc.ckpt import catalogue, hung_disk
 from resilio_hpc.ckpt.hung_disk import PATIENCE, Patience
 from resilio_hpc.ckpt.records import Manifest, is_shard_name
+from resilio_hpc.core import regular_file
 from resilio_hpc.core.durable import make_directory, sync_directory
 from resilio_hpc.core.errors import CheckpointError, os_error_text
 from resilio_hpc.core.file_system import is_in_memory
@@ -84,11 +84,16 @@ class LocalDisk:
             make_directory(self._path, 0o700)
             if not _is_private(self._path):
                 raise PermissionError(errno.EPERM, f"{self._path.name} is not yours alone", str(self._path))
-            lock = os.open(self._path / _HELD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            lock = os.open(self._path / _HELD, flags, 0o600)
             try:
+                regular_file.check_regular(lock, self._path / _HELD)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_same(lock, self._path / _HELD):
                     return lock
+            except regular_file.NotRegular:
+                os.close(lock)
+                raise
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
                     os.close(lock)
@@ -109,12 +114,12 @@ class LocalDisk:
         worn = next((path for path in gone if _STEP.fullmatch(path.name) and _is_private(path)), None)
         for path in gone:
             if path != worn:
-                _remove(path)
+                regular_file.remove(path)
         if worn is not None:
             try:
                 worn.rename(self.worn)
             except OSError:  # what was there could not be removed
-                _remove(worn)
+                regular_file.remove(worn)
             sync_directory(self._path)  # before it is written over
         if is_in_memory(self._lock):
             refuse_to_fill_memory(size_bytes)
@@ -123,7 +128,7 @@ class LocalDisk:
 
     def drop_worn(self) -> None:
         """This step has taken what it could use."""
-        _remove(self.worn)
+        regular_file.remove(self.worn)
 
     def _order(self, path: Path) -> int:
         """Of its commit; -1 when it is not sure to be committed, or to be whole."""
@@ -142,7 +147,7 @@ class LocalDisk:
     def try_out(self) -> None:
         """Have that disk read and write something small. Raises OSError; may hang with it."""
         hung_disk.read_page(self._path / _HELD)
-        fd = os.open(self._path / _HELD, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = regular_file.open_file(self._path / _HELD, os.O_WRONLY)
         try:
             os.utime(fd)
             os.fsync(fd)
@@ -232,10 +237,10 @@ def sweep(directory: Path, abandoned_s: float = ABANDONED_S) -> None:
 
 def _sweep(path: Path, abandoned_s: float) -> None:
     try:
-        lock = os.open(path / _HELD, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        lock = regular_file.open_file(path / _HELD, os.O_RDWR)
     except FileNotFoundError:  # killed before it could take the lock
         if time.time() - path.stat().st_mtime > abandoned_s:
-            _remove(path)
+            regular_file.remove(path)
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -243,7 +248,7 @@ def _sweep(path: Path, abandoned_s: float) -> None:
         if time.time() - os.fstat(lock).st_mtime > abandoned_s or (
             checkpoints.endswith("\n") and _is_gone(checkpoints[:-1])
         ):
-            _remove(path)
+            regular_file.remove(path)
     finally:
         os.close(lock)
 
@@ -295,12 +300,3 @@ def _is_gone(path: str) -> bool:
     except (OSError, ValueError):
         return False
     return False
-
-
-def _remove(path: Path) -> None:
-    """What cannot be removed stays, and takes room."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)

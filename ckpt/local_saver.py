@@ -21,14 +21,15 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.ckpt import catalogue, helper_process, orphans, saver
+from resilio_hpc.ckpt import catalogue, helper_process, orphans, saver, writers
 from resilio_hpc.ckpt.arena_source import Mappings
-from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.records import ShardRecord, Writer
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Answer, Commit, Committed, Persist, Persisted, Progress, SaverFailed
-from resilio_hpc.core.durable import make_directory, write_atomic
+from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import CheckpointError, os_error_text
 from resilio_hpc.core.json_lines import LineDecoder, encode_line
+from resilio_hpc.core.regular_file import read_file
 
 READY = b"ready\n"
 """The first packet of a saver: it has all that it needs."""
@@ -57,6 +58,7 @@ class Save(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holder: str
     bytes_per_s: float = 0.0
     alone_stall_s: float = ALONE_STALL_S
+    writer: Writer | None = None
 
 
 class _Shard(msgspec.Struct, frozen=True):
@@ -99,9 +101,9 @@ def save(
         if request.rank == 0:
             orphans.wait_for_orphans(Path(request.directory), request.session)
         _persist(request, arena, say, mappings)
-        short = ""
+        done = Committed(request.step, 0.0)
         if request.rank == 0:
-            short = _commit(request, alone)
+            done = _commit(request, alone)
         else:
             _await_commit(request, alone)
     except Exception as error:  # noqa: BLE001
@@ -109,15 +111,17 @@ def save(
         text = (text or type(error).__name__)[:_ERROR_CHARACTERS]
         note_failure(request, text)
         return SaverFailed(request.step, text)
-    return Committed(request.step, time.monotonic() - started, short)
+    return msgspec.structs.replace(done, seconds=time.monotonic() - started)
 
 
 def note_failure(request: Save, error: str) -> None:
-    """So that the other processes need not wait for us until their time is over."""
+    """So that the other processes need not wait for us until their time is over, and that what is left can go."""
+    if request.writer is not None:
+        writers.take_back(_note_path(request, request.rank).parent, request.writer)
     if request.world_size > 1:
         with contextlib.suppress(OSError):
             path = _note_path(request, request.rank)
-            make_directory(path.parent)
+            writers.make_staging(path.parent, None)
             write_atomic(path, msgspec.json.encode(_Shard(request.session, error=error)))
 
 
@@ -126,16 +130,21 @@ def _persist(request: Save, arena: str, say: Callable[[Progress], None], mapping
     asked = Persist(
         request.step, 0, request.round, world, rank, [arena], request.directory,
         request.local, request.holder, request.session, request.bytes_per_s, request.retention.needs_verified_writes,
+        request.peers_timeout_s, request.writer,
     )  # fmt: skip
-    answer = saver.serve(asked, say, mappings)
+    answer = saver.serve(asked, say, mappings, why_never=partial(_why_rank_0_failed, request))
     if isinstance(answer, SaverFailed):
         raise CheckpointError(answer.error)
     assert isinstance(answer, Persisted)
     write_atomic(_note_path(request, rank), msgspec.json.encode(_Shard(request.session, answer.record)))
 
 
-def _commit(request: Save, alone: threading.Event) -> str:
-    """What is to be told of the room that is left."""
+def _why_rank_0_failed(request: Save) -> str:
+    note = _read_note(request, 0)
+    return f"rank 0: {note.error}" if note is not None and note.error else ""
+
+
+def _commit(request: Save, alone: threading.Event) -> Committed:
     progress = orphans.Progress(Path(request.directory), request.session)
 
     def others_are_dead() -> bool:
@@ -153,12 +162,13 @@ def _commit(request: Save, alone: threading.Event) -> str:
         shards,
         request.retention,
         request.session,
+        request.writer,
     )
     answer = saver.serve(asked)
     if isinstance(answer, SaverFailed):
         raise CheckpointError(answer.error)
     assert isinstance(answer, Committed)
-    return answer.short
+    return answer
 
 
 def _shard_of(rank: int, request: Save, others_are_dead: Callable[[], bool]) -> ShardRecord:
@@ -190,9 +200,8 @@ def _await_commit(request: Save, alone: threading.Event) -> None:
             return  # rank 0 has what it needs of us, and nobody waits
         if time.monotonic() > deadline:
             raise CheckpointError(f"rank 0 has not committed within {request.peers_timeout_s:g} s")
-        note = _read_note(request, 0)
-        if note is not None and note.error:
-            raise CheckpointError(f"rank 0: {note.error}")
+        if why := _why_rank_0_failed(request):
+            raise CheckpointError(why)
         time.sleep(_POLL_S)
     if not catalogue.step_directory(Path(request.directory), request.step).is_dir():
         raise CheckpointError("rank 0 did not commit it")
@@ -218,7 +227,7 @@ def _read_note(request: Save, rank: int) -> _Shard | None:
 
 def _read(path: Path, session: str) -> _Shard | None:
     try:
-        note = msgspec.json.decode(path.read_bytes(), type=_Shard)
+        note = msgspec.json.decode(read_file(path), type=_Shard)
     except (OSError, msgspec.MsgspecError):
         return None
     return note if note.session == session else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -33,7 +33,8 @@ _hung: dict[str, Future[ShardRecord | OSError]] = {}  # by the disk's directory:
 @dataclass
 class LocalWay:
     """One save. ``let_go``: called as soon as the arenas are not needed any more, before ``say``; ``staging``: gives
-    the directory on the shared file system; ``patience``: after that the node's disk is taken for hung."""
+    the directory on the shared file system; ``patience``: after that the node's disk is taken for hung; ``own``: see
+    ``shard_file.write_shard``."""
 
     request: Persist
     arenas: Sequence[ArenaSource]
@@ -41,6 +42,7 @@ class LocalWay:
     say: Callable[[Local], None]
     staging: Callable[[], Path]
     patience: Patience = PATIENCE
+    own: Mapping[int, frozenset[int]] = field(default_factory=dict)
     _disk: LocalDisk | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)  # for the next two
     _copy: Path | None = None  # the file on that disk, once it is durable
@@ -99,8 +101,9 @@ class LocalWay:
                 size = sum(arena.header.size_bytes for arena in self.arenas)
                 where = disk.new_step(request.step, request.epoch, request.round, size)
                 written = write_shard(
-                    self.arenas, where, request.node_rank, 0o600, verify=request.verify, worn=disk.worn
-                )
+                    self.arenas, where, request.node_rank, 0o600, verify=request.verify, worn=disk.worn,
+                    own=self.own,
+                )  # fmt: skip
                 record = msgspec.structs.replace(written, node=request.holder)
                 disk.drop_worn()
             except OSError as error:

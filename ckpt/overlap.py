@@ -6,6 +6,7 @@ then. Torch calls a hook at the beginning of every optimizer's step; it waits he
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -68,6 +69,15 @@ def _tensors(state: Any) -> list[Any]:
 _fenced: WeakSet[Fenced] = WeakSet()
 _lock = threading.Lock()
 _hook: Any = None
+
+
+def _forget_all() -> None:
+    """In a forked child: what the parent copies is the parent's memory, and its lock may be held for ever."""
+    global _fenced, _lock
+    _fenced, _lock = WeakSet(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def fence_before_steps(who: Fenced) -> None:

@@ -90,8 +90,20 @@ class RankRecord(msgspec.Struct, frozen=True):
     table_sha256: str
 
 
-class ShardRecord(msgspec.Struct, frozen=True):
-    """One shard file, durable: what the manifest says about it. The controller passes it on unread.
+class Checks(msgspec.Struct, frozen=True):
+    """What the commit wants to know of a shard file beyond what the manifest says.
+
+    ``slabs``: a hash of which parts of which tensors its ranks hold; "": none. ``base`` and ``differs``: see
+    ``replicas.Differences``.
+    """
+
+    slabs: str = ""
+    base: str = ""
+    differs: str = ""
+
+
+class ShardRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One shard file, durable: what the manifest says about it, and ``checks``. The controller passes it on unread.
 
     ``metadata_sha256``: of all bytes that are neither a tensor nor a rank's tree or table (``extents.hash_gaps``). No
     restore reads them; HDF5 programs do. ``node``: whose own disk had the file as well; "": none.
@@ -104,10 +116,25 @@ class ShardRecord(msgspec.Struct, frozen=True):
     ranks: tuple[RankRecord, ...]
     metadata_sha256: str = ""
     node: str = ""
+    checks: Checks | None = None
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """A committed step. Its presence is the commit. ``order`` grows with every commit of a directory."""
+class Writer(msgspec.Struct, frozen=True):
+    """A process that saves without a launcher. ``job``: a name that all processes of the run share.
+
+    ``machine``: where its ``pid`` counts; ``begun``: when it began, in ticks since that machine's boot.
+    """
+
+    job: str
+    host: str
+    machine: str
+    pid: Count
+    begun: Count
+
+
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A committed step. Its presence is the commit. ``order`` grows with every commit of a directory. ``writer``: the
+    process that asked for it; None under a launcher, whose epochs tell."""
 
     step: Count
     epoch: Count
@@ -116,6 +143,7 @@ class Manifest(msgspec.Struct, frozen=True):
     world_size: Count
     layout: Layout
     shards: tuple[ShardRecord, ...]
+    writer: Writer | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -1,56 +1,69 @@
 """Bringing a saved state back: into the tensors of a given state, in place, or as new tensors.
 
-First the whole state is matched against the description, so that a mismatch is found before anything is changed; then
-the bytes are read and verified; then objects get their load_state_dict().
+First the whole state is matched against the description; then what is new is read, and objects get their state. Only
+when all that can refuse has not, live tensors are filled and values assigned: a refusal leaves everything as it was.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from resilio_hpc.ckpt import overlap, tensors
+from resilio_hpc.ckpt import containers, overlap, saved_optimizer, tensors, tree
+from resilio_hpc.ckpt.containers import NOTHING, SEQUENCES
+from resilio_hpc.ckpt.loads import Loads, Undo
+from resilio_hpc.ckpt.plain_values import SCALARS
 from resilio_hpc.ckpt.records import TensorRecord
 from resilio_hpc.ckpt.slab import Box, Shape, Slab, slab_of
-from resilio_hpc.ckpt.source import Piece, Source, Wanted, WantedSlab
-from resilio_hpc.ckpt.tree import NOTHING, TensorRef, decode, has_state, place, refs
+from resilio_hpc.ckpt.source import Source
+from resilio_hpc.ckpt.targets import Path, Targets
+from resilio_hpc.ckpt.tree import TensorRef, has_state, place, refs
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
 
-Path = tuple[Any, ...]
 Build = Callable[[], Any]
 
 
 def restore(source: Source, state: Any, pool: ThreadPoolExecutor) -> Any:
     """The state that ``source`` holds, in ``state``'s own tensors and containers where it has them.
 
-    ``state`` None: everything new. Raises LayoutMismatch naming the place (nothing is changed yet), CorruptCheckpoint
-    or OSError (tensors may already be changed).
+    ``state`` None: everything new. Raises LayoutMismatch or UsageError naming the place: nothing is changed then.
+    CorruptCheckpoint or OSError: live tensors may be overwritten, all else is what it was.
     """
     matching = _Matching(source)
-    build = matching.match(NOTHING if state is None else state, decode(source.tree), ())
+    build = matching.match(NOTHING if state is None else state, matching.saved, ())
     matching.check_optimizers()
-    matching.read(source, pool)
+    targets, loads, undo = matching.targets, matching.loads, Undo()
+    targets.check()
+    try:
+        targets.give_memory(undo)
+        targets.read_new(source, pool)
+        loads.load_objects(undo)
+        targets.read_live(source, pool)
+        loads.load_modules()
+    except BaseException:
+        undo.roll_back()
+        raise
     return build()
 
 
 class _Matching:
-    """Collects which saved tensor goes into which live ones; ``match`` returns how to build the result afterwards."""
+    """Collects what goes into which live tensors and objects; ``match`` returns how to build the rest afterwards."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._records: Sequence[TensorRecord] = []
+        self._records: list[TensorRecord] = []
         self._mine = len(source.tensors)  # the others come from elsewhere
         self._learn()
+        self.saved, self._parameters = tree.read(source.tree)
+        self.targets = Targets(self._records)
+        self.loads = Loads()
+        self._is_new = False  # what is matched belongs to an object, which takes it from us
         self._is_shared_out_anew = False
         self._optimizers: list[Path] = []
-        self._targets: dict[int, list[Any]] = {}
-        self._slabs: list[tuple[Sequence[Piece], Shape, Any]] = []
-        self._fresh: dict[int, Any] = {}
-        self._first: dict[int, Any] = {}  # what the bytes of a tensor were read into
-        self._meta: dict[int, Any] = {}  # by identity: tensors without memory, which get some
 
     # -- matching --------------------------------------------------------------------------------------------------
 
@@ -58,7 +71,7 @@ class _Matching:
         """Take the descriptions that the source has by now."""
         for record in self._source.tensors[len(self._records) :]:
             tensors.check_description(record.kind, record.dtype, record.shape, record.size_bytes)
-        self._records = list(self._source.tensors)
+            self._records.append(record)
 
     def _elsewhere(self, path: Path) -> Any:
         found = self._source.elsewhere(path)
@@ -71,18 +84,18 @@ class _Matching:
 
     def match(self, live: Any, saved: Any, path: Path) -> Build:
         """How to make ``saved`` out of ``live`` once the bytes are read."""
+        if live is not NOTHING and type(live) not in SCALARS and has_state(live):
+            return self._object(live, saved, path)
         if isinstance(saved, TensorRef):
             return self._tensor(live, saved, path)
         if live is not NOTHING and _is_tensor(live):
             raise LayoutMismatch(f"{place(path)}: the state has a tensor, the checkpoint a {type(saved).__name__}")
-        if live is not NOTHING and has_state(live):
-            return self._object(live, saved, path)
         if isinstance(saved, dict):
             return self._dict(live, saved, path)
-        if isinstance(saved, list | tuple):
+        if type(saved) in SEQUENCES:
             return self._sequence(live, saved, path)
         _refuse_to_lose(live, saved, path)
-        return lambda: saved
+        return lambda: saved if type(saved) in SCALARS else copy.deepcopy(saved)
 
     def _tensor(self, live: Any, saved: TensorRef, path: Path) -> Build:
         if saved.index >= len(self._records):
@@ -96,28 +109,30 @@ class _Matching:
                 f"{place(path)}: the processes that saved this tensor had others each, and there were more or fewer of "
                 "them; say with Slab or DTensor which part of a whole each process holds"
             )
-        targets = self._targets.setdefault(saved.index, [])
         if live is NOTHING or not tensors.is_tensor(live):
             _refuse_to_lose(live, saved, path)
-            return lambda: self._fresh[saved.index] if saved.index in self._fresh else self._copy_of(saved.index)
+            self.targets.want(saved.index)
+            return lambda: self.targets.fresh(saved.index)
         self._check_fits(live, record, record.shape, path)
-        self._note_meta(live)
-        targets.append(live)
+        self.targets.note_meta(live)
+        self.targets.add(path, live, self._is_new, saved.index)
         return lambda: live
 
     def _slab(self, live: Any, saved: TensorRef, record: TensorRecord, path: Path) -> Build:
         """A part of a tensor into a part of it, the same or another; ``live`` may also be a plain tensor: all of it."""
         whole = record.slab.global_shape if record.slab is not None else record.shape
         first = record.slab.start if record.slab is not None else (0,) * len(whole)
+        is_new = self._is_new
         if live is NOTHING or not _is_tensor(live):
             _refuse_to_lose(live, saved, path)
             if self._source.is_foreign:
                 raise LayoutMismatch(f"{place(path)}: saved in parts by others; give a state that says which to take")
             tensor = tensors.empty(record.kind, record.dtype, record.shape)
             live = made = Slab(tensor, whole, first, record.slab.replica if record.slab is not None else 0)
+            is_new = True
         else:
             made = slab_of(live) or Slab(live, tuple(live.shape), (0,) * live.ndim)
-            self._note_meta(live.tensor if type(live) is Slab else live)
+            self.targets.note_meta(live.tensor if type(live) is Slab else live)
         self._check_fits(made.tensor, record, tuple(made.tensor.shape), path)
         if tuple(made.global_shape) != whole:
             raise LayoutMismatch(
@@ -125,9 +140,9 @@ class _Matching:
             )
         box = Box(tuple(made.start), tuple(made.tensor.shape))
         if record.offset >= 0 and box == Box(first, record.shape):
-            self._targets.setdefault(saved.index, []).append(live)
+            self.targets.add(path, live, is_new, saved.index)
         elif box.size:
-            self._slabs.append((self._source.find(record, box), box.shape, live))
+            self.targets.add_pieces(path, live, is_new, record, self._source.find(record, box), box.shape)
         return lambda: live
 
     @staticmethod
@@ -137,21 +152,15 @@ class _Matching:
         except (LayoutMismatch, UsageError) as error:
             raise type(error)(f"{place(path)}: {error}") from error
 
-    def _note_meta(self, live: Any) -> None:
-        if tensors.is_meta(live):
-            self._meta[id(live)] = live
-
-    def _copy_of(self, index: int) -> Any:
-        record = self._records[index]
-        self._fresh[index] = tensors.empty(record.kind, record.dtype, record.shape)
-        tensors.copy_into(self._fresh[index], self._first[index])
-        return self._fresh[index]
-
     def _dict(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
         if not isinstance(live, dict):
             _refuse_to_lose(live, saved, path)
+            if containers.holds_scalars_only(saved):
+                return lambda: copy.copy(saved)
             fresh = {key: self.match(NOTHING, value, (*path, key)) for key, value in saved.items()}
-            return lambda: _same_kind(saved, {key: build() for key, build in fresh.items()})
+            return lambda: containers.alike_dict(saved, {key: build() for key, build in fresh.items()})
+        if containers.holds_scalars_only(saved) and containers.holds_scalars_only(live) and live.keys() == saved.keys():
+            return lambda: live.update(saved) or live
         more = [value for key, value in saved.items() if key not in live]
         is_other = any(key not in saved for key in live) or any(map(self._in_parts, more))
         wanted = {key: value for key, value in saved.items() if key in live or not is_other}
@@ -171,51 +180,60 @@ class _Matching:
         return build
 
     def _sequence(self, live: Any, saved: Any, path: Path) -> Build:
-        if not isinstance(live, list | tuple) or len(live) != len(saved):
+        if type(live) not in SEQUENCES or len(live) != len(saved):
             _refuse_to_lose(live, saved, path)
-            live = [NOTHING] * len(saved)
-        same = isinstance(live, list) and isinstance(saved, list) and not (live and live[0] is NOTHING)
+            live = NOTHING
+        if containers.holds_scalars_only(saved) and (live is NOTHING or containers.holds_scalars_only(live)):
+            return lambda: _filled(live, saved, list(saved))
+        parts = [NOTHING] * len(saved) if live is NOTHING else live
         builds = [
             self.match(mine, theirs, (*path, position))
-            for position, (mine, theirs) in enumerate(zip(live, saved, strict=True))
+            for position, (mine, theirs) in enumerate(zip(parts, saved, strict=True))
         ]
-
-        def build() -> Any:
-            values = [make() for make in builds]
-            if same:
-                live[:] = values
-                return live
-            return type(saved)(values)
-
-        return build
+        return lambda: _filled(live, saved, [make() for make in builds])
 
     def _object(self, live: Any, saved: Any, path: Path) -> Build:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(live, torch.nn.Module) and isinstance(saved, dict):
             return self._module(live, saved, path)
-        if overlap.is_optimizer(live) and isinstance(saved, dict) and saved.get("state"):
+        template: Any = NOTHING
+        if overlap.is_optimizer(live) and isinstance(saved, dict) and isinstance(saved.get("state"), dict):
+            saved = self._optimizer(live, saved, path)
+            template = self._template(live, saved)
+        self._is_new, before = True, self._is_new
+        build = self.match(template, saved, path)
+        self._is_new = before
+        fills_tensors = not overlap.is_optimizer(live) and next(refs(saved), None) is not None
+        self.loads.add(live, path, build, fills_tensors)
+        return lambda: live
+
+    def _optimizer(self, live: Any, saved: dict[Any, Any], path: Path) -> dict[Any, Any]:
+        """Its state in the order of its own parameters. Raises LayoutMismatch."""
+        if saved["state"]:
             self._optimizers.append(path)
-        build = self.match(self._template(live, saved), saved, path)
+        saved, numbers = saved_optimizer.arranged(live, saved, place(path))
+        shapes = self._parameters.get(path)
+        if shapes is not None and len(shapes) == len(numbers):
+            shapes = [shapes[number] for number in numbers]
+        else:
+            shapes = None
+        saved_optimizer.check_shapes(live, saved, shapes, self._shape_of, place(path))
+        return saved
 
-        def load() -> Any:
-            try:
-                live.load_state_dict(build())
-            except (ValueError, KeyError, RuntimeError) as error:
-                raise LayoutMismatch(f"{place(path)}: {type(live).__name__} refused its state: {error}") from error
-            return live
+    def _shape_of(self, saved: Any) -> Shape | None:
+        if not isinstance(saved, TensorRef) or saved.index >= len(self._records):
+            return None
+        record = self._records[saved.index]
+        return record.shape if record.slab is None else record.slab.global_shape
 
-        return load
-
-    def _template(self, live: Any, saved: Any) -> Any:
+    def _template(self, live: Any, saved: dict[Any, Any]) -> Any:
         """For a torch optimizer whose state was saved in parts: where the parts of its own layout go.
 
         Its own state does not exist before the first step, and is laid out as the parameters are.
         """
-        if not overlap.is_optimizer(live) or not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
-            return NOTHING
         import torch
 
-        parameters = [parameter for group in live.param_groups for parameter in group["params"]]
+        parameters = saved_optimizer.parameters_of(live)
         state: dict[Any, Any] = {}
         for index, values in saved["state"].items():
             for name, ref in values.items() if isinstance(values, dict) and index in range(len(parameters)) else ():
@@ -244,15 +262,8 @@ class _Matching:
         build = self._dict(state, saved, path)
         if isinstance(saved, OrderedDict) and hasattr(saved, "_metadata"):
             state._metadata = saved._metadata
-
-        def load() -> Any:
-            try:
-                live.load_state_dict(build())
-            except RuntimeError as error:
-                raise LayoutMismatch(f"{place(path)}: {type(live).__name__} refused its state: {error}") from error
-            return live
-
-        return load
+        self.loads.add_module(live, path, build)
+        return lambda: live
 
     def check_optimizers(self) -> None:
         """An optimizer numbers its parameters: with other parameters the same number is another one."""
@@ -262,73 +273,33 @@ class _Matching:
                 "number; save get_optimizer_state_dict(), with flatten_optimizer_state_dict=True, which names them"
             )
 
-    # -- reading ---------------------------------------------------------------------------------------------------
 
-    def read(self, source: Source, pool: ThreadPoolExecutor) -> None:
-        """Read every tensor that was matched; several places that share one get copies."""
-        for live in self._meta.values():
-            tensors.give_memory(live)
-        wanted: list[Wanted] = []
-        bounced: list[tuple[Any, Any]] = []
-        slabs: list[WantedSlab] = []
-        for pieces, shape, live in self._slabs:
-            target = _local(live)
-            memory = tensors.bytes_of(target)
-            if memory is None:
-                record = pieces[0].record
-                into = tensors.empty(record.kind, record.dtype, shape)
-                bounced.append((target, into))
-                memory = tensors.bytes_of(into)
-            assert memory is not None
-            slabs.append((pieces, memory, shape))
-        for index, lives in self._targets.items():
-            record, targets = self._records[index], [_local(live) for live in lives]
-            direct = next((target for target in targets if tensors.bytes_of(target) is not None), None)
-            into = direct
-            if into is None:
-                into = tensors.empty(record.kind, record.dtype, record.shape)
-                if not targets:
-                    self._fresh[index] = into
-            self._first[index] = into
-            bounced += [(target, into) for target in targets if target is not direct]
-            memory = tensors.bytes_of(into)
-            assert memory is not None
-            wanted.append((record, memory))
-        source.fill(wanted, pool)
-        source.fill_slabs(slabs, pool)
-        for target, value in bounced:
-            tensors.copy_into(target, value)
-
-
-def _same_kind(saved: dict[Any, Any], values: dict[Any, Any]) -> Any:
-    if type(saved) is dict:
-        return values
-    made: Any = type(saved)(values)  # OrderedDict or Counter, the only others that a tree can hold
-    if hasattr(saved, "_metadata"):
-        made._metadata = saved._metadata
-    return made
+def _filled(live: Any, saved: Any, values: Sequence[Any]) -> Any:
+    """A sequence with these values: the live one, where it can hold them as the saved one did."""
+    if type(live) is type(saved) is list:
+        live[:] = values
+        return live
+    if type(live) is type(saved) is deque and live.maxlen == saved.maxlen:
+        live.clear()
+        live.extend(values)
+        return live
+    return containers.alike(saved, values)
 
 
 def _refuse_to_lose(live: Any, saved: Any, path: Path) -> None:
     """A plain value may replace any plain value, but live tensors and objects must not be dropped silently."""
     if live is not NOTHING and _holds_live_parts(live):
         what = "a tensor" if isinstance(saved, TensorRef) else f"a {type(saved).__name__}"
-        size = f" of {len(saved)}" if isinstance(saved, list | tuple) else ""
+        size = f" of {len(saved)}" if type(saved) in SEQUENCES else ""
         raise LayoutMismatch(f"{place(path)}: the checkpoint holds {what}{size}, the state a {type(live).__name__}")
 
 
 def _holds_live_parts(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_holds_live_parts, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_holds_live_parts, value))
+    if isinstance(value, dict | list | tuple | deque):
+        return not containers.holds_scalars_only(value) and any(
+            map(_holds_live_parts, value.values() if isinstance(value, dict) else value)
+        )
     return _is_tensor(value) or has_state(value)
-
-
-def _local(live: Any) -> Any:
-    """What of it lies in this process."""
-    slab = slab_of(live)
-    return live if slab is None else slab.tensor
 
 
 def _is_tensor(value: Any) -> bool:

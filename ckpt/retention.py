@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +12,23 @@ import msgspec
 from resilio_hpc.core.errors import UsageError
 
 _GB = 1e9
+
+
+def is_number(value: object, above: float) -> bool:
+    """Is it a finite number above that one? numpy's are numbers, too, and True is none."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return math.isfinite(number) and number > above and not isinstance(value, bool | str | bytes)
+
+
+def _is_whole(value: object) -> bool:
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
 
 
 class CommittedStep(NamedTuple):
@@ -35,13 +54,16 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_gb: float | None = None
 
     def __post_init__(self) -> None:
-        if self.keep_last < 1:
-            raise UsageError(f"keep_last is {self.keep_last}, it must be 1 or more")
-        if self.keep_every < 0:
-            raise UsageError(f"keep_every is {self.keep_every}, it must be 0 or more")
-        for name, value in (("keep_hours", self.keep_hours), ("keep_gb", self.keep_gb)):
-            if value is not None and not value > 0:
-                raise UsageError(f"{name} is {value:g}, it must be above 0")
+        for name, least in (("keep_last", 1), ("keep_every", 0)):
+            given = getattr(self, name)
+            if not _is_whole(given) or given < least:
+                raise UsageError(f"{name} is {given!r}, it must be a whole number, {least} or more")
+            msgspec.structs.force_setattr(self, name, operator.index(given))
+        for name in ("keep_hours", "keep_gb"):
+            given = getattr(self, name)
+            if given is not None and not is_number(given, above=0):
+                raise UsageError(f"{name} is {given!r}, it must be a number above 0, or None")
+            msgspec.structs.force_setattr(self, name, None if given is None else float(given))
 
     @property
     def needs_verified_writes(self) -> bool:

@@ -13,15 +13,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
-from resilio_hpc.ckpt import catalogue, helper_process
+import msgspec
+
+from resilio_hpc.ckpt import catalogue, helper_process, replicas, writers
 from resilio_hpc.ckpt.arena_source import ArenaSource, Mappings
+from resilio_hpc.ckpt.coverage import check_slabs
 from resilio_hpc.ckpt.hung_disk import PATIENCE, Patience
 from resilio_hpc.ckpt.local_disk import advice
 from resilio_hpc.ckpt.local_way import LocalWay
-from resilio_hpc.ckpt.records import Layout, ShardRecord
+from resilio_hpc.ckpt.records import Checks, Layout, ShardRecord
+from resilio_hpc.ckpt.replicas import Differences
 from resilio_hpc.ckpt.saver_messages import (
     Answer,
     Commit,
@@ -36,8 +40,7 @@ from resilio_hpc.ckpt.saver_messages import (
 )
 from resilio_hpc.ckpt.space_trend import SpaceTrend
 from resilio_hpc.ckpt.worn_files import worn
-from resilio_hpc.core.durable import make_directory
-from resilio_hpc.core.errors import CheckpointError, WireError, os_error_text
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, WireError, os_error_text
 from resilio_hpc.core.json_lines import encode_line
 
 
@@ -46,13 +49,17 @@ def serve(
     say: Callable[[Progress], None] = lambda progress: None,
     mappings: Mappings | None = None,
     patience: Patience = PATIENCE,
+    why_never: Callable[[], str] = lambda: "",
 ) -> Answer:
     """Carry out one request; ``say`` hears how it goes. What disks and arenas do is an answer, never raised.
 
-    ``mappings``: where arenas stay mapped, if many requests are served; ``patience``: with the node's own disk.
+    ``mappings``: where arenas stay mapped, if many requests are served; ``patience``: with the node's own disk;
+    ``why_never``: why rank 0 will not write its part, once that is known.
     """
     try:
-        return persist(request, say, mappings, patience) if isinstance(request, Persist) else commit(request)
+        if isinstance(request, Commit):
+            return commit(request)
+        return persist(request, say, mappings, patience, why_never)
     except OSError as error:
         return SaverFailed(request.step, os_error_text(error, request.directory))
     except (CheckpointError, MemoryError) as error:
@@ -60,7 +67,11 @@ def serve(
 
 
 def persist(
-    request: Persist, say: Callable[[Progress], None], mappings: Mappings | None, patience: Patience = PATIENCE
+    request: Persist,
+    say: Callable[[Progress], None],
+    mappings: Mappings | None,
+    patience: Patience = PATIENCE,
+    why_never: Callable[[], str] = lambda: "",
 ) -> Persisted:
     """Write this node's shard file into the staging directory of that step and round, by way of its own disk if asked.
 
@@ -68,22 +79,28 @@ def persist(
     """
     with ExitStack() as memory:
         arenas = _open_arenas(request, memory, mappings)
+        staging = cache(partial(_staging, request))
+        found = replicas.compare(arenas, request.world_size, staging, request.rank_0_s, why_never)
         if request.local:
-            record = LocalWay(request, arenas, memory.close, say, partial(_staging, request), patience).take()
+            record = LocalWay(request, arenas, memory.close, say, staging, patience, found.numbers).take()
             if isinstance(record, ShardRecord):
-                return Persisted(request.step, request.round, record)
+                return _persisted(request, record, found)
             text = f"{os_error_text(record, request.local)}: {advice(record)}"
             say(LocalFailed(request.step, f"{text}; until then steps go straight to {request.directory}"))
-        return Persisted(request.step, request.round, _write_directly(request, arenas))
+        return _persisted(request, _write_directly(request, arenas, staging(), found), found)
 
 
-def _write_directly(request: Persist, arenas: Sequence[ArenaSource]) -> ShardRecord:
+def _persisted(request: Persist, record: ShardRecord, found: Differences) -> Persisted:
+    checks = Checks(record.checks.slabs if record.checks is not None else "", found.base, found.first)
+    return Persisted(request.step, request.round, msgspec.structs.replace(record, checks=checks))
+
+
+def _write_directly(request: Persist, arenas: Sequence[ArenaSource], staging: Path, found: Differences) -> ShardRecord:
     from resilio_hpc.ckpt.shard_file import write_shard
 
-    staging = _staging(request)
     return write_shard(
         arenas, staging, request.node_rank, bytes_per_s=request.bytes_per_s, verify=request.verify,
-        worn=worn(Path(request.directory)),
+        worn=worn(Path(request.directory)), own=found.numbers,
     )  # fmt: skip
 
 
@@ -109,8 +126,7 @@ def _staging(request: Persist) -> Path:
         with contextlib.suppress(OSError):
             catalogue.sweep(directory, request.step, request.epoch, request.round, request.session)
     staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round, request.session)
-    if not staging.is_dir():
-        make_directory(staging)
+    writers.make_staging(staging, request.writer)
     return staging
 
 
@@ -121,19 +137,40 @@ def commit(request: Commit) -> Committed:
     if len(layouts) != 1:
         raise CheckpointError(f"step {request.step}: the shards have the layouts {sorted(layouts)}, not one")
     directory = Path(request.directory)
-    catalogue.commit(
+    _check(request, directory)
+    others = catalogue.commit(
         directory,
         request.step,
         request.epoch,
         request.round,
         request.world_size,
         layouts.pop(),
-        request.shards,
+        [msgspec.structs.replace(shard, checks=None) for shard in request.shards],
         request.retention,
         request.session,
+        request.writer,
     )
     seconds = time.monotonic() - started
-    return Committed(request.step, seconds, _space(directory, sum(shard.size_bytes for shard in request.shards)))
+    short = _space(directory, sum(shard.size_bytes for shard in request.shards))
+    differs = next((shard.checks.differs for shard in request.shards if shard.checks and shard.checks.differs), "")
+    return Committed(request.step, seconds, short, differs, others)
+
+
+def _check(request: Commit, directory: Path) -> None:
+    """Do the shards belong together? Raises CheckpointError, OSError."""
+    staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round, request.session)
+    if not staging.is_dir():
+        return  # the step is committed, or the commit says what is wrong
+    if len({shard.checks.base for shard in request.shards if shard.checks is not None}) > 1:
+        raise CheckpointError(
+            f"step {request.step}: the nodes compared their tensors with those of two different saves"
+        )
+    try:
+        check_slabs(directory, staging, request.shards)
+    except CorruptCheckpoint:
+        raise
+    except CheckpointError as error:
+        raise CheckpointError(f"step {request.step} cannot be committed: {error}") from error
 
 
 def _space(directory: Path, step_bytes: int) -> str:

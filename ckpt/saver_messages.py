@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.records import ShardRecord, Writer
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.core.json_lines import LineDecoder
 
@@ -15,6 +15,7 @@ class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     ``local``: by way of this directory on the node's own disk; "": there is none. Local or LocalFailed comes before the
     answer then. ``holder``: whose files they are, on this machine. ``bytes_per_s``: to the shared file system, at most;
     0: as fast as it takes them. ``verify``: see ``retention.Retention.needs_verified_writes``.
+    ``rank_0_s``: how long to wait for rank 0's checksums, in layout REPLICATED. ``writer``: see ``Manifest``.
     """
 
     step: int
@@ -29,6 +30,8 @@ class Persist(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
     session: str = ""
     bytes_per_s: float = 0.0
     verify: bool = True
+    rank_0_s: float = 120.0
+    writer: Writer | None = None
 
 
 class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +45,7 @@ class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     shards: list[ShardRecord]
     retention: Retention = Retention()
     session: str = ""
+    writer: Writer | None = None
 
 
 class Local(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -71,11 +75,14 @@ class Persisted(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=Tru
 
 class Committed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """saver → agent: the step is committed; ``seconds`` is what the commit itself took. ``short``: why that file system
-    is about to be full, where it is."""
+    is about to be full, where it is. ``differs``: the first place where replicated tensors are not alike. ``others``:
+    that another job writes there, too."""
 
     step: int
     seconds: float
     short: str = ""
+    differs: str = ""
+    others: str = ""
 
 
 class SaverFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

@@ -35,7 +35,7 @@ class _Block(NamedTuple):
 def copy_shard(
     source: Path, shard: ShardRecord, target: Path, bytes_per_s: float = 0.0, worn: Path | None = None
 ) -> None:
-    """Copy a shard file from one directory to another, durable on return.
+    """Copy a shard file, no link, from one directory to another, durable on return.
 
     ``bytes_per_s``: see ``bulk_io.write``; ``worn``: see ``write_shard``. Its room is 16 MiB, beside that of
     ``bulk_io``. Raises CorruptCheckpoint when the file in ``source`` is damaged or cannot be read, OSError for
@@ -45,7 +45,7 @@ def copy_shard(
     bulk_io.check_space(target, shard.size_bytes, former)
     with contextlib.ExitStack() as stack:
         with _reading(source):
-            reader = stack.enter_context(ShardReader(source, shard))
+            reader = stack.enter_context(ShardReader(source, shard, follow=False))
             tables = [reader.table(rank) for rank in shard.ranks]
         parts = sorted(
             _Block(tensor.offset + start, size, checksum, tensor.path)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from resilio_hpc.ckpt import bulk_io
 from resilio_hpc.ckpt.arena import PAGE
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.bulk_io import Block, Piece
-from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.records import Checks, ShardRecord
 from resilio_hpc.ckpt.shard_metadata import HdfImage, Place, RankPart
 from resilio_hpc.core.durable import new_file
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -23,11 +24,12 @@ def write_shard(
     bytes_per_s: float = 0.0,
     verify: bool = True,
     worn: Path | None = None,
+    own: Mapping[int, frozenset[int]] = MappingProxyType({}),
 ) -> ShardRecord:
     """Write ``directory/node-<node_rank>.h5`` from whole snapshots, durable on return.
 
     ``worn``: a directory of files that may be written over (see ``new_file``): to have another one's room takes less
-    than half the time of giving that back and asking for as much.
+    than half the time of giving that back and asking for as much. ``own``: of each rank, see ``RankPart``.
     ``bytes_per_s``: see ``bulk_io.write``. ``verify``: each block once more, which reads all of the memory; without it
     the processor touches nothing of what a disk takes past the page cache.
 
@@ -37,13 +39,18 @@ def write_shard(
     former = None if worn is None else worn / name
     bulk_io.check_space(directory, sum(arena.header.size_bytes for arena in arenas), former)
     parts = [
-        RankPart(arena.step, arena.header.rank, arena.header.layout, arena.tree, arena.tensors) for arena in arenas
-    ]
+        RankPart(
+            arena.step, arena.header.rank, arena.header.layout, arena.tree, arena.tensors,
+            own.get(arena.header.rank, frozenset()),
+        )
+        for arena in arenas
+    ]  # fmt: skip
     with HdfImage(parts) as image, new_file(directory / name, mode, former) as fd:
         metadata = image.write(fd)
         for arena, places in zip(arenas, image.places, strict=True):
             _write_rank(fd, arena, places, bytes_per_s, verify)
-    return ShardRecord(node_rank, name, image.size_bytes, arenas[0].header.layout, tuple(image.ranks), metadata)
+    layout, ranks, checks = arenas[0].header.layout, tuple(image.ranks), Checks(image.slabs)
+    return ShardRecord(node_rank, name, image.size_bytes, layout, ranks, metadata, checks=checks)
 
 
 def _write_rank(fd: int, arena: ArenaSource, places: Sequence[Place], bytes_per_s: float, verify: bool) -> None:

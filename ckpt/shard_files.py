@@ -60,7 +60,7 @@ class ShardFiles:
         if shard.file not in self._copies:
             return None
         try:
-            return ShardReader(self._copies[shard.file], shard)
+            return ShardReader(self._copies[shard.file], shard, follow=False)
         except (CorruptCheckpoint, OSError) as error:
             self._remove(shard, error)
             return None

@@ -35,13 +35,15 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class RankPart:
-    """What a rank puts into the file. ``offset`` of its tensors: where their bytes are now."""
+    """What a rank puts into the file. ``offset`` of its tensors: where their bytes are now. ``own``: the numbers of
+    replicated ones that it writes, too, since they differ from those of rank 0."""
 
     step: int
     rank: int
     layout: Layout
     tree: bytes
     tensors: Sequence[TensorRecord]
+    own: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class HdfImage:
     """
 
     def __init__(self, parts: Sequence[RankPart]) -> None:
-        """``places``: of each rank, what goes where, tree and table last. Raises OSError."""
+        """``places``: of each rank, what goes where, tree and table last. ``slabs``: see ``records.Checks``. Raises
+        OSError."""
         self.places: list[list[Place]] = []
         self.ranks: list[RankRecord] = []
         try:
@@ -70,6 +73,7 @@ class HdfImage:
         except (RuntimeError, ValueError) as error:  # how h5py reports what libhdf5 could not do
             raise OSError(errno.ENOMEM, f"libhdf5: {error}") from error
         self._fd = self._skeleton.fd
+        self.slabs = self._skeleton.slabs
         self.size_bytes = os.fstat(self._fd).st_size
 
     def _take_kept(self, parts: Sequence[RankPart]) -> _Skeleton | None:
@@ -181,6 +185,8 @@ class _Skeleton:
 
     def __init__(self, fd: int, tensors: Tensors) -> None:
         self.fd, self.tensors = fd, tensors
+        slabs = [(rank, one) for rank, _, _, *records in tensors for one in records if one[-1] is not None]
+        self.slabs = sha256(_encode(slabs)) if slabs else ""
         self.rooms: list[_Room] = []
         weakref.finalize(self, os.close, fd)
 
@@ -198,7 +204,12 @@ def _pieces(runs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 def _tensors(parts: Sequence[RankPart]) -> Tensors:
     return tuple(
-        (part.rank, part.layout, *((one.path, one.kind, one.dtype, one.shape, one.slab) for one in part.tensors))
+        (
+            part.rank,
+            part.layout,
+            part.own,
+            *((one.path, one.kind, one.dtype, one.shape, one.slab) for one in part.tensors),
+        )
         for part in parts
     )
 
@@ -249,9 +260,9 @@ def _make_room(group: _Group, part: RankPart) -> _Room:
     mine = part.layout == "own" or part.rank == 0
     tensors = tuple(
         _make_dataset(group, name, stored_as(record), record.slab)
-        if (mine if record.slab is None else record.slab.replica == 0)
+        if (mine or number in part.own if record.slab is None else record.slab.replica == 0)
         else -1
-        for record, name in zip(part.tensors, dataset_names(part.tensors), strict=True)
+        for number, (record, name) in enumerate(zip(part.tensors, dataset_names(part.tensors), strict=True))
     )
     tree = _make_hole(group, "$tree", len(part.tree))
     table = _table(part, _Room(tensors, tree, _Hole(0, 0)))

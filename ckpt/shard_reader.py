@@ -9,23 +9,26 @@ from typing import Self
 
 from resilio_hpc.ckpt.records import Extent, RankRecord, ShardRecord, Table, read_table, sha256
 from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.core.regular_file import NotRegular, open_file
 from resilio_hpc.native import crc32c
 
 
 class ShardReader:
     """All methods raise CorruptCheckpoint for what is not as it was written, and OSError for a device that fails."""
 
-    def __init__(self, directory: Path, shard: ShardRecord) -> None:
-        """``directory``: of the step. A link is never followed."""
-        self.shard = shard
+    def __init__(self, directory: Path, shard: ShardRecord, follow: bool = True) -> None:
+        """``directory``: of the step. ``follow``: may the file be a link?"""
+        self.shard, self._follow = shard, follow
         self.fd = self._open(directory)
 
     def _open(self, directory: Path) -> int:
         self._name = f"{directory.name}/{self.shard.file}"
         try:
-            fd = os.open(directory / self.shard.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = open_file(directory / self.shard.file, follow=self._follow)
         except FileNotFoundError as error:
             raise CorruptCheckpoint(f"{self._name} is missing") from error
+        except NotRegular as error:
+            raise CorruptCheckpoint(f"{self._name}: {error.strerror}") from error
         size = os.fstat(fd).st_size
         if size != self.shard.size_bytes:
             os.close(fd)
@@ -34,6 +37,7 @@ class ShardReader:
 
     def move_to(self, directory: Path) -> None:
         """From now on read the file of that name in another directory. ``fd`` stays the same number."""
+        self._follow = True  # the committed one
         fd = self._open(directory)
         os.dup2(fd, self.fd, inheritable=False)
         os.close(fd)

@@ -18,7 +18,7 @@ from resilio_hpc.ckpt.device_copy import CUDA, Begun, ChecksumSlot, Device, Devi
 from resilio_hpc.ckpt.records import Extent, SlabRecord, Table, TensorRecord, blocks
 from resilio_hpc.ckpt.tensors import LARGE_BYTES, Leaf
 from resilio_hpc.ckpt.tree import Flattened
-from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.errors import CheckpointError, UsageError
 from resilio_hpc.native import copy_blocks, crc32c
 
 _SHARE_BYTES = 32 << 20
@@ -63,7 +63,9 @@ def plan(leaves: Iterable[Leaf], tree_size: int) -> Plan:
         offsets.append(at)
         at += leaf.held_bytes
         # each character may become six in JSON; 24 bytes hold any number
-        table_bound += 6 * len(leaf.path) + 24 * (8 + 3 * len(leaf.shape) + len(blocks(leaf.held_bytes)))
+        table_bound += 6 * (len(leaf.path) + len(leaf.dtype)) + 24 * (
+            8 + 3 * len(leaf.shape) + len(blocks(leaf.held_bytes))
+        )
     table_offset = -(-(at + tree_size) // 64) * 64
     return Plan(tuple(offsets), at, table_offset, table_offset + table_bound)
 
@@ -217,7 +219,11 @@ class Snapshot:
     def _copy_strided(self, number: int) -> None:
         leaf, offset = self._state.leaves[number], self._plan.offsets[number]
         target = self._room[offset : offset + leaf.size_bytes]
-        tensors.copy_out(leaf.value, target)
+        try:
+            tensors.copy_out(leaf.value, target)
+        except RuntimeError as error:  # a lazy change for which torch has no code
+            why = str(error).partition("\n")[0]
+            raise UsageError(f"{leaf.path}: torch cannot copy a {leaf.dtype} tensor of this kind: {why}") from error
         for index, (start, size) in enumerate(blocks(leaf.size_bytes)):
             self._checksums[number][index] = crc32c(target[start : start + size])
 

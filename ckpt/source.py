@@ -56,7 +56,7 @@ class Source(Protocol):
         ...
 
     def elsewhere(self, path: Sequence[Any]) -> Any:
-        """What others saved at a place of the state where this rank saved nothing, else tree.NOTHING.
+        """What others saved at a place of the state where this rank saved nothing, else containers.NOTHING.
 
         As ``tree.decode`` gives it; ``tensors`` grows by the tensors that it refers to.
         """

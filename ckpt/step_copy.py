@@ -14,6 +14,7 @@ from resilio_hpc.ckpt.records import Manifest
 from resilio_hpc.ckpt.verify import Progress, verify_files
 from resilio_hpc.core.durable import make_directory, sync_directory
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
+from resilio_hpc.core.regular_file import open_file
 
 _PIECE_BYTES = 16 << 20
 
@@ -22,7 +23,7 @@ _PIECE_BYTES = 16 << 20
 def new_step(target: Path, step: int, epoch: int, round_: int) -> Iterator[Path]:
     """A staging directory for a step that ``target`` (made if need be) does not have; gone at the end, with what was
     not committed. Raises CheckpointError when the step is there, or on its way; OSError."""
-    if catalogue.step_directory(target, step).exists():
+    if os.path.lexists(catalogue.step_directory(target, step)):
         raise CheckpointError(f"step {step} is in {target} already")
     make_directory(target)
     staging = catalogue.staging_directory(target, step, epoch, round_)
@@ -77,7 +78,7 @@ def copy_step(source: Path, manifest: Manifest, target: Path, progress: Progress
 
 def _copy_file(source: Path, target: Path, progress: Progress) -> None:
     with (
-        open(os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb", buffering=0) as read,
+        open(open_file(source), "rb", buffering=0) as read,
         open(target, "xb", buffering=0) as write,
     ):
         size = os.fstat(read.fileno()).st_size

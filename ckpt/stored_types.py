@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy
 
+from resilio_hpc.ckpt import numpy_types
 from resilio_hpc.ckpt.records import TensorRecord
 
 _AS_THEY_ARE = {"bool"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -32,7 +33,7 @@ def stored_as(record: TensorRecord) -> Stored:
 
     float8_e4m3fn and its like are among those: they have numbers where HDF5 would see infinities.
     """
-    if record.kind == "torch" and record.dtype in _FLOATS:
+    if record.dtype in _FLOATS:
         return Stored(_float(record.dtype), record.shape, record.dtype)
     plain = _plain(record.kind, record.dtype)
     if plain is not None:
@@ -45,9 +46,18 @@ def stored_as(record: TensorRecord) -> Stored:
 
 @cache  # each name and type that is made anew may stay in memory for good
 def _plain(kind: str, dtype: str) -> Any:
-    """None: HDF5 has none for it."""
-    name = dtype if kind == "torch" else numpy.dtype(dtype).name
-    return h5py.h5t.py_create(numpy.dtype(dtype), logical=True) if name in _AS_THEY_ARE else None
+    """None: HDF5 has none for it. A structure of what it has is a compound, with the same bytes."""
+    if kind == "torch":
+        return h5py.h5t.py_create(numpy.dtype(dtype), logical=True) if dtype in _AS_THEY_ARE else None
+    known = numpy_types.dtype_of(dtype)
+    if known.name in _AS_THEY_ARE:
+        return h5py.h5t.py_create(known, logical=True)
+    if not known.names or any(known[name].name not in _AS_THEY_ARE for name in known.names):
+        return None
+    made = h5py.h5t.py_create(known, logical=True)
+    offsets = [made.get_member_offset(number) for number in range(made.get_nmembers())]
+    is_same = made.get_size() == known.itemsize and offsets == [known.fields[name][1] for name in known.names]
+    return made if is_same else None  # h5py moves fields that overlap
 
 
 @cache

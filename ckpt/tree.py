@@ -1,33 +1,33 @@
-"""Plain values as JSON that restores types exactly; tensors are left out and numbered.
+"""A nested state as JSON text that restores types exactly; tensors are left out and numbered.
 
-JSON has fewer types than Python, so everything that it lacks becomes an object with one key that begins with ``$``
-(``{"$tuple": […]}``, ``{"$bytes": "base64"}``). Nothing in it is code: decoding builds values of the types named in
-this module and no others.
+Containers are here, what is in them is in ``plain_values``. Nothing of it is code: decoding builds values of the types
+named in these modules and no others.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import math
 import re
 import struct
-import sys
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from itertools import chain
+from typing import Any
 from urllib.parse import quote
 
-from resilio_hpc.ckpt import overlap, tensors
+from resilio_hpc.ckpt import containers, overlap, plain_values, tensors
+from resilio_hpc.ckpt.containers import map_leaves
+from resilio_hpc.ckpt.plain_values import SCALARS
 from resilio_hpc.ckpt.slab import Slab
 from resilio_hpc.ckpt.tensors import Leaf
 from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
-MAX_DEPTH = 200
-_EXACT_IN_JSON = 1 << 53
-_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON would join two of them to one character
+MAX_DEPTH = 100
+"""So that it can be read in a deep stack of calls, too."""
+_MANY = 50  # fewer are faster one by one
+Shapes = list[list[int] | None]
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,14 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class Flattened:
-    """A state taken apart: its JSON tree, the tensors in the order of their numbers, and the optimizers in it."""
+    """A state taken apart: its JSON tree, the tensors in the order of their numbers, and the optimizers in it.
+
+    ``kinds``: types of the values, and dtypes of the tensors."""
 
     tree: bytes
     leaves: tuple[Leaf, ...]
     optimizers: tuple[Any, ...] = ()
+    kinds: frozenset[Any] = frozenset()
 
 
 def flatten(state: Any) -> Flattened:
@@ -54,33 +57,70 @@ def flatten(state: Any) -> Flattened:
     """
     encoder = _Encoder()
     node = encoder.encode(state, ())
-    text = json.dumps(node, separators=(",", ":")).encode("ascii")
-    return Flattened(text, tuple(encoder.leaves), tuple(encoder.optimizers))
+    if encoder.parameters:
+        node = {"$state": node, "parameters": encoder.parameters}
+    return Flattened(_text(node), tuple(encoder.leaves), tuple(encoder.optimizers), frozenset(encoder.kinds))
+
+
+def _text(node: Any) -> bytes:
+    return json.dumps(node, separators=(",", ":")).encode("ascii")
 
 
 def decode(tree: bytes) -> Any:
     """The state with a TensorRef in each tensor's place. Raises CorruptCheckpoint."""
+    return read(tree)[0]
+
+
+def read(tree: bytes) -> tuple[Any, dict[tuple[Any, ...], Shapes]]:
+    """As ``decode``; and by the path of an optimizer the shapes of its parameters, in their order.
+
+    Raises CorruptCheckpoint.
+    """
     try:
-        return _decode(json.loads(tree))
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError, struct.error, OverflowError) as error:
+        node = json.loads(tree)
+        known = node.get("parameters", []) if isinstance(node, dict) and next(iter(node), "") == "$state" else []
+        return _decode(node), {tuple(map(_decode, path)): _shapes(shapes) for path, shapes in known}
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, struct.error) as error:
         raise CorruptCheckpoint(f"the tree of plain values cannot be read: {error}") from error
+    except ArithmeticError as error:
+        raise CorruptCheckpoint(f"the tree of plain values has a number that is none: {error!r}") from error
+
+
+def _shapes(node: Any) -> Shapes:
+    if any(shape is not None and any(type(length) is not int for length in shape) for shape in node):
+        raise ValueError("the shapes of an optimizer's parameters are none")
+    return list(node)
 
 
 def encode(decoded: Any) -> bytes:
     """The JSON text of which ``decode`` made a tree, or would. Raises UsageError for a value that it cannot hold."""
-    return json.dumps(_RefEncoder().encode(decoded, ()), separators=(",", ":")).encode("ascii")
+    return _text(_RefEncoder().encode(decoded, ()))
 
 
-def map_leaves(node: Any, change: Callable[[Any], Any]) -> Any:
-    """A decoded tree in which ``change`` was applied to everything that is no dict, list or tuple."""
-    if isinstance(node, dict):
-        made = type(node)({key: map_leaves(item, change) for key, item in node.items()})
-        if hasattr(node, "_metadata"):
-            made._metadata = node._metadata  # type: ignore[attr-defined]
-        return made
-    if type(node) in (list, tuple):
-        return type(node)([map_leaves(item, change) for item in node])
-    return change(node)
+def check_reads_back(flat: Flattened) -> None:
+    """Raises UsageError, with the place, where what was taken apart would not be read as what it is."""
+    again = encode(decode(flat.tree))
+    if flat.tree.startswith(b'{"$state":'):
+        again = b'{"$state":%s,%s' % (again, flat.tree[flat.tree.rindex(b'"parameters":') :])
+    if again != flat.tree:
+        at = _first_difference(json.loads(flat.tree), json.loads(again), "state")
+        raise UsageError(f"{at}: it would not come back as it is")
+    for leaf in flat.leaves:
+        try:
+            tensors.check_description(leaf.kind, leaf.dtype, leaf.shape, leaf.size_bytes)
+        except CorruptCheckpoint as error:
+            raise UsageError(f"{leaf.path}: it would not come back as it is: {error}") from error
+
+
+def _first_difference(one: Any, other: Any, at: str) -> str:
+    if type(one) is type(other) and isinstance(one, dict | list) and len(one) == len(other):
+        keys = one if isinstance(one, dict) else range(len(one))
+        for key in keys:
+            if key not in other if isinstance(other, dict) else False:
+                return at
+            if _text(one[key]) != _text(other[key]):
+                return _first_difference(one[key], other[key], f"{at}[{key!r}]")
+    return at
 
 
 def replaced(decoded: Any, by: Callable[[TensorRef], Any]) -> Any:
@@ -97,8 +137,8 @@ def refs(node: Any) -> Iterator[TensorRef]:
     """All tensors of a decoded tree."""
     if isinstance(node, TensorRef):
         yield node
-    elif isinstance(node, dict | list | tuple):
-        for item in node.values() if isinstance(node, dict) else node:
+    else:
+        for _, item in containers.parts(node):
             yield from refs(item)
 
 
@@ -106,22 +146,9 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, TensorR
     """All tensors of a decoded tree, each with its path as ``flatten`` names it."""
     if isinstance(node, TensorRef):
         yield _joined(path), node
-    elif isinstance(node, dict | list | tuple):
-        for key, item in node.items() if isinstance(node, dict) else enumerate(node):
+    else:
+        for key, item in containers.parts(node):
             yield from places(item, (*path, key))
-
-
-NOTHING: Final = object()
-
-
-def look_up(node: Any, path: Sequence[Any]) -> Any:
-    """What a decoded tree has at a path; NOTHING if it has no such place."""
-    for key in path:
-        numbered = isinstance(node, list | tuple) and type(key) is int and key < len(node)
-        if not numbered and not (isinstance(node, dict) and key in node):
-            return NOTHING
-        node = node[key]
-    return node
 
 
 def has_state(value: Any) -> bool:
@@ -164,45 +191,85 @@ class _Encoder:
     def __init__(self) -> None:
         self.leaves: list[Leaf] = []
         self.optimizers: list[Any] = []
+        self.parameters: list[Any] = []
+        self.kinds: set[Any] = set()
         self._seen: dict[tuple[Any, ...], int] = {}
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)
-        if kind is dict or kind is OrderedDict or kind is Counter:
+        if kind in SCALARS:
+            return plain_values.encode(value)
+        if kind in containers.DICTS:
             return self._mapping(value, path)
-        if kind is list or kind is tuple:
-            self._check_depth(path)
-            items = [self.encode(item, (*path, position)) for position, item in enumerate(value)]
-            return items if kind is list else {"$tuple": items}
+        if kind in containers.SEQUENCES:
+            return self._sequence(value, path)
         if tensors.is_tensor(value) or kind is Slab:
             return {"$tensor": self._number(value, path)}
         if has_state(value):
-            self._check_depth(path)
-            if overlap.is_optimizer(value):
-                self.optimizers.append(value)
-            return self.encode(value.state_dict(), path)
-        return _encode_plain(value, path)
+            return self._object(value, path)
+        self.kinds.add(kind)
+        return _plain(value, path)
+
+    def _sequence(self, value: Any, path: tuple[Any, ...]) -> Any:
+        self._check_depth(path)
+        kind = type(value)
+        self.kinds.add(kind)
+        if _are_json(value):
+            items = list(value)
+        else:
+            items = [self.encode(item, (*path, position)) for position, item in enumerate(value)]
+        if kind is list:
+            return items
+        return {"$tuple": items} if kind is tuple else {"$deque": items, "maxlen": value.maxlen}
 
     def _mapping(self, value: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
         self._check_depth(path)
-        if type(value) is dict and all(_is_json_key(key) for key in value):
-            return {key: self.encode(item, (*path, key)) for key, item in value.items()}
-        items = [[_encode_key(key, path), self.encode(item, (*path, key))] for key, item in value.items()]
-        if type(value) is OrderedDict:
+        kind = type(value)
+        self.kinds.add(kind)
+        simple = _are_json(value.values())
+        if kind is dict and all(_is_json_key(key) for key in value):
+            return dict(value) if simple else {key: self.encode(item, (*path, key)) for key, item in value.items()}
+        if simple and _are_json(value):
+            items = list(map(list, value.items()))
+        else:
+            items = [[self._key(key, path), self.encode(item, (*path, key))] for key, item in value.items()]
+        if isinstance(value, OrderedDict):
             metadata = getattr(value, "_metadata", None)  # torch modules keep their buffers' versions there
             extra = {} if metadata is None else {"metadata": self.encode(dict(metadata), (*path, "_metadata"))}
             return {"$odict": items, **extra}
-        return {"$counter" if type(value) is Counter else "$dict": items}
+        if isinstance(value, defaultdict):
+            return {"$defaultdict": items, "factory": _factory_name(value.default_factory, path)}
+        return {"$counter" if kind is Counter else "$dict": items}
+
+    def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
+        if type(key) not in SCALARS:
+            self.kinds.add(type(key))
+        return _plain(key, path, f" as the key {key!r:.80}")
+
+    def _object(self, value: Any, path: tuple[Any, ...]) -> Any:
+        self._check_depth(path)
+        if overlap.is_optimizer(value):
+            self.optimizers.append(value)
+            shapes = [_shape_of(parameter) for group in value.param_groups for parameter in group["params"]]
+            self.parameters.append([[self._key(key, path) for key in path], shapes])
+        state = value.state_dict()
+        if has_state(state):
+            raise UsageError(
+                f"{place(path)}: state_dict() of a {plain_values.name_of(type(value))} gives another object that has "
+                "one, and not what is in it"
+            )
+        return self.encode(state, path)
 
     def _number(self, value: Any, path: tuple[Any, ...]) -> int:
         try:
             leaf = tensors.describe(value, _joined(path))
-        except UsageError as error:
-            raise UsageError(f"{place(path)}: {error}") from error
+        except (UsageError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+            raise UsageError(f"{place(path)}: {str(error).partition(chr(10))[0]}") from error
         if leaf.identity is not None and leaf.identity in self._seen:
             return self._seen[leaf.identity]
         number = len(self.leaves)
         self.leaves.append(leaf)
+        self.kinds.add((leaf.kind, leaf.dtype))
         if leaf.identity is not None:
             self._seen[leaf.identity] = number
         return number
@@ -219,77 +286,84 @@ class _RefEncoder(_Encoder):
         return {"$tensor": value.index} if type(value) is TensorRef else super().encode(value, path)
 
 
+def _are_json(values: Any) -> bool:
+    return len(values) > _MANY and plain_values.are_json(values, set(map(type, values)))
+
+
 def _is_json_key(key: Any) -> bool:
-    return type(key) is str and not key.startswith("$") and (key.isascii() or not _SURROGATE.search(key))
+    return type(key) is str and not key.startswith("$") and plain_values.is_json_text(key)
 
 
-def _encode_key(key: Any, path: tuple[Any, ...]) -> Any:
-    if type(key) is tuple:
-        return {"$tuple": [_encode_key(item, path) for item in key]}
-    return _encode_plain(key, path)
+def _plain(value: Any, path: tuple[Any, ...], what: str = "") -> Any:
+    try:
+        return plain_values.encode(value)
+    except UsageError as error:
+        raise UsageError(f"{place(path)}{what}: {error}") from error
 
 
-def _encode_plain(value: Any, path: tuple[Any, ...]) -> Any:
-    kind = type(value)
-    if value is None or kind is bool:
-        return value
-    if kind is str:
-        return {"$str": value.encode("utf-8", "surrogatepass").hex()} if _SURROGATE.search(value) else value
-    if kind is int:
-        return value if -_EXACT_IN_JSON < value < _EXACT_IN_JSON else {"$int": hex(value)}
-    if kind is float:
-        return value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
-    if kind is bytes or kind is bytearray:
-        return {f"${kind.__name__}": base64.b64encode(value).decode("ascii")}
-    if kind is complex:
-        return {"$complex": struct.pack(">dd", value.real, value.imag).hex()}
-    if kind is set or kind is frozenset:
-        return {f"${kind.__name__}": [_encode_key(item, path) for item in sorted(value, key=repr)]}
-    return _encode_library_value(value, path)
+def _factory_name(factory: Any, path: tuple[Any, ...]) -> str:
+    if factory is None:
+        return ""
+    name = next((name for name, kind in plain_values.BUILTIN_TYPES.items() if kind is factory), None)
+    if name is None:
+        raise UsageError(
+            f"{place(path)}: a defaultdict that makes {getattr(factory, '__qualname__', factory)} cannot be held: "
+            "that is code; save dict() of it"
+        )
+    return name
 
 
-def _encode_library_value(value: Any, path: tuple[Any, ...]) -> Any:
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None:
-        if type(value) is torch.Size:
-            return {"$size": list(value)}
-        if type(value) is torch.dtype:
-            return {"$torch_dtype": str(value).removeprefix("torch.")}
-        if type(value) is torch.device:
-            return {"$device": str(value)}
-    if numpy is not None:
-        if isinstance(value, numpy.dtype) and value.kind not in "OV":
-            return {"$numpy_dtype": value.str}
-        if isinstance(value, numpy.generic) and value.dtype.kind not in "OV":
-            return {"$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode("ascii")]}
-    kind = type(value)
-    raise UsageError(
-        f"{place(path)}: a checkpoint cannot hold a {kind.__module__}.{kind.__qualname__}; it holds tensors, arrays, "
-        "None, bool, int, float, complex, str, bytes, list, tuple, dict, set, and objects with state_dict()"
-    )
+def _shape_of(parameter: Any) -> list[int] | None:
+    try:
+        return list(parameter.shape)
+    except RuntimeError:  # of a lazy module
+        return None
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def _decode(node: Any) -> Any:
     if isinstance(node, list):
-        return [_decode(item) for item in node]
+        return node if set(map(type, node)) <= SCALARS else [_decode(item) for item in node]
     if not isinstance(node, dict):
         return node
     tag = next(iter(node), "")
     if not tag.startswith("$"):
+        if set(map(type, node.values())) <= SCALARS:
+            return node
         return {key: _decode(item) for key, item in node.items()}
-    if tag == "$odict":
-        return _decode_ordered(node)
-    return _DECODERS[tag](node[tag])
+    if tag in _CONTAINERS:
+        return _CONTAINERS[tag](node)
+    return plain_values.decode(tag, node[tag], _decode)
 
 
-def _decode_ordered(node: dict[str, Any]) -> OrderedDict[Any, Any]:
+def _ordered(node: dict[str, Any]) -> OrderedDict[Any, Any]:
     ordered: OrderedDict[Any, Any] = OrderedDict(_pairs(node["$odict"]))
     if "metadata" in node:
         ordered._metadata = OrderedDict(_decode(node["metadata"]))  # type: ignore[attr-defined]
     return ordered
 
 
+def _counter(node: dict[str, Any]) -> Counter[Any]:
+    return Counter(dict(_pairs(node["$counter"])))
+
+
+def _defaultdict(node: dict[str, Any]) -> defaultdict[Any, Any]:
+    factory = plain_values.BUILTIN_TYPES[node["factory"]] if node["factory"] else None
+    return defaultdict(factory, _pairs(node["$defaultdict"]))
+
+
+def _deque(node: dict[str, Any]) -> deque[Any]:
+    length = node["maxlen"]
+    if length is not None and type(length) is not int:
+        raise ValueError("the length of a deque is none")
+    return deque(_decode(node["$deque"]), length)
+
+
 def _pairs(items: list[Any]) -> list[tuple[Any, Any]]:
+    if set(map(type, items)) <= {list} and set(map(type, chain.from_iterable(items))) <= SCALARS:
+        return items
     return [(_decode(key), _decode(value)) for key, value in items]
 
 
@@ -299,53 +373,13 @@ def _tensor(index: Any) -> TensorRef:
     return TensorRef(index)
 
 
-def _torch_dtype(name: str) -> Any:
-    return tensors.torch_dtype(name)
-
-
-def _device(name: str) -> Any:
-    import torch
-
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(str(error)) from error
-
-
-def _size(dimensions: list[int]) -> Any:
-    import torch
-
-    return torch.Size(dimensions)
-
-
-def _scalar(item: list[str]) -> Any:
-    import numpy
-
-    dtype, data = tensors.numpy_dtype(item[0]), _base64(item[1])
-    return numpy.frombuffer(data, dtype=dtype)[0] if dtype.itemsize else dtype.type()
-
-
-def _base64(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
-
-
-_DECODERS: dict[str, Callable[[Any], Any]] = {
-    "$tensor": _tensor,
-    "$tuple": lambda items: tuple(_decode(item) for item in items),
-    "$dict": lambda items: dict(_pairs(items)),
-    "$counter": lambda items: Counter(dict(_pairs(items))),
-    "$str": lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
-    "$int": lambda text: int(text, 16),
-    "$float": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
-    "$complex": lambda text: complex(*struct.unpack(">dd", bytes.fromhex(text))),
-    "$bytes": _base64,
-    "$bytearray": lambda text: bytearray(_base64(text)),
-    "$set": lambda items: {_decode(item) for item in items},
-    "$frozenset": lambda items: frozenset(_decode(item) for item in items),
-    "$size": _size,
-    "$torch_dtype": _torch_dtype,
-    "$device": _device,
-    "$numpy_dtype": lambda text: tensors.numpy_dtype(text),
-    "$scalar": _scalar,
-    "$state": _decode,  # beside it: see dcp_names
+_CONTAINERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "$tensor": lambda node: _tensor(node["$tensor"]),
+    "$tuple": lambda node: tuple(_decode(node["$tuple"])),
+    "$dict": lambda node: dict(_pairs(node["$dict"])),
+    "$odict": _ordered,
+    "$counter": _counter,
+    "$defaultdict": _defaultdict,
+    "$deque": _deque,
+    "$state": lambda node: _decode(node["$state"]),  # beside it: see ``read`` and dcp_names
 }

@@ -15,6 +15,8 @@ import msgspec
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.records import Manifest, sha256
 from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.regular_file import NotRegular, is_real_directory, open_file
 
 SEAL_BYTES = 512
 _FORMAT = "resilio-checkpoint-view"
@@ -31,11 +33,14 @@ class _Seal(msgspec.Struct, frozen=True):
 def write_view(directory: Path, manifest: Manifest) -> list[str]:
     """Make it, or make it anew, durable on return. The tensors that are not whole there, only in parts.
 
-    ``directory``: of the checkpoints. Raises CorruptCheckpoint for tables that are damaged, OSError.
+    ``directory``: of the checkpoints. Raises UsageError for a step that is a link, CorruptCheckpoint for bad tables,
+    OSError.
     """
     from resilio_hpc.ckpt.view_image import view_image
 
     step = catalogue.step_directory(directory, manifest.step)
+    if not is_real_directory(step):
+        raise UsageError(f"{step} is a link, and nothing is written behind links; copy the step, and show the copy")
     image, in_parts = view_image(step, manifest, SEAL_BYTES)
     seal = _Seal(_FORMAT, _hash_of(manifest), sha256(image[SEAL_BYTES:]))
     write_atomic(step / catalogue.VIEW, msgspec.json.encode(seal).ljust(SEAL_BYTES) + image[SEAL_BYTES:])
@@ -45,12 +50,14 @@ def write_view(directory: Path, manifest: Manifest) -> list[str]:
 def why_wrong(step: Path, manifest: Manifest) -> str:
     """Why the one in the directory ``step`` is not as it was written for it; "" when it is, or there is none.
 
-    A link is never followed. Raises OSError.
+    Raises OSError.
     """
     try:
-        fd = os.open(step / catalogue.VIEW, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_file(step / catalogue.VIEW)
     except FileNotFoundError:
         return ""
+    except NotRegular as error:
+        return error.strerror or ""
     with os.fdopen(fd, "rb") as file:
         try:
             seal = msgspec.json.decode(file.read(SEAL_BYTES), type=_Seal)

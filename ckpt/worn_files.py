@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from resilio_hpc.ckpt.records import is_shard_name
+from resilio_hpc.core import regular_file
 from resilio_hpc.core.durable import is_ours_alone
 
 
@@ -22,17 +23,19 @@ def worn(directory: Path) -> Path:
 def strip(step: Path) -> bool:
     """Leave nothing but the shard files in the directory of a step that was removed: whether they may be written over.
 
-    Raises OSError.
+    Behind a link nothing is changed. Raises OSError.
     """
+    if not regular_file.is_real_directory(step):
+        return False  # a link to a step that lies elsewhere
     shards = []
     for path in list(step.iterdir()):
         if is_shard_name(path.name):
             shards.append(path)
         else:
-            path.unlink()
+            regular_file.remove(path)
     if not shards:
         return False
-    fd = os.open(shards[0], os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = regular_file.open_file(shards[0], os.O_RDWR)
     try:
         return is_ours_alone(fd)
     finally:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from resilio_hpc.core import regular_file
 from resilio_hpc.core.file_system import is_of_this_machine
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -24,7 +25,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644, durable: bool = Tru
 
     Without ``durable`` nothing is synced: readers still see the old or the new file, but a power cut may lose both.
     """
-    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
             os.fchmod(file.fileno(), mode)
@@ -88,17 +89,23 @@ def new_file(path: Path, mode: int = 0o666, worn: Path | None = None) -> Iterato
 
 
 def _taken(worn: Path, temporary: Path) -> int | None:
-    """Nobody can open it under its old name any more when it is looked at."""
+    """Nobody can open it under its old name any more when it is looked at. A directory that is a link is another's."""
     try:
-        worn.rename(temporary)
+        folder = os.open(worn.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        os.rename(worn.name, temporary, src_dir_fd=folder)
+    except OSError:
+        return None
+    finally:
+        os.close(folder)
     with contextlib.suppress(OSError):
-        fd = os.open(temporary, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = regular_file.open_file(temporary, os.O_RDWR)
         if is_ours_alone(fd):
             return fd
         os.close(fd)
-    temporary.unlink()
+    regular_file.remove(temporary)
     return None
 
 

@@ -2,6 +2,7 @@
 
 ResilioError                 anything we raise; its text is one line for a user
 ├── UsageError               the user asked for something impossible or misspelt (exit code 2)
+│   └── Untrusted            a file or directory that another user may have written
 ├── CommandError             an external command failed, timed out or is missing
 ├── SlurmError               Slurm refused or could not be asked
 ├── WireError                a peer sent something that is not a valid message
@@ -14,6 +15,7 @@ ResilioError                 anything we raise; its text is one line for a user
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 
@@ -24,6 +26,10 @@ class ResilioError(Exception):
 
 class UsageError(ResilioError):
     """A mistake in arguments, files or configuration that the user can put right."""
+
+
+class Untrusted(UsageError):
+    """A file or directory that is not this user's or root's alone: it is neither executed nor believed."""
 
 
 class CommandError(ResilioError):
@@ -71,6 +77,16 @@ class CorruptCheckpoint(CheckpointError):
 
 class LayoutMismatch(CheckpointError):
     """A checkpoint does not fit the state or the world size that it is loaded into."""
+
+
+_OF_FILES = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA)
+)
+
+
+def is_damage(error: OSError) -> bool:
+    """Does the error tell of a file? Others tell of this process or machine: no room, no descriptor, no permission."""
+    return error.errno in _OF_FILES
 
 
 def os_error_text(error: OSError, where: str) -> str:

@@ -138,7 +138,13 @@ def _fetched(found: Any) -> str:
 def _first_step(f: Fields) -> str:
     step, before = f.whole("step"), f.whole("restored")
     from_where = f", restored {restored(f.text('source'), before)}" if before is not None and before >= 0 else ""
-    return f"round {f.whole('round')}: every rank has done step {step}{from_where}"
+    took = f" in {seconds(f.number('restore_s'))}" if from_where and f.has("restore_s") else ""
+    return f"round {f.whole('round')}: every rank has done step {step}{from_where}{took}"
+
+
+def _committed(f: Fields) -> str:
+    waited = f"; training waited {seconds(f.number('blocked_s'))} for it" if f.number("blocked_s") is not None else ""
+    return f"checkpoint of step {f.whole('step')} is committed{waited}"
 
 
 def _decision(f: Fields) -> str:
@@ -332,11 +338,15 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     "slow_start": lambda f: (
         f"round {f.whole('round')} did not come up within {seconds(f.number('waited_s'))}: once more"
     ),
-    "committed": lambda f: f"checkpoint of step {f.whole('step')} is committed",
+    "committed": _committed,
     "persist_failed": lambda f: (
         f"checkpoint of step {f.whole('step')} could not be written on {f.text('node', '?')}: {f.text('error')}"
     ),
     "space_short": lambda f: f"room for checkpoints runs out: {f.text('why')} (keep fewer steps, or make room)",
+    "replicas_differ": lambda f: (
+        f"layout=REPLICATED, but {f.text('place')} differs from that of rank 0: each rank's own is saved and restored; "
+        "where ranks are meant to hold different tensors (FSDP, ZeRO, experts), leave layout=REPLICATED away"
+    ),
     "save_overdue": lambda f: (
         f"checkpoint of step {f.whole('step')} is on its way to disk for {seconds(f.number('waited_s'))}, "
         f"{names(f.texts('nodes'))} still at it: is that file system slow, or does it hang? Training goes on"

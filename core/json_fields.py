@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 
@@ -16,6 +13,9 @@ def printable(text: str, limit: int = 200) -> str:
     """``text`` on one line and at most ``limit`` characters long, safe for a terminal."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(one if one.isprintable() else " " if one.isspace() else "?" for one in cut)
+
+
+_YEAR_10000 = 253_402_214_400.0  # less a day, for time zones
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class Fields:
             return float(value) if math.isfinite(value) else None
         except OverflowError:  # an integer beyond every float
             return None
+
+    def time(self, name: str) -> float | None:
+        """Unix seconds that a calendar of four-digit years has."""
+        value = self.number(name)
+        return value if value is not None and 0.0 <= value < _YEAR_10000 else None
 
     def whole(self, name: str) -> int | None:
         """A whole number of at most 64 bits."""
@@ -76,27 +81,3 @@ def parse_object(text: str | bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):  # not JSON, not UTF-8, too deep, a number of thousands of digits
         return None
     return value if isinstance(value, dict) else None
-
-
-def read_object(path: Path, limit_bytes: int = 4 << 20) -> dict[str, Any] | None:
-    """The JSON object in a file; None where there is none, it is too big, or it is no regular file."""
-    content = read_regular(path, limit_bytes)
-    return None if content is None else parse_object(content)
-
-
-def read_regular(path: Path, limit_bytes: int) -> bytes | None:
-    """A regular file's content; None when it cannot be read or has over ``limit_bytes``. Never blocks on a pipe."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > limit_bytes:
-            return None
-        with open(fd, "rb", closefd=False) as file:
-            return file.read(limit_bytes)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)

@@ -126,7 +126,8 @@ def main() -> None:
     if args.batch % run.world_size:
         raise SystemExit(f"--batch {args.batch} cannot be split over {run.world_size} ranks")
 
-    checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED, overlap=True)  # <- before the model
+    # <- before the model; REPLICATED is for DDP, not for FSDP, ZeRO or experts
+    checkpoint = Checkpointer(run.checkpoint_dir, layout=REPLICATED, overlap=True)
     torch.manual_seed(args.seed)  # the same weights everywhere ...
     gpt = GPT(args.layers, args.width, args.sequence).to(device)
     model = DistributedDataParallel(gpt, bucket_cap_mb=1)

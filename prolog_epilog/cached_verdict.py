@@ -17,7 +17,7 @@ import contextlib
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +27,7 @@ import msgspec
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import HealthError
 from resilio_hpc.core.json_fields import printable
+from resilio_hpc.prolog_epilog import trusted
 from resilio_hpc.prolog_epilog.check import Verdict
 from resilio_hpc.prolog_epilog.runner import Memory
 
@@ -52,7 +53,7 @@ class VerdictCache:
         try:
             for path in (self.directory.parent, self.directory):
                 path.mkdir(0o755, exist_ok=True)
-            _own(self.directory, os.lstat(self.directory), stat.S_ISDIR)
+            trusted.own(self.directory, os.lstat(self.directory), stat.S_ISDIR)
         except OSError as error:
             raise HealthError(f"cannot keep a verdict in {self.directory}: {error.strerror}") from error
 
@@ -125,21 +126,11 @@ class VerdictCache:
     def _trusted(self, name: str) -> bytes:
         """A file's content, if nobody else can have written it. Raises NoVerdict."""
         try:
-            _own(self.directory, os.lstat(self.directory), stat.S_ISDIR)
-            fd = os.open(self.directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            return trusted.read(self.directory, name, _MOST_BYTES)
         except FileNotFoundError as error:
             raise NoVerdict("there is no verdict yet") from error
         except (OSError, HealthError) as error:
             raise NoVerdict(f"the verdict cannot be trusted: {error}") from error
-        with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            try:
-                _own(self.directory / name, status, stat.S_ISREG)
-            except HealthError as error:
-                raise NoVerdict(f"the verdict cannot be trusted: {error}") from error
-            if status.st_size > _MOST_BYTES:
-                raise NoVerdict(f"the verdict has {status.st_size} bytes")
-            return file.read(_MOST_BYTES)
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -165,11 +156,3 @@ def render(verdict: Verdict) -> str:
     lines += [f"evict {one.index} {one.device.replace(' ', '_') or '-'} {one.check}: {one.evidence}" for one in evicted]
     lines += [f"because {one.action} {one.check}: {one.evidence}" for one in others]
     return "\n".join([*lines, "end", ""])
-
-
-def _own(path: Path, status: os.stat_result, is_kind: Callable[[int], bool]) -> None:
-    """Raises HealthError unless it is ours, of the right kind, and nobody else may write it."""
-    if not is_kind(status.st_mode):
-        raise HealthError(f"{path} is not what we would have made: remove it")
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-        raise HealthError(f"{path} belongs to user {status.st_uid} with mode {status.st_mode & 0o7777:o}: remove it")

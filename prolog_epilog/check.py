@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import msgspec
@@ -26,6 +26,8 @@ ON_FAIL: tuple[OnFail, ...] = get_args(OnFail)
 CONTEXTS: tuple[Context, ...] = get_args(Context)
 
 Limit = bool | int | float | str | list[str]
+Value = bool | int | float
+"""What is worth knowing of a device: more is better, so True is better than False."""
 
 EVIDENCE_CHARACTERS = 200
 REASON_PREFIX = "resilio:"
@@ -92,6 +94,12 @@ class Fault(msgspec.Struct, frozen=True):
     device: str = ""
     index: int = -1
     on_fail: OnFail | None = None
+
+
+class Doubt(Fault, frozen=True):
+    """A part of what a check looks at could not be read: told, while the check goes on with the other parts."""
+
+    on_fail: OnFail | None = "warn"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,9 +180,28 @@ def _findings(result: Result) -> Iterable[Finding]:
 class Former:
     """What a check kept at its last run (JSON), or None, and what time it is now, in seconds since boot.
 
-    ``cleared_s``: when an administrator said last that what was found is put right.
+    ``cleared_s``: when an administrator said last that what was found is put right. ``normal``: by device, what the
+    node's baseline says of this check; None without a baseline.
     """
 
     kept: object
     now_s: float
     cleared_s: float = -1.0
+    normal: Mapping[str, Value] | None = None
+
+
+@dataclass(frozen=True)
+class Past:
+    """What is known of each device from before: by the baseline, or else the best since the node was started."""
+
+    normal: Mapping[str, Value] = field(default_factory=dict)
+    seen: Mapping[str, Value] = field(default_factory=dict)
+
+    def of(self, device: str) -> Value | None:
+        """The baseline's word, else the best that was seen since the node was started; None for a new device."""
+        return self.normal[device] if device in self.normal else self.seen.get(device)
+
+    def action(self, device: str, now: Value) -> OnFail | None:
+        """For a fault: the check's own action (None) where the device was better before, else a warning."""
+        before = self.of(device)
+        return None if before is not None and before > now else "warn"

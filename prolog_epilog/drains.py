@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple, Protocol
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.check import Verdict
 
-Outcome = Literal["drained", "already", "withheld"]
-"""It is drained now; it was, by us or by somebody else, whose reason stays; it is not to be, such as in a storm."""
+Outcome = Literal["drained", "already", "withheld", "warned"]
+"""It is drained now; it was, by us or by another, whose reason stays; it is not to be, such as in a storm; it is not to
+be for this check, which fails on too many nodes at once."""
 
 
 class Answer(NamedTuple):
@@ -78,7 +79,8 @@ def carry_out(wanted: Sequence[Order], drainer: Drainer) -> list[Carried]:
     for order in wanted:
         try:
             answer = drainer.drain(order.node, order.check, order.evidence)
-            done.append(Carried(order, answer.outcome, answer.why if answer.outcome == "withheld" else ""))
+            said = answer.why if answer.outcome in ("withheld", "warned") else ""
+            done.append(Carried(order, answer.outcome, said))
         except SlurmError as error:
             done.append(Carried(order, "failed", str(error)))
             break

@@ -6,10 +6,11 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.prolog_epilog import catalogue
+from resilio_hpc.prolog_epilog import baseline, catalogue
 from resilio_hpc.prolog_epilog.check import Check, Context, Result, Unreadable, Verdict
 from resilio_hpc.prolog_epilog.node import Node, boot_id, uptime_s
 from resilio_hpc.prolog_epilog.probe import Probe, Source
@@ -20,7 +21,7 @@ from resilio_hpc.prolog_epilog.table import Table
 
 @dataclass(frozen=True)
 class Examination:
-    """Checks of ``table`` on ``node``, called ``name`` by Slurm."""
+    """Checks of ``table`` on ``node``, called ``name`` by Slurm. ``said`` gets why there is no baseline."""
 
     table: Table
     node: Node
@@ -28,6 +29,7 @@ class Examination:
     sources: Mapping[str, Source] = field(default_factory=lambda: catalogue.SOURCES)
     probes: Mapping[str, Probe] = field(default_factory=lambda: catalogue.PROBES)
     unix_time: Callable[[], float] = time.time
+    said: Callable[[str], None] = lambda _: None
 
     def now_s(self) -> float:
         return uptime_s(self.node.root)
@@ -40,12 +42,34 @@ class Examination:
         wanted = list(checks)
         if self._busy():
             wanted = [check for check in wanted if not only_idle(check)]
+        if memory.normal is None:
+            memory.normal = self.normal()
         examiner = Examiner(self.sources, self.probes, self.node, self.now_s, memory=memory)
         results = examiner.examine(wanted)
         if any(only_idle(check) for check in wanted) and self._busy():
             idle = {check.id for check in wanted if only_idle(check)}
             results = [result for result in results if result.check not in idle]
         return results
+
+    @property
+    def baseline_directory(self) -> Path | None:
+        """Where baselines are kept, as the site says; None in a table without settings."""
+        settings = self.table.settings.get("baseline")
+        return None if settings is None else Path(settings.text("directory"))
+
+    def normal(self) -> baseline.Values:
+        """What is normal on this node, as far as it was learned and can be read."""
+        if self.baseline_directory is None:
+            return {}
+        values, trouble = baseline.load(self.baseline_directory, self.name)
+        if trouble:
+            self.said(trouble)
+        return values
+
+    def learn(self, checks: Iterable[Check]) -> tuple[list[Result], baseline.Values]:
+        """What there is now, as a baseline keeps it, with the results of the checks that looked at it."""
+        examiner = Examiner(self.sources, self.probes, self.node, self.now_s, memory=Memory(normal={}))
+        return examiner.examine(list(checks)), examiner.learned
 
     def verdict(self, results: Iterable[Result]) -> Verdict:
         """Of these results, as of now."""
@@ -88,6 +112,23 @@ def of_context(table: Table, *contexts: Context) -> list[Check]:
 def node_name(environment: Mapping[str, str]) -> str:
     """As Slurm calls this node, or the first part of its host name."""
     return environment.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+
+
+def only_warned(verdict: Verdict, checks: Mapping[str, str]) -> Verdict:
+    """The same verdict, in which these checks only warn; each with why. Pure."""
+
+    def softened(result: Result) -> Result:
+        if result.check not in checks:
+            return result
+        faults = [
+            msgspec.structs.replace(
+                one, on_fail="warn", evidence=f"{one.evidence} (only a warning: {checks[result.check]})"
+            )
+            for one in result.faults
+        ]
+        return msgspec.structs.replace(result, on_fail="warn", faults=tuple(faults))
+
+    return msgspec.structs.replace(verdict, results=tuple(map(softened, verdict.results)))
 
 
 def withheld(verdict: Verdict, why: str) -> Verdict:

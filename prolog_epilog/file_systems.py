@@ -6,14 +6,15 @@ import contextlib
 import errno
 import fnmatch
 import os
+import re
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilio_hpc.prolog_epilog.check import Absent, Fault, Limits, Unreadable
-from resilio_hpc.prolog_epilog.mounts import MOUNTINFO, Mount, mount_of, parse_mountinfo
+from resilio_hpc.prolog_epilog.check import Absent, Doubt, Fault, Limits, Past, Unreadable, Value
+from resilio_hpc.prolog_epilog.mounts import MOUNTINFO, Mount, mount_of, parse_mountinfo, plain
 from resilio_hpc.prolog_epilog.node import Node
 
 # Full is another check's; and a user, or root on a squashed export, may not write everywhere.
@@ -24,10 +25,11 @@ _NOT_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM)
 class FileSystem:
     """One file system, as statvfs(2) tells, and how long it took to answer. ``inodes`` is 0 where it has no limit.
 
-    ``refused``: why a file could not be written there; "" where it could, or nobody tried.
+    ``refused``: why a file could not be written there; "" where it could, or was not tried.
     """
 
     path: str
+    type: str
     network: bool
     read_only: bool
     size_bytes: int
@@ -36,6 +38,11 @@ class FileSystem:
     free_inodes: int
     seconds: float
     refused: str = ""
+
+    @property
+    def identity(self) -> str:
+        """What the past is remembered by: another file system at the same place has a past of its own."""
+        return f"{self.path} {self.type}"
 
 
 def targets(node: Node) -> list[str]:
@@ -79,9 +86,12 @@ def fetch(node: Node) -> FileSystem:
     except FileNotFoundError as error:
         raise Absent(f"{node.target} is not there") from error
     except OSError as error:
+        if isinstance(error, PermissionError) and mount.type.startswith("fuse"):
+            raise Absent(f"{node.target} is a user's own") from error  # FUSE shuts out root, too
         raise Unreadable(f"{node.target}: {error.strerror}") from error
     return FileSystem(
         path=node.target,
+        type=mount.type,
         network=is_network(mount, settings.texts("types")),
         read_only=mount.read_only,
         size_bytes=seen.f_blocks * seen.f_frsize,
@@ -116,8 +126,8 @@ def _why(error: OSError) -> str:
 
 
 def space(found: FileSystem, limits: Limits) -> Iterable[Fault]:
-    """Too little room. Pseudo file systems have no size."""
-    if found.size_bytes <= 0:
+    """Too little room. Pseudo file systems have no size, and images that are read-only are full by nature."""
+    if found.size_bytes <= 0 or found.read_only:
         return
     percent = 100 * found.free_bytes / found.size_bytes
     least = limits.number("network_free_percent" if found.network else "free_percent")
@@ -129,20 +139,31 @@ def space(found: FileSystem, limits: Limits) -> Iterable[Fault]:
 
 def inodes(found: FileSystem, limits: Limits) -> Iterable[Fault]:
     """Too few inodes; file systems without a fixed number say 0 of 0."""
-    if found.inodes > 0 and not found.network:
+    if found.inodes > 0 and not found.network and not found.read_only:
         percent = 100 * found.free_inodes / found.inodes
         if percent < limits.number("free_percent"):
             yield Fault(f"{found.path} has {percent:.1f} % ({found.free_inodes}) inodes free", found.path)
 
 
-def writable(found: FileSystem, limits: Limits) -> Iterable[Fault]:
-    """Mounted read-only, or a file could not be written."""
+def writable(found: FileSystem, limits: Limits, past: Past) -> Iterable[Fault]:
+    """Read-only now, and writable before. What was never writable is meant so: software, images, exports. A file that
+    cannot be written although the mount would allow it is a fault, but for an export that never took one."""
     if found.path in limits.texts("may_be_read_only"):
         return
+    writable_before = past.of(found.identity)
     if found.read_only:
-        yield Fault(f"{found.path} is mounted read-only", found.path)
-    elif found.refused:
-        yield Fault(f"{found.path}: a file cannot be written: {found.refused}", found.path)
+        if writable_before:
+            yield Fault(f"{found.path} became read-only", found.path)
+    elif found.refused and past.normal.get(found.identity) is not False:
+        never = found.refused == os.strerror(errno.EROFS) and not writable_before
+        yield Fault(
+            f"{found.path}: a file cannot be written: {found.refused}", found.path, on_fail="warn" if never else None
+        )
+
+
+def takes_files(found: FileSystem) -> Mapping[str, Value]:
+    """Whether it is mounted for writing, and took a file where we tried."""
+    return {found.identity: not found.read_only and not found.refused}
 
 
 def latency(found: FileSystem, limits: Limits) -> Iterable[Fault]:
@@ -153,35 +174,63 @@ def latency(found: FileSystem, limits: Limits) -> Iterable[Fault]:
 
 @dataclass(frozen=True)
 class MountTable:
-    """What is mounted, and what /etc/fstab says should be."""
+    """What is mounted, and what /etc/fstab says should be. ``real``: where a path leads that goes through links.
+
+    ``trouble``: lines of /etc/fstab that are none.
+    """
 
     mounts: tuple[Mount, ...]
     wanted: tuple[str, ...]
+    trouble: tuple[str, ...] = ()
+    real: Callable[[str], str] = str
+
+    def has(self, path: str) -> bool:
+        """Whether something is mounted there; links are followed only where it is not at once."""
+        mounted = {mount.path for mount in self.mounts}
+        return path in mounted or self.real(path) in mounted
 
 
 def fetch_mount_table(node: Node) -> MountTable:
     mounts = parse_mountinfo(node.files.text(MOUNTINFO))
-    return MountTable(tuple(mounts), tuple(parse_fstab(node.files.optional("/etc/fstab") or "")))
+    wanted, trouble = parse_fstab(node.files.optional("/etc/fstab") or "")
+    return MountTable(tuple(mounts), tuple(wanted), tuple(trouble), node.files.real)
 
 
-def parse_fstab(text: str) -> list[str]:
-    """Mount points that must be there after boot. Raises Unreadable. Pure."""
-    wanted = []
+_NOT_MOUNTED = ("swap", "ignore")  # types that no mount(8) mounts; "none" is the type of a bind mount
+
+
+def parse_fstab(text: str) -> tuple[list[str], list[str]]:
+    """Mount points that must be there after boot, and what is wrong with lines that are none. Pure."""
+    wanted, trouble = [], []
     for line in text.splitlines():
-        words = line.split("#", 1)[0].split()
-        if not words:
+        words = line.split()
+        if not words or words[0].startswith("#"):
             continue
         if len(words) < 3:
-            raise Unreadable(f"/etc/fstab: not a line of fstab(5): {line[:80]!r}")
+            trouble.append(f"/etc/fstab: not a line of fstab(5): {line[:80]!r}")
+            continue
         options = words[3].split(",") if len(words) > 3 else []
-        if words[1].startswith("/") and words[2] != "swap" and not {"noauto", "nofail"} & set(options):
-            wanted.append(words[1].rstrip("/") or "/")
-    return wanted
+        if words[1].startswith("/") and words[2] not in _NOT_MOUNTED and not {"noauto", "nofail"} & set(options):
+            wanted.append(tidy(plain(words[1])))
+    return wanted, trouble
 
 
-def present(table: MountTable, limits: Limits) -> Iterable[Fault]:
-    """What should be mounted and is not. The types need not be those of fstab: autofs stands in for what it mounts."""
-    mounted = {mount.path for mount in table.mounts}
-    for path in dict.fromkeys([*table.wanted, *limits.texts("expected")]):
-        if path not in mounted:
+def tidy(path: str) -> str:
+    """``//a//b/`` as mount(8) and the kernel write it. Pure."""
+    return re.sub("/+", "/", path).rstrip("/") or "/"
+
+
+def present(table: MountTable, limits: Limits, past: Past) -> Iterable[Fault]:
+    """What should be mounted and is not, unless it was not when the baseline was taken. The types need not be those of
+    fstab: autofs stands in for what it mounts."""
+    yield from map(Doubt, table.trouble)
+    named = [tidy(path) for path in limits.texts("expected")]
+    for path in dict.fromkeys([*table.wanted, *named]):
+        meant = path in named or past.normal.get(path) is not False
+        if meant and not table.has(path):
             yield Fault(f"{path} is not mounted", path)
+
+
+def mounted_paths(table: MountTable) -> Mapping[str, Value]:
+    """Which mount points of /etc/fstab are in use."""
+    return {path: table.has(path) for path in table.wanted}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from resilio_hpc.prolog_epilog.check import Absent, Unreadable
+from resilio_hpc.prolog_epilog.check import Absent
 from resilio_hpc.prolog_epilog.node import Node
 from resilio_hpc.prolog_epilog.node_files import NodeFiles
 
@@ -21,6 +22,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU. Counters since the driver was loaded (volatile) or for ever (aggregate); sizes in bytes.
 
     ``index`` is NVML's, by PCI address; Slurm counts by device files, /dev/nvidia<minor>. ``instances``: MIG's UUIDs.
+    ``unread``: by field, why it could not be read, which is no reason against any other.
     """
 
     index: int
@@ -49,6 +51,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     mig_pending: int | None = None
     instances: tuple[str, ...] = ()
     persistence: int | None = None
+    unread: dict[str, str] = {}
 
     @property
     def slurm_index(self) -> int:
@@ -78,18 +81,11 @@ def fetch(node: Node) -> Gpus:
     node.mark("nvmlInit")
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        return Gpus(expected, (), str(error))
-    try:
         node.mark("nvmlDeviceGetCount")
-        count = nvml.nvmlDeviceGetCount()
-        found = [_gpu(nvml, index, node.mark) for index in range(count)]
-        allowed = [one for one in found if one is not None]
-        return msgspec.convert({"expected": expected, "gpus": allowed}, Gpus)
+        found = [_gpu(nvml, index, node.mark) for index in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError as error:
         return Gpus(expected, (), str(error))
-    except (msgspec.ValidationError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise Unreadable(f"NVML answers with what is no answer: {error}") from error
+    return Gpus(expected, tuple(one for one in found if one is not None))
 
 
 def count_on_bus(files: NodeFiles) -> int:
@@ -102,16 +98,20 @@ def count_on_bus(files: NodeFiles) -> int:
     return count
 
 
-def _gpu(nvml: Any, index: int, mark: Callable[[str], None]) -> dict[str, Any] | None:
-    """None for one that this process may not see (another job's). Raises the library's errors, but those of a GPU that
-    is lost."""
+def _gpu(nvml: Any, index: int, mark: Callable[[str], None]) -> Gpu | None:
+    """None for one that this process may not see (another job's). Raises the library's errors where it does not even
+    tell a GPU's name, but those of a GPU that is lost."""
     try:
         mark(f"nvmlDeviceGetHandleByIndex of GPU {index}")
-        return {"index": index, **_asked(nvml, nvml.nvmlDeviceGetHandleByIndex(index), index, mark)}
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+        questions = _Questions(nvml, gpu, index, mark)
+        uuid = questions.ask("nvmlDeviceGetUUID") or ""
+        values, unread = questions.answers()
+        return Gpu(index=index, uuid=str(uuid), unread=unread, **values)
     except nvml.NVMLError_NoPermission:
         return None
     except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired) as error:
-        return {"index": index, "uuid": _last_name(nvml, index), "lost": str(error)}
+        return Gpu(index=index, uuid=_last_name(nvml, index), lost=str(error))
 
 
 def _last_name(nvml: Any, index: int) -> str:
@@ -121,86 +121,124 @@ def _last_name(nvml: Any, index: int) -> str:
         return ""
 
 
-def _asked(nvml: Any, gpu: Any, index: int, mark: Callable[[str], None]) -> dict[str, Any]:
-    unknown = (
-        nvml.NVMLError_NotSupported,
-        nvml.NVMLError_FunctionNotFound,
-        nvml.NVMLError_NoPermission,
-        nvml.NVMLError_InvalidArgument,
-        nvml.NVMLError_ArgumentVersionMismatch,
-        nvml.NVMLError_NoData,
-        nvml.NVMLError_NotFound,
-    )
+class _Questions:
+    """What NVML is asked about one GPU. A question that it cannot answer leaves the others."""
 
-    def ask(name: str, *arguments: Any) -> Any:
-        mark(f"{name} of GPU {index}")
+    def __init__(self, nvml: Any, gpu: Any, index: int, mark: Callable[[str], None]) -> None:
+        self._nvml, self._gpu, self._index, self._mark = nvml, gpu, index, mark
+        self._last = ""
+        self._unknown = (
+            nvml.NVMLError_NotSupported,
+            nvml.NVMLError_FunctionNotFound,
+            nvml.NVMLError_NoPermission,
+            nvml.NVMLError_InvalidArgument,
+            nvml.NVMLError_ArgumentVersionMismatch,
+            nvml.NVMLError_NoData,
+            nvml.NVMLError_NotFound,
+        )
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """None where this GPU or driver does not know the question. Raises the library's other errors."""
+        self._last = name
+        self._mark(f"{name} of GPU {self._index}")
         try:
-            return getattr(nvml, name)(gpu, *arguments)
-        except unknown:
+            return getattr(self._nvml, name)(self._gpu, *arguments)
+        except self._unknown:
             return None
 
-    uncorrected, corrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
-    aggregate, sram = nvml.NVML_AGGREGATE_ECC, nvml.NVML_MEMORY_LOCATION_SRAM
-    memory = ask("nvmlDeviceGetMemoryInfo", nvml.nvmlMemory_v2)  # v2 leaves out what the driver keeps for itself
-    rows = ask("nvmlDeviceGetRemappedRows")
-    mig = ask("nvmlDeviceGetMigMode")
-    retired = ask("nvmlDeviceGetRetiredPagesPendingStatus")
-    running = ask("nvmlDeviceGetComputeRunningProcesses")
-    pci = ask("nvmlDeviceGetPciInfo")
-    return {
-        "uuid": ask("nvmlDeviceGetUUID") or "",
-        "minor": ask("nvmlDeviceGetMinorNumber"),
-        "bus_id": "" if pci is None else _text(pci.busId),
-        "ecc_uncorrected": ask("nvmlDeviceGetTotalEccErrors", uncorrected, nvml.NVML_VOLATILE_ECC),
-        "sram_uncorrected": ask("nvmlDeviceGetMemoryErrorCounter", uncorrected, aggregate, sram),
-        "sram_corrected": ask("nvmlDeviceGetMemoryErrorCounter", corrected, aggregate, sram),
-        "remap_pending": None if rows is None else _flag(rows[2]),
-        "remap_failed": None if rows is None else _flag(rows[3]),
-        "retired_pending": None if retired is None else _flag(retired),
-        **_links(nvml, ask),
-        "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth"),
-        "pcie_most_width": ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        "pcie_replays": ask("nvmlDeviceGetPcieReplayCounter"),
-        "throttle": ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
-        "temperature_c": ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-        "slowdown_c": ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
-        "memory_used": None if memory is None else memory.used,
-        "memory_total": None if memory is None else memory.total,
-        "processes": None if running is None else [process.pid for process in running],
-        "mig": None if mig is None else mig[0],
-        "mig_pending": None if mig is None else mig[1],
-        "instances": _instances(nvml, ask) if mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE else [],
-        "persistence": ask("nvmlDeviceGetPersistenceMode"),
-    }
+    def answers(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """By field of Gpu: what it is, and why it could not be read. Raises the errors of a GPU that is lost, and of a
+        driver that is gone."""
+        nvml = self._nvml
+        ends = (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired, nvml.NVMLError_DriverNotLoaded)
+        types = {field.name: field.type for field in msgspec.structs.fields(Gpu)}
+        values: dict[str, Any] = {}
+        unread: dict[str, str] = {}
+        for name, question in self._fields().items():
+            try:
+                value = question()
+                if value is not None:
+                    values[name] = msgspec.convert(value, types[name])
+            except ends:
+                raise
+            except nvml.NVMLError as error:
+                unread[name] = f"GPU {self._index}: {self._last}: {error}"
+            except (msgspec.ValidationError, TypeError, ValueError, IndexError, AttributeError) as error:
+                unread[name] = f"GPU {self._index}: {self._last} answers with what is no answer: {error}"
+        return values, unread
+
+    def _fields(self) -> dict[str, Callable[[], Any]]:
+        nvml, ask = self._nvml, self.ask
+        uncorrected, corrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+        sram = (nvml.NVML_AGGREGATE_ECC, nvml.NVML_MEMORY_LOCATION_SRAM)
+        memory = partial(ask, "nvmlDeviceGetMemoryInfo", nvml.nvmlMemory_v2)  # v2: without what the driver keeps itself
+        rows, mig = partial(ask, "nvmlDeviceGetRemappedRows"), partial(ask, "nvmlDeviceGetMigMode")
+        return {
+            "minor": partial(ask, "nvmlDeviceGetMinorNumber"),
+            "bus_id": lambda: _of(ask("nvmlDeviceGetPciInfo"), lambda pci: _text(pci.busId)),
+            "ecc_uncorrected": partial(ask, "nvmlDeviceGetTotalEccErrors", uncorrected, nvml.NVML_VOLATILE_ECC),
+            "sram_uncorrected": partial(ask, "nvmlDeviceGetMemoryErrorCounter", uncorrected, *sram),
+            "sram_corrected": partial(ask, "nvmlDeviceGetMemoryErrorCounter", corrected, *sram),
+            "remap_pending": lambda: _of(rows(), lambda told: _flag(told[2])),
+            "remap_failed": lambda: _of(rows(), lambda told: _flag(told[3])),
+            "retired_pending": lambda: _of(ask("nvmlDeviceGetRetiredPagesPendingStatus"), _flag),
+            "nvlinks": self._links,
+            "nvlink_errors": self._link_errors,
+            "pcie_width": partial(ask, "nvmlDeviceGetCurrPcieLinkWidth"),
+            "pcie_most_width": partial(ask, "nvmlDeviceGetMaxPcieLinkWidth"),
+            "pcie_replays": partial(ask, "nvmlDeviceGetPcieReplayCounter"),
+            "throttle": partial(ask, "nvmlDeviceGetCurrentClocksThrottleReasons"),
+            "temperature_c": partial(ask, "nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            "slowdown_c": partial(
+                ask, "nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+            ),
+            "memory_used": lambda: _of(memory(), lambda told: told.used),
+            "memory_total": lambda: _of(memory(), lambda told: told.total),
+            "processes": lambda: _of(
+                ask("nvmlDeviceGetComputeRunningProcesses"), lambda told: [process.pid for process in told]
+            ),
+            "mig": lambda: _of(mig(), lambda told: told[0]),
+            "mig_pending": lambda: _of(mig(), lambda told: told[1]),
+            "instances": lambda: self._instances() if (mig() or [0])[0] == nvml.NVML_DEVICE_MIG_ENABLE else [],
+            "persistence": partial(ask, "nvmlDeviceGetPersistenceMode"),
+        }  # fmt: skip
+
+    def _instances(self) -> list[str]:
+        """UUIDs of the MIG devices of a GPU."""
+        count = self.ask("nvmlDeviceGetMaxMigDeviceCount") or 0
+        handles = [self.ask("nvmlDeviceGetMigDeviceHandleByIndex", at) for at in range(count)]
+        return [str(self._nvml.nvmlDeviceGetUUID(handle)) for handle in handles if handle is not None]
+
+    def _links(self) -> dict[str, bool]:
+        """NVLinks that the GPU has, and whether each is active."""
+        active: dict[str, bool] = {}
+        for link in range(min(self._nvml.NVML_NVLINK_MAX_LINKS, _MOST_LINKS)):
+            state = self.ask("nvmlDeviceGetNvLinkState", link)
+            if state is None:
+                break
+            active[str(link)] = _flag(state)
+        return active
+
+    def _link_errors(self) -> dict[str, int]:
+        """Error counters of active NVLinks, where this generation still counts them."""
+        nvml = self._nvml
+        kinds = {
+            "replay": nvml.NVML_NVLINK_ERROR_DL_REPLAY,
+            "recovery": nvml.NVML_NVLINK_ERROR_DL_RECOVERY,
+            "crc": nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
+        }
+        errors: dict[str, int] = {}
+        for link, active in self._links().items():
+            for name, kind in kinds.items():
+                count = self.ask("nvmlDeviceGetNvLinkErrorCounter", int(link), kind) if active else None
+                if count is not None:
+                    errors[f"{link} {name}"] = count
+        return errors
 
 
-def _instances(nvml: Any, ask: Callable[..., Any]) -> list[str]:
-    """UUIDs of the MIG devices of a GPU."""
-    handles = [
-        ask("nvmlDeviceGetMigDeviceHandleByIndex", at) for at in range(ask("nvmlDeviceGetMaxMigDeviceCount") or 0)
-    ]
-    return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles if handle is not None]
-
-
-def _links(nvml: Any, ask: Callable[..., Any]) -> dict[str, Any]:
-    """NVLinks that the GPU has, and their error counters where this generation still counts them."""
-    active: dict[str, bool] = {}
-    errors: dict[str, int] = {}
-    kinds = {
-        "replay": nvml.NVML_NVLINK_ERROR_DL_REPLAY,
-        "recovery": nvml.NVML_NVLINK_ERROR_DL_RECOVERY,
-        "crc": nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
-    }
-    for link in range(min(nvml.NVML_NVLINK_MAX_LINKS, _MOST_LINKS)):
-        state = ask("nvmlDeviceGetNvLinkState", link)
-        if state is None:
-            break
-        active[str(link)] = _flag(state)
-        for name, kind in kinds.items():
-            count = ask("nvmlDeviceGetNvLinkErrorCounter", link, kind) if state else None
-            if count is not None:
-                errors[f"{link} {name}"] = count
-    return {"nvlinks": active, "nvlink_errors": errors}
+def _of(told: Any, pick: Callable[[Any], Any]) -> Any:
+    """A part of an answer; None where there is none."""
+    return None if told is None else pick(told)
 
 
 def _flag(value: Any) -> bool:

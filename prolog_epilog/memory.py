@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from resilio_hpc.prolog_epilog.check import Absent, Fault, Limits, Unreadable
+from resilio_hpc.prolog_epilog.check import Absent, Doubt, Fault, Limits, Past, Unreadable, Value
 from resilio_hpc.prolog_epilog.node import Node
 
 _EDAC = "/sys/devices/system/edac/mc"
 _CPU = "/sys/devices/system/cpu"
+_TOTAL, _ONLINE = "GiB", "online"
+_KERNELS_SHARE = 0.02  # of memory, by which kernels differ; a module of 2 TiB has 3 %
 _FIELD = re.compile(r"^([\w()]+):\s+(\d{1,18})(?: kB)?\s*$", re.MULTILINE)
 
 
@@ -27,13 +29,19 @@ def parse_meminfo(text: str) -> Mapping[str, int]:
     return fields
 
 
-def size(fields: Mapping[str, int], limits: Limits) -> Iterable[Fault]:
-    """A module that was lost since the site wrote down how much there is."""
+def size(fields: Mapping[str, int], limits: Limits, past: Past) -> Iterable[Fault]:
+    """Less than the site says, or than the baseline: a module was lost. Kernels differ by what they take themselves."""
     expected, mib = limits.number("mib"), fields["MemTotal"] / 1024
-    if expected == 0:
-        raise Absent("the site names no size (limits.mib)")
-    if mib < expected:
-        yield Fault(f"{mib:.0f} of {expected:.0f} MiB")
+    least = expected or past.normal.get(_TOTAL, 0) * 1024 * (1 - _KERNELS_SHARE)
+    if least == 0:
+        raise Absent("the site names no size (limits.mib), and there is no baseline")
+    if mib < least:
+        yield Fault(f"{mib:.0f} of {expected or past.normal[_TOTAL] * 1024:.0f} MiB")
+
+
+def total(fields: Mapping[str, int]) -> Mapping[str, Value]:
+    """Main memory in whole GiB, in which nodes of one kind are the same."""
+    return {_TOTAL: fields["MemTotal"] >> 20}
 
 
 def pressure(fields: Mapping[str, int], limits: Limits) -> Iterable[Fault]:
@@ -67,8 +75,8 @@ def huge_pages(fields: Mapping[str, int], limits: Limits) -> Iterable[Fault]:
 class MemoryErrors:
     """By memory controller (mc0): errors since the driver was loaded."""
 
-    corrected: Mapping[str, int]
-    uncorrected: Mapping[str, int]
+    corrected: Mapping[str, int | Unreadable]
+    uncorrected: Mapping[str, int | Unreadable]
 
 
 def fetch_errors(node: Node) -> MemoryErrors:
@@ -77,40 +85,50 @@ def fetch_errors(node: Node) -> MemoryErrors:
     controllers = files.names(_EDAC, r"mc\d+")
     if not controllers:
         raise Absent("no EDAC driver counts memory errors")
-    return MemoryErrors(
-        {name: files.number(f"{_EDAC}/{name}/ce_count") for name in controllers},
-        {name: files.number(f"{_EDAC}/{name}/ue_count") for name in controllers},
-    )
+
+    def counts(kind: str) -> dict[str, int | Unreadable]:
+        return {name: files.number_or_why(f"{_EDAC}/{name}/{kind}") for name in controllers}
+
+    return MemoryErrors(counts("ce_count"), counts("ue_count"))
 
 
 def uncorrected(errors: MemoryErrors, limits: Limits) -> Iterable[Fault]:
     for name, count in errors.uncorrected.items():
-        if count > limits.number("most"):
+        if isinstance(count, Unreadable):
+            yield Doubt(str(count), name)
+        elif count > limits.number("most"):
             yield Fault(f"{name}: {count} uncorrected memory errors since the node was started", name)
 
 
-def corrected(errors: MemoryErrors) -> Mapping[str, int]:
+def corrected(errors: MemoryErrors) -> Mapping[str, int | Unreadable]:
     return {f"{name} corrected": count for name, count in errors.corrected.items()}
 
 
 @dataclass(frozen=True)
 class Processors:
-    """``present`` and ``online`` as sets of numbers; ``throttles``: how often each was slowed down by heat."""
+    """``present`` and ``online`` as sets of numbers; ``throttles``: how often each was slowed down by heat.
+
+    ``one_thread``: the site switched hyperthreads off (nosmt, /sys/devices/system/cpu/smt/control).
+    """
 
     present: frozenset[int]
     online: frozenset[int]
-    throttles: Mapping[str, int]
+    throttles: Mapping[str, int | Unreadable]
+    one_thread: bool = False
 
 
 def fetch_processors(node: Node) -> Processors:
     files = node.files
     throttles = {}
     for name in files.names(_CPU, r"cpu\d+"):
-        count = files.optional_number(f"{_CPU}/{name}/thermal_throttle/package_throttle_count")
-        if count is not None:
-            throttles[f"{name} throttles"] = count
+        path = f"{_CPU}/{name}/thermal_throttle/package_throttle_count"
+        if files.exists(path):
+            throttles[f"{name} throttles"] = files.number_or_why(path)
     return Processors(
-        parse_cpu_list(files.text(f"{_CPU}/present")), parse_cpu_list(files.text(f"{_CPU}/online")), throttles
+        parse_cpu_list(files.text(f"{_CPU}/present")),
+        parse_cpu_list(files.text(f"{_CPU}/online")),
+        throttles,
+        (files.optional(f"{_CPU}/smt/control") or "").strip() in ("off", "forceoff"),
     )
 
 
@@ -125,14 +143,24 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def online(found: Processors, limits: Limits) -> Iterable[Fault]:
-    """Processors that are there and off; hyperthreads that the site switched off are its own ``off``."""
-    off = sorted(found.present - found.online)
-    if len(off) > limits.number("off"):
-        yield Fault(f"{len(off)} of {len(found.present)} processors are off ({', '.join(map(str, off[:8]))})")
+def online(found: Processors, limits: Limits, past: Past) -> Iterable[Fault]:
+    """Processors that are off: a fault where they were on before, else a warning. Where hyperthreads are switched off,
+    half of them may be."""
+    normal = past.normal.get(_ONLINE, len(found.present))
+    expected = min(normal, -(-len(found.present) // 2)) if found.one_thread else normal
+    missing = int(expected) - len(found.online)
+    if missing > limits.number("off"):
+        off = ", ".join(map(str, sorted(found.present - found.online)[:8]))
+        text = f"{missing} of {expected:g} processors are off{f' ({off})' if off else ''}"
+        yield Fault(text, on_fail=past.action(_ONLINE, len(found.online)))
 
 
-def throttles(found: Processors) -> Mapping[str, int]:
+def online_count(found: Processors) -> Mapping[str, Value]:
+    """How many processors are on."""
+    return {_ONLINE: len(found.online)}
+
+
+def throttles(found: Processors) -> Mapping[str, int | Unreadable]:
     if not found.throttles:
         raise Absent("no processor counts its throttling")
     return found.throttles

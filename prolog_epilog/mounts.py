@@ -34,7 +34,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
         if not separator or len(first) < 6 or len(last) < 3:
             raise Unreadable(f"{MOUNTINFO}: not a mount: {line[:80]!r}")
         options = {*first[5].split(","), *last[2].split(",")}
-        found.append(Mount(_plain(first[4]), last[0], _plain(last[1]), "ro" in options))
+        found.append(Mount(plain(first[4]), last[0], plain(last[1]), "ro" in options))
     return found
 
 
@@ -58,5 +58,6 @@ def culprit(touched: str, mounts: Sequence[Mount]) -> str:
     return touched if mount is None else f"{touched} on {mount}"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Spaces and the like, which proc(5) and fstab(5) write as an octal number. Pure."""
     return _OCTAL.sub(lambda found: chr(int(found[1], 8)), text)

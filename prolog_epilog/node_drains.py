@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.check import Result, Verdict
 from resilio_hpc.prolog_epilog.drains import Drainer, Order, carry_out, orders
-from resilio_hpc.prolog_epilog.examination import withheld
+from resilio_hpc.prolog_epilog.examination import only_warned, withheld
 
 AGAIN_S = 60.0
 LEAVE_S = 180.0
@@ -34,6 +34,7 @@ class NodeDrains:
     _ordered: Sequence[Order] = ()
     _ordered_s: float = -math.inf
     _withheld: str = ""
+    _warned: Mapping[str, str] = field(default_factory=dict)
     _passes: Counter[str] = field(default_factory=Counter)
     _held: frozenset[str] = frozenset()
     _asked_s: float | None = None
@@ -47,14 +48,21 @@ class NodeDrains:
             self._passes[result.check] = self._passes[result.check] + 1 if result.status == "pass" else 0
 
     def turn(self, verdict: Verdict) -> Verdict:
-        """Ask for drains and give back; the verdict, which is not to be acted on where a drain was withheld."""
+        """Ask for drains and give back. The verdict is not to be acted on where a drain was withheld, and a check only
+        warns in it that fails on too many nodes at once."""
         wanted = orders(verdict)
         new = {order.check for order in wanted} - {order.check for order in self._ordered}
-        if wanted and (new or verdict.uptime_s - self._ordered_s >= AGAIN_S):
+        # where a check fails everywhere, all nodes ask
+        again_s = LOOK_S if all(order.check in self._warned for order in wanted) else AGAIN_S
+        if wanted and (new or verdict.uptime_s - self._ordered_s >= again_s):
             carried = carry_out(wanted, self.drainer)
             self._ordered_s = verdict.uptime_s
             self._withheld = next((str(one) for one in carried if one.outcome == "withheld"), "")
-            down = all(one.outcome in ("drained", "already") for one in carried)
+            answered = {one.order.check for one in carried if one.outcome != "failed"}
+            former = {check: why for check, why in self._warned.items() if check not in answered}
+            self._warned = {**former, **{one.order.check: one.why for one in carried if one.outcome == "warned"}}
+            acted = [one for one in carried if one.outcome != "warned"]
+            down = bool(acted) and all(one.outcome in ("drained", "already") for one in acted)
             self._leave_s = verdict.uptime_s + LEAVE_S if down else 0.0
             self._held |= {one.order.check for one in carried if one.outcome == "drained"}
             for one in carried:
@@ -63,7 +71,9 @@ class NodeDrains:
         self._ordered = wanted
         self._withheld = self._withheld if wanted else ""
         self._give_back(verdict, {order.check for order in wanted})
-        if not wanted:
+        self._warned = {check: why for check, why in self._warned.items() if any(one.check == check for one in wanted)}
+        verdict = only_warned(verdict, self._warned)
+        if all(order.check in self._warned for order in wanted):
             self._ask_for_room(verdict)
         if self._withheld:
             return withheld(verdict, self._withheld)

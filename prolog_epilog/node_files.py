@@ -13,6 +13,7 @@ from resilio_hpc.prolog_epilog.isolated import Mark
 
 _MOST_BYTES = 4 << 20
 _MOST_NAMES = 100_000
+_MOST_LINKS = 40  # as the kernel follows
 
 
 class NodeFiles:
@@ -61,12 +62,19 @@ class NodeFiles:
         """The whole number in a file, decimal or 0x…. Raises Unreadable."""
         return whole_number(self.text(name), name)
 
+    def number_or_why(self, name: str) -> int | Unreadable:
+        """The number in a file, or why it cannot be read: for one of many counters."""
+        try:
+            return self.number(name)
+        except Unreadable as error:
+            return error
+
     def optional_number(self, name: str) -> int | None:
         """None where the file is not there, or has no value (sysfs answers EINVAL). Raises Unreadable."""
         try:
             text = self.optional(name)
         except Unreadable as error:
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+            if no_value(error):
                 return None
             raise
         return None if text is None else whole_number(text, name)
@@ -84,8 +92,37 @@ class NodeFiles:
             raise Unreadable(f"{name} has more than {_MOST_NAMES} names")
         return [one for one in found if not pattern or re.fullmatch(pattern, one)]
 
+    def real(self, name: str) -> str:
+        """Where a path leads, with links followed below ``root``. A part that cannot be read is taken as it is."""
+        done, left, links = "", name.split("/"), 0
+        while left:
+            part = left.pop(0)
+            if part in ("", "."):
+                continue
+            if part == "..":
+                done = done.rpartition("/")[0]
+                continue
+            try:
+                target = str(self.path(f"{done}/{part}").readlink())
+            except OSError:
+                done = f"{done}/{part}"
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                return name
+            done = "" if target.startswith("/") else done
+            left = [*target.split("/"), *left]
+        return done or "/"
+
     def exists(self, name: str) -> bool:
-        return self.path(name).exists()
+        """Also a link to nowhere, as in a captured tree."""
+        return os.path.lexists(self.path(name))
+
+
+def no_value(error: Unreadable) -> bool:
+    """Whether sysfs says that there is nothing to be read."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def whole_number(text: str, name: str) -> int:

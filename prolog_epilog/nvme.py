@@ -11,11 +11,13 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from resilio_hpc.prolog_epilog.check import Absent, Fault, Limits, Unreadable
+from resilio_hpc.prolog_epilog.check import Absent, Doubt, Fault, Former, Limits, OnFail, Unreadable, Value
 from resilio_hpc.prolog_epilog.node import Node
 
 CLASS = "/sys/class/nvme"
 LOG_BYTES = 512
+_DISKS = "disks"
+_NOT_LIVE = ("new", "resetting", "connecting", "reconnecting", "deleting", "deleting (no IO)", "dead")
 _ADMIN = 0xC0484E41  # NVME_IOCTL_ADMIN_CMD of linux/nvme_ioctl.h: _IOWR('N', 0x41, struct nvme_admin_cmd of 72 bytes)
 _GET_LOG_PAGE, _HEALTH_LOG = 0x02, 0x02
 _COMMAND = struct.Struct("<BBHIIIQQIIIIIIIIII")
@@ -43,11 +45,17 @@ class HealthLog:
 
 @dataclass(frozen=True)
 class Controller:
-    """``log`` is None where it may not be asked."""
+    """``log`` is None where it may not be asked. ``remote``: a disk of a server, by TCP, RDMA or Fibre Channel."""
 
     name: str
     state: str
-    log: HealthLog | None
+    log: HealthLog | Unreadable | None
+    remote: bool = False
+
+    @property
+    def on_fail(self) -> OnFail | None:
+        """A server's disk is no part of the node: it fails for all nodes at once."""
+        return "warn" if self.remote else None
 
 
 def fetch(node: Node) -> list[Controller]:
@@ -55,9 +63,13 @@ def fetch(node: Node) -> list[Controller]:
     files = node.files
     found = []
     for name in files.names(CLASS, r"nvme\d+"):
-        state = (files.optional(f"{CLASS}/{name}/state") or "").strip()
-        log = _asked(node, name) if state in ("live", "") else None
-        found.append(Controller(name, state, log))
+        try:
+            state = (files.optional(f"{CLASS}/{name}/state") or "").strip()
+        except Unreadable as error:
+            found.append(Controller(name, str(error), None))
+            continue
+        remote = (files.optional(f"{CLASS}/{name}/transport") or "pcie").strip() not in ("pcie", "apple-nvme")
+        found.append(Controller(name, state, _log(node, name) if state in ("live", "") else None, remote))
     if not found:
         raise Absent("no NVMe disk")
     return found
@@ -65,11 +77,19 @@ def fetch(node: Node) -> list[Controller]:
 
 def parse_log(data: bytes) -> HealthLog:
     """The page's fields, little-endian. Raises Unreadable. Pure."""
-    if len(data) != LOG_BYTES or not any(data):
-        raise Unreadable(f"a health log of {len(data)} bytes, all of them 0" if data else "an empty health log")
+    if len(data) != LOG_BYTES or len(set(data)) == 1:
+        raise Unreadable(f"a health log of {len(data)} bytes, all of them {data[0]}" if data else "an empty health log")
     (kelvin,) = struct.unpack_from("<H", data, 1)
     media = int.from_bytes(data[160:176], "little")
     return HealthLog(data[0], kelvin - 273, data[3], data[4], data[5], min(media, 2**62))
+
+
+def _log(node: Node, name: str) -> HealthLog | Unreadable | None:
+    """The log, or why it cannot be read: the other disks are looked at all the same."""
+    try:
+        return _asked(node, name)
+    except Unreadable as error:
+        return error
 
 
 def _asked(node: Node, name: str) -> HealthLog | None:
@@ -98,33 +118,69 @@ def _asked(node: Node, name: str) -> HealthLog | None:
         os.close(fd)
 
 
-def _logs(controllers: list[Controller]) -> list[tuple[str, HealthLog]]:
-    found = [(one.name, one.log) for one in controllers if one.log is not None]
-    if not found:
+def _logs(controllers: list[Controller]) -> list[tuple[Controller, HealthLog]]:
+    """Of the disks that told it. Raises Absent where none may be asked."""
+    if all(one.log is None for one in controllers):
         raise Absent("no NVMe disk may be asked for its health log")
-    return found
+    return [(one, one.log) for one in controllers if isinstance(one.log, HealthLog)]
 
 
-def state(controllers: list[Controller], limits: Limits) -> Iterable[Fault]:
+def _doubts(controllers: list[Controller]) -> Iterable[Doubt]:
+    return [Doubt(f"{one.name}: {one.log}", one.name) for one in controllers if isinstance(one.log, Unreadable)]
+
+
+def state(controllers: list[Controller], limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+    """A controller that is dead, or has not been live for a while: a reset takes some seconds, and is only warned of.
+    Also fewer disks than the baseline has."""
+    kept = former.kept if isinstance(former.kept, dict) else {}
+    waited = {
+        name: former.now_s - at for name, at in kept.items() if isinstance(at, int | float) and at <= former.now_s
+    }
+    since: dict[str, float] = {}
+    faults: list[Fault] = []
     for one in controllers:
-        if one.state not in ("live", ""):
-            yield Fault(f"{one.name} is {one.state}", one.name)
+        if one.state in ("live", ""):
+            continue
+        if one.state not in _NOT_LIVE:
+            faults.append(Doubt(f"{one.name}: not the state of a controller: {one.state[:40]!r}", one.name))
+            continue
+        seconds = waited.get(one.name, 0.0)
+        since[one.name] = former.now_s - seconds
+        lasting = one.state == "dead" or (one.name in waited and seconds >= limits.number("longest_s"))
+        text = f"{one.name} is {one.state}" + (f", for {seconds:.0f} s" if seconds else "")
+        faults.append(Fault(text, one.name, on_fail=one.on_fail if lasting else "warn"))
+    there, normal = local_disks(controllers)[_DISKS], (former.normal or {}).get(_DISKS, 0)
+    if there < normal:
+        faults.append(Fault(f"{there} of {normal} NVMe disks"))
+    return faults, since
+
+
+def local_disks(controllers: list[Controller]) -> Mapping[str, Value]:
+    """How many the node has of its own."""
+    return {_DISKS: sum(not one.remote for one in controllers)}
 
 
 def warnings(controllers: list[Controller], limits: Limits) -> Iterable[Fault]:
     """Bits of the critical warning, each said."""
-    for name, log in _logs(controllers):
+    yield from _doubts(controllers)
+    for one, log in _logs(controllers):
         if log.warnings:
             said = [text for bit, text in enumerate(_WARNINGS) if log.warnings >> bit & 1] or [f"{log.warnings:#x}"]
-            yield Fault(f"{name}: {', '.join(said)}", name)
+            yield Fault(f"{one.name}: {', '.join(said)}", one.name, on_fail=one.on_fail)
 
 
 def wear(controllers: list[Controller], limits: Limits) -> Iterable[Fault]:
-    for name, log in _logs(controllers):
-        if log.used >= limits.number("used_percent") or log.spare <= log.spare_least:
-            text = f"{name}: {log.used} % of its life used, {log.spare} % spare blocks left"
-            yield Fault(f"{text} (least: {log.spare_least} %)", name)
+    """At the end of its life. A threshold of 0 says that the disk counts no spare blocks, as virtual ones."""
+    yield from _doubts(controllers)
+    for one, log in _logs(controllers):
+        spent = log.spare_least > 0 and log.spare <= log.spare_least
+        if log.used >= limits.number("used_percent") or spent:
+            text = f"{one.name}: {log.used} % of its life used, {log.spare} % spare blocks left"
+            yield Fault(f"{text} (least: {log.spare_least} %)", one.name)
 
 
-def media_errors(controllers: list[Controller]) -> Mapping[str, int]:
-    return {f"{name} media-errors": log.media_errors for name, log in _logs(controllers)}
+def media_errors(controllers: list[Controller]) -> Mapping[str, int | Unreadable]:
+    counts: dict[str, int | Unreadable] = {
+        f"{one.name} media-errors": log.media_errors for one, log in _logs(controllers)
+    }
+    return counts | {f"{one.device} log": Unreadable(one.evidence) for one in _doubts(controllers)}

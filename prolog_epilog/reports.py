@@ -9,11 +9,13 @@ hard links and large files are not read; who reported is the file's owner, not w
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
+import random
 import secrets
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +28,9 @@ from resilio_hpc.core.json_fields import printable
 SPOOL = Path("/var/spool/resilio/reports")
 MODE = 0o1733
 MOST_BYTES = 4096
-MOST_NAMES, MOST_FILES = 20_000, 256  # looked at in one turn: of names, and of files that are opened
+# In one turn: entries that are listed, files of which the owner is looked up, files that are opened.
+MOST_ENTRIES, MOST_NAMES, MOST_FILES = 1_000_000, 20_000, 256
+MOST_PER_USER = 1000  # reports of one user that wait, for all nodes together
 KEEP_S = 86_400.0  # a report that no node has taken by then is removed
 _WRITING_S = 3600.0  # a hidden file younger than this may still be written
 
@@ -102,7 +106,7 @@ def take(spool: Path, node: str, now: float) -> Sweep:
                 continue
             if found is not None and found.report.node == node:
                 taken.append(Taken(found.user, printable(" ".join(found.report.why.split()))))
-            if found is not None and (found.report.node == node or now - found.written > KEEP_S):
+            if found is not None and (found.report.node == node or abs(now - found.written) > KEEP_S):
                 _remove(folder, name)
         return Sweep(tuple(taken), tuple(refused[:5]))
     except OSError as error:
@@ -133,17 +137,32 @@ def _opened(spool: Path) -> int:
     return fd
 
 
-def _names(folder: int) -> Iterator[str]:
-    """Of at most MOST_FILES entries that are files; a directory or a socket in the spool hides none of them."""
-    count = 0
+def _names(folder: int) -> list[str]:
+    """At most MOST_FILES names, of all users in turn, so that none keeps another's reports from being read.
+
+    What a user has left beyond MOST_PER_USER is removed. Directories are passed over.
+    """
+    of_users: dict[int, list[str]] = {}
     with os.scandir(folder) as entries:
-        for entry, _ in zip(entries, range(MOST_NAMES), strict=False):
-            if entry.is_dir(follow_symlinks=False):
-                continue
-            yield entry.name
-            count += 1
-            if count >= MOST_FILES:
-                return
+        files = (entry for entry, _ in zip(entries, range(MOST_ENTRIES), strict=False) if not _is_directory(entry))
+        for entry in itertools.islice(files, MOST_NAMES):
+            with contextlib.suppress(OSError):  # gone by now
+                of_users.setdefault(entry.stat(follow_symlinks=False).st_uid, []).append(entry.name)
+    for user, names in of_users.items():
+        random.shuffle(names)  # each gets its turn, whatever its name
+        if user != os.geteuid():
+            for name in names[MOST_PER_USER:]:
+                _remove(folder, name)
+            del names[MOST_PER_USER:]
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*of_users.values()))
+    return list(itertools.islice((name for name in in_turn if name is not None), MOST_FILES))
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def _read(folder: int, name: str, now: float) -> _Found | None:
@@ -161,7 +180,8 @@ def _read(folder: int, name: str, now: float) -> _Found | None:
         status = os.fstat(fd)  # of what was opened, whatever the name stands for by now
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
             raise _NoReport(f"not a regular file with one name (user {status.st_uid})")
-        if name.startswith(".") and now - status.st_mtime < _WRITING_S:
+        # The time of the last change of the inode: no user can set it, as mtime can be.
+        if name.startswith(".") and abs(now - status.st_ctime) < _WRITING_S:
             return None
         if status.st_size > MOST_BYTES:
             raise _NoReport(f"{status.st_size} bytes (user {status.st_uid})")
@@ -170,7 +190,7 @@ def _read(folder: int, name: str, now: float) -> _Found | None:
         report = msgspec.json.decode(content, type=Report)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise _NoReport(f"not understood (user {status.st_uid})") from None
-    return _Found(report, status.st_uid, status.st_mtime)
+    return _Found(report, status.st_uid, status.st_ctime)
 
 
 def _remove(folder: int, name: str) -> None:

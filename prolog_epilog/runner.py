@@ -7,7 +7,19 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from resilio_hpc.prolog_epilog.check import Absent, Check, Fault, Former, Limits, Result, Status, Unreadable
+from resilio_hpc.prolog_epilog.baseline import Values
+from resilio_hpc.prolog_epilog.check import (
+    Absent,
+    Check,
+    Doubt,
+    Fault,
+    Former,
+    Limits,
+    Result,
+    Status,
+    Unreadable,
+    Value,
+)
 from resilio_hpc.prolog_epilog.isolated import Child, Ended, Mark, Stuck, gather, still_there
 from resilio_hpc.prolog_epilog.mounts import MOUNTINFO, Mount, culprit, parse_mountinfo
 from resilio_hpc.prolog_epilog.node import Node
@@ -27,11 +39,15 @@ class StuckSince(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct):
-    """What is kept from run to run, for as long as the node is up: by check and target, and by source and target."""
+    """What is kept from run to run, for as long as the node is up: by check and target, and by source and target.
+
+    ``normal``: the node's baseline by check, empty where there is none; None until it was looked for.
+    """
 
     kept: dict[str, object] = {}
     stuck: dict[str, StuckSince] = {}
     cleared: dict[str, float] = {}
+    normal: Values | None = None
 
     def clear(self, check: str, now_s: float) -> None:
         """What this check found until now is put right: begin anew."""
@@ -47,6 +63,7 @@ class _Answer(msgspec.Struct, frozen=True):
     faults: tuple[Fault, ...] = ()
     note: str = ""
     kept: object = None
+    learned: dict[str, Value] = {}
 
 
 @dataclass(frozen=True)
@@ -69,7 +86,7 @@ class _Group:
 @dataclass(frozen=True)
 class Examiner:
     """``probes`` by check, ``sources`` by name; ``clock`` gives seconds since boot. ``child`` starts work with
-    a budget in seconds."""
+    a budget in seconds. ``learned``: by check, what a baseline keeps of what was read."""
 
     sources: Mapping[str, Source]
     probes: Mapping[str, Probe]
@@ -78,6 +95,7 @@ class Examiner:
     parallel: int = PARALLEL
     memory: Memory = field(default_factory=Memory)
     child: Callable[[Callable[[Mark], bytes], float], Child] = Child
+    learned: Values = field(default_factory=dict)
 
     def examine(self, checks: Sequence[Check]) -> list[Result]:
         """One result a check, in the order given. Takes no longer than the budgets of its groups, whatever hangs."""
@@ -116,8 +134,16 @@ class Examiner:
                 for check in own:
                     parts[check.id].append(self._result(check, "unknown", note=str(error)))
                 continue
+            for check in own:
+                self._forget_others(check, targets)
             groups += [_Group(source, target, own) for target in targets]
         return groups
+
+    def _forget_others(self, check: Check, targets: Sequence[str]) -> None:
+        """What was kept of targets that are gone: users' home directories come and go by the thousand."""
+        own = {_key(check.id, target) for target in targets}
+        for key in [key for key in self.memory.kept if key.partition(" ")[0] == check.id and key not in own]:
+            del self.memory.kept[key]
 
     def _work(self, group: _Group) -> Callable[[Mark], bytes]:
         def work(mark: Mark) -> bytes:
@@ -132,22 +158,50 @@ class Examiner:
         try:
             reading = self.sources[group.source].fetch(node)
         except Absent as error:
-            return [_Answer(check.id, "absent", note=str(error)) for check in group.checks]
+            return [self._absent(check, str(error), group.target) for check in group.checks]
         except Exception as error:  # noqa: BLE001  the line is all that leaves this process
             return [_Answer(check.id, "unknown", note=_told(error)) for check in group.checks]
         return [self._judged(check, group.target, reading) for check in group.checks]
 
     def _judged(self, check: Check, target: str, reading: object) -> _Answer:
         kept = self.memory.kept.get(_key(check.id, target))
+        learned: Mapping[str, Value] = {}
         try:
-            former = Former(kept, self.clock(), self.memory.cleared.get(check.id, -1.0))
+            former = Former(kept, self.clock(), self.memory.cleared.get(check.id, -1.0), self._normal(check))
+            learned = self._learned(check, reading)
             judged, keep = self.probes[check.id].remembers(reading, Limits(check.limits), former)
-            faults = tuple(judged)
+            found = tuple(judged)
         except Absent as error:
-            return _Answer(check.id, "absent", note=str(error), kept=kept)
+            return _Answer(check.id, "absent", note=str(error), kept=kept, learned=dict(learned))
         except Exception as error:  # noqa: BLE001
             return _Answer(check.id, "unknown", note=_told(error), kept=kept)
-        return _Answer(check.id, "fail" if faults else "pass", faults, kept=keep)
+        faults = self._settled(check, [fault for fault in found if not isinstance(fault, Doubt)])
+        doubts = "; ".join(dict.fromkeys(fault.evidence for fault in found if isinstance(fault, Doubt)))
+        status: Status = "fail" if faults else "unknown" if doubts else "pass"
+        return _Answer(check.id, status, faults, doubts, keep, dict(learned))
+
+    def _learned(self, check: Check, reading: object) -> Mapping[str, Value]:
+        learns = self.probes[check.id].normal
+        return {} if learns is None else learns(reading)
+
+    def _absent(self, check: Check, why: str, target: str) -> _Answer:
+        """The node has nothing of the kind: a fault where its baseline has."""
+        normal = self._normal(check) or {}
+        if target or not any(normal.values()):
+            return _Answer(check.id, "absent", note=why)
+        gone = [name for name, value in normal.items() if value]
+        fault = Fault(f"{why}, and the baseline has {', '.join(gone[:8])}")
+        return _Answer(check.id, "fail", self._settled(check, [fault]))
+
+    def _normal(self, check: Check) -> Mapping[str, Value] | None:
+        return None if self.memory.normal is None else self.memory.normal.get(check.id)
+
+    def _settled(self, check: Check, faults: Sequence[Fault]) -> tuple[Fault, ...]:
+        """Links, drivers and mounts come up in their own time after a boot: until then a fault only warns."""
+        settle_s = check.limits.get("settle_s", 0)
+        if isinstance(settle_s, int | float) and self.clock() < settle_s:
+            return tuple(msgspec.structs.replace(fault, on_fail="warn") for fault in faults)
+        return tuple(faults)
 
     def _take(self, group: _Group, ended: Ended, mounts: Sequence[Mount], parts: dict[str, list[Result]]) -> None:
         if ended.answer is not None:
@@ -155,6 +209,8 @@ class Examiner:
                 check = next(check for check in group.checks if check.id == answer.check)
                 result = self._result(check, answer.status, answer.faults, answer.note, ended.seconds)
                 parts[check.id].append(result)
+                if answer.learned:
+                    self.learned.setdefault(check.id, {}).update(answer.learned)
                 if answer.kept is not None:
                     self.memory.kept[_key(check.id, group.target)] = answer.kept
             return

@@ -18,6 +18,7 @@ _OUTCOMES: dict[str, Outcome] = {
     "overtaken": "already",
     "contested": "already",
     "storm": "withheld",
+    "shared": "warned",
     "would-act": "withheld",  # who only observes fails no prologs either
 }
 

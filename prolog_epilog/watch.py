@@ -59,6 +59,8 @@ class Watch:
     def _look(self, wanted: list[Check], now: float) -> None:
         boot = self.examination.boot()
         memory = self.cache.memory(boot)
+        if not self._looked_s:
+            memory.normal = None  # a daemon that starts reads the baseline anew
         for check in wanted:
             self._results.pop(check.id, None)  # one that is left out now says nothing any more
         looked = self.examination.run(wanted, memory)

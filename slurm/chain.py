@@ -6,21 +6,25 @@ it starts in the second in which this one ends, and is cancelled when the run co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.core.json_fields import Fields, read_object
+from resilio_hpc.core.errors import SlurmError, Untrusted
+from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.successor_options import EMPTY, arguments_unknown, successor_arguments
 
 RUNS = "RESILIO_CHAIN_RUNS"  # what the jobs before launched with --chain, and where: JSON of ``KnownRun``s
+_JOB = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
 REVIVED = "RESILIO_REVIVED"  # in the environment of a job that a person lets go on where the chain had ended
 
 
@@ -78,12 +82,17 @@ def runs_with(environment: Mapping[str, str], program: Sequence[str], run_path: 
 
 
 def read_links(run_path: Path) -> list[Link]:
-    """The chain so far; empty when there is none or the file is damaged."""
-    try:
-        entries = json.loads((run_path / "chain.json").read_text())["links"]
-        return [Link(int(entry["number"]), str(entry["job"])) for entry in entries]
-    except (OSError, ValueError, KeyError, TypeError):
+    """The chain so far; empty when there is none or the file is damaged. Raises Untrusted."""
+    entries = Fields.of(trusted_files.read_object(run_path / "chain.json")).each("links")
+    links = [(entry.whole("number"), entry.text("job")) for entry in entries]
+    if not all(number is not None and is_job(job) for number, job in links):
         return []
+    return [Link(number, job) for number, job in links if number is not None]
+
+
+def is_job(text: str) -> bool:
+    """Whether ``text`` is the number of a job, or of a task of an array: ``12``, ``12_3``. Pure."""
+    return _JOB.fullmatch(text) is not None
 
 
 def write_links(run_path: Path, links: list[Link]) -> None:
@@ -136,7 +145,8 @@ def submit_successor(run_path: Path, job: str, nodes: int, program: Sequence[str
     successor = commands.pending_with_script(script) if script.exists() else None  # a submission lost its answer
     if successor is None:
         arguments = describe_successor(run_path, job, nodes, program)
-        successor = commands.submit(arguments, successor_environment(os.environ, run_path, number, job, program))
+        variables = successor_environment(os.environ, run_path, number, job, program)
+        successor = _submit(script, arguments, variables)
     link = Link(number + 1, successor)
     write_links(run_path, [*(known for known in links if known.number < number), Link(number, job), link])
     return link
@@ -145,16 +155,42 @@ def submit_successor(run_path: Path, job: str, nodes: int, program: Sequence[str
 def describe_successor(run_path: Path, job: str, nodes: int, program: Sequence[str] = ()) -> list[str]:
     """sbatch's arguments for the job after ``job``; they and the batch script are kept in the run directory.
 
-    Raises SlurmError, OSError."""
+    Raises SlurmError, Untrusted, OSError."""
+    os.close(trusted_files.open_directory(run_path))
     script = run_path / f"batch-{job}.sh"
-    commands.batch_script(job, script)
-    text = script.read_text(errors="replace")
+    text = _batch_script(job, script)
     fields = job_description(job, text)
     fields["TimeLimit"] = _noted_time_limit(run_path, job) or fields.get("TimeLimit", "")
     arguments = successor_arguments(fields, job, nodes, script, text, sys.argv)
     kept = {"v": 1, "arguments": arguments, "runs": runs_with(os.environ, program, run_path, job)}
     write_atomic(_kept(run_path, job), json.dumps(kept).encode(), mode=0o600)
     return arguments
+
+
+def _batch_script(job: str, script: Path) -> str:
+    """The batch script of a job; kept in ``script``, which its user alone can read, as Slurm does. Raises OSError."""
+    with tempfile.TemporaryDirectory(prefix=".batch-", dir=script.parent) as private:  # of mode 0700
+        written = Path(private) / script.name
+        commands.batch_script(job, written)
+        text = written.read_text(errors="replace")
+        written.chmod(0o700)
+        written.rename(script)
+    return text
+
+
+def _submit(script: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Submit a job and return its number. Raises SlurmError, Untrusted.
+
+    sbatch reads the script by its path: where others can rename directories above it, they could exchange it just then.
+    So what Slurm has is compared with what was kept."""
+    kept = trusted_files.read_text(script)
+    job = commands.submit(arguments, environment)
+    with contextlib.suppress(SlurmError), tempfile.TemporaryDirectory(prefix="resilio-") as private:
+        commands.batch_script(job, Path(private) / "script")
+        if (Path(private) / "script").read_text(errors="replace").strip() != kept.strip():
+            commands.cancel(job)
+            raise Untrusted(f"job {job} had another script than {script}, and is cancelled: who can write above it?")
+    return job
 
 
 def note_time_limit(run_path: Path, job: str, limit: str) -> None:
@@ -165,15 +201,19 @@ def note_time_limit(run_path: Path, job: str, limit: str) -> None:
 
 def _noted_time_limit(run_path: Path, job: str) -> str:
     try:
-        return (run_path / "links" / f"{job}.limit").read_text().strip()
-    except (OSError, UnicodeDecodeError):
+        return trusted_files.read_text(run_path / "links" / f"{job}.limit").strip()
+    except OSError:
         return ""
 
 
 def kept_arguments(run_path: Path, job: str) -> list[str] | None:
-    """What ``describe_successor`` has kept; None where that or the script is missing."""
-    arguments = Fields(read_object(_kept(run_path, job)) or {}).texts("arguments")
-    return list(arguments) if arguments and (run_path / f"batch-{job}.sh").exists() else None
+    """What ``describe_successor`` has kept; None where that or the script is missing. Raises Untrusted."""
+    arguments = Fields.of(trusted_files.read_object(_kept(run_path, job))).texts("arguments")
+    try:
+        os.close(trusted_files.open_file(run_path / f"batch-{job}.sh"))
+    except OSError:
+        return None
+    return list(arguments) or None
 
 
 def _kept(run_path: Path, job: str) -> Path:
@@ -193,9 +233,10 @@ def submit_revived(run_path: Path, links: Sequence[Link], model: str, environmen
     job = commands.pending_with_script(run_path / f"batch-{model}.sh")
     if job is None:
         ours = [f"--dependency=afterany:{last.job}", "--hold"]
-        runs = Fields.of(read_object(_kept(run_path, model))).text("runs")
+        runs = Fields.of(trusted_files.read_object(_kept(run_path, model))).text("runs")
         variables = successor_environment({**environment, RUNS: runs}, run_path, last.number, last.job) | {REVIVED: "1"}
-        job = commands.submit([*ours, *(each for each in arguments if not each.startswith("--dependency="))], variables)
+        arguments = [each for each in arguments if not each.startswith("--dependency=")]
+        job = _submit(run_path / f"batch-{model}.sh", [*ours, *arguments], variables)
     link = Link(last.number + 1, job)
     write_links(run_path, [*(known for known in links if known.job != job), link])
     commands.release(job)

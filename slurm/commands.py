@@ -11,7 +11,7 @@ from pathlib import Path
 
 from resilio_hpc.core.errors import CommandError, SlurmError
 from resilio_hpc.core.process import run
-from resilio_hpc.slurm.hostlist import expand
+from resilio_hpc.slurm.hostlist import told
 
 TIMEOUT_S = 20.0
 UNKNOWN = "UNKNOWN"
@@ -36,10 +36,19 @@ _AWAY = re.compile(
 
 # ESLURM_ALREADY_DONE, and ESLURM_INVALID_JOB_ID once slurmctld has forgotten it.
 _ENDS = re.compile(r"already complet(?:ing|ed)|Invalid job id", re.IGNORECASE)
+# What they say where no slurm.conf is found, by a path or from slurmctld.
+_NOT_HERE = re.compile(
+    r"Could not establish a configuration source|[Uu]nable to (?:process|open) (?:configuration|.*slurm\.conf)"
+    r"|s_p_parse_file|resolve_ctls_from_dns_srv"
+)
 
 
 class Unanswered(SlurmError):
     """slurmctld did not answer: whether the order was carried out is not known; it may be given again later."""
+
+
+class Unreachable(Unanswered):
+    """There is no Slurm command here, or it finds no configuration: nothing was carried out."""
 
 
 class JobEnds(SlurmError):
@@ -58,7 +67,9 @@ def address(job: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def refused(error: CommandError) -> SlurmError:
-    """What a failed command means: Unanswered, that the job ends, or that Slurm will not. Pure."""
+    """What a failed command means: Unanswered, Unreachable, that the job ends, or that Slurm will not. Pure."""
+    if (error.returncode is None and "cannot start" in str(error)) or _NOT_HERE.search(error.stderr):
+        return Unreachable(f"Slurm cannot be reached from here: {error}")
     if _ENDS.search(error.stderr):
         return JobEnds(str(error))
     if (error.returncode is None and "no answer" in str(error)) or _AWAY.search(error.stderr):
@@ -69,7 +80,7 @@ def refused(error: CommandError) -> SlurmError:
 def job_nodes(job: str) -> list[str] | None:
     """The nodes that a job holds now (the environment's list goes stale); None when Slurm does not answer."""
     try:
-        return expand(run(["squeue", "-h", "-j", address(job), "-o", "%N"], TIMEOUT_S).stdout.strip())
+        return told(run(["squeue", "-h", "-j", address(job), "-o", "%N"], TIMEOUT_S).stdout)
     except CommandError:
         return None
 
@@ -146,7 +157,7 @@ def parse_holding(text: str) -> Holding:
     parts = text.splitlines()[0].split("|") if text else []
     if len(parts) != 3:
         return Holding("", (), UNKNOWN)
-    return Holding(parts[0], tuple(expand(parts[1])), parts[2] or UNKNOWN)
+    return Holding(parts[0], tuple(told(parts[1])), parts[2] or UNKNOWN)
 
 
 def node_states(nodes: Sequence[str]) -> dict[str, str] | None:

@@ -13,17 +13,21 @@ _DEFAULTS = Path(__file__).with_name("drain_policy.toml")
 
 
 class DrainPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``share``: of a partition, 0 to 1; ``window_s``: seconds; ``passes``: of a check, in a row."""
+    """``share``: of a partition, 0 to 1; ``window_s``: seconds; ``passes``: of a check, in a row. ``check_…``: of nodes
+    that are held for one check (1: no limit)."""
 
     share: float
     at_least: int
     window_s: float
     passes: int
+    check_share: float = 1.0
+    check_at_least: int = 2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"share is from 0 to 1, not {self.share:g}")
-        if self.at_least < 0 or self.passes < 1 or self.window_s < 0:
+        for share in (self.share, self.check_share):
+            if not 0 <= share <= 1:
+                raise ValueError(f"a share is from 0 to 1, not {share:g}")
+        if min(self.at_least, self.check_at_least) < 0 or self.passes < 1 or self.window_s < 0:
             raise ValueError("at_least and window_s are not below 0, passes not below 1")
 
 

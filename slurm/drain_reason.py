@@ -53,6 +53,12 @@ def is_disowned(reason: str) -> bool:
     return reason.startswith(PREFIX) and reason.endswith(_DISOWNED)
 
 
+def held_for(reason: str) -> frozenset[str]:
+    """The checks for which a node with this reason is held by us, also where its drain was disowned since."""
+    ours = read_reason(f"{PREFIX}{reason.removeprefix(f'{PREFIX} ').removesuffix(_DISOWNED)}")
+    return frozenset(one.check for one in (ours if is_disowned(reason) else read_reason(reason)) or ())
+
+
 def read_reason(reason: str) -> tuple[Finding, ...] | None:
     """What we wrote, or None when this reason is not ours, or no longer as we wrote it."""
     tagged = _TAGGED.fullmatch(reason)

@@ -23,9 +23,9 @@ from resilio_hpc.slurm.client import SlurmClient
 from resilio_hpc.slurm.commands import Unanswered
 from resilio_hpc.slurm.drain import Action, Decision, decide_drain, decide_slurms_own, decide_undrain
 from resilio_hpc.slurm.drain_policy import DrainPolicy
-from resilio_hpc.slurm.drain_reason import BY_HAND, PREFIX, Finding, disowned_reason
+from resilio_hpc.slurm.drain_reason import BY_HAND, PREFIX, Finding, disowned_reason, read_reason
 from resilio_hpc.slurm.model import Node
-from resilio_hpc.slurm.storm_breaker import Storm, no_room, one_too_many
+from resilio_hpc.slurm.storm_breaker import PROLOG_ERROR, Storm, no_room, one_too_many
 from resilio_hpc.slurm.update_count import Sight, came_alone, only_drained_others
 
 ACT, OBSERVE, DRY_RUN = "act", "observe", "dry-run"
@@ -51,12 +51,14 @@ RESULTS = {
     "offered": "a drain of Slurm's own may be ended: a person may do so",
     "would-act": "what would be done (observing, or a dry run)",
     "storm": "too many drains: not drained, look for a cause that they share",
+    "shared": "too many nodes are held for this check: not drained, look for a cause that they share",
     "overtaken": "somebody else changed the node just after our write: theirs stays",
     "contested": "another order came at the moment of our write: drained, and no longer ours to end",
     "unknown": "Slurm did not answer, or not clearly: nothing is known, nothing more was written",
     "refused": "Slurm refused",
 }
 _COUNT_TRIES, _COUNT_WAIT_S = 5, 0.05
+_LOOKS_BACK_S = 300.0  # after its drain, a node looks whether others that drained at the same moment were first
 _DONE = {Action.DRAIN: "drained", Action.REWORD: "reworded", Action.UNDRAIN: "undrained"}
 
 
@@ -94,10 +96,11 @@ class DrainWriter:
         return act.write(lambda now: decide_drain(now, finding))
 
     def room(self, node: str) -> str:
-        """ "" where a drain of ``node`` would be carried out now; else why not. Raises SlurmError. Writes nothing."""
+        """ "" where one more node may be drained since its prolog fails; else why not. Raises SlurmError."""
         if self._mode != ACT:
             return "only observing"
-        storm = no_room(self._client.nodes(), node, self._clock(), self._policy) if self._breaker else None
+        now = self._clock()
+        storm = no_room(self._client.nodes(), node, now, self._policy, PROLOG_ERROR) if self._breaker else None
         return str(storm) if storm is not None else ""
 
     def undrain(self, node: str, check: str | None = None, passes: int | None = None) -> Outcome:
@@ -149,19 +152,19 @@ class _Act:
         try:
             decision = decide(self._read())
             if not decision.writes:
-                return self._not_written(decision)
+                storm = self._came_too_late(decision)
+                return self._not_written(decision) if storm is None else self._take_back(storm)
             storm = self._storm_ahead(decision)
             if storm is not None:
-                return self._outcome("storm", str(storm))
+                return self._held_back(storm)
             if self._w._mode != ACT:
                 return self._outcome("would-act", f"{decision.action.value}: {decision.why}", decision.reason)
             self._record("intent", decision.action.value, decision.why, decision.reason)
             outcome = self._carry_out(decide)
             if outcome.result == "drained" and self._guarded(decision):
-                storm = one_too_many(self._client.nodes(), self._node, self._w._clock(), self._w._policy)
+                storm = self._too_many()
             if storm is not None:
-                self._carry_out(lambda now: decide_undrain(now, self._entry.check, 1, 1))
-                return self._outcome("storm", f"{storm}; drained at the same time as others, and taken back")
+                return self._take_back(storm)
         except SlurmError as error:
             return self._failed(error, "refused")
         if outcome.result != "nothing":
@@ -172,11 +175,32 @@ class _Act:
         """By the storm breaker."""
         return decision.action is Action.DRAIN and self._w._breaker
 
+    def _too_many(self) -> Storm | None:
+        return one_too_many(self._client.nodes(), self._node, self._w._clock(), self._w._policy, self._entry.check)
+
+    def _came_too_late(self, decision: Decision) -> Storm | None:
+        """Whether our drain of a few minutes ago was one too many. Nodes that drain in the same second do not see all
+        others at once; later all see the same, and keep to the same order."""
+        before, writer = self._before, self._w
+        ours = self._entry.act == "drain" and decision.action is Action.NOTHING and before is not None
+        if not ours or before is None or before.reason_time is None or not writer._breaker or writer._mode != ACT:
+            return None
+        if len(read_reason(before.reason) or ()) != 1:  # reworded since, so it is not known when it was drained
+            return None
+        return self._too_many() if abs(writer._clock() - before.reason_time) < _LOOKS_BACK_S else None
+
+    def _take_back(self, storm: Storm) -> Outcome:
+        self._carry_out(lambda now: decide_undrain(now, self._entry.check, 1, 1))
+        return self._held_back(storm, "; drained at the same time as others, and taken back")
+
+    def _held_back(self, storm: Storm, more: str = "") -> Outcome:
+        return self._outcome("shared" if storm.check else "storm", f"{storm}{more}")
+
     def _storm_ahead(self, decision: Decision) -> Storm | None:
         if not self._guarded(decision):
             return None
         self._sight = Sight(self._client.node_updates(), self._client.nodes())
-        return no_room(self._sight.nodes, self._node, self._w._clock(), self._w._policy)
+        return no_room(self._sight.nodes, self._node, self._w._clock(), self._w._policy, self._entry.check)
 
     def _others_were_drained(self) -> bool:
         if self._sight is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from resilio_hpc.core.errors import CommandError, SlurmError
 from resilio_hpc.core.process import run
 from resilio_hpc.slurm import commands
-from resilio_hpc.slurm.hostlist import expand
+from resilio_hpc.slurm.hostlist import told
 from resilio_hpc.slurm.runner import READING
 from resilio_hpc.slurm.submission import reason
 
@@ -59,7 +59,7 @@ def parse_start(text: str) -> Expected:
     if not found:
         raise SlurmError(f"sbatch --test-only told no start: {text.strip()[:200]!r}")
     moment, nodes, partition = found[-1].groups()
-    return Expected(_unix(moment), tuple(expand(nodes)), partition or "")
+    return Expected(_unix(moment), tuple(told(nodes)), partition or "")
 
 
 def _unix(moment: str) -> float:

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import CommandError, UsageError
 from resilio_hpc.core.process import run
 from resilio_hpc.slurm import commands
@@ -15,12 +16,12 @@ _SCRIPT = re.compile(r"(/.*)/batch-(\d+)\.sh(?: |$)")
 
 
 def run_directory_of(word: str) -> Path:
-    """A run directory as it is, or that of a job's number. Raises UsageError, Unanswered."""
+    """A run directory as it is, or that of a job's number. Raises UsageError, Untrusted, Unanswered."""
     path = Path(word)
     if not word.isdecimal() or path.is_dir():
         if not (path / "run.json").exists():
             raise UsageError(f"{word} is no run directory (it has no run.json): name the one that resilio-launch names")
-        return path.absolute()
+        return trusted_files.run_directory(path)
     job = check_job(word)
     fields = commands.job_fields(job)
     found = [run_of(fields.get("Command", ""))]
@@ -28,7 +29,7 @@ def run_directory_of(word: str) -> Path:
         found.append(str(Path(fields["WorkDir"]) / "resilio-runs" / job))
     for directory in [*found, *_of_successors(job)]:
         if directory and (Path(directory) / "run.json").exists():
-            return Path(directory)
+            return trusted_files.run_directory(Path(directory))
     if not fields:
         raise UsageError(f"Slurm does not answer, or knows no job {job} any more: name the run directory instead")
     raise UsageError(f"job {job} does not tell its run directory: name the directory instead")

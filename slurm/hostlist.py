@@ -8,12 +8,20 @@ from collections.abc import Sequence
 from resilio_hpc.core.errors import UsageError
 
 MAX_NODES = 100_000
-_NUMBERED = re.compile(r"(.*?)(\d{1,9})")
+NOTHING = ("", "(null)", "None", "None assigned", "N/A", "n/a")
+"""How Slurm's commands say that there are no nodes."""
+
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _PART = re.compile(r"[^,\[\]]*(?:\[[^\]]*\][^,\[\]]*)*")
 
 
 def expand(text: str) -> list[str]:
-    """``"n[1-2],gpu07"`` → ``["n1", "n2", "gpu07"]``. Raises UsageError for what is not a host list."""
+    """``"n[1-2],gpu07"`` → ``["n1", "n2", "gpu07"]``. Raises UsageError for what is not a host list.
+
+    ``(null)`` and other words of NOTHING are none: see ``told``.
+    """
     names: list[str] = []
     position = 0
     text = text.strip()
@@ -31,28 +39,35 @@ def expand(text: str) -> list[str]:
 def _expand_brackets(part: str, whole: str) -> list[str]:
     head, bracket, rest = part.partition("[")
     if not bracket:
+        if not _NAME.fullmatch(part):
+            raise UsageError(f"not a Slurm host list: {whole!r}")
         return [part]
     inside, closed, tail = rest.partition("]")
     if not closed:
         raise UsageError(f"not a Slurm host list: {whole!r}")
     names: list[str] = []
     for item in inside.split(","):
-        first, dash, last = item.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        found = _RANGE.fullmatch(item)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
             raise UsageError(f"not a Slurm host list: {whole!r}")
-        numbers = range(int(first), int(last or first) + 1)
+        numbers = range(int(found[1]), int(found[2] or found[1]) + 1)
         if len(numbers) > MAX_NODES:
             raise UsageError(f"host list {whole!r} names more than {MAX_NODES} nodes")
         for number in numbers:
-            names += _expand_brackets(f"{head}{number:0{len(first)}d}{tail}", whole)
+            names += _expand_brackets(f"{head}{number:0{len(found[1])}d}{tail}", whole)
     return names
+
+
+def told(text: str) -> list[str]:
+    """The nodes in an answer of Slurm's; none where it says that there are none. Raises UsageError."""
+    return [] if text.strip() in NOTHING else expand(text)
 
 
 def expand_counts(text: str) -> list[int]:
     """``"8(x2),4"`` → ``[8, 8, 4]`` (SLURM_JOB_CPUS_PER_NODE and the like). Raises UsageError."""
     counts: list[int] = []
     for item in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item.strip())
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", item.strip())
         if match is None:
             raise UsageError(f"not a Slurm count list: {text!r}")
         counts += [int(match.group(1))] * int(match.group(2) or 1)

@@ -24,6 +24,7 @@ class JobRecord(msgspec.Struct):
     job_state: Any = None
     array_task_string: Any = None
     state_reason: Any = None
+    state_description: Any = None
     user_name: Any = None
     user_id: Any = None
     account: Any = None
@@ -63,7 +64,7 @@ def _job(record: JobRecord) -> Job | None:
         state=job_state(texts(record.job_state)),
         array_job_id=array,
         array_tasks="" if array is None else str(task) if task is not None else text(record.array_task_string),
-        reason=text(record.state_reason),
+        reason=text(record.state_description) or text(record.state_reason),  # as squeue's table has it
         user=text(record.user_name),
         user_id=whole(record.user_id),
         account=text(record.account),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from resilio_hpc.core.errors import CommandError, UsageError
 from resilio_hpc.slurm.commands import TIMEOUT_S, parse_fields, refused
-from resilio_hpc.slurm.hostlist import expand
+from resilio_hpc.slurm.hostlist import told
 from resilio_hpc.slurm.runner import READING, Runner, run_here
 
 LEAST_S = 600.0  # a job that would run for less is not worth its start
@@ -43,7 +43,7 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
         fields = parse_fields(line)
         begin, end = fields.get("StartTime", ""), fields.get("EndTime", "")
         try:
-            nodes = tuple(expand(fields.get("Nodes", "").replace("(null)", "")))
+            nodes = tuple(told(fields.get("Nodes", "")))
         except UsageError:
             continue
         if fields.get("ReservationName") and begin.isdecimal() and end.isdecimal() and nodes:

@@ -7,13 +7,16 @@ with what to write instead; what only a site can know (is there such a partition
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.slurm.hostlist import expand
 
-_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")
-_SIGNAL = re.compile(r"(?:[RB]:)?(?:[A-Z][A-Z0-9]*|\d{1,2})(?:@\d{1,5})?")
-_ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?")
-_MOMENT = re.compile(r"[\w:+/.-]+")
+_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}", re.ASCII)
+_SIGNAL = re.compile(r"(?:[RB]:)?(?:[A-Z][A-Z0-9]*|\d{1,2})(?:@\d{1,5})?", re.ASCII)
+_ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?", re.ASCII)
+_MOMENT = re.compile(r"[\w:+/.-]+", re.ASCII)
+_match = partial(re.fullmatch, flags=re.ASCII)  # \d is also of other scripts' digits, which sbatch does not know
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
@@ -38,30 +41,37 @@ def word(value: str) -> str:
     return value
 
 
+def hosts(value: str) -> str:
+    """A host list (``n[1-3,7]``), or the path of a file of names."""
+    if "/" not in word(value):
+        expand(value)
+    return value
+
+
 def count(value: str) -> str:
     """A whole number from 1."""
-    if not re.fullmatch(r"[1-9]\d{0,8}", value):
+    if not _match(r"[1-9]\d{0,8}", value):
         raise UsageError(f"{value!r} is not a whole number from 1")
     return value
 
 
 def count_or_none(value: str) -> str:
     """A whole number from 0."""
-    if not re.fullmatch(r"0|[1-9]\d{0,8}", value):
+    if not _match(r"0|[1-9]\d{0,8}", value):
         raise UsageError(f"{value!r} is not a whole number from 0")
     return value
 
 
 def whole(value: str) -> str:
     """A whole number, negative too."""
-    if not re.fullmatch(r"-?\d{1,9}", value):
+    if not _match(r"-?\d{1,9}", value):
         raise UsageError(f"{value!r} is not a whole number")
     return value
 
 
 def nodes(value: str) -> str:
     """``4``, or ``2-4``: as many as Slurm can give."""
-    found = re.fullmatch(r"([1-9]\d{0,6})(?:-([1-9]\d{0,6}))?", value)
+    found = _match(r"([1-9]\d{0,6})(?:-([1-9]\d{0,6}))?", value)
     if not found or int(found[2] or found[1]) < int(found[1]):
         raise UsageError(f"{value!r} is neither a number of nodes (4) nor a range (2-4)")
     return value
@@ -69,7 +79,7 @@ def nodes(value: str) -> str:
 
 def gpus(value: str) -> str:
     """``8``, ``h100:8``, ``0``: none."""
-    if not re.fullmatch(r"(?:[A-Za-z][\w.-]*:)?(?:0|[1-9]\d{0,3})(?:,[A-Za-z][\w.-]*:[1-9]\d{0,3})*", value):
+    if not _match(r"(?:[A-Za-z][\w.-]*:)?(?:0|[1-9]\d{0,3})(?:,[A-Za-z][\w.-]*:[1-9]\d{0,3})*", value):
         raise UsageError(f"{value!r} is neither a number of GPUs (8) nor of a type (h100:8)")
     return value
 
@@ -87,7 +97,7 @@ def time(value: str) -> str:
 
 def memory(value: str) -> str:
     """``500`` (MiB), ``64G``, ``64GB``; ``0``: all of the node's."""
-    if not re.fullmatch(r"\d{1,12}([KMGT]B?)?", value, re.IGNORECASE):
+    if not _match(r"\d{1,12}([KMGT]B?)?", value, flags=re.ASCII | re.IGNORECASE):
         raise UsageError(f"{value!r} is not an amount of memory: write 500M, 64G, or 0 for all of a node's")
     return value
 
@@ -139,6 +149,6 @@ def ranks(value: str) -> str:
 
 def pmi(value: str) -> str:
     """A type of srun --mpi."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", value) or value == "none":
+    if not _match(r"[a-z][a-z0-9_]*", value) or value == "none":
         raise UsageError(f"{value!r} is no type of PMI: srun --mpi=list names those of this Slurm (pmix, pmi2)")
     return value

@@ -63,9 +63,9 @@ def submit(script: str, arguments: Sequence[str], environment: Mapping[str, str]
         why = commands.limit_reached(error.stderr)
         if why:
             raise commands.SubmitLimit(f"sbatch: {why}") from error
-        if error.returncode is None and "cannot start" in str(error):
-            raise SlurmError("there is no sbatch on PATH: submit from a login node of the cluster") from error
         meant = commands.refused(error)
+        if isinstance(meant, commands.Unreachable):
+            raise SlurmError(f"{meant}: submit from a login node of the cluster") from error
         if isinstance(meant, commands.Unanswered):
             raise commands.Unanswered(
                 f"{meant}; whether the job was submitted is not known: look with squeue --me before you try again"

@@ -43,6 +43,14 @@ class ResilioJobEnvironment(job_environment.JobEnvironment):
         if self.global_rank == 0 and hasattr(submission.function, "checkpoint"):
             signal.signal(signal.SIGTERM, _Saver(paths, submission))
 
+    def _requeue(self, countdown: int) -> None:
+        """For handlers of a user's own: end this rank, so that the launcher starts all of them anew. Raises SystemExit.
+
+        The job keeps its nodes. A next job comes at the time limit, as often as ``max_num_timeout`` says.
+        """
+        logger.get_logger().info(f"the ranks of job {self.job_id} start anew")
+        raise SystemExit(TERMINATED)
+
 
 class _Saver:
     """Replaces the function that waits to be run by what its ``checkpoint`` returns, and ends the process."""

@@ -22,15 +22,16 @@ from pathlib import Path
 from submitit.core import core, logger, utils
 from submitit.local.debug import DebugExecutor
 
-from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.slurm import commands, submission, submitit_parameters, template_files
+from resilio_hpc.slurm import commands, submission, submit_limits, submitit_parameters, template_files
 from resilio_hpc.slurm.command_client import CommandClient
 from resilio_hpc.slurm.hostlist import compress
 from resilio_hpc.slurm.node_faults import new_job
 from resilio_hpc.slurm.node_faults.exclusion import Exclusion
 from resilio_hpc.slurm.node_faults.ledger import DIRECTORY_VARIABLE, users_directory
 from resilio_hpc.slurm.submitit_job import LocalResilioJob, ResilioJob
+from resilio_hpc.slurm.submitit_parameters import ParameterError
 from resilio_hpc.slurm.template import Job
 
 CLUSTERS = ("slurm", "local", "debug")
@@ -41,6 +42,7 @@ class ResilioExecutor(core.PicklingExecutor):
     """``cluster``: ``slurm``; ``local``: this machine, which plays all nodes; ``debug``: in this process.
 
     ``max_num_timeout``: how often a job may reach its time limit (or be preempted) and go on in another one.
+    A wrong parameter raises ParameterError, which is a ValueError.
     """
 
     job_class = ResilioJob
@@ -49,11 +51,12 @@ class ResilioExecutor(core.PicklingExecutor):
         self, folder: Path | str, max_num_timeout: int = 3, max_pickle_size_gb: float = 1.0, cluster: str = ""
     ) -> None:
         super().__init__(folder, max_num_timeout=max_num_timeout, max_pickle_size_gb=max_pickle_size_gb)
+        self._asked_for: tp.Mapping[str, str] = {}
         self.cluster = cluster or ("slurm" if shutil.which("sbatch") else "local")
         if self.cluster not in CLUSTERS:
-            raise UsageError(f"cluster={cluster!r}: it is one of {', '.join(CLUSTERS)}")
+            raise ParameterError(f"cluster={cluster!r}: it is one of {', '.join(CLUSTERS)}")
         if self.cluster == "slurm" and shutil.which("sbatch") is None:
-            raise UsageError("there is no sbatch on PATH: no Slurm here (cluster='local' runs on this machine)")
+            raise ParameterError("there is no sbatch on PATH: no Slurm here (cluster='local' runs on this machine)")
 
     @classmethod
     def affinity(cls) -> int:
@@ -73,7 +76,8 @@ class ResilioExecutor(core.PicklingExecutor):
 
     def _internal_update_parameters(self, **kwargs: tp.Any) -> None:
         together = {**self.parameters, **kwargs}
-        submitit_parameters.checked(together)
+        with submitit_parameters.as_value_error():
+            submitit_parameters.checked(together)
         super()._internal_update_parameters(**kwargs)
 
     def _internal_process_submissions(
@@ -107,7 +111,8 @@ class ResilioExecutor(core.PicklingExecutor):
 
     def _sbatch(self, count: int) -> str:
         """Submit the script and keep it; returns the job's number."""
-        template = template_files.load(self.parameters.get("template", TEMPLATE))
+        with submitit_parameters.as_value_error():
+            template = template_files.load(self.parameters.get("template", TEMPLATE))
         logs = utils.JobPaths.get_first_id_independent_folder(self.folder)
         logs.mkdir(parents=True, exist_ok=True)
         here = submission.launcher_directory(os.environ)
@@ -117,8 +122,10 @@ class ResilioExecutor(core.PicklingExecutor):
                 template, {**self.parameters, **more}, self.folder, logs, self.max_num_timeout + 1, count, here
             )
 
+        with submitit_parameters.as_value_error():
+            job = script()
+        self._warn_of_waiting_for_ever(job)
         environment = {**submission.own_environment(os.environ), **_memory(os.environ, logs)}
-        job = script()
         avoids = self._avoided(job, environment)
         try:
             number = new_job.submit(job, avoids, lambda nodes: script(exclude=nodes), environment, _note).job
@@ -135,6 +142,16 @@ class ResilioExecutor(core.PicklingExecutor):
         paths.submission_file.parent.mkdir(parents=True, exist_ok=True)
         paths.submission_file.write_text(job.script)
         return number
+
+    def _warn_of_waiting_for_ever(self, job: Job) -> None:
+        """Once for the same request, however many jobs make it."""
+        if job.options == self._asked_for:
+            return
+        self._asked_for = job.options
+        site = submit_limits.asked(CommandClient(), job.options)
+        own = set(submitit_parameters.converted(self.parameters)) | {"nodes", "ntasks_per_node"}
+        if site is not None and (why := submit_limits.never_starts(job.options, own, site)):
+            _note(f"this job can never start: {why}")
 
     def _avoided(self, job: Job, environment: tp.Mapping[str, str]) -> Exclusion:
         if self.parameters.get("any_node", False):
@@ -163,7 +180,10 @@ class ResilioExecutor(core.PicklingExecutor):
         )
         job.paths.move_temporary_file(self._dump(delayed), "submitted_pickle")
         flags = [f"--nproc-per-node={wanted.tasks_per_node}", f"--spares={wanted.spares}"]
+        if not knows_torch(job.paths.submitted_pickle, sys.modules):
+            flags.append("--no-torch")
         argv = [sys.executable, "-m", "resilio_hpc.cli.resilio_launch", *flags, f"--run-dir={job.run_directory}"]
+        argv += submitit_parameters.launch_arguments(self.parameters, self.folder)
         environment = {
             **submission.own_environment(os.environ),
             "RESILIO_LOCAL_NODES": str(wanted.nodes + wanted.spares),
@@ -173,7 +193,7 @@ class ResilioExecutor(core.PicklingExecutor):
         one_file = bool(self.parameters.get("stderr_to_stdout", False))
         with job.paths.stdout.open("ab") as stdout, job.paths.stderr.open("ab") as stderr:
             process = subprocess.Popen(
-                [*argv, *submitit_parameters.launch_arguments(self.parameters, self.folder)],
+                submitit_parameters.local_command(self.parameters, argv),
                 stdin=subprocess.DEVNULL, stdout=stdout, stderr=stdout if one_file else stderr, env=environment,
                 start_new_session=True,
             )  # fmt: skip
@@ -194,6 +214,12 @@ class ResilioExecutor(core.PicklingExecutor):
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         raise NotImplementedError("the script is submitted by _sbatch")
+
+
+def knows_torch(pickle: Path, loaded: tp.Container[str]) -> bool:
+    """Whether a function uses torch, or its user has it ``loaded``: else ranks need not wait until torch is imported.
+    One that imports torch itself does so later, and is none the worse for it."""
+    return "torch" in loaded or b"torch" in pickle.read_bytes()
 
 
 def _memory(environment: tp.Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -16,6 +18,8 @@ from resilio_hpc.slurm.commands import UNKNOWN
 from resilio_hpc.slurm.submitit_states import Verdict, chain_state
 
 R = tp.TypeVar("R", covariant=True)
+LOCAL_POLL_S = 0.05
+INTERRUPTED = "INTERRUPTED"  # submitit's word for a local job whose process was killed
 
 
 class ChainWatcher(core.InfoWatcher):
@@ -59,6 +63,7 @@ class ResilioJob(core.Job[R]):
     watcher = ChainWatcher(delay_s=60)
     chained = True
     _one_of_several = False
+    _cancelled = False
 
     def __init__(self, folder: Path | str, job_id: str, tasks: tp.Sequence[int] = (0,), chained: bool = True) -> None:
         self.chained = chained
@@ -100,7 +105,15 @@ class ResilioJob(core.Job[R]):
     @property
     def state(self) -> str:
         """One word of Slurm's for the whole chain (does not force Slurm to be asked)."""
-        return self._ended_as() or self.watcher.get_state(self.job_id, mode="standard")
+        return self._as_cancelled(self._ended_as() or self.watcher.get_state(self.job_id, mode="standard"))
+
+    def _as_cancelled(self, state: str) -> str:
+        """What was cancelled before it was well on its way has not failed."""
+        return "CANCELLED" if self._cancelled and state in ("FAILED", INTERRUPTED) else state
+
+    def _mark_cancelled(self) -> None:
+        for job in (self, *self._sub_jobs):
+            job._cancelled = True  # type: ignore[attr-defined]
 
     def _get_outcome_and_result(self) -> tuple[str, tp.Any]:
         try:
@@ -135,6 +148,7 @@ class ResilioJob(core.Job[R]):
         links = self.links()
         living = submitit_states.living(links, submitit_states.ask(links))
         if living:
+            self._mark_cancelled()
             (subprocess.check_call if check else subprocess.call)(["scancel", *living])
 
     def _interrupt(self, timeout: bool = False) -> None:
@@ -158,9 +172,10 @@ def _refresh(*directories: Path) -> None:
 
 
 class LocalResilioJob(ResilioJob[R]):
-    """A run on this machine."""
+    """A run on this machine. Its process is written down beside its pickle, so that other processes know it, too."""
 
     _process: subprocess.Popen[bytes] | None = None
+    _results_timeout_s = 0  # no other machine's cache to wait for
 
     def __init__(self, folder: Path | str, job_id: str, tasks: tp.Sequence[int] = (0,)) -> None:
         super().__init__(folder, job_id, tasks, chained=False)
@@ -169,38 +184,81 @@ class LocalResilioJob(ResilioJob[R]):
         """The launcher of this job."""
         for job in (self, *self._sub_jobs):
             job._process = process  # type: ignore[attr-defined]
+        self._record.write_text(f"{process.pid} {_started(process.pid)}\n")
+
+    @property
+    def _record(self) -> Path:
+        return utils.JobPaths(self._paths._folder, job_id=self.job_id).folder / f"{self.job_id}_process"
 
     def _register_in_watcher(self) -> None:
         pass
 
     @property
     def state(self) -> str:
-        """RUNNING, COMPLETED, FAILED, or UNKNOWN where another process started it and it has no verdict."""
-        verdict = self.verdict().verdict
-        if self._process is not None and self._process.poll() is None:
+        """RUNNING, COMPLETED, FAILED, CANCELLED; INTERRUPTED where the launcher was killed; UNKNOWN before it began."""
+        pid, code = self._seen()
+        if pid:
             return "RUNNING"
+        verdict = self.verdict().verdict
         if verdict:
-            return chain_state([], verdict, chained=False)
-        return UNKNOWN if self._process is None else "FAILED"
+            return self._as_cancelled(chain_state([], verdict, chained=False))
+        if pid is None:
+            return UNKNOWN
+        return self._as_cancelled("FAILED" if code is not None and code > 0 else INTERRUPTED)
+
+    def _seen(self) -> tuple[int | None, int | None]:
+        """(the launcher while it runs, 0 once it has ended, None before it began; its exit code where it is ours)."""
+        if self._process is not None:
+            code = self._process.poll()
+            return (self._process.pid if code is None else 0), code
+        try:
+            pid, started = self._record.read_text().split()
+        except (OSError, ValueError):
+            return None, None
+        return (int(pid) if _started(int(pid)) == started else 0), None
 
     def get_info(self, mode: str = "force") -> dict[str, str]:
         """The state alone."""
         return {"JobID": self.job_id, "State": self.state}
 
     def done(self, force_check: bool = False) -> bool:
-        """Whether the launcher has ended."""
+        """Whether the launcher has ended, teardown included."""
         return self.state not in ("RUNNING", UNKNOWN)
+
+    def wait(self) -> None:
+        """Wait for the end, and look for it more often than one asks Slurm."""
+        while not self.done():
+            time.sleep(LOCAL_POLL_S)
 
     def cancel(self, check: bool = True) -> None:
         """As Ctrl-C: all ranks stop in good order."""
-        self._interrupt_with(signal.SIGINT)
+        if self._interrupt_with(signal.SIGINT):
+            self._mark_cancelled()
 
     def _interrupt(self, timeout: bool = False) -> None:
         self._interrupt_with(signal.SIGUSR2 if timeout else signal.SIGTERM)
 
-    def _interrupt_with(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+    def _interrupt_with(self, number: signal.Signals) -> bool:
+        """Whether there was a launcher to be told."""
+        pid, _ = self._seen()
+        if not pid:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        return True
+
+    def __del__(self) -> None:
+        if getattr(self, "_cancel_at_deletion", False):  # not there where __init__ failed
+            self.cancel(check=False)
 
     def __getstate__(self) -> dict[str, tp.Any]:
         return {**self.__dict__, "_process": None}
+
+
+def _started(pid: int) -> str:
+    """When a process began, in clock ticks since boot, which tells it from a later one; "" for one that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in ("Z", "X") else fields[19]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ OWN = {
     "chain": "go on in a new job at the time limit (True)",
     "launch_flags": "more flags of resilio-launch: a list",
     "setup": "shell lines to be run first: a list",
+    "teardown": "shell lines to be run when the launch has ended, whatever came of it: a list",
     "template": "a batch script in place of submitit.sbatch",
     "array_parallelism": "tasks of map_array at a time, with chain=False",
     "stderr_to_stdout": "one file for both (False)",
@@ -37,6 +40,21 @@ OWN = {
 }
 VALID = frozenset(OWN) | (frozenset(sbatch_options.BY_KEY) - _NOT_THEIRS)
 TASK_MODULE = "resilio_hpc.slurm.submitit_task"
+
+
+class ParameterError(UsageError, ValueError):
+    """A wrong parameter of an executor: what submitit's users catch is ValueError."""
+
+
+@contextlib.contextmanager
+def as_value_error() -> Iterator[None]:
+    """Raises ParameterError where UsageError would be raised."""
+    try:
+        yield
+    except ParameterError:
+        raise
+    except UsageError as error:
+        raise ParameterError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -61,10 +79,10 @@ def checked(parameters: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(name, VALID, 1, 0.6)
             hint = f"did you mean {near[0]}?" if near else f"they are {', '.join(sorted(VALID))}"
             raise UsageError(f"no parameter is named {name!r}: {hint}")
-        if name in sbatch_options.BY_KEY:
+        if name in sbatch_options.BY_KEY and as_text(value):
             _option(name, value)
     shape(parameters)
-    for name in ("setup", "launch_flags"):
+    for name in ("setup", "teardown", "launch_flags"):
         lines = parameters.get(name, [])
         if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
             raise UsageError(f"{name}={lines!r} is not a list of strings")
@@ -96,7 +114,9 @@ def converted(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """A value from Python as it would stand on a command line."""
+    """A value from Python as it would stand on a command line: ``["n1", "n2"]`` as ``n1,n2``."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return ",".join(map(str, sorted(value) if isinstance(value, set | frozenset) else value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -124,6 +144,7 @@ def job_script(
     """The batch script for ``count`` functions (an array, where there are several). Raises UsageError."""
     wanted = shape(parameters)
     values = {name: as_text(value) for name, value in parameters.items() if name in sbatch_options.BY_KEY}
+    values = {name: value for name, value in values.items() if value}  # exclude=[] says nothing
     number = "%A_%a" if count > 1 else "%j"
     values |= {
         "folder": str(folder),
@@ -139,5 +160,36 @@ def job_script(
         values["array"] = f"0-{count - 1}%{min(count, int(parameters.get('array_parallelism', count)))}"
     known = {key: value for key, value in values.items() if key in template.keys or key in template_settings.BY_KEY}
     return render(
-        template, known, launch_arguments(parameters, folder), path_entry, setup_lines=parameters.get("setup", [])
-    )
+        template, known, launch_arguments(parameters, folder), path_entry, setup_lines=parameters.get("setup", []),
+        teardown_lines=torn_down(parameters.get("teardown", [])),
+    )  # fmt: skip
+
+
+def torn_down(teardown: Sequence[str]) -> list[str]:
+    """Shell lines that run the command ``launch`` and then these; none for none. Signals are passed on to the launcher,
+    which in a script of its own would be the one to get them. Monitor mode, since a shell ignores SIGINT for others."""
+    if not teardown:
+        return []
+    return [
+        "set -m",
+        "launcher='' early=''",
+        'pass_on() { if [ -n "$launcher" ]; then kill -"$1" "$launcher" 2> /dev/null || true; else early=$1; fi; }',
+        *(f"trap 'pass_on {name}' {name}" for name in ("TERM", "INT", "USR2")),
+        '"${launch[@]}" & launcher=$!',
+        '[ -z "$early" ] || kill -"$early" "$launcher"',
+        'until wait "$launcher"; code=$?; ! kill -0 "$launcher" 2> /dev/null; do :; done',
+        "set +e",
+        *teardown,
+        'exit "$code"',
+    ]
+
+
+def local_command(parameters: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
+    """What runs on this machine in place of the batch script: the launch, between set-up and teardown where there are
+    any. A signal that comes during the set-up ends it after the command that runs."""
+    if not parameters.get("setup") and not parameters.get("teardown"):
+        return list(argv)
+    lines = ["set -euo pipefail", "trap 'exit 130' INT TERM", *parameters.get("setup", []), "trap - INT TERM"]
+    launch = f"launch=({shlex.join(argv)})"
+    script = [*lines, launch, *torn_down(parameters.get("teardown", [])), 'exec "${launch[@]}"']
+    return ["bash", "-c", "\n".join(script)]

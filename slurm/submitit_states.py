@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import CommandError
+from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.process import run
 from resilio_hpc.slurm.chain import read_links
 from resilio_hpc.slurm.commands import TIMEOUT_S, UNKNOWN
@@ -40,18 +41,12 @@ class Verdict:
 
 
 def read_verdict(run_directory: Path) -> Verdict:
-    """What the run directory says."""
-    try:
-        found = json.loads((run_directory / "verdict.json").read_text())
-    except (OSError, ValueError):
-        return Verdict()
-    if not isinstance(found, dict):
-        return Verdict()
-    first = found.get("first_failure")
-    failure = ""
-    if isinstance(first, dict):
-        failure = f"rank {first.get('rank')} on {first.get('node')}: {first.get('message') or first.get('kind')}"
-    return Verdict(str(found.get("verdict", "")), str(found.get("reason", "")), failure)
+    """What the run directory says. Raises Untrusted."""
+    f = Fields.of(trusted_files.read_object(run_directory / "verdict.json"))
+    first = f.inner("first_failure")
+    what = first.text("message") or first.text("kind")
+    failure = f"rank {first.whole('rank')} on {first.text('node')}: {what}" if first.data else ""
+    return Verdict(f.text("verdict"), f.text("reason"), failure)
 
 
 def jobs_of(job: str, run_directory: Path) -> list[str]:

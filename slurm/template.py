@@ -6,8 +6,9 @@ A template is a batch script that works as it stands (``sbatch NAME.sbatch train
 - its settings: lines ``NAME=${NAME:-default}  # what it is`` (``:?`` where there is no default);
 - ``setup``: a file of shell lines to be read first, in place of the line ``# source …``.
 
-``"$@"`` is where the command goes. Every value is checked, and quoted for who reads it (the shell, or sbatch), so no
-value can become a line or a command of its own.
+A line ``# teardown: …`` is where shell lines go that run the command ``launch`` and more after it. ``"$@"`` is where
+the command goes. Every value is checked, and quoted for who reads it (the shell, or sbatch), so no value can become a
+line or a command of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from resilio_hpc.slurm import sbatch_options, template_settings
 _SBATCH = re.compile(r"^#SBATCH\s+(--?[\w-]+)(?:[= ]\s*(.*?))?\s*$")
 _SETTING = re.compile(r"^([A-Z][A-Z0-9_]*)=\$\{\1:([-?])([^}]*)\}(?:[ \t]+# (.*))?$")
 _SETUP = re.compile(r"^# source \S")
+_TEARDOWN = re.compile(r"^# teardown: ")
 _COMMAND = '"$@"'
 _SHORT = {"-J": "job_name", "-N": "nodes", "-t": "time", "-p": "partition", "-A": "account", "-o": "output"}
 
@@ -135,11 +137,13 @@ def render(
     path_entry: str = "",
     others: str = "",
     setup_lines: Sequence[str] = (),
+    teardown_lines: Sequence[str] = (),
 ) -> Job:
     """The job that ``values`` (as the user wrote them) and ``command`` make. Raises UsageError.
 
     ``path_entry``: a directory to be put in front of PATH; ``others``: what may be meant by a key that this one lacks;
-    ``setup_lines``: shell code of the user's own, which goes where a set-up file is read.
+    ``setup_lines``: shell code of the user's own, which goes where a set-up file is read; ``teardown_lines``: code that
+    launches and goes on, for a template that has a place for it.
     """
     given = _checked(template, values, others)
     _check_command(template, command)
@@ -152,7 +156,9 @@ def render(
     in_force = {key: str(value) for key, value in settings.items()}
     lines = _with_options(template.text.split("\n"), given)
     explicit = {key for key in in_force if key in values or key in map(normalised, values)}
-    rewrite = _Rewriter(in_force, explicit, _set_up(setup, setup_lines, path_entry), command)
+    if teardown_lines and not any(map(_TEARDOWN.match, lines)):
+        raise UsageError(f"template {template.name} has no line '# teardown: …', which is where those lines go")
+    rewrite = _Rewriter(in_force, explicit, _set_up(setup, setup_lines, path_entry), command, teardown_lines)
     script = "\n".join(line for old in lines for line in rewrite(old))
     words = [sbatch_options.argument(sbatch_options.BY_KEY[key], value) for key, value in given.items()]
     return Job(script, options, in_force, tuple(word for word in words if word))
@@ -261,6 +267,7 @@ class _Rewriter:
     explicit: set[str]
     set_up: Sequence[str]
     command: Sequence[str]
+    teardown: Sequence[str] = ()
 
     def __call__(self, line: str) -> list[str]:
         found = _SETTING.match(line)
@@ -271,6 +278,8 @@ class _Rewriter:
             return [f"{found[1]}={literal}" + (f"  # {found[4]}" if found[4] else "")]
         if _SETUP.match(line) and self.set_up:
             return list(self.set_up)
+        if _TEARDOWN.match(line) and self.teardown:
+            return list(self.teardown)
         if not line.startswith("#") and _COMMAND in line:
             return [line.replace(_COMMAND, shlex.join(self.command))]
         return [line]

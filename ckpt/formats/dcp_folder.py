@@ -26,6 +26,7 @@ from resilio_hpc.ckpt.formats.torch_state import tensors_of, torch_state
 from resilio_hpc.ckpt.formats.whole_state import WholeState
 from resilio_hpc.ckpt.tensors import Leaf, is_tensor
 from resilio_hpc.ckpt.verify import Progress
+from resilio_hpc.core import regular_file
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
 
@@ -181,8 +182,7 @@ def _nested_from_ours(path: Path, metadata: bytes, places: dict[str, Any]) -> An
 
 
 def _read_file(path: Path) -> bytes:
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
-        data = file.read(_METADATA_LIMIT + 1)
+    data = regular_file.read_file(path, _METADATA_LIMIT + 1, follow=False)
     if len(data) > _METADATA_LIMIT:
         raise CorruptCheckpoint(f"{path} is larger than {_METADATA_LIMIT} bytes")
     return data
@@ -257,7 +257,7 @@ class _Reader:
     def _load(self, name: str, stored: Stored) -> Any:
         path = self._path / stored.relative_path
         try:
-            with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb", buffering=0) as file:
+            with open(regular_file.open_file(path, follow=False), "rb", buffering=0) as file:
                 if stored.offset + stored.length > os.fstat(file.fileno()).st_size:
                     raise CorruptCheckpoint(f"{path} ends too early for {name}")
                 return load(io.BufferedReader(_Window(file.fileno(), stored)), f"{name} in {path}")

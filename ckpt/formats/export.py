@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from resilio_hpc.ckpt.bulk_io import check_space
-from resilio_hpc.ckpt.formats import dcp_folder, safetensors_file, torch_file
+from resilio_hpc.ckpt.formats import dcp_folder, safetensors_file, sharded, torch_file
 from resilio_hpc.ckpt.formats.flat_names import names_of
-from resilio_hpc.ckpt.formats.target import check_target, written_whole
+from resilio_hpc.ckpt.formats.target import DCP_METADATA, check_target, written_whole
 from resilio_hpc.ckpt.formats.whole_state import WholeState
 from resilio_hpc.ckpt.verify import Progress
 from resilio_hpc.core.errors import UsageError
@@ -25,7 +25,13 @@ _SUFFIXES: dict[str, Format] = {
 
 
 def format_of(path: Path) -> Format:
-    """What a file's suffix says; a directory, or a name without a suffix, is a DCP folder. Raises UsageError."""
+    """What a file's suffix says; a directory, or a name without a suffix, is a DCP folder. Raises UsageError.
+
+    A directory with an index of a model in several files is of the format of those, as the index itself is.
+    """
+    index = sharded.index_in(path) if path.is_dir() and not (path / DCP_METADATA).exists() else path
+    if index is not None and index.name.endswith(sharded.INDEX):
+        return format_of(Path(index.name.removesuffix(sharded.INDEX)))
     if path.is_dir():
         return "dcp"
     try:

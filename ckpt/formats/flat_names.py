@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from resilio_hpc.ckpt import tree
+from resilio_hpc.ckpt import containers, tree
 from resilio_hpc.ckpt.formats.whole_state import WholeState
 from resilio_hpc.ckpt.tree import TensorRef
 from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
@@ -38,9 +38,8 @@ def names_of(state: Any) -> dict[str, int]:
             if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
                 raise UsageError(f"a tensor's name is no text: {name!r}; choose another format")
             found[name] = node.index
-        elif isinstance(node, dict | list | tuple):
-            for key, item in node.items() if isinstance(node, dict) else enumerate(node):
-                collect(item, (*path, key))
+        for key, item in containers.parts(node):
+            collect(item, (*path, key))
 
     collect(state, ())
     return found
@@ -70,4 +69,4 @@ def state_from(text: bytes, tensors: dict[str, Any]) -> Any:
             raise CorruptCheckpoint(f"the plain values ask for tensor {leaf.index} ({name!r}), which is not there")
         return arrays[leaf.index] if leaf.index in arrays else tensors[name]
 
-    return tree.map_leaves(tree.decode(bytes(found.tree)), put)
+    return containers.map_leaves(tree.decode(bytes(found.tree)), put)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.ckpt import tree
-from resilio_hpc.ckpt.formats import dcp_folder, safetensors_file, torch_file
+from resilio_hpc.ckpt.formats import dcp_folder, safetensors_file, sharded, torch_file
 from resilio_hpc.ckpt.formats.export import Format
 from resilio_hpc.ckpt.formats.imported import Imported, library
 from resilio_hpc.ckpt.records import Layout, Manifest
@@ -36,10 +36,14 @@ def open_source(path: Path, format_: Format) -> Source:
     OSError."""
     if not path.exists():
         raise UsageError(f"{path} does not exist")
-    if path.is_dir() != (format_ == "dcp"):
+    index = sharded.index_in(path) if path.is_dir() and format_ != "dcp" else path
+    if index is None or path.is_dir() != (format_ == "dcp" or index is not path):
         raise UsageError(f"{path} is {'a directory' if path.is_dir() else 'a file'}, and so not of format {format_}")
     try:
-        imported = _READERS[format_](path)
+        if index.name.endswith(sharded.INDEX) and format_ != "dcp":
+            imported = sharded.read(index, _READERS[format_])
+        else:
+            imported = _READERS[format_](path)
     except RecursionError as error:
         raise CorruptCheckpoint(f"{path} holds a state that is nested too deep") from error
     return Source(imported, tree.flatten(imported.state))

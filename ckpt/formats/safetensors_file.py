@@ -16,6 +16,7 @@ from resilio_hpc.ckpt.formats.imported import Imported, library
 from resilio_hpc.ckpt.formats.whole_state import WholeState, WholeTensor
 from resilio_hpc.ckpt.verify import Progress
 from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
+from resilio_hpc.core.regular_file import open_file
 
 _STATE = "resilio_state"
 """The key of the string metadata that holds the plain values."""
@@ -87,6 +88,7 @@ def read(path: Path) -> Imported:
     """A file's tensors by their names, mapped; the nested state, with its plain values, where we wrote it."""
     library("torch", "reading safetensors files")
     safe_open = library("safetensors", "reading safetensors files").safe_open
+    os.close(open_file(path))  # the library would wait for a named pipe
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from resilio_hpc.ckpt.formats.imported import Imported, library
+from resilio_hpc.ckpt.formats.numpy_pickles import STAND_INS, settled
 from resilio_hpc.ckpt.formats.torch_state import tensors_of, torch_state
 from resilio_hpc.ckpt.formats.whole_state import WholeState
+from resilio_hpc.ckpt.plain_values import CLASSES
 from resilio_hpc.ckpt.verify import Progress
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
+from resilio_hpc.core.regular_file import open_file
 
 _LOCAL_HEADER_BYTES, _LOCAL_LENGTHS_AT = 30, 26
 _CENTRAL_HEADER_BYTES, _CENTRAL_LENGTHS_AT, _CENTRAL_CRC_AT = 46, 28, 16
@@ -106,7 +109,7 @@ def read(path: Path) -> Imported:
     """A file's state, its tensors mapped. Raises UsageError for a file that needs code, CorruptCheckpoint, OSError."""
     library("torch", "reading torch files")
     try:
-        with open(path, "rb") as file:
+        with open(open_file(path), "rb") as file:
             compressed = [entry.filename for entry, _ in _entries(file) if entry.compress_type != zipfile.ZIP_STORED]
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError) as error:
         raise CorruptCheckpoint(
@@ -122,9 +125,13 @@ def load(file: Path | IO[bytes], name: str) -> Any:
     import torch
 
     try:
-        return torch.load(file, map_location="cpu", mmap=isinstance(file, Path), weights_only=True)
+        with torch.serialization.safe_globals([*STAND_INS, *CLASSES]):
+            found = torch.load(file, map_location="cpu", mmap=isinstance(file, Path), weights_only=True)
+        return settled(found)
     except OSError:
         raise
+    except UsageError as error:
+        raise UsageError(f"{name} holds {error}: it was not read") from error
     except Exception as error:
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
         if asked or "weights_only" in str(error):

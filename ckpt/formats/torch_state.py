@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import datetime
 import io
-from collections import Counter
+import pathlib
+import uuid
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
-from resilio_hpc.ckpt import tensors, tree
+from resilio_hpc.ckpt import containers, tensors
 from resilio_hpc.ckpt.formats.imported import library
 from resilio_hpc.ckpt.formats.whole_state import WholeState
 from resilio_hpc.ckpt.tree import TensorRef
 from resilio_hpc.core.errors import UsageError
+
+_AS_TEXT = (
+    pathlib.PurePath,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    Decimal,
+    Fraction,
+    uuid.UUID,
+    range,
+    slice,
+    type(...),
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +60,7 @@ def torch_state(whole: WholeState) -> TorchState:
         converted[what] += bool(what)
         return value
 
-    state = tree.map_leaves(whole.state, convert)
+    state = _with_known_containers(containers.map_leaves(whole.state, convert), converted)
     return TorchState(state, made, [f"{what}: {count}" for what, count in converted.items() if count])
 
 
@@ -52,9 +70,8 @@ def tensors_of(node: Any) -> Iterator[Any]:
 
     if isinstance(node, torch.Tensor):
         yield node
-    elif isinstance(node, dict | list | tuple):
-        for item in node.values() if isinstance(node, dict) else node:
-            yield from tensors_of(item)
+    for _, item in containers.parts(node):
+        yield from tensors_of(item)
 
 
 def _check_dtypes(whole: WholeState) -> None:
@@ -67,10 +84,32 @@ def _check_dtypes(whole: WholeState) -> None:
             raise UsageError(f"{dtype.path} has dtype {dtype.torch_name}, which torch cannot save") from error
 
 
+_KNOWN: dict[Any, Any] = {deque: list, defaultdict: dict}
+
+
+def _with_known_containers(node: Any, converted: Counter[str]) -> Any:
+    """torch.load with weights_only makes dicts, lists and tuples."""
+    if not containers.is_container(node):
+        return node
+    kind: Any = _KNOWN.get(type(node), type(node))
+    if kind is not type(node):
+        converted[f"{type(node).__name__}s made {kind.__name__}s"] += 1
+    if isinstance(node, dict):
+        values = {key: _with_known_containers(item, converted) for key, item in node.items()}
+        return values if kind is dict else containers.alike_dict(node, values)
+    if containers.holds_scalars_only(node):
+        return kind(node)
+    return kind(_with_known_containers(item, converted) for item in node)
+
+
 def _plain(value: Any) -> tuple[Any, str]:
     """What torch.load reads with weights_only, and what was done for that."""
     import numpy
 
+    if isinstance(value, io.BytesIO):
+        return value.getvalue(), "streams made bytes"
+    if isinstance(value, _AS_TEXT):
+        return str(value), "paths, dates, ranges and exact numbers made strings"
     if isinstance(value, frozenset):
         return set(value), "frozensets made sets"
     if isinstance(value, numpy.dtype):

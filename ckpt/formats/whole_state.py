@@ -9,12 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from resilio_hpc.ckpt import bulk_io, catalogue, tree
+from resilio_hpc.ckpt import bulk_io, catalogue, containers, tree
 from resilio_hpc.ckpt.committed_source import CommittedSource
+from resilio_hpc.ckpt.numpy_types import dtype_of
 from resilio_hpc.ckpt.records import Manifest, TensorRecord
+from resilio_hpc.ckpt.replicas import is_batch_statistic
 from resilio_hpc.ckpt.slab import Box, Shape, runs
 from resilio_hpc.ckpt.slab_reader import Part, read_part
-from resilio_hpc.ckpt.tensors import Kind, numpy_dtype
+from resilio_hpc.ckpt.tensors import Kind
 from resilio_hpc.ckpt.tree import TensorRef, place
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch, UsageError
 
@@ -39,7 +41,7 @@ class WholeTensor(NamedTuple):
         """The name of the torch dtype with the same bytes. Raises UsageError for an array of which torch has none."""
         if self.kind == "torch":
             return self.dtype
-        dtype = numpy_dtype(self.dtype)
+        dtype = dtype_of(self.dtype)
         if not dtype.isnative or dtype.name not in _TORCH_HAS:
             raise UsageError(f"{self.path} is an array of dtype {self.dtype}, and torch has no such tensors")
         return str(dtype.name)
@@ -83,7 +85,7 @@ class WholeState:
                     mine[key] = value
             if hasattr(mine, "_metadata") and hasattr(theirs, "_metadata"):
                 mine._metadata = type(mine._metadata)({**theirs._metadata, **mine._metadata})
-        elif type(mine) in (list, tuple) and type(mine) is type(theirs) and len(mine) == len(theirs):
+        elif type(mine) in containers.SEQUENCES and type(mine) is type(theirs) and len(mine) == len(theirs):
             for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
                 self._merge(one, other, (*path, number))
         elif isinstance(mine, TensorRef) and isinstance(theirs, TensorRef):
@@ -110,13 +112,14 @@ class WholeState:
                 self.tensors.append(self._describe(self._record(leaf)))
             return TensorRef(numbers[leaf.index])
 
-        return tree.map_leaves(state, renumber)
+        return containers.map_leaves(state, renumber)
 
     def _describe(self, record: TensorRecord) -> WholeTensor:
         """Before anything is written: are all parts there, and do the ranks agree on what each has whole?"""
         start, shape, slab = (0,) * len(record.shape), record.shape, record.slab
         if slab is None:
-            if self._whole and self._manifest.layout == "own" and not self._source.is_the_same_everywhere(record):
+            is_ours = self._manifest.layout == "replicated" and is_batch_statistic(record.path)
+            if self._whole and not is_ours and not self._source.is_the_same_everywhere(record):
                 raise LayoutMismatch(
                     f"step {self._manifest.step}: the processes have different tensors at {record.path}{_CHOOSE}"
                 )

@@ -14,6 +14,7 @@ import msgspec
 from resilio_hpc.cli.ckpt_change import count
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
+from resilio_hpc.core.terminal import local_time
 from resilio_hpc.launch import chain_control, chain_order, chain_status
 from resilio_hpc.launch.chain_control import Outcome
 from resilio_hpc.launch.chain_status import ChainStatus, PartStatus
@@ -124,7 +125,7 @@ def _tell(outcome: Outcome, as_json: bool) -> int:
 def lines(status: ChainStatus) -> list[str]:
     """What a person reads. Pure, but for the time zone."""
     limit = "no limit on its jobs" if status.limit is None else f"{status.limit} jobs at most"
-    told = [f"chain of {status.run_dir}: {_PHASES.get(status.phase, status.phase)} ({limit})"]
+    told = [f"chain of {printable(status.run_dir, 500)}: {_PHASES.get(status.phase, status.phase)} ({limit})"]
     if status.order.stopped:
         told.append(f"stopped by {printable(status.order.by) or 'its user'} at {_time(status.order.time)}")
     rows: list[tuple[str, ...]] = [("link", "job", "state", "began", "ended", "nodes", "steps", "")]
@@ -139,7 +140,8 @@ def _row(part: PartStatus) -> tuple[str, ...]:
     before, after = part.committed or (-1, -1)
     steps = "-" if part.committed is None else f"{_step(before)} to {_step(after)}" if after > before else _step(before)
     return (
-        str(part.link), part.part or part.job, part.state or "-", began, _time(part.ended) if part.ended else "-",
+        str(part.link), printable(part.part or part.job, 60), printable(part.state or "-", 60), began,
+        _time(part.ended) if part.ended else "-",
         str(len(part.nodes) or "-"), steps, printable(part.why, 200),
     )  # fmt: skip
 
@@ -149,4 +151,4 @@ def _step(step: int) -> str:
 
 
 def _time(unix: float | None) -> str:
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(unix or 0.0))
+    return local_time(unix, "%m-%d %H:%M:%S")

@@ -10,6 +10,7 @@ from typing import TextIO
 
 import msgspec
 
+from resilio_hpc.core import terminal
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
@@ -27,9 +28,7 @@ def progress(quiet: bool) -> Iterator[Progress]:
     if quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
-        from rich.console import Console
-
-        with Console(stderr=True).status("pair check") as status:
+        with terminal.console(sys.stderr).status("pair check") as status:
             yield lambda text: status.update(f"pair check: {text}")
     else:
         yield lambda text: print(f"resilio check-nodes: {text}", file=sys.stderr, flush=True)
@@ -38,7 +37,6 @@ def progress(quiet: bool) -> Iterator[Progress]:
 def show(result: CheckResult, out: TextIO) -> None:
     """For people."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -50,10 +48,10 @@ def show(result: CheckResult, out: TextIO) -> None:
         for one in shown:
             table.add_row(
                 Text(printable(one.node)), Text(one.state, _STYLES[one.state]), _time(one.compute_s, one.compute_ratio),
-                _time(one.collective_s, one.collective_ratio), ", ".join(one.partners),
+                _time(one.collective_s, one.collective_ratio), printable(", ".join(one.partners)),
                 Text(printable(one.evidence, 400)),
             )  # fmt: skip
-        Console(file=out, width=None if out.isatty() else 140).print(table)
+        terminal.console(out, width=None if out.isatty() else 140).print(table)
     for line in summary(result):
         print(line, file=out)
     out.flush()

@@ -95,7 +95,9 @@ def _import_parser(commands: Any) -> argparse.ArgumentParser:
     text = "make a step of such a file or folder; nothing in it is run"
     command: argparse.ArgumentParser = commands.add_parser("import", help=text, description=text)
     command.set_defaults(act=ckpt_formats.import_)
-    command.add_argument("source", type=Path, metavar="SOURCE", help="file of torch.save or safetensors, or DCP folder")
+    command.add_argument(
+        "source", type=Path, metavar="SOURCE", help="file of torch.save or safetensors, index of several, or DCP folder"
+    )
     command.add_argument("target", type=Path, metavar="DIR", help="directory of checkpoints, or of a run")
     command.add_argument("step", type=int, metavar="STEP", help="the number that it gets")
     command.add_argument(

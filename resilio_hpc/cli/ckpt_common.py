@@ -9,15 +9,18 @@ from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.records import Manifest
+from resilio_hpc.core import terminal, trusted_files
 from resilio_hpc.core.errors import CheckpointError, UsageError
 
 
 def find_checkpoints(directory: Path) -> Path:
     """The directory of checkpoints that a user means: that itself, or that of a run. Raises UsageError."""
     if (directory / "run.json").is_file():
-        return directory / "checkpoints"
+        return trusted_files.run_directory(directory) / "checkpoints"
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a directory")
+    if (directory / catalogue.MANIFEST).exists():
+        raise UsageError(f"{directory} is one step: give the directory that it is in, {directory.absolute().parent}")
     return directory
 
 
@@ -46,11 +49,10 @@ def progress_of(what: str, size: int, quiet: bool) -> Iterator[Callable[[int], N
     if quiet or not sys.stderr.isatty():
         yield lambda done: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, TimeRemainingColumn(), console=terminal.console(sys.stderr), transient=True) as progress:
         task = progress.add_task(what, total=size)
         yield lambda done: progress.advance(task, done)
 

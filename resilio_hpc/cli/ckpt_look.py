@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt.fence import NAME as FENCE
+from resilio_hpc.ckpt.fence import why_fence_is_wrong
 from resilio_hpc.ckpt.records import Manifest, TensorRecord
 from resilio_hpc.ckpt.shard_reader import ShardReader
 from resilio_hpc.ckpt.verify import Damage, verify_step
@@ -17,6 +19,7 @@ from resilio_hpc.ckpt.view import write_view
 from resilio_hpc.cli.ckpt_common import manifest_of, newest, print_columns, progress_of, size_text
 from resilio_hpc.core.errors import CheckpointError, UsageError
 from resilio_hpc.core.json_fields import printable
+from resilio_hpc.core.terminal import local_time
 
 # -- ls ----------------------------------------------------------------------------------------------------------------
 
@@ -34,7 +37,7 @@ def ls(options: argparse.Namespace) -> int:
         print(f"no checkpoint in {options.directory} yet", file=sys.stderr)
     lines: list[tuple[str, ...]] = [("step", "committed", "size", "ranks", "nodes", "layout", "epoch", "round")]
     for row in rows:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["committed"]))
+        when = local_time(row["committed"])
         size = size_text(row["size_bytes"])
         rest = [row[name] for name in ("ranks", "nodes", "layout", "epoch", "round")]
         lines.append(tuple(map(str, (row["step"], when, size, *rest))))
@@ -147,6 +150,10 @@ def verify(options: argparse.Namespace) -> int:
         results["latest"] = {"damages": [{"file": "latest", "what": why}]}
         if not options.json:
             print(f"latest: {why}; a restore does not need it, the next commit writes it anew")
+    if not options.steps and (why := why_fence_is_wrong(options.directory)):
+        results[FENCE] = {"damages": [{"file": FENCE, "what": why}]}
+        if not options.json:
+            print(f"{FENCE}: {printable(why, 300)}; it is not believed, the next commit writes it anew")
     if options.json:
         print(json.dumps(results, indent=1))
     return 1 if any(result["damages"] for result in results.values()) else 0

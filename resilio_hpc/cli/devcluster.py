@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from resilio_hpc.core.errors import CommandError, ResilioError, UsageError
+from resilio_hpc.core.terminal import raw
 from resilio_hpc.prolog_epilog.hook_files import HookSettings, install, package_folder, render_conf
 from resilio_hpc.slurm.devcluster import DevCluster, RootlessCluster, find, image, names, remove
 from resilio_hpc.slurm.devcluster.commands import SlurmCommands
@@ -169,8 +170,8 @@ def _install_hooks(where: Path, binds: list[str], conf: list[str]) -> None:
 def _down(arguments: argparse.Namespace) -> int:
     if remove(arguments.name):
         print(f"{arguments.name}: ended, nothing left")
-    else:
-        print(f"{arguments.name}: there was nothing")
+        return 0
+    print(f"{arguments.name}: there is no cluster of yours by this name")
     return 0
 
 
@@ -222,11 +223,11 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         done = cluster.run(arguments.machine, command, arguments.timeout, user=arguments.user, check=False)
     except CommandError as error:
-        sys.stdout.write(error.stdout)
-        sys.stderr.write(error.stderr)
+        raw(sys.stdout).write(error.stdout)
+        raw(sys.stderr).write(error.stderr)
         raise
-    sys.stdout.write(done.stdout)
-    sys.stderr.write(done.stderr)
+    raw(sys.stdout).write(done.stdout)  # the command's own words, colours included
+    raw(sys.stderr).write(done.stderr)
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
 
 

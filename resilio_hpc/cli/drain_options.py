@@ -22,7 +22,7 @@ EXIT_CODES = (
     "exit codes: 0 done, or nothing to do; 1 Slurm did not answer or refused; 2 a mistake in the command; "
     "3 a node was left as it is, since it is somebody else's or too many are drained"
 )
-_LEFT, _FAILED = {"left", "storm", "overtaken", "contested"}, {"unknown", "refused"}
+_LEFT, _FAILED = {"left", "storm", "shared", "overtaken", "contested"}, {"unknown", "refused"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,7 +65,7 @@ def carry_out(names: Sequence[str], act: Callable[[str], Outcome], drainer: Drai
         outcome = act(name)
         results.add(outcome.result)
         print(_line(outcome, as_json), flush=True)
-        if outcome.result == "storm":
+        if outcome.result in ("storm", "shared"):
             print(f"resilio: TOO MANY DRAINS: {outcome.why} (--no-breaker drains all the same)", file=sys.stderr)
         if outcome.unanswered:
             rest = len(names) - names.index(name) - 1

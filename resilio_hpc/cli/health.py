@@ -1,4 +1,4 @@
-"""``resilio health``: its commands and their options (see ``health_look`` and ``health_run``)."""
+"""``resilio health``: its commands and their options (see ``health_look``, ``health_run``, ``health_baseline``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from resilio_hpc.cli import health_look, health_run
+from resilio_hpc.cli import health_baseline, health_look, health_run
 from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY
 from resilio_hpc.prolog_epilog.check import CONTEXTS
 
@@ -17,6 +17,9 @@ EXAMPLES = """examples:
   resilio health list                       the checks, when they run, what a failure does
   resilio health explain gpu-xid            one check: thresholds, source, reason in Slurm
   resilio health why n17                    why Slurm or a verdict of ours keeps jobs off a node
+  resilio health baseline                   learn what is normal on this node (as root); see docs/health.md
+  resilio health baseline ib-rate           anew for one check, after a repair or an upgrade
+  resilio health baseline --compare DIR     which nodes' baselines differ from the others'
   resilio health clear gpu-xid              what it found is put right: begin anew (as root, on the node)
   resilio health watch                      the node daemon (as root)
 """
@@ -42,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         ("list", health_look.list_, "the checks"),
         ("explain", health_look.explain, "what a check looks at, its thresholds and where they come from"),
         ("why", health_look.why, "why jobs are kept off a node"),
+        ("baseline", health_baseline.baseline, "learn what is normal on this node, for checks that compare with it"),
         ("clear", health_run.clear, "forget what checks found until now, once it is put right"),
         ("watch", health_run.watch, "look for ever, and keep the verdict that prologs read"),
         ("epilog", health_run.epilog, "remove what a job left here (for the epilog hook)"),
@@ -61,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--context", choices=CONTEXTS, default="health", help="health also runs those of an idle node")
     run.add_argument("--write", action="store_true", help="keep the verdict for prologs, as the health check does")
     run.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    learn = made["baseline"]
+    learn.add_argument("checks", nargs="*", metavar="CHECK", help="only these anew (default: all that compare)")
+    learn.add_argument("--dry-run", action="store_true", help="only say what would be normal from now on")
+    learn.add_argument("--forget", action="store_true", help="remove this node's baseline")
+    learn.add_argument(
+        "--compare", type=Path, metavar="DIR", help="look at the baselines of many nodes in a directory, in groups"
+    )
     for name in ("explain", "clear"):
         made[name].add_argument("check", metavar="CHECK")
     made["why"].add_argument("node", nargs="?", default="", metavar="NODE", help="default: this one")

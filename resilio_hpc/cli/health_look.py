@@ -11,6 +11,7 @@ import msgspec
 
 from resilio_hpc.cli import health_run
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
+from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.process import run
 from resilio_hpc.prolog_epilog import table as tables
 from resilio_hpc.prolog_epilog.cached_verdict import NoVerdict, VerdictCache
@@ -75,7 +76,8 @@ def why(options: argparse.Namespace) -> int:
         whole = {"node": node, "state": state, "reason": reason, "ours": ours, "slurm": trouble, "verdict": said}
         print(json.dumps({**whole, "no_verdict": none}, indent=1))
         return 0
-    print(f"{node}: {f'Slurm says {state}' if state else trouble}{f', reason: {reason}' if reason else ''}")
+    why_drained = f", reason: {printable(reason, 600)}" if reason else ""
+    print(f"{node}: {f'Slurm says {state}' if state else trouble}{why_drained}")
     for line in _whose(node, reason, tables.load(options.site).checks):
         print(f"  {line}")
     print(health_run.text_of(verdict) if verdict else f"  {none}")

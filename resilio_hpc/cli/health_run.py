@@ -6,7 +6,10 @@ import argparse
 import math
 import os
 import signal
+import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -40,7 +43,8 @@ _MARKS = {"pass": "ok", "fail": "FAIL", "unknown": "?", "timeout": "HANGS", "abs
 def examination_of(options: argparse.Namespace) -> Examination:
     """This node's, with the site's table. Raises UsageError."""
     table = tables.load(options.site)
-    return Examination(table, Node(settings=table.settings), node_name(os.environ))
+    node = Node(settings=table.settings)
+    return Examination(table, node, node_name(os.environ), said=lambda text: print(f"resilio: {text}", file=sys.stderr))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -104,22 +108,28 @@ def clear(options: argparse.Namespace) -> int:
     """Begin anew with a check."""
     examination = examination_of(options)
     check = examination.table.check(options.check)
-    cache = VerdictCache(options.directory)
+    change_memory(
+        examination, VerdictCache(options.directory), lambda memory: memory.clear(check.id, examination.now_s())
+    )
+    print(f'{{"cleared": "{check.id}"}}' if options.json else f"{check.id}: what it found until now is forgotten")
+    return 0
+
+
+def change_memory(examination: Examination, cache: VerdictCache, change: Callable[[Memory], None]) -> None:
+    """Change what checks keep, while none runs, and have them look anew. Raises HealthError."""
     until = time.monotonic() + 10.0
     while True:
         with cache.locked() as ours:
             if ours:
                 boot = examination.boot()
-                memory: Memory = cache.memory(boot)
-                memory.clear(check.id, examination.now_s())
+                memory = cache.memory(boot)
+                change(memory)
                 cache.keep(memory, boot)
                 break
         if time.monotonic() > until:
             raise HealthError("the checks are running: try again in a moment")
         time.sleep(0.1)
     (cache.directory / "wanted").touch()
-    print(f'{{"cleared": "{check.id}"}}' if options.json else f"{check.id}: what it found until now is forgotten")
-    return 0
 
 
 def watch(options: argparse.Namespace) -> int:
@@ -189,12 +199,24 @@ def _as_text(verdict: Verdict, time_s: bool) -> str:
     lines = []
     for result in verdict.results:
         took = f"{result.seconds * 1000:7.0f} ms" if time_s else ""
-        said = "; ".join(fault.evidence for fault in result.faults) or result.note
+        said = "; ".join([*(fault.evidence for fault in result.faults), *([result.note] if result.note else [])])
         lines.append(f"{_MARKS[result.status]:<6}{result.check:<26}{took}  {printable(said, 200)}".rstrip())
-    counted = len([result for result in verdict.results if result.status == "pass"])
-    here = len([result for result in verdict.results if result.status != "absent"])
-    summary = {"none": "nothing is wrong", "warn": "jobs may run"}.get(verdict.action, f"asks to {verdict.action}")
-    return "\n".join([*lines, f"{verdict.node}: {counted} of {here} checks passed; {summary}"])
+    return "\n".join([*lines, f"{verdict.node}: {_counted(verdict.results)}; {_SUMMARY.get(verdict.action, '')}"])
+
+
+_SUMMARY = {
+    "none": "nothing is wrong",
+    "warn": "jobs may run",
+    **{action: f"asks to {action}" for action in ("evict", "fail", "drain")},
+}
+
+
+def _counted(results: Sequence[Result]) -> str:
+    """``13 of 14 checks passed, 7 could not be read``: what could not be read has neither passed nor failed. Pure."""
+    counts = Counter(result.status for result in results)
+    judged = counts["pass"] + counts["fail"] + counts["timeout"]
+    unread = f", {counts['unknown']} could not be read" if counts["unknown"] else ""
+    return f"{counts['pass']} of {judged} checks passed{unread}"
 
 
 def text_of(verdict: Verdict) -> str:

@@ -13,6 +13,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.event_words import KINDS, words
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Event
+from resilio_hpc.core.terminal import local_time, raw
 from resilio_hpc.report.as_json import event_json
 from resilio_hpc.report.overview import RunReader, is_closed
 
@@ -29,7 +30,9 @@ def main(argv: Sequence[str]) -> int:
         prog="resilio ledger", description="The events of a run, of all nodes and jobs, by time (local time)."
     )
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory that resilio-launch names")
-    parser.add_argument("--json", action="store_true", help="the ledger's own lines, with all fields")
+    parser.add_argument(
+        "--json", action="store_true", help="the ledger's own lines, with all fields: an object of JSON on each line"
+    )
     parser.add_argument("--follow", action="store_true", help="go on as events come, until the job has a verdict")
     parser.add_argument("--event", action="append", default=[], metavar="KIND", help="only this kind; may be repeated")
     options = parser.parse_args(argv)
@@ -65,7 +68,7 @@ class _Printer:
     def show(self, events: list[Event]) -> None:
         for event in events:
             if not self._kinds or event.kind in self._kinds:
-                print(event_json(event) if self._as_json else self._line(event))
+                print(event_json(event) if self._as_json else self._line(event), file=raw(sys.stdout))
         sys.stdout.flush()
 
     def _line(self, event: Event) -> str:
@@ -80,8 +83,4 @@ class _Printer:
 
 def moment(unix: float) -> tuple[str, str]:
     """(``2026-01-31``, ``14:03:22.517``) in local time."""
-    try:
-        local = time.localtime(unix)
-    except (OverflowError, ValueError, OSError):
-        return "unknown day", "??:??:??.???"
-    return time.strftime("%Y-%m-%d", local), f"{time.strftime('%H:%M:%S', local)}.{int(unix * 1000) % 1000:03d}"
+    return local_time(unix, "%Y-%m-%d"), f"{local_time(unix, '%H:%M:%S')}.{int(unix * 1000) % 1000:03d}"

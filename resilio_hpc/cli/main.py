@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import resilio_hpc
 from resilio_hpc.core import standard_streams
-from resilio_hpc.core.errors import ResilioError, UsageError
+from resilio_hpc.core.errors import ResilioError, UsageError, os_error_text
+from resilio_hpc.core.terminal import guarded
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         standard_streams.make_usable()
     words = list(sys.argv[1:] if argv is None else argv)
+    with guarded():
+        return _carry_out(words)
+
+
+def _carry_out(words: list[str]) -> int:
     try:
         return _dispatch(words)
     except ResilioError as error:
@@ -63,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # resilio ledger | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:  # a file that cannot be read, a full disk, no descriptor left
+        print(f"resilio: error: {os_error_text(error, 'this command')}", file=sys.stderr)
+        return 1
 
 
 def _dispatch(words: list[str]) -> int:

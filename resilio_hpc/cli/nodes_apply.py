@@ -29,7 +29,7 @@ from resilio_hpc.slurm.node_faults.steering import Steered, Steering
 from resilio_hpc.slurm.node_faults.weight_file import WeightFile
 from resilio_hpc.slurm.which_client import which
 
-_LEFT = {"left", "storm", "overtaken", "contested"}
+_LEFT = {"left", "storm", "shared", "overtaken", "contested"}
 _FAILED = {"unknown", "refused"}
 
 
@@ -55,10 +55,10 @@ def apply(options: argparse.Namespace) -> int:
     ledger = FaultLedger(options.ledger or SYSTEM)
     client, weights = which(), WeightFile(ledger.directory)
     wanted = set(names_of(options.nodes))
-    results: set[str] = set()
+    results: list[str] = []
 
     def told(one: Steered) -> None:
-        results.add(one.result)
+        results.append(one.result)
         if one.result != "nothing":
             print(_line(one, options.json), flush=True)
 
@@ -72,10 +72,15 @@ def apply(options: argparse.Namespace) -> int:
         audit = AuditLog(path)
         drains = DrainWriter(client, drain_policy(options.drain_policy), audit, mode)
         steering = Steering(client, drains, weights, audit, policy, mode)
-        steering.apply([node for node in nodes if not wanted or node.name in wanted], scored, told, options.adopt)
+        looked_at = [node for node in nodes if not wanted or node.name in wanted]
+        steering.apply(looked_at, scored, told, options.adopt)
     if audit.problem:
         print(f"resilio: warning: {audit.problem}", file=sys.stderr)
-    return 1 if results & _FAILED else 3 if results & _LEFT else 0
+    if not options.json and all(result == "nothing" for result in results):
+        unchanged = "nothing would be changed" if mode != ACT else "nothing was to be changed"
+        print(f"{len(looked_at)} nodes, {len(scored)} with remembered faults: {unchanged}", flush=True)
+    found = set(results)
+    return 1 if found & _FAILED else 3 if found & _LEFT else 0
 
 
 def _learnt(ledger: FaultLedger, nodes: Sequence[Node], options: argparse.Namespace) -> list[NodeFault]:

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 from resilio_hpc.cli.drain_options import names_of
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.event_words import seconds
-from resilio_hpc.core.json_fields import Fields, printable, read_object
+from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.blamed_nodes import blamed_nodes
 from resilio_hpc.prolog_epilog import reports
@@ -119,7 +120,8 @@ def learn(options: argparse.Namespace) -> int:
     """From a run's ledger; what is known already is not added again."""
     if not (options.run_dir / "ledger").is_dir():
         raise UsageError(f"{options.run_dir}: there is no run (it has no ledger)")
-    ledger, run = ledger_of(options), Fields.of(read_object(options.run_dir / "run.json")).text("run_id")
+    options.run_dir = trusted_files.run_directory(options.run_dir)
+    ledger, run = ledger_of(options), Fields.of(trusted_files.read_object(options.run_dir / "run.json")).text("run_id")
     known = {fault.key for fault in ledger.read().faults}
     cluster = cluster_name()
     seen = blamed_nodes(read_ledger(options.run_dir / "ledger"), fault_policy(options.policy), run, cluster)

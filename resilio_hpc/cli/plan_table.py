@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from resilio_hpc.autoparallel.choice import Choice
 from resilio_hpc.autoparallel.losers import losers
 from resilio_hpc.autoparallel.ranking import Searched, at_shape
 from resilio_hpc.cli.plan_setting import Setting
+from resilio_hpc.core import terminal
 from resilio_hpc.core.event_words import plural, seconds
 from resilio_hpc.core.json_fields import printable
 
@@ -29,9 +29,9 @@ START_STYLE = {"now": "green", "soon": "yellow", "ever": "dim"}
 
 def show(asked: Setting, found: Answer, options: argparse.Namespace) -> None:
     """Print everything."""
-    console = Console(highlight=False, soft_wrap=False)
+    console = terminal.console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=WIDE)
+        console = terminal.console(highlight=False, width=WIDE)
     shown = found.front if options.pareto else found.choices
     console.print(_head(asked, found))
     console.print(table(shown[: max(options.top, 1)], options.rank, asked.reliability.steps))

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilio_hpc.core import standard_streams
-from resilio_hpc.core.errors import ResilioError, UsageError
+from resilio_hpc.core.errors import ResilioError, UsageError, os_error_text
+from resilio_hpc.core.terminal import guarded, raw
 from resilio_hpc.launch import checks, devices
 from resilio_hpc.launch.option_values import Caller
 from resilio_hpc.launch.options import LaunchOptions
@@ -31,16 +32,25 @@ def main(argv: Sequence[str] | None = None, supervise: Callable[[LaunchOptions],
     when interrupted."""
     if argv is None:
         standard_streams.make_usable()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # --help and --dry-run in a locale without UTF-8
+    output = raw(sys.stdout)
+    if isinstance(output, io.TextIOWrapper):
+        output.reconfigure(errors="replace")  # --help and --dry-run in a locale without UTF-8
+    with guarded():
+        return _carry_out(sys.argv[1:] if argv is None else argv, supervise)
+
+
+def _carry_out(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | None) -> int:
     try:
-        return _launch(sys.argv[1:] if argv is None else argv, supervise)
+        return _launch(argv, supervise)
     except ResilioError as error:
         print(f"resilio-launch: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:  # resilio-launch --dry-run | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:  # a file that cannot be read, a full disk, no descriptor left
+        print(f"resilio-launch: error: {os_error_text(error, 'this launch')}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except SystemExit as end:  # --help, --version
@@ -73,9 +83,9 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
         return _dry_run(options, caller, here, tuple(target.name for target in targets))
     from resilio_hpc.launch import run_directory, supervisor
 
-    run_directory.open_run(Path(options.run_dir), program=options.program)
+    run = run_directory.open_run(Path(options.run_dir), program=options.program)
     supervise = supervise or partial(supervisor.run, targets=targets)
-    return supervise(replace(options, notify=()))  # which become part of the agents' command lines
+    return supervise(replace(options, run_dir=str(run.path), notify=()))  # part of the agents' command lines
 
 
 def _notify_targets(options: LaunchOptions, caller: Caller) -> tuple[Target, ...]:

@@ -20,6 +20,7 @@ from resilio_hpc.cli.drain_options import Parser
 from resilio_hpc.cli.plan_predict import calibration_of, profile_of
 from resilio_hpc.cli.plan_setting import as_measured
 from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.core.json_fields import printable
 from resilio_hpc.launch import process_tree
 from resilio_hpc.launch.announce import stamped
 from resilio_hpc.launch.resize_facts import Decision
@@ -165,7 +166,9 @@ def _say(decision: Decision, error: str, options: argparse.Namespace) -> None:
         "end": "end joiners", "withdraw": "withdraw joiners", "reshape": f"reshape the next job to {size} nodes",
     }[decision.action]  # fmt: skip
     jobs = f" (job{'s' * (len(decision.jobs) != 1)} {', '.join(decision.jobs)})" if decision.jobs else ""
-    line = f"{would}{what}{jobs}: {decision.reason}"
+    line = f"{would}{what}{jobs}: {printable(decision.reason, 500)}"
+    if options.dry_run:
+        line += " (dry run: nothing is done or written)"
     if not options.launcher:
         print(line, flush=True)
     elif decision.action != "stay":  # reasons to stay are in the ledger

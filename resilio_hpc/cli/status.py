@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from resilio_hpc.core import terminal
 from resilio_hpc.report.overview import RunReader
 
 
@@ -26,15 +27,13 @@ def main(argv: Sequence[str]) -> int:
 
         print(overview_json(overview), flush=True)
         return 0
-    from rich.console import Console
-
     from resilio_hpc.report.screen import screen
 
-    console = Console(highlight=False)
+    console = terminal.console(highlight=False)
     if console.is_terminal:
         console.print(screen(overview, height=10_000))
         return 0
-    console = Console(highlight=False, width=200)  # a file or a pipe has no width: nothing is cut
+    console = terminal.console(highlight=False, width=200)  # a file or a pipe has no width: nothing is cut
     with console.capture() as captured:
         console.print(screen(overview, height=10_000))
     print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)

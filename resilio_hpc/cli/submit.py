@@ -75,6 +75,8 @@ def main(argv: Sequence[str]) -> int:
         from resilio_hpc.cli import submit_check
 
         submit_check.check(template, plain, command, os.environ, Path.cwd())
+        if not options.dry_run:
+            submit_check.check_fits(plain.options, set(map(normalised, values)), CommandClient())
     avoids = Exclusion() if options.any_node else new_job.avoided(plain, os.environ, Path.cwd(), CommandClient())
 
     def excluding(nodes: str) -> Job:
@@ -127,7 +129,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="the templates, each in one line")
     parser.add_argument("--explain", metavar="NAME", help="what a template is for, and its keys")
     parser.add_argument("--dry-run", action="store_true", help="print the script, submit nothing")
-    parser.add_argument("--no-check", action="store_true", help="do not look for the command from here")
+    parser.add_argument(
+        "--no-check",
+        action="store_true",
+        help="do not look for the command and directories from here, nor whether the job can ever start",
+    )
     parser.add_argument("--any-node", action="store_true", help="do not avoid nodes that failed your runs lately")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help="values of the template's keys")

@@ -14,6 +14,7 @@ from types import FrameType
 from rich.console import Console
 from rich.live import Live
 
+from resilio_hpc.core import terminal
 from resilio_hpc.core.event_words import words
 from resilio_hpc.report.overview import Overview, RunReader, is_closed
 from resilio_hpc.report.screen import QUIET, checkpoint_words, clock, screen, state_words
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # warnings for the launcher
     viewer = _Viewer(RunReader(options.run_dir), options.launcher, options.since)
-    console = Console(highlight=False)
+    console = terminal.console(highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         viewer.draw(console)
     else:

@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
+from resilio_hpc.core import terminal
+
 PICTURE_WIDTH = 110  # columns
 _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
@@ -17,7 +19,7 @@ class Screen:
     """Prints, and remembers for ``save_picture`` what it printed."""
 
     def __init__(self) -> None:
-        self._terminal = Console(highlight=False, soft_wrap=True)
+        self._terminal = terminal.console(highlight=False, soft_wrap=True)
         self._recorded = Console(
             highlight=False, record=True, file=io.StringIO(), width=PICTURE_WIDTH, force_terminal=True
         )

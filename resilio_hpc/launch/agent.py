@@ -21,8 +21,9 @@ from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import LaunchError, ResilioError, WireError
 from resilio_hpc.core.event_words import words
+from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import announce, last_one_out, leftovers, open_files, process_tree, run_directory
+from resilio_hpc.launch import announce, identity, last_one_out, leftovers, node_directories, open_files, process_tree
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import AgentCore
 from resilio_hpc.launch.agent_files import AgentFiles
@@ -33,7 +34,6 @@ from resilio_hpc.launch.controller_host import ControllerHost
 from resilio_hpc.launch.device_eviction import DeviceEviction
 from resilio_hpc.launch.disk_link import DiskLink
 from resilio_hpc.launch.helper_watch import HelperWatch
-from resilio_hpc.launch.identity import identify
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.mpi_ranks import local_ranks
@@ -63,10 +63,9 @@ class Agent(AgentFiles):
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self.open_files = open_files.raise_limit()
-        self.run, targets = identify(settings)
-        self.local_dir, self.arena_dir = run_directory.node_directories(self.run.run_id, settings.node)
-        for directory in (self.local_dir, self.arena_dir):
-            run_directory.make_private(directory)
+        self.run, targets = identity.identify(settings)
+        self.local_dir = node_directories.local(self.run.run_id, settings.node)
+        self.arena_dir = node_directories.arenas(self.run.run_id, settings.node)
         try:
             self.held_directories = leftovers.Held([self.local_dir, self.arena_dir], PREDECESSOR_DIES_S)
         except BlockingIOError:
@@ -146,11 +145,10 @@ class Agent(AgentFiles):
             self._poll()
             for part in (
                 self.host, self.notifier, self.core, self.ranks, self.snapshots.saver, self.copies, self.disks,
-                self.held_directories, self.read_ahead, self.devices,
+                self.held_directories, self.read_ahead, self.devices, self.helpers,
             ):  # fmt: skip
                 part.tick()
             self._own_job.tick(self.core)
-            self.helpers.tick(time.monotonic())
         return self._close()
 
     def _poll(self) -> None:
@@ -225,6 +223,7 @@ class Agent(AgentFiles):
         self._hang_up()
         self.notifier.close()
         if not self.storage.close(10.0):
+            identity.forget(self.local_dir)
             self.say(f"not all logs of {self.settings.node} reached {self.run.path}; the rest is in {self.local_dir}")
         else:
             leftovers.remove(self.local_dir)
@@ -386,13 +385,14 @@ def main(argv: list[str]) -> int:
         process_tree.die_with_parent(settings.supervisor_pid)
     try:
         settings = settings.on_this_node(os.environ)
-        agent = Agent(settings)
-        code = agent.run_forever()
+        with open_files.limit_told():
+            agent = Agent(settings)
+            code = agent.run_forever()
         if agent.may_be_last:
             last_one_out.close_job(agent.run.path, settings.job)
         return code
     except ResilioError as error:
-        print(f"resilio-launch: error: {error}", file=sys.stderr)
+        print(f"resilio-launch: error: {printable(str(error), 2000)}", file=sys.stderr)
         return AGENT_LIVES if isinstance(error, AnotherLives) else AGENT_FAILED
 
 

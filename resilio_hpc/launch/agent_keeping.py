@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.event_words import names, words
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import leftovers, process_tree, run_directory, srun_groups
+from resilio_hpc.launch import identity, leftovers, node_directories, process_tree, srun_groups
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.agent_starts import VERDICT_WAIT_S, Attempts, Launches, Pace
 from resilio_hpc.launch.announce import say
@@ -336,5 +336,8 @@ class AgentKeeper:
         for placement in self.placements:
             for node in placement.nodes:
                 process_tree.sweep(f"{self._run.run_id}:{node}")
-                for directory in run_directory.node_directories(self._run.run_id, node)[1:]:
-                    leftovers.remove(directory)
+                local, arenas = node_directories.found(self._run.run_id, node)
+                if local is not None:
+                    identity.forget(local)
+                if arenas is not None:
+                    leftovers.remove(arenas)

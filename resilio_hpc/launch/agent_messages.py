@@ -114,6 +114,7 @@ class FirstStep(Struct, frozen=True):
     """Every local rank completed its first step of this round; ``time`` in Unix seconds, of the last of them.
 
     ``sources``: from which tiers (``ckpt.coordinator.TIERS``) how many of them were restored.
+    ``restore_s``: how long the slowest of them took.
     """
 
     node: Node
@@ -123,6 +124,7 @@ class FirstStep(Struct, frozen=True):
     time: Seconds
     restored: Count = -1
     sources: tuple[tuple[Tier, Slots], ...] = ()
+    restore_s: Seconds = 0.0
 
 
 class RanksDone(Struct, frozen=True):
@@ -139,7 +141,7 @@ class RanksDone(Struct, frozen=True):
 
 
 class SnapshotWhole(Struct, frozen=True):
-    """Every local rank holds this step in memory."""
+    """Every local rank holds this step in memory. ``blocked_s``: how long training waited, in the slowest of them."""
 
     node: Node
     epoch: Count

@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import ResilioError, UsageError
-from resilio_hpc.core.json_fields import Fields, printable, read_object
+from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.ledger import Event, read_ledger
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.blamed_nodes import blamed_nodes
@@ -54,7 +55,7 @@ def avoid_faulty_nodes(run_path: Path, job: str, nodes: Collection[str], success
     try:
         policy, cluster = fault_policy(), cluster_name()
         ledger = FaultLedger(directory)
-        run_id = Fields.of(read_object(run_path / "run.json")).text("run_id")
+        run_id = Fields.of(trusted_files.read_object(run_path / "run.json")).text("run_id")
         scored = scores(_learnt(ledger, run_path, run_id, policy, cluster), time.time(), policy, cluster)
         if successor is not None:
             _refresh(run_path, job, nodes, successor, scored, policy, CommandClient(), record)
@@ -139,7 +140,7 @@ def _names(fields: Mapping[str, str], field: str) -> list[str]:
 def ours_of(run_path: Path, successor: str, job: str, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Which of the successor's excluded nodes are ours: as kept for it, else it has inherited this job's."""
     for number in (successor, job):
-        kept = read_object(_file(run_path, number))
+        kept = trusted_files.read_object(_file(run_path, number))
         if kept is not None:
             return Fields(kept).texts("nodes")
     try:

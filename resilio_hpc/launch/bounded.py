@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.launch.announce import say
 
 T = TypeVar("T")
@@ -13,14 +14,14 @@ PATIENCE_S = 20.0
 
 
 def bounded(call: Callable[[], T], otherwise: T, patience_s: float = PATIENCE_S) -> T:
-    """What ``call`` returns; ``otherwise`` when it failed with OSError or takes longer, and is then left to itself."""
+    """What ``call`` returns; ``otherwise`` when it failed or takes longer, and is then left to itself."""
     answers: list[T] = []
 
     def answer() -> None:
         try:
             answers.append(call())
-        except OSError as error:
-            say(f"the run directory does not answer: {error}")
+        except (OSError, ResilioError) as error:
+            say(f"the run directory cannot be used: {error}")
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()

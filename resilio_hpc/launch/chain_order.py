@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import create_exclusive, write_atomic
-from resilio_hpc.core.json_fields import Fields, read_object
+from resilio_hpc.core.json_fields import Fields
 
 NO_LIMIT = sys.maxsize
 
@@ -43,7 +44,7 @@ def parse(data: object) -> ChainOrder:
         fields.data.get("stopped") is True,
         limit if limit is not None and limit > 0 else None,
         fields.text("by"),
-        fields.number("time") or 0.0,
+        fields.time("time") or 0.0,
     )
 
 
@@ -54,7 +55,7 @@ def read(run_path: Path) -> ChainOrder:
 
 def read_raw(run_path: Path) -> dict[str, Any]:
     """The file's JSON as it is, for ``parse``."""
-    return read_object(_file(run_path)) or {}
+    return trusted_files.read_object(_file(run_path)) or {}
 
 
 def write(run_path: Path, order: ChainOrder) -> None:

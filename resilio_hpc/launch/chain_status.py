@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch import chain_order, handover, joining, run_directory, turns
 from resilio_hpc.launch.chain_order import ChainOrder
@@ -164,7 +165,7 @@ def _part(evidence: ChainEvidence, index: int) -> PartStatus:
     verdict = evidence.verdicts.get(turn.part, {})
     record = evidence.handovers.get(turn.part)
     after = evidence.turns[index + 1].committed if index + 1 < len(evidence.turns) else evidence.committed
-    state, ended = "", verdict.get("time") or (record.time if record else None)
+    state, ended = "", Fields(verdict).time("time") or (record.time if record else None)
     if not newest:
         state = "REQUEUED"
     elif job is not None:
@@ -179,7 +180,7 @@ def _part(evidence: ChainEvidence, index: int) -> PartStatus:
 def _why(evidence: ChainEvidence, part: str, state: str, job: Job | None) -> str:
     verdict, record = evidence.verdicts.get(part), evidence.handovers.get(part)
     if verdict is not None:
-        name, reason = str(verdict.get("verdict", "")), str(verdict.get("reason", ""))
+        name, reason = Fields(verdict).text("verdict"), Fields(verdict).text("reason")
         title = ENDINGS[name].title if name in ENDINGS else name
         return f"{title}: {reason}" if reason else title
     if record is not None:

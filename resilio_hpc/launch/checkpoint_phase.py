@@ -29,6 +29,7 @@ class CheckpointPhase:
         self._settle_by = 0.0
         self._next_again = 0.0
         self._goes_on_from: int | None = None  # the step that this round's ranks started from; None: not started
+        self._blocked_s: dict[int, float] = {}  # of each step on its way: how long training waited for its snapshot
 
     @property
     def committed(self) -> int:
@@ -56,6 +57,7 @@ class CheckpointPhase:
         """A round is prepared; what was in flight is abandoned."""
         self._commits.begin(nodes)
         self._asked = False
+        self._blocked_s.clear()
         self._settle_by = self._controller.now() + SETTLE_S
         self._goes_on_from = None
 
@@ -91,6 +93,7 @@ class CheckpointPhase:
         elif isinstance(message, m.SnapshotWhole):
             self.bad_copies.discard(m.RestorePoint("memory", message.step))
             controller.stop.saw_snapshot(message.step, controller.now())
+            self._blocked_s[message.step] = max(self._blocked_s.get(message.step, 0.0), message.blocked_s)
             self._persist(self._commits.snapshot_whole(message.node, message.step))
         elif isinstance(message, m.Persisted):
             if self._commits.persisted(message.node, message.step, message.record):
@@ -127,7 +130,11 @@ class CheckpointPhase:
         self.bad_copies.discard(m.RestorePoint("committed", message.step))
         controller.without_progress = 0
         controller.stop.saw_commit(message.step, controller.now())
-        controller.record("committed", step=message.step, seconds=message.seconds, epoch=controller.epoch)
+        controller.record(
+            "committed", step=message.step, seconds=message.seconds, epoch=controller.epoch,
+            blocked_s=self._blocked_s.get(message.step),
+        )  # fmt: skip
+        self._blocked_s = {step: waited for step, waited in self._blocked_s.items() if step > message.step}
         controller.broadcast(m.StageReached(controller.epoch, message.step, "committed"))
         self._persist(following)
         controller.rounds.end_when_saved()

@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch import mpi_check
+from resilio_hpc.core import trusted_files
+from resilio_hpc.core.errors import Untrusted, UsageError, os_error_text
+from resilio_hpc.launch import mpi_check, open_files
 from resilio_hpc.launch.devices import NodeDevices, local_world_size
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.program_check import check_command, check_module, check_script
@@ -25,6 +26,7 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
     """
     check_program(options, environment, cwd)
     check_directory("--run-dir", Path(options.run_dir))
+    check_run_directory(Path(options.run_dir))
     if options.log_dir:
         check_directory("--log-dir", Path(options.log_dir))
     if options.json and not options.dry_run:
@@ -55,6 +57,17 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
     flags = (("--chain", options.chain), ("--resize", options.resize))
     without = tuple(flag for flag, given in flags if given and not in_slurm(options, environment))
     return notes + tuple(f"{flag} has no effect outside of Slurm" for flag in without)
+
+
+def check_run_directory(path: Path) -> None:
+    """A run directory that is there can be changed by its user only."""
+    try:
+        if path.is_dir():
+            trusted_files.run_directory(path)
+    except Untrusted as error:
+        raise Untrusted(f"--run-dir: {error}") from None
+    except OSError as error:
+        raise UsageError(f"--run-dir: {os_error_text(error, str(path))}") from None
 
 
 def check_resize(options: LaunchOptions) -> None:
@@ -129,6 +142,7 @@ def check_ranks(options: LaunchOptions, devices: NodeDevices) -> tuple[str, ...]
             f"--nproc-per-node {asked}: {ranks} ranks need at least {needed >> 30} GiB before they compute anything, "
             f"but this node has {devices.memory_bytes >> 30} GiB free"
         )
+    open_files.check(ranks)
     if options.cpu_bind == "ranks" and ranks > devices.cpus:
         raise UsageError(f"--cpu-bind ranks: {ranks} ranks cannot share {devices.cpus} CPUs; leave it out")
     return tuple(notes)

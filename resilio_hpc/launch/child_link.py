@@ -13,6 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.launch import bootstrap
 
 CLOSE_S = 2.0
@@ -47,6 +48,7 @@ class ChildLink:
             self._process = subprocess.Popen(
                 bootstrap.command(self._module),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+                umask=trusted_files.closed_umask(),  # checkpoints in the run directory are believed, too
             )  # fmt: skip
         assert self._process.stdout and self._process.stdin
         os.set_blocking(self._process.stdout.fileno(), False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from resilio_hpc.core.event_words import exit_words, plural, seconds
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.ledger import Event, read_ledger
+from resilio_hpc.core.terminal import local_time
 
 MAX_TRACEBACK_LINES = 40
 
@@ -115,8 +115,7 @@ def _cost(lost: Losses) -> list[str]:
 
 def failure_lines(failure: Fields) -> list[str]:
     """The first failure: rank, node, end, time, message, traceback. Pure."""
-    at = failure.number("time")
-    when = _clock(at) if at is not None else "an unknown time"
+    when = local_time(failure.time("time"))
     traceback = [printable(line, 500) for line in failure.text("traceback").rstrip().splitlines()]
     message = [printable(line, 500) for line in failure.text("message").strip().splitlines()[:5]]
     how = exit_words(failure)
@@ -133,13 +132,6 @@ def failure_lines(failure: Fields) -> list[str]:
     else:
         told = message
     return [printable(head, 500), *(f"    {line}" for line in told)]
-
-
-def _clock(unix: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
-    except (OverflowError, ValueError, OSError):
-        return "an unknown time"
 
 
 def last_words(run_path: Path, verdict: Mapping[str, Any], job: str, successor: str | None) -> list[str]:

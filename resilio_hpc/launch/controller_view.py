@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.core.json_fields import Fields, read_object
+from resilio_hpc.core import trusted_files
+from resilio_hpc.core.json_fields import Fields
 
 
 class ControllerView:
@@ -19,7 +20,7 @@ class ControllerView:
 
     def look(self) -> bool:
         """Read it. True when a controller has led since the look before; then ``agents`` and ``lost`` are its."""
-        return self.take(read_object(self._path) or {})
+        return self.take(trusted_files.read_object(self._path) or {})
 
     def take(self, status: dict[str, Any]) -> bool:
         """The same, of a status that somebody else has read."""

@@ -12,22 +12,26 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
-from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.errors import HealthError, ResilioError
 from resilio_hpc.launch import process_tree
 from resilio_hpc.launch.devices import visible_devices
 from resilio_hpc.launch.eviction import Evidence, Identity, identities_of_slurm
 from resilio_hpc.prolog_epilog import catalogue, gpu_readings, kernel_log, xid
 from resilio_hpc.prolog_epilog import table as tables
+from resilio_hpc.prolog_epilog.baseline import Values, read
 from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY, NoVerdict, VerdictCache
-from resilio_hpc.prolog_epilog.check import Absent, Check, Fault, Former, Limits, Verdict
+from resilio_hpc.prolog_epilog.check import Absent, Check, Fault, Former, Limits, Value, Verdict
+from resilio_hpc.prolog_epilog.examination import node_name
 from resilio_hpc.prolog_epilog.node import Node, boot_id, uptime_s
 
 DIRECTORY_VARIABLE = "RESILIO_HEALTH_DIRECTORY"
 TTL_S = 900.0  # as the prolog's
 XID = "gpu-xid"
+NOTHING: Mapping[str, Mapping[str, Value]] = MappingProxyType({})
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -72,13 +76,16 @@ def from_kernel_log(node: Node, check: Check, since_s: float) -> Said:
     return Said("kernel log", of_faults(check, faults))
 
 
-def from_nvml(node: Node, checks: Iterable[Check], slurm: Iterable[Identity]) -> Said:
-    """What NVML says, of the GPUs that this process may see; and which they are."""
+def from_nvml(
+    node: Node, checks: Iterable[Check], slurm: Iterable[Identity], normal: Mapping[str, Mapping[str, Value]] = NOTHING
+) -> Said:
+    """What NVML says, of the GPUs that this process may see; and which they are. ``normal``: the node's baseline."""
     reading = gpu_readings.fetch(node)
     found: list[Evidence] = []
     for check in checks:
         try:
-            faults, _ = catalogue.PROBES[check.id].remembers(reading, Limits(check.limits), Former(None, 0.0))
+            former = Former(None, 0.0, normal=normal.get(check.id))
+            faults, _ = catalogue.PROBES[check.id].remembers(reading, Limits(check.limits), former)
             found += of_faults(check, faults)
         except Absent:
             continue
@@ -137,7 +144,16 @@ def gather(since_s: float, environment: Mapping[str, str], say: Callable[[Said],
     xids = table.check(XID)
     if xids.enabled:
         stage("kernel log", lambda: from_kernel_log(node, xids, since_s))
-    stage("NVML", lambda: from_nvml(node, device_checks(table), known.identities))
+    stage("NVML", lambda: from_nvml(node, device_checks(table), known.identities, _baseline(table)))
+
+
+def _baseline(table: tables.Table) -> Values:
+    """It may hang: this process is killed then. One that is not believed is none."""
+    try:
+        found = read(Path(table.settings["baseline"].text("directory")), node_name(os.environ))
+    except HealthError:
+        return {}
+    return {} if found is None else found.checks
 
 
 def _verdict_if_any(directory: Path) -> Said:

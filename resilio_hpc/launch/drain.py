@@ -11,7 +11,9 @@ import itertools
 import os
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.errors import Untrusted
 
 CHUNK_BYTES = 1 << 20
 
@@ -38,14 +40,14 @@ class Drain:
             try:
                 if source.is_file() and source.stat().st_size > self._copied.get(source, -1):
                     self._copy(source)
-            except OSError as error:
+            except (OSError, Untrusted) as error:
                 problem = str(error)
         return problem
 
     def _copy(self, source: Path) -> None:
         if source not in self._files:
             self._files[source] = self._noted(source) or self._claim(source)
-        write = os.open(self._files[source], os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        write = trusted_files.open_file(self._files[source], os.O_WRONLY | os.O_CREAT)
         try:
             there = os.fstat(write).st_size  # asked after opening: NFS is fresh then; if it is too small, no harm
             done = min(there, self._copied.get(source, there))
@@ -73,11 +75,11 @@ class Drain:
         wanted = self._target / source.relative_to(self._spool)
         if not self._target.is_dir():
             raise FileNotFoundError(f"{self._target} was removed")
-        wanted.parent.mkdir(parents=True, exist_ok=True)
+        trusted_files.make_directory(wanted.parent)
         for number in itertools.count(1):
             target = wanted if number == 1 else wanted.with_name(f"{wanted.stem}.part{number}{wanted.suffix}")
             try:
-                os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+                os.close(trusted_files.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 continue
             note = self._notes / source.relative_to(self._spool)

@@ -11,7 +11,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import create_exclusive
+from resilio_hpc.core.json_fields import Fields
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,9 @@ def leave(run_path: Path, part: str, by: str, reason: str, carries_on: bool) -> 
 
 
 def read(run_path: Path, part: str) -> Handover | None:
-    """The record of a part; None where there is none, or no readable one."""
-    try:
-        fields = json.loads(_file(run_path, part).read_text())
-        return Handover(
-            str(fields["part"]), str(fields["by"]), str(fields["reason"]), fields["carries_on"] is True,
-            float(fields["time"]),
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError):
+    """The record of a part; None where there is none, or no readable one. Raises Untrusted."""
+    f = Fields.of(trusted_files.read_object(_file(run_path, part)))
+    at = f.time("time")
+    if at is None or not f.has("part"):
         return None
+    return Handover(f.text("part"), f.text("by"), f.text("reason"), f.data.get("carries_on") is True, at)

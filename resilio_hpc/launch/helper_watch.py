@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +44,9 @@ class HelperWatch:
         self._next_look = float("-inf")
         self._stopped: dict[int, _Stopped] = {}
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float | None = None) -> None:
         """Look when it is time; ``now``: monotonic seconds."""
+        now = time.monotonic() if now is None else now
         if now < self._next_look:
             return
         self._next_look = now + self._look_s

@@ -6,12 +6,14 @@ node's private directory: the run directory may hang just then.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.launch import notify_targets, run_directory
+from resilio_hpc.launch import node_directories, notify_targets, run_directory
 from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.notify_targets import Target
 from resilio_hpc.launch.run_directory import Run
@@ -37,15 +39,19 @@ def identify(settings: AgentSettings) -> tuple[Run, tuple[Target, ...]]:
     return run, targets
 
 
+def forget(directory: Path) -> None:
+    """Remove the secret and the targets from a node's directory that stays behind. Raises nothing."""
+    with contextlib.suppress(OSError):
+        (directory / FILE).unlink()
+
+
 def _directory(run_id: str, node: str) -> Path:
-    directory, _ = run_directory.node_directories(run_id, node)
-    run_directory.make_private(directory)  # what is in there is ours
-    return directory
+    return node_directories.local(run_id, node)
 
 
 def _read(settings: AgentSettings) -> _Kept | None:
     try:
-        data = (_directory(settings.run_id, settings.node) / FILE).read_bytes()
+        data = trusted_files.read(_directory(settings.run_id, settings.node) / FILE)
         kept = msgspec.json.decode(data, type=_Kept)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -40,8 +40,8 @@ class Joiner:
 
     def __init__(self, request: JoinRequest) -> None:
         self.request = request
-        self.path = Path(request.run_dir)
-        self.run = joining.find_run(self.path)
+        self.run = joining.find_run(Path(request.run_dir))
+        self.path = self.run.path
         self.allocation = detect(os.environ)
         self.site = p.joining_site(self.allocation, request.local_nodes)
         self._view = ControllerView(self.path)

@@ -6,7 +6,6 @@ everything that the run's own command line said.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any
 import msgspec
 
 import resilio_hpc
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.errors import Untrusted, UsageError, os_error_text
 from resilio_hpc.launch import run_directory
 from resilio_hpc.launch.controller_view import ControllerView
 from resilio_hpc.launch.judge import CONTINUES
@@ -55,7 +55,7 @@ def read_record(run_path: Path) -> LaunchRecord | None:
     """The newest job's record; None while there is none. Raises UsageError for one that cannot be understood."""
     path = run_path / FILE
     try:
-        data = path.read_bytes()
+        data = trusted_files.read(path)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -84,18 +84,17 @@ class Fragment(msgspec.Struct):
 
 
 def find_run(path: Path) -> Run:
-    """The run of a directory. Raises UsageError: none there, or somebody else's."""
+    """The run of a directory. Raises UsageError: none there, or not this user's alone."""
     if not path.is_dir():
         raise UsageError(f"--join {path}: there is no such run directory")
     try:
-        owner = (path / "run.json").stat().st_uid
-        if owner != os.geteuid():
-            raise UsageError(f"--join {path}: the run belongs to user {owner}, and only they can let nodes join it")
-        return run_directory.read_run(path)
+        return run_directory.read_run(trusted_files.run_directory(path))
+    except Untrusted as error:
+        raise Untrusted(f"--join {path}: {error}") from None
     except FileNotFoundError:
         raise UsageError(f"--join {path}: no run was started in this directory (it holds no run.json)") from None
-    except PermissionError:
-        raise UsageError(f"--join {path}: the run belongs to another user: {path}/secret cannot be read") from None
+    except OSError as error:
+        raise UsageError(f"--join {path}: {os_error_text(error, str(path))}") from None
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import ResilioError, SlurmError
-from resilio_hpc.core.json_fields import Fields, read_object
+from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.launch import handover, joining, preemption, run_directory, turns
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.judge import CONTINUES
@@ -148,7 +149,7 @@ def reaches_srun(environment: Mapping[str, str]) -> bool:
 def last_status(run_path: Path, part: str) -> dict[str, Any]:
     """What the last controller of a part said of the run; empty when another part has it by now."""
     epoch = run_directory.newest_epoch(run_path)
-    status = read_object(run_path / "status.json") or {}
+    status = trusted_files.read_object(run_path / "status.json") or {}
     return status if epoch is not None and (epoch.epoch, epoch.job) == (status.get("epoch"), part) else {}
 
 
@@ -251,8 +252,8 @@ def _bounded(call: Callable[[], T], otherwise: T, patience: Patience) -> T:
     def answer() -> None:
         try:
             answers.append(call())
-        except OSError as error:
-            say(f"the run directory does not answer: {error}")
+        except (OSError, ResilioError) as error:
+            say(f"the run directory cannot be used: {error}")
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()

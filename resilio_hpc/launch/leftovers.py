@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
+
 LOCK = "held"
 TOUCH_S = 30.0
 ABANDONED_S = 300.0
@@ -52,23 +54,22 @@ def _locked(lock: int, last_try: bool) -> bool:
 def sweep(bases: Sequence[Path], abandoned_s: float = ABANDONED_S) -> list[Path]:
     """Remove what this user's killed launches left below ``bases``; returns what was removed."""
     found = [path for base in bases for path in base.glob(f"resilio-{os.geteuid()}-*")]
-    removed = [path for path in found if path.is_dir() and not path.is_symlink() and _abandoned(path, abandoned_s)]
+    removed = [path for path in found if trusted_files.is_own(path) and _abandoned(path, abandoned_s)]
     for path in removed:
         remove(path)
     return removed
 
 
 def remove(path: Path) -> None:
-    """Remove a directory of ours; what cannot be removed stays, and is no error."""
-    shutil.rmtree(path, ignore_errors=True)
+    """Remove a directory of this user; another's stays, and so does what cannot be removed. Raises nothing."""
+    if trusted_files.is_own(path):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _abandoned(path: Path, abandoned_s: float) -> bool:
     try:
-        status = path.stat()
-        if status.st_uid != os.geteuid():
-            return False
-        lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        status = path.lstat()
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:  # killed before it could take a lock
         return time.time() - status.st_mtime > abandoned_s
     except OSError:

@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import LaunchError
 from resilio_hpc.core.event_words import names
-from resilio_hpc.core.json_fields import Fields, read_object
+from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.launch import run_directory
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.turns import Turn
@@ -129,13 +130,13 @@ def look_at(run_path: Path, before: Turn) -> Seen:
 
 def last_pulse(run_path: Path) -> tuple[object, object] | None:
     """(epoch, counter) of whichever controller wrote its status last; None when there is none, or no answer."""
-    status = read_object(run_path / "status.json") or {}
+    status = trusted_files.read_object(run_path / "status.json") or {}
     return (status["epoch"], status["pulse"]) if {"epoch", "pulse"} <= status.keys() else None
 
 
 def last_agents(run_path: Path) -> tuple[str, ...]:
     """The nodes that were with that controller."""
-    return tuple(Fields(read_object(run_path / "status.json") or {}).inner("agents").data)
+    return tuple(Fields(trusted_files.read_object(run_path / "status.json") or {}).inner("agents").data)
 
 
 def wait_for_predecessor(

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
+
 FAREWELL_S = 10.0  # how long the view may take to show the verdict and end
 
 
@@ -22,7 +24,8 @@ def with_view(run_path: Path, run_to_verdict: Callable[[], int]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     output, error = os.dup(1), os.dup(2)
-    log = os.open(run_path / "console.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    log = trusted_files.open_file(run_path / "console.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.set_blocking(log, True)
     patience_s = 0.0
     view = _start(run_path, output if os.isatty(output) or not os.isatty(error) else error)
     try:

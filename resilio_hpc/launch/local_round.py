@@ -27,7 +27,7 @@ class LocalRank:
     step_at: float = 0.0
     step_time: float = 0.0
     first_step_at: float | None = None
-    restored: tuple[int, str] = (-1, "")
+    restored: tuple[int, str, float] = (-1, "", 0.0)  # step, source, seconds
     may_exit: bool = False  # it said Finished or Stopped
     finished_at: float = 0.0  # when
     is_told: bool = False  # that it has not ended since
@@ -92,7 +92,7 @@ class LocalRound:
         elif isinstance(message, rank_link.SnapshotTaken):
             return self._snapshot(rank, message)
         elif isinstance(message, rank_link.Restored):
-            rank.restored = (message.step, message.source)
+            rank.restored = (message.step, message.source, message.seconds)
         elif isinstance(message, rank_link.RestoreFailed):
             rank.bad_copy = (m.RestorePoint(message.source, message.step), message.error)
         elif isinstance(message, rank_link.StopAck):
@@ -169,7 +169,8 @@ class LocalRound:
         found = Counter(rank.restored[1] for rank in self.ranks.values())
         sources = tuple((tier, found[tier]) for tier in TIERS if found[tier])
         last = max(time for time in times if time is not None)
-        return [m.FirstStep(self.node, self.epoch, self.number, self.step, last, step, sources)]
+        longest = max(rank.restored[2] for rank in self.ranks.values())
+        return [m.FirstStep(self.node, self.epoch, self.number, self.step, last, step, sources, longest)]
 
     def _snapshot(self, rank: LocalRank, message: rank_link.SnapshotTaken) -> list[m.ToController]:
         rank.snapshots[message.step] = (message.size_bytes, message.blocked_s)

@@ -26,7 +26,7 @@ class LocalSnapshots:
         self.saver = SaverLink(agent.local_dir / "saver.log")
         self._pins: deque[arena.Pin] = deque()  # of what the saver was asked to persist, in that order
         self._checkpoints = str(agent.run.path / "checkpoints")
-        self._disk_told = False
+        self._disk_told = self._differs_told = False
         options = agent.settings.options
         self._retention = Retention(options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb)
 
@@ -89,6 +89,10 @@ class LocalSnapshots:
                 if answer.short:
                     self._agent.record("space_short", step=request.step, why=answer.short)
                     self._agent.say(words("space_short", {"why": answer.short}))
+                if answer.differs and not self._differs_told:
+                    self._differs_told = True
+                    self._agent.record("replicas_differ", step=request.step, place=answer.differs)
+                    self._agent.say(words("replicas_differ", {"place": answer.differs}))
             else:
                 core.persist_failed(request.round, request.step, answer.error)
         if self.saver.fileno() is None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.core.terminal import local_time
 from resilio_hpc.launch import job_watch
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.job_watch import JobView
@@ -112,4 +113,4 @@ def _in_its_way(
 
 def moment(unix: float) -> str:
     """Local time, for people."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix))
+    return local_time(unix, "%Y-%m-%d %H:%M")

@@ -7,16 +7,16 @@ agent. ``python -c … RUN_ID ROUND``, started by srun, see ``mpi_step.task_argv
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import socket
 import sys
 import time
-from pathlib import Path
 from typing import NoReturn
 
-from resilio_hpc.launch import forked_child, process_tree, run_directory
+from resilio_hpc.launch import forked_child, node_directories, process_tree
 from resilio_hpc.launch import mpi_messages as mm
 from resilio_hpc.launch.spawner_messages import MAX_BYTES, Exited, RankCommand, SpawnFailed, Started
 
@@ -33,8 +33,7 @@ def main() -> None:
     process_tree.set_name("resilio-mpi")
     for warning in _LEFT_TO_THE_AGENT:
         signal.signal(warning, signal.SIG_IGN)
-    directory, _ = run_directory.node_directories(run_id, _variable("SLURMD_NODENAME"))
-    link = _connect(directory / mm.SOCKET_NAME)
+    link = _connect(run_id, _variable("SLURMD_NODENAME"))
     link.send(mm.encode(mm.Present(int(number), int(_variable("SLURM_PROCID")))))
     packet = link.recv(MAX_BYTES)
     if not packet:
@@ -55,19 +54,22 @@ def _variable(name: str) -> str:
     return value
 
 
-def _connect(path: Path) -> socket.socket:
+def _connect(run_id: str, node: str) -> socket.socket:
     """A link to the agent, which may be starting again."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BYTES)
         try:
-            link.connect(str(path))
+            directory, _ = node_directories.found(run_id, node)
+            if directory is None:
+                raise FileNotFoundError(errno.ENOENT, "it has no directory there")
+            link.connect(str(directory / mm.SOCKET_NAME))
             return link
         except OSError as error:
             link.close()
             if time.monotonic() > deadline:
-                sys.exit(f"no agent of this run on {os.environ['SLURMD_NODENAME']}: {path}: {error.strerror}")
+                sys.exit(f"no agent of this run on {node}: {error.strerror}")
             time.sleep(RETRY_S)
 
 

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
+from resilio_hpc.core import trusted_files
+
 Kept = TypeVar("Kept")
 
 
@@ -29,7 +31,7 @@ class NodeMemory:
     def kept(self, name: str, kind: type[Kept]) -> Kept | None:
         """What a predecessor left; None when there is nothing of this part that can be read."""
         try:
-            kept = msgspec.json.decode((self._directory / f"{name}.json").read_bytes())
+            kept = msgspec.json.decode(trusted_files.read(self._directory / f"{name}.json"))
             return msgspec.convert(kept["value"], kind) if kept["part"] == self._part else None
         except (OSError, KeyError, TypeError, msgspec.MsgspecError):
             return None

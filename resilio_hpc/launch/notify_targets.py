@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import UsageError
 
@@ -120,9 +121,9 @@ def put_away(run_path: Path, targets: Sequence[Target]) -> None:
 
 
 def kept(run_path: Path) -> tuple[Target, ...]:
-    """The targets that ``put_away`` wrote; none where there are none, or somebody spoilt them."""
+    """The targets that ``put_away`` wrote; none where there are none, or they are damaged. Raises Untrusted."""
     try:
-        return parsed(json.loads((run_path / FILE).read_bytes()))
+        return parsed(json.loads(trusted_files.read(run_path / FILE)))
     except (OSError, ValueError):
         return ()
 

@@ -6,7 +6,38 @@ theirs (``select`` cannot watch more than 1024), so a rank gets the limit back t
 
 from __future__ import annotations
 
+import errno
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from resilio_hpc.core.errors import LaunchError, UsageError
+from resilio_hpc.core.event_words import plural
+
+_LEAST, _LEAST_PER_RANK = 32, 4
+
+
+def check(ranks: int) -> None:
+    """Raises UsageError where the hard limit is too low for an agent of so many ranks."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    needed = _LEAST + _LEAST_PER_RANK * ranks
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(
+            f"{plural(ranks, 'rank')} per node: that takes {needed} open files, and the limit is {hard}: raise it "
+            "(ulimit -Hn)"
+        )
+
+
+@contextmanager
+def limit_told() -> Iterator[None]:
+    """Raises LaunchError, in one line, where this process or the machine has no descriptor left."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        raise LaunchError(f"{error.strerror}: raise the limit, which is {hard} (ulimit -Hn)") from None
 
 
 def raise_limit() -> int:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch import options as o
 from resilio_hpc.launch import rank_layout
@@ -229,14 +230,20 @@ def _local_checkpoints(given: str | None, caller: Caller) -> str:
         return ""
     if not given.strip():
         raise UsageError("--local-checkpoints is empty: is the shell variable that should hold the directory set?")
-    return str(caller.cwd / Path(given).expanduser())
+    return str(_directory("--local-checkpoints", given, caller))
+
+
+def _directory(option: str, given: str, caller: Caller) -> Path:
+    """Raises UsageError for what cannot be a directory, such as a URL."""
+    directory_path(given, option)
+    return directory_path(caller.cwd / Path(given).expanduser(), option)
 
 
 def _run_dir(given: str | None, caller: Caller) -> Path:
     if given is not None:
         if not given.strip():
             raise UsageError("--run-dir is empty: is the shell variable that should hold it set?")
-        return caller.cwd / Path(given).expanduser()
+        return _directory("--run-dir", given, caller)
     job = caller.environment.get("SLURM_JOB_ID")
     name = job or f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(caller.time))}-{caller.pid}"
     return caller.cwd / "resilio-runs" / name

@@ -6,6 +6,8 @@ import sys
 import threading
 from collections import deque
 
+from resilio_hpc.core.terminal import plain
+
 PATIENCE_S = 0.2
 MOST_LINES = 1000
 
@@ -28,7 +30,7 @@ class PatientStream:
                 self._thread.start()
             if len(self._lines) >= MOST_LINES:
                 del self._lines[1]  # the first one may be on its way
-            self._lines.append(line)
+            self._lines.append(plain(line))
             self._changed.notify_all()
             if not self._hangs:
                 self._hangs = not self._changed.wait_for(lambda: not self._lines, self._patience_s)

@@ -61,8 +61,11 @@ def handover_of(run_path: Path, part: str) -> handover.Handover | None:
 
 
 def newest_commit(run_path: Path) -> int:
-    """The newest durable step, -1 when there is none."""
-    return max(committed_steps(run_path / "checkpoints"), default=-1)
+    """The newest durable step, -1 when there is none, or it cannot be seen."""
+    try:
+        return max(committed_steps(run_path / "checkpoints"), default=-1)
+    except OSError:
+        return -1
 
 
 def _comment_record(part: str) -> handover.Handover | None:

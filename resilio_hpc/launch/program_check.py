@@ -16,7 +16,8 @@ from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
 
-_LOADERS = re.compile(r"python[\d.]*|torchrun|srun|mpirun|mpiexec")
+_LOADERS = re.compile(r"python[\d.]*|torchrun|srun|mpirun|mpiexec|accelerate|deepspeed|horovodrun")
+_LOADER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _MAX_SOURCE_BYTES = 8 * 1024 * 1024
 
 
@@ -83,7 +84,7 @@ def _hint(script: str, arguments: Sequence[str], cwd: Path) -> str:
     if script == "=" or script.startswith("="):
         return ": write --flag=value or --flag value, without spaces around ="
     if _LOADERS.fullmatch(name):
-        rest = next((word for word in arguments if not word.startswith("-")), "train.py")
+        rest = _program(arguments, cwd)
         return f": leave {name!r} out (resilio-launch {rest}), the ranks are Python processes already"
     if "$" in script or "~" in script:
         return ": the shell did not expand it (quotes?)"
@@ -102,6 +103,16 @@ def _hint(script: str, arguments: Sequence[str], cwd: Path) -> str:
     if not Path(script).is_absolute():
         return f" in {cwd}"
     return ""
+
+
+def _program(arguments: Sequence[str], cwd: Path) -> str:
+    """The script or module behind a loader and its flags, as far as it can be told."""
+    for before, word in zip(("", *arguments), arguments, strict=False):
+        if before == "-m" and word not in _LOADER_MODULES:
+            return f"-m {word}"
+        if not word.startswith("-") and (word.endswith(".py") or "/" in word or (cwd / word).is_file()):
+            return word
+    return "train.py"
 
 
 def _nearest(name: str, folder: Path) -> str:

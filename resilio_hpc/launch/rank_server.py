@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.core import rank_link
-from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.errors import LaunchError, WireError
 
 MAX_CONNECTIONS = 4096
 MAX_PACKETS_PER_READ = 64
@@ -37,7 +37,12 @@ class RankServer:
         self._heard = heard
         self._connections: dict[int, Connection] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        self._listener.bind(str(path))
+        try:
+            self._listener.bind(str(path))
+        except OSError as error:
+            self._listener.close()
+            why = "it must be shorter (RESILIO_LOCAL_DIR)" if "too long" in str(error) else error.strerror
+            raise LaunchError(f"no socket can be made at {path}: {why}") from None
         path.chmod(0o600)
         self._listener.listen(512)
         self._listener.setblocking(False)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from resilio_hpc.autoparallel import Inventory, Measurement, Pool, fit, take_inventory
 from resilio_hpc.autoparallel.throughput import BatchRule, RunSpeed
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import ResilioError, UsageError
-from resilio_hpc.core.json_fields import Fields, read_object
+from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.launch import avoidance, joining, run_directory
 from resilio_hpc.launch.controller_view import ControllerView
@@ -83,7 +84,7 @@ class ResizeView:
         """Raises UsageError where the run cannot be resized, SlurmError where Slurm does not answer."""
         record = self.record = self._record()
         leads = self._leads()
-        status = Fields.of(read_object(self.path / "status.json")) if leads else Fields({})
+        status = Fields.of(trusted_files.read_object(self.path / "status.json")) if leads else Fields({})
         self._events = sorted([*self._events, *self._ledger.read_new()], key=lambda event: event.time)
         self.history = read_history(self._events)
         jobs = self._client.jobs()

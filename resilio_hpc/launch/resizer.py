@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError, os_error_text
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import avoidance, turns
@@ -122,7 +123,7 @@ class Resizer:
             raise SlurmError(f"scontrol show job {record.job}: no answer, so nobody knows what a joiner should ask for")
         path = self._view.path
         try:
-            (path / "joiners").mkdir(exist_ok=True)
+            trusted_files.make_directory(path / "joiners")
         except OSError as error:
             raise UsageError(os_error_text(error, str(path / "joiners"))) from None
         apart = sorted(facts.held | other_kinds(facts) | facts.avoided)
@@ -158,7 +159,7 @@ def other_kinds(facts: ResizeFacts) -> frozenset[str]:
 def _lock(path: Path) -> int | None:
     """Have the run to ourselves. Raises UsageError where another resizer has it; None where nobody can tell."""
     try:
-        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        held = trusted_files.open_file(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise UsageError(os_error_text(error, str(path))) from None
     try:

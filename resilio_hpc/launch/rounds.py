@@ -332,7 +332,7 @@ class Rounds:
         used = [tier for tier in TIERS if sources[tier]]
         controller.record(
             "first_step", round=controller.round, step=step, restored=restored, source=used[-1] if used else "",
-            sources={tier: sources[tier] for tier in used},
+            sources={tier: sources[tier] for tier in used}, restore_s=max(first.restore_s for first in seen),
         )  # fmt: skip
         controller.incidents.close(max(first.time for first in seen), restored)
 

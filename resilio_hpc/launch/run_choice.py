@@ -17,7 +17,8 @@ from pathlib import Path
 
 from resilio_hpc.core.durable import create_exclusive, write_atomic
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.core.json_fields import Fields, read_object
+from resilio_hpc.core.json_fields import Fields
+from resilio_hpc.core.trusted_files import read_object
 from resilio_hpc.launch import holder, run_directory, turns
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.slurm import chain

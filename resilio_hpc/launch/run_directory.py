@@ -12,29 +12,32 @@
     verdict.json        how the run ended, or its last part
     status.json         what the controller sees now
 
+Only its user writes in it: what is read is opened by ``core.trusted_files``, which refuses everything else.
+
 This module is the layout and the small blocking operations; agents do theirs in a child (launch/storage.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import secrets
-import stat
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import create_exclusive, write_atomic
-from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.errors import Untrusted, UsageError
+from resilio_hpc.core.json_fields import Fields, parse_object
 from resilio_hpc.core.wire import new_secret
 from resilio_hpc.launch.ballot import EpochRecord
 
 VERSION = 1
+_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,15 @@ class Run:
 def open_run(path: Path, wait_s: float = 10.0, program: Sequence[str] = ()) -> Run:
     """Create the run directory, or join it where it exists. Several nodes may do this at the same time.
 
-    ``program``: for which it is created (``run_choice``)."""
+    ``program``: for which it is created (``run_choice``).
+    Raises UsageError, which is Untrusted where another user could change what is in it."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)  # which may be shared
+        trusted_files.make_directory(path)
+        path = trusted_run(path)
         for name in ("ledger", "logs", "checkpoints", "links"):
-            (path / name).mkdir(parents=True, exist_ok=True)
+            trusted_files.make_directory(path / name)
+        trusted_files.close_directories(path / "checkpoints")  # an older version's steps are open to the group
         create_exclusive(path / "secret", new_secret() + b"\n", 0o600)
         identity = {"version": VERSION, "run_id": secrets.token_hex(6), "created": time.time(), "program": [*program]}
         create_exclusive(path / "run.json", json.dumps(identity).encode(), 0o644)
@@ -72,58 +80,61 @@ def open_run(path: Path, wait_s: float = 10.0, program: Sequence[str] = ()) -> R
             time.sleep(0.1)
 
 
+def trusted_run(path: Path) -> Path:
+    """Return the real path of a run directory that only its user can change. Raises Untrusted, OSError."""
+    try:
+        return trusted_files.run_directory(path)
+    except Untrusted as error:
+        raise Untrusted(f"{error}; choose another with --run-dir") from None
+
+
 def read_run(path: Path) -> Run:
     """The identity of an existing run directory. Raises FileNotFoundError or UsageError."""
-    text = (path / "run.json").read_text()
-    secret_path = path / "secret"
-    status = secret_path.stat()
-    if status.st_mode & 0o077 or status.st_uid != os.geteuid():
-        raise UsageError(f"{secret_path} must belong to you and be closed to others: chmod 600 {secret_path}")
+    text = trusted_files.read_text(path / "run.json")
+    secret = _read_secret(path / "secret")
+    fields = Fields.of(parse_object(text))
+    version, run_id = fields.whole("version"), fields.text("run_id")
+    if version is not None and version > VERSION:
+        raise UsageError(f"{path} was made by a newer resilio_hpc (format {version}): update this one")
+    if version is None or not _RUN_ID.fullmatch(run_id):
+        raise UsageError(f"{path}/run.json is not one of ours: choose another directory with --run-dir")
+    return Run(path, run_id, secret)
+
+
+def _read_secret(path: Path) -> bytes:
+    fd = trusted_files.open_file(path)
     try:
-        identity = json.loads(text)
-        if int(identity["version"]) > VERSION:
-            raise UsageError(f"{path} was made by a newer resilio_hpc (format {identity['version']}): update this one")
-        return Run(path, str(identity["run_id"]), secret_path.read_bytes().strip())
-    except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{path}/run.json is not one of ours: choose another directory with --run-dir") from None
-
-
-def node_directories(run_id: str, node: str) -> tuple[Path, Path]:
-    """This node's private directories of a run: (sockets, spool), (snapshot arenas in shared memory)."""
-    digest = hashlib.sha256(f"{run_id}:{node}".encode()).hexdigest()[:12]  # short: a socket path holds 107 bytes
-    base = Path(os.environ.get("RESILIO_LOCAL_DIR") or "/tmp")
-    return base / f"resilio-{os.geteuid()}-{digest}", Path("/dev/shm") / f"resilio-{os.geteuid()}-{digest}"
-
-
-def make_private(path: Path) -> None:
-    """Create a directory of mode 0700; refuse one that somebody else prepared."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except FileExistsError:
-        pass  # no directory: refused below
-    status = path.lstat()
-    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
-        raise UsageError(f"{path} belongs to somebody else: set RESILIO_LOCAL_DIR to a directory of yours")
-    path.chmod(0o700)
+        if os.fstat(fd).st_mode & 0o077:
+            raise UsageError(f"{path} must be closed to others: chmod 600 {path}")
+        return os.read(fd, 4096).strip()
+    finally:
+        os.close(fd)
 
 
 # -- epochs ----------------------------------------------------------------------------------------------------------
 
 
 def newest_epoch(path: Path) -> EpochRecord | None:
-    """The newest epoch record, or None."""
-    numbers = [int(name[6:]) for name in os.listdir(path) if name.startswith("epoch.") and name[6:].isdigit()]  # noqa: PTH208
+    """The newest epoch record, or None. Raises UsageError for one that is damaged."""
+    numbers = [int(name[6:]) for name in os.listdir(path) if name.startswith("epoch.") and name[6:].isdecimal()]  # noqa: PTH208
     if not numbers:
         return None
-    record = json.loads((path / f"epoch.{max(numbers)}").read_text())
-    return EpochRecord(int(record["epoch"]), str(record["node"]), str(record["endpoint"]), str(record["job"]))
+    file = path / f"epoch.{max(numbers)}"
+    f = Fields.of(parse_object(trusted_files.read(file)))
+    epoch = f.whole("epoch")
+    if epoch is None:
+        raise UsageError(f"{file} is damaged: remove it if no job of this run goes on")
+    return EpochRecord(epoch, f.text("node"), f.text("endpoint"), f.text("job"))
 
 
 def read_pulse(path: Path, epoch: int) -> int | None:
     """A counter that moves while the controller of this epoch leads; None when there is none (yet)."""
     try:  # of a file that is long where there are many agents, all of which ask
-        with (path / "status.json").open("rb") as file:
-            head = file.read(200)
+        fd = trusted_files.open_file(path / "status.json")
+        try:
+            head = os.read(fd, 200)
+        finally:
+            os.close(fd)
     except OSError:
         return None
     found = {name: re.search(rb'"%s": *([0-9]{1,18})[,}]' % name, head) for name in (b"pulse", b"epoch")}
@@ -135,18 +146,18 @@ def claim_epoch(path: Path, record: EpochRecord) -> bool:
     """Create ``epoch.N`` exclusively; False when somebody else holds it. Asked again, the holder still does."""
     data = json.dumps(asdict(record)).encode()
     file = path / f"epoch.{record.epoch}"
-    return create_exclusive(file, data) or file.read_bytes() == data
+    return create_exclusive(file, data) or trusted_files.read(file) == data
 
 
 def claim_witness(path: Path, job: str, witness: str, node: str) -> str:
     """Create a witness of a job's voters for ``node``, unless it is there: the node that has it."""
     file = path / f"witness.{job}.{witness}"
-    return node if create_exclusive(file, node.encode()) else file.read_text()
+    return node if create_exclusive(file, node.encode()) else trusted_files.read_text(file)
 
 
 def last_round(path: Path) -> int:
     """The highest round that left logs, -1 when there is none."""
-    return max((int(name) for name in os.listdir(path / "logs") if name.isdigit()), default=-1)  # noqa: PTH208
+    return max((int(name) for name in os.listdir(path / "logs") if name.isdecimal()), default=-1)  # noqa: PTH208
 
 
 # -- verdicts --------------------------------------------------------------------------------------------------------
@@ -168,8 +179,4 @@ def expect_verdict(path: Path, job: str) -> None:
 def read_verdict(path: Path, job: str | None = None) -> dict[str, Any] | None:
     """The verdict of a job's part, or the run's newest; None when there is none (yet)."""
     file = path / "links" / f"{job}.json" if job else path / "verdict.json"
-    try:
-        verdict = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
-    return verdict if isinstance(verdict, dict) and verdict else None
+    return trusted_files.read_object(file) or None

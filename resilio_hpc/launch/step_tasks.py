@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.durable import create_exclusive, write_atomic
-from resilio_hpc.core.json_fields import read_object
+from resilio_hpc.core.trusted_files import read_object
 from resilio_hpc.launch import link_lease, run_directory
 
 PATIENCE_S = 60.0 + link_lease.LIMIT_S  # for the first task to take its turn

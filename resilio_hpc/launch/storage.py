@@ -21,8 +21,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
-from resilio_hpc.core.json_fields import Fields, parse_object, read_object
+from resilio_hpc.core.errors import ResilioError, Untrusted
+from resilio_hpc.core.json_fields import Fields, parse_object
+from resilio_hpc.core.terminal import plain
 from resilio_hpc.launch import bootstrap, chain_order, notify_targets, run_directory, time_limit
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.drain import Drain
@@ -202,7 +205,7 @@ def main() -> int:
         if time.monotonic() >= next_drain:
             problem = drain.run()
             if problem and problem != said:
-                print(f"resilio-launch: cannot copy logs to the run directory yet: {problem}", file=sys.stderr)
+                print(f"resilio-launch: cannot copy logs to the run directory yet: {plain(problem)}", file=sys.stderr)
             said = problem
             next_drain = time.monotonic() + DRAIN_INTERVAL_S
 
@@ -265,16 +268,27 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
             reply |= _past(run_path, job)
         else:
             reply["error"] = f"unknown request {operation}"
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ResilioError) as error:
         reply["error"] = str(error)
+        if isinstance(error, Untrusted):
+            _warn_once(f"not believed: {error}")
     return reply
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        print(f"resilio-launch: {plain(text)}", file=sys.stderr)
 
 
 def _look(_request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
     """What a supervisor wants to know all the time."""
     return {
         "ended": run_directory.read_verdict(run_path, job),
-        "status": read_object(run_path / "status.json"),
+        "status": trusted_files.read_object(run_path / "status.json"),
         "order": chain_order.read_raw(run_path),
     }
 
@@ -294,11 +308,11 @@ LOOKS = {"look": _look, "move_end": _move_end, "targets": _targets}
 
 def _claim(run_path: Path, record: EpochRecord) -> bool:
     """Create the epoch's file, and refuse commits of older ones from now on."""
-    from resilio_hpc.ckpt import catalogue
+    from resilio_hpc.ckpt.fence import raise_fence
 
     won = run_directory.claim_epoch(run_path, record)
     if won:
-        catalogue.raise_fence(run_path / "checkpoints", record.epoch)
+        raise_fence(run_path / "checkpoints", record.epoch)
     return won
 
 
@@ -314,8 +328,9 @@ def _past(run_path: Path, job: str) -> dict[str, Any]:
 
 def _verdict(run_path: Path, job: str) -> list[Any] | None:
     """Name and exit code of the verdict of a job's part, if there is one."""
-    verdict = run_directory.read_verdict(run_path, job)
-    return [str(verdict["verdict"]), int(verdict["exit_code"])] if verdict is not None else None
+    f = Fields.of(run_directory.read_verdict(run_path, job))
+    code = f.whole("exit_code")
+    return [f.text("verdict"), 1 if code is None else code] if f.text("verdict") else None
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ the run directory, and looks for the verdict. While the run directory hangs, wha
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from typing import Any
 
-from resilio_hpc.core.json_fields import read_object
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import chain_order, leftovers, run_directory
+from resilio_hpc.launch import chain_order, leftovers, node_directories
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.chain_order import ChainOrder
 from resilio_hpc.launch.run_directory import Run
@@ -29,8 +28,7 @@ class SupervisorFiles:
 
     def __init__(self, run: Run, part: str, writer: str) -> None:
         self._run = run
-        self._directory = run_directory.node_directories(run.run_id, f"{writer}:{os.getpid()}")[0]
-        run_directory.make_private(self._directory)
+        self._directory = node_directories.make(node_directories.local_base())
         self._held = leftovers.Held([self._directory])
         self.ledger = Ledger(self._directory / "spool" / "ledger", writer)
         self.verdict: dict[str, Any] | None = None  # the part's, once it was seen
@@ -68,7 +66,7 @@ class SupervisorFiles:
 
     def told_verdict(self) -> dict[str, Any] | None:
         """What an agent has told of the end, for when the run directory cannot; its reason is not known."""
-        told = read_object(self.last_words)
+        told = trusted_files.read_object(self.last_words)
         return told if told is not None and {"verdict", "exit_code"} <= told.keys() else None
 
     def seen_since(self, moment: float, now: float) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.json_fields import Fields
 
 UNLIMITED = "unlimited"
 
@@ -25,9 +27,10 @@ def write_end_time(run_path: Path, key: str, end_time: float | None) -> None:
 
 
 def read_end_time(run_path: Path, key: str) -> float | None:
-    """The job's end as it was last changed, ``math.inf`` for never; None when it was not changed."""
+    """The job's end as it was last changed, ``math.inf`` for never; None when it was not changed. Raises Untrusted."""
     try:
-        text = _file(run_path, key).read_text()
-        return math.inf if text == UNLIMITED else float(text)
+        text = trusted_files.read_text(_file(run_path, key))
+        end_time = math.inf if text == UNLIMITED else float(text)
     except (OSError, ValueError):
         return None
+    return end_time if text == UNLIMITED else Fields({"end": end_time}).time("end")

@@ -13,11 +13,14 @@ import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import create_exclusive
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.launch.holder import Holder
+from resilio_hpc.slurm import chain
 
 _NAME = re.compile(r"turn\.(\d+)\.json")
+_LOCAL = re.compile(r"local-\d+-\d+")  # a launch outside of Slurm
 _PART = re.compile(r"(\d+)(?:r(\d+))?(?:\.(\d+))?")
 
 
@@ -54,7 +57,7 @@ def run_of(part: str) -> int:
 
 
 def newest(run_path: Path, count: int = 1) -> list[Turn]:
-    """The last turns, newest first. Damaged ones are left out."""
+    """The last turns, newest first. Damaged ones are left out. Raises Untrusted."""
     found: list[Turn] = []
     for number in _numbers(run_path):
         turn = _read(_file(run_path, number))
@@ -85,15 +88,19 @@ def _file(run_path: Path, number: int) -> Path:
 
 
 def _read(file: Path) -> Turn | None:
-    try:
-        fields = json.loads(file.read_text())
-        return Turn(
-            int(fields["number"]), str(fields["part"]), str(fields["job"]), int(fields["link"]),
-            tuple(str(node) for node in fields["nodes"]), int(fields["committed"]), float(fields["time"]),
-            _holder(Fields.of(fields.get("holder"))),
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError):
+    f = Fields.of(trusted_files.read_object(file))
+    number, link, committed, at = f.whole("number"), f.whole("link"), f.whole("committed"), f.time("time")
+    if (
+        number is None
+        or link is None
+        or committed is None
+        or at is None
+        or not f.text("part")
+        or not (chain.is_job(f.text("job")) or _LOCAL.fullmatch(f.text("job")))
+    ):
         return None
+    held = _holder(f.inner("holder"))
+    return Turn(number, f.text("part"), f.text("job"), link, f.texts("nodes"), committed, at, held)
 
 
 def _holder(fields: Fields) -> Holder:

@@ -29,6 +29,7 @@ def overview_json(o: Overview) -> str:
         "jobs": o.jobs,
         "verdict": o.verdict.fields if o.verdict is not None else None,
         "checkpoint": asdict(o.checkpoint) if o.checkpoint is not None else None,
+        "restore": asdict(o.restore) if o.restore is not None else None,
         "status": status,
         "faults": [asdict(fault) for fault in o.faults],
         "out_of_use": [asdict(device) for device in o.out_of_use],

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.core.json_fields import Fields, parse_object, printable, read_object, read_regular
+from resilio_hpc.core.json_fields import Fields, parse_object, printable
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.report.devices import OutOfUse, out_of_use
 from resilio_hpc.report.faults import Fault, faults
@@ -35,10 +35,22 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The newest committed checkpoint; ``time`` is None when only its step is known."""
+    """The newest committed checkpoint; ``time`` is None when only its step is known.
+
+    ``blocked_s``: how long training waited for its snapshot, in the slowest rank; None: not known."""
 
     step: int
     time: float | None
+    blocked_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Restore:
+    """The last one: ``step`` from ``source``, in which the slowest rank took ``seconds``."""
+
+    step: int
+    source: str
+    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -61,13 +73,15 @@ class Overview:
     events: tuple[Event, ...]
     since: float = 0.0
     out_of_use: tuple[OutOfUse, ...] = ()
+    restore: Restore | None = None
 
 
 class RunReader:
     """Reads a run directory again and again; only what is new of the ledger is read."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        """Raises UsageError where ``path`` is no run directory, or not this user's alone."""
+        self.path = path = find_run(path)
         self.run_id, self.created = read_identity(path)
         self._ledger = LedgerReader(path / "ledger")
         self._events: list[Event] = []
@@ -88,8 +102,8 @@ class RunReader:
     def overview(self, now: float, since: float = 0.0) -> Overview:
         """The run now; verdicts and events before ``since`` are of an earlier job (Unix seconds)."""
         self._read()
-        status = parse_status(read_object(self.path / "status.json"))
-        verdict = parse_verdict(read_object(self.path / "verdict.json"))
+        status = parse_status(trusted_files.read_object(self.path / "status.json"))
+        verdict = parse_verdict(trusted_files.read_object(self.path / "verdict.json"))
         if verdict is not None and verdict.time < since:
             verdict = None
         if status is not None and status.time < since:
@@ -97,37 +111,38 @@ class RunReader:
         return build(self.path, (self.run_id, self.created), self._events, status, verdict, now, since)
 
 
-def read_identity(path: Path) -> tuple[str, float | None]:
-    """(run id, Unix time of creation). Raises UsageError where ``path`` is no run directory of ours."""
+def find_run(path: Path) -> Path:
+    """The real path of a run directory. Raises UsageError where there is none, or it is not this user's alone."""
+    name = printable(str(path), 500)
     try:
         found = path.is_dir()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{printable(str(path))}: {error}") from None
+        raise UsageError(f"{name}: {error}") from None
     if not found:
         what = "is not a directory" if path.exists() else "does not exist"
-        raise UsageError(f"{printable(str(path))} {what}; give the run directory that resilio-launch names")
-    content = read_regular(path / "run.json", 1 << 20)
-    if content is None:
-        raise UsageError(f"{printable(str(path))} {_why_no_run(path / 'run.json')}")
+        raise UsageError(f"{name} {what}; give the run directory that resilio-launch names")
+    try:
+        return trusted_files.run_directory(path)
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}") from None
+
+
+def read_identity(path: Path) -> tuple[str, float | None]:
+    """(run id, Unix time of creation). Raises UsageError where ``path`` is no run directory of ours."""
+    name = printable(str(path), 500)
+    try:
+        content = trusted_files.read(path / "run.json")
+    except FileNotFoundError:
+        raise UsageError(f"{name} is not a run directory of resilio (no run.json)") from None
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}") from None
     f = Fields.of(parse_object(content))
     version = f.whole("version")
     if not f.text("run_id") or version is None:
-        raise UsageError(f"{printable(str(path))} is not a run directory of resilio (run.json is damaged)")
+        raise UsageError(f"{name} is not a run directory of resilio (run.json is damaged)")
     if version > FORMAT:
-        raise UsageError(f"{printable(str(path))} was made by a newer resilio (format {version}): update this one")
-    return printable(f.text("run_id"), 40), f.number("created")
-
-
-def _why_no_run(identity: Path) -> str:
-    try:
-        identity.stat()
-    except FileNotFoundError:
-        return "is not a run directory of resilio (no run.json)"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    if not os.access(identity, os.R_OK):
-        return "cannot be read: Permission denied"
-    return "is not a run directory of resilio (run.json cannot be read)"
+        raise UsageError(f"{name} was made by a newer resilio (format {version}): update this one")
+    return printable(f.text("run_id"), 40), f.time("created")
 
 
 def parse_verdict(data: object) -> Verdict | None:
@@ -137,7 +152,7 @@ def parse_verdict(data: object) -> Verdict | None:
     if not name:
         return None
     return Verdict(
-        printable(name, 40), printable(f.text("reason"), 300), f.whole("exit_code"), f.number("time") or 0.0,
+        printable(name, 40), printable(f.text("reason"), 300), f.whole("exit_code"), f.time("time") or 0.0,
         f.text("job"), dict(f.data),
     )  # fmt: skip
 
@@ -193,12 +208,21 @@ def build(
         events=tuple(events),
         since=since,
         out_of_use=out_of_use(events, launched or 0.0),
+        restore=_restore(events),
     )
+
+
+def _restore(events: Sequence[Event]) -> Restore | None:
+    for event in reversed(events):
+        f = Fields(event.fields)
+        if event.kind == "first_step" and (step := f.whole("restored")) is not None and step >= 0:
+            return Restore(step, f.text("source"), f.number("restore_s"))
+    return None
 
 
 def _checkpoint(events: Sequence[Event], status: Status | None, verdict: Verdict | None) -> Checkpoint | None:
     known = [
-        (step, event.time) for event in events
+        (step, event.time, Fields(event.fields).number("blocked_s")) for event in events
         if event.kind == "committed" and (step := Fields(event.fields).whole("step")) is not None
     ]  # fmt: skip
     newest = known[-1] if known else None

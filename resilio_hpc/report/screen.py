@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from rich import box
@@ -10,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from resilio_hpc.core.event_words import FAULTS, RUNGS, plural, seconds, signal_name, words
+from resilio_hpc.core.event_words import FAULTS, RUNGS, plural, restored, seconds, signal_name, words
 from resilio_hpc.core.json_fields import Fields, printable
+from resilio_hpc.core.terminal import local_time
 from resilio_hpc.report.faults import Fault
 from resilio_hpc.report.overview import Overview
 from resilio_hpc.report.status import NodeStatus
@@ -87,6 +87,9 @@ def _rows(o: Overview) -> Iterator[tuple[str, Text]]:
             rate = s.steps_per_s if o.state == "running" else None
             yield "step", Text(f"{step}{f', {rate:.3g} steps/s' if rate else ''}")
     yield "checkpoint", Text(checkpoint_words(o))
+    if o.restore is not None:
+        took = f" in {seconds(o.restore.seconds)}" if o.restore.seconds is not None else ""
+        yield "restored", Text(f"{restored(o.restore.source, o.restore.step)}{took}")
     if s is not None and s.restarts:
         since = f", {s.without_progress} since the last checkpoint" if s.without_progress else ""
         yield "restarts", Text(f"{s.restarts}{since}")
@@ -123,7 +126,9 @@ def checkpoint_words(o: Overview) -> str:
         return "none committed"
     age_s = o.now - o.checkpoint.time if o.checkpoint.time else 0.0
     age = f", {seconds(age_s)} ago" if age_s > FRESH_S else ""
-    return f"step {o.checkpoint.step} committed{age}"
+    waited_s = o.checkpoint.blocked_s
+    waited = f"; training waited {seconds(waited_s)} for it" if waited_s is not None else ""
+    return f"step {o.checkpoint.step} committed{age}{waited}"
 
 
 def goodput_words(o: Overview) -> str:
@@ -199,10 +204,7 @@ def _table(*names: str) -> Table:
 
 def clock(unix: float) -> str:
     """``HH:MM:SS`` in local time."""
-    try:
-        return time.strftime("%H:%M:%S", time.localtime(unix))
-    except (OverflowError, ValueError, OSError):
-        return "??:??:??"
+    return local_time(unix, "%H:%M:%S")
 
 
 def _ordinal(number: int) -> str:

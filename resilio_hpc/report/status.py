@@ -65,7 +65,7 @@ class Status:
 def parse_status(data: object) -> Status | None:
     """The status in a JSON object; None without a time. Missing and wrong fields read as unknown."""
     f = Fields.of(data)
-    at = f.number("time")
+    at = f.time("time")
     if at is None:
         return None
     committed = f.whole("committed")

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from resilio_hpc.ckpt import agent_link
-from resilio_hpc.ckpt.coordinator import Place
+from resilio_hpc.ckpt import agent_link, world
 from resilio_hpc.core import gloo_groups
 from resilio_hpc.core.errors import SaveRefused
 from resilio_hpc.core.rank_link import Finished, StopAt, StopConfirmed, Stopped
@@ -138,8 +137,9 @@ def attach() -> Run:
     """Connect to the launcher that started this rank. Harmless, and all there is to it, without one.
 
     Under the launcher SIGTERM is left to the agent, which makes an agreed stop of it; a script's own handler stays.
-    Reads torchrun's environment (a lone process is rank 0 of 1). Further calls return the same Run. Gloo's process
-    groups live from now on as long as the process, since torch 2.13 can deadlock where one is destroyed.
+    Takes torch.distributed's rank where it is initialised, else torchrun's environment (a lone process is rank 0 of 1).
+    Raises UsageError where the two contradict. Further calls return the same Run. Gloo's process groups live from now
+    on as long as the process, since torch 2.13 can deadlock where one is destroyed.
     """
     gloo_groups.keep_alive()
     if not _attached:
@@ -171,7 +171,7 @@ def _attach(
 ) -> Run:
     """``connect`` gives the link to the agent, None without one."""
     link = connect(environment)
-    place = Place.read(environment)
+    place = world.find_place(environment)
     run_dir = environment.get("RESILIO_RUN_DIR")
     tensor, pipeline, data = _layout(environment, place.world_size)
     run = Run(

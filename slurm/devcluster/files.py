@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.slurm.devcluster import control, processes, slurm_conf
-from resilio_hpc.slurm.devcluster.spec import USER, USER_ID, ClusterSpec, Layout, base_directory, layout
+from resilio_hpc.slurm.devcluster.spec import ROOTS, USER, USER_ID, ClusterSpec, Layout, base_directory, layout
 
 
 def names() -> list[str]:
@@ -19,8 +20,13 @@ def names() -> list[str]:
 
 
 def remove(name: str, timeout_s: float = 20.0) -> bool:
-    """End a cluster, running, half started or dead, and remove all its files; False if there was nothing."""
+    """End a cluster, running, half started or dead, and remove all its files; False if there was nothing.
+
+    Raises UsageError for another user's."""
     where = layout(name)
+    owner = next((found for state in (where.state, ROOTS / name) if (found := _owner(state)) is not None), None)
+    if owner not in (None, os.geteuid()) and os.geteuid() != 0:
+        raise UsageError(f"dev cluster {name} belongs to user {owner}, who alone can end it (or root)")
     if not where.state.is_dir():
         return False
     try:
@@ -38,6 +44,15 @@ def remove(name: str, timeout_s: float = 20.0) -> bool:
     except OSError:
         pass  # other clusters are there
     return True
+
+
+def _owner(state: Path) -> int | None:
+    try:
+        return state.lstat().st_uid
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        raise UsageError(f"{state} cannot be looked at: it is another user's") from None
 
 
 def write_files(spec: ClusterSpec, where: Layout, slurm_conf_text: str) -> None:

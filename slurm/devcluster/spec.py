@@ -90,13 +90,16 @@ class Layout:
         return self.machine(name) / "spool"
 
 
+ROOTS = Path("/var/lib/resilio-devcluster")
+
+
 def base_directory() -> Path:
     """Where the clusters' state lies: ``$RESILIO_DEVCLUSTER_DIR``, else /var/lib (root) or the user's own."""
     given = os.environ.get("RESILIO_DEVCLUSTER_DIR")
     if given:
         return Path(given)
     if os.geteuid() == 0:
-        return Path("/var/lib/resilio-devcluster")
+        return ROOTS
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "resilio-devcluster"
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import HealthError
-from resilio_hpc.core.json_fields import read_regular
 from resilio_hpc.slurm.node_faults.site_weights import KnownWeight
 
 _MOST_BYTES = 64 << 20
@@ -51,13 +51,16 @@ class WeightFile:
     def read(self) -> dict[str, KnownWeight]:
         """Node → what is known. Nothing where there is no file yet.
 
-        Raises HealthError where it is damaged: without it nobody knows which weights are ours.
+        Raises HealthError where it is damaged: without it nobody knows which weights are ours. Raises Untrusted.
         """
         if not self._path.exists():
             return {}
-        content = read_regular(self._path, _MOST_BYTES)
         try:
-            return msgspec.json.decode(content or b"", type=_Content).nodes
+            content = trusted_files.read(self._path, _MOST_BYTES)
+        except OSError:
+            content = b""
+        try:
+            return msgspec.json.decode(content, type=_Content).nodes
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise HealthError(
                 f"{self._path} is damaged, so nobody knows which weights are ours: remove it, and the weights that "

@@ -365,3 +365,24 @@ def test_a_rank_that_waits_for_a_snapshot_ends_with_its_agent(agent: Agent) -> N
     assert agent.link is not None
     agent.link.close()
     finish(process, agent_link.EXIT_RESTORE_FAILED)
+
+
+SAVE_AND_RESTORE = """
+    import numpy as np
+    from resilio_hpc import ckpt
+    checkpoint = ckpt.Checkpointer()
+    assert checkpoint.restore() is None
+    checkpoint.save(5, {"x": np.arange(1000)})
+    step, state = checkpoint.restore()
+    print(step, int(state["x"].sum()))
+"""
+
+
+def test_a_restore_after_saves_waits_for_them_and_takes_the_newest(agent: Agent) -> None:
+    process = agent.rank(SAVE_AND_RESTORE)
+    agent.accept()
+    said = [agent.hear() for _ in range(3)]
+    assert isinstance(said[-1], rank_link.SnapshotTaken)
+    persist_and_commit(agent, 5)
+    agent.tell(rank_link.Stage(5, "committed"))
+    assert finish(process) == "5 499500"

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shards
 
-from resilio_hpc.ckpt import Checkpointer, arena, coordinator
+from resilio_hpc.ckpt import Checkpointer, Slab, arena, coordinator
 from resilio_hpc.ckpt.expected import expected_bytes
 from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.tree import flatten
-from tests.support.waiting import until
+from tests.support.ckpt.forked_ranks import in_ranks, join
+from tests.support.waiting import PATIENCE_S, until
 
 OPTIMIZERS: list[Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]] = [
     torch.optim.AdamW,
@@ -107,3 +110,19 @@ def test_what_is_never_to_be_in_memory_is_not_made_ready_there(tmp_path: Path) -
 def wait_for_size(path: Path) -> int:
     until(lambda: path.stat().st_size > 0, "the arena has its size")
     return path.stat().st_size
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_without_memory_of_its_own_is_refused_by_name_and_not_by_the_estimate(tmp_path: Path) -> None:
+    def act(rank: int) -> str:
+        join(tmp_path, rank, 1)
+        part = Shard(torch.ones(4), ShardMetadata([0], [4], "rank:0/cpu"))
+        state = {"x": init_from_local_shards([part], 4)}
+        checkpoint = Checkpointer(tmp_path / "steps")
+        assert checkpoint.restore(state) is None
+        checkpoint.save(1, {"x": Slab(torch.ones(4), (4,), (0,))}).wait(timeout_s=PATIENCE_S)
+        checkpoint.restore(state)
+        return "restored"
+
+    (said,) = in_ranks(act, tmp_path, 1)
+    assert said.startswith("UsageError: state['x']: nothing can be restored into it: a ShardedTensor cannot be saved")

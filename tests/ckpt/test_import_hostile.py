@@ -272,7 +272,7 @@ def test_values_and_tensors_of_a_folder_are_read_without_running_code(folder: Pa
 def test_links_are_not_followed(folder: Path) -> None:
     (folder / "__0_0.distcp").rename(folder.parent / "elsewhere")
     (folder / "__0_0.distcp").symlink_to(folder.parent / "elsewhere")
-    refused(folder, "dcp", OSError, "Too many levels of symbolic links")
+    refused(folder, "dcp", OSError, "it is a link, not a regular file")
 
 
 GOOD = pickle.dumps(

@@ -12,7 +12,7 @@ import pytest
 
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.coordinator import Place
-from resilio_hpc.ckpt.local_coordinator import session
+from resilio_hpc.ckpt.world import session
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S, until
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,8 +120,18 @@ def test_whatever_is_asked(steps: list[CommittedStep], retention: Retention) -> 
         {"keep_hours": 0},
         {"keep_gb": -1.5},
         {"keep_gb": float("nan")},
+        {"keep_last": 2.5},
+        {"keep_last": None},
+        {"keep_last": True},
+        {"keep_every": "10"},
+        {"keep_hours": "2"},
     ],
 )
-def test_numbers_that_make_no_sense_are_refused_by_name(wrong: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=f"{next(iter(wrong))} is {next(iter(wrong.values())):g}, it must be "):
+def test_settings_that_make_no_sense_are_refused_by_name(wrong: dict[str, object]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(UsageError, match=f"{name} is {value!r}, it must be a "):
         Retention(**wrong)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert Retention(numpy.int64(2), numpy.int32(0), None, numpy.float32(1.5)) == Retention(2, 0, None, 1.5)  # type: ignore[arg-type]

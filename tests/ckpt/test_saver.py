@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt import arena, catalogue
+from resilio_hpc.ckpt import arena, catalogue, fence
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.records import Layout
@@ -252,7 +252,7 @@ def test_arenas_stay_mapped_until_they_are_removed_or_replaced(saver: Saver, shm
 
 def test_an_old_epoch_gets_no_commit(saver: Saver, shm: Path, tmp_path: Path) -> None:
     answer = saver.ask(persist(take(shm, 3), 3, tmp_path))
-    catalogue.raise_fence(tmp_path, 2)
+    fence.raise_fence(tmp_path, 2)
     refused = saver.ask(commit(answer, tmp_path))
     assert isinstance(refused, SaverFailed)
     assert "epoch 2 has taken over" in refused.error

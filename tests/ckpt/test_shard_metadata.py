@@ -29,9 +29,9 @@ def _nothing_kept() -> Iterator[None]:
 
 def part(step: int, tree: bytes, checksum: int, rows: int = 1000, rank: int = 0) -> RankPart:
     tensors = [
-        TensorRecord("model/weight", "numpy", "float32", (rows, 100), 4096, 400 * rows, (checksum,)),
-        TensorRecord("model/none", "numpy", "float32", (0, 5), 4096, 0, ()),
-        TensorRecord("step", "numpy", "int64", (), 64, 8, (checksum,)),
+        TensorRecord("model/weight", "numpy", "<f4", (rows, 100), 4096, 400 * rows, (checksum,)),
+        TensorRecord("model/none", "numpy", "<f4", (0, 5), 4096, 0, ()),
+        TensorRecord("step", "numpy", "<i8", (), 64, 8, (checksum,)),
     ]
     return RankPart(step, rank, "own", tree, tensors)
 

@@ -24,6 +24,7 @@ from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.slab import Box, any_overlap
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
 from resilio_hpc.native import crc32c
+from tests.support.ckpt.unchecked_step import save_unchecked
 
 Grid = tuple[int, ...]
 
@@ -251,7 +252,7 @@ def test_what_differs_between_the_processes_cannot_be_shared_out_and_what_does_n
 
 
 def test_the_same_path_as_a_part_and_as_a_whole_is_refused(tmp_path: Path) -> None:
-    save(tmp_path, [{"x": Slab(torch.ones(2), (4,), (0,))}, {"x": torch.ones(4)}])
+    save_unchecked(tmp_path, [{"x": Slab(torch.ones(2), (4,), (0,))}, {"x": torch.ones(4)}])
     with pytest.raises(LayoutMismatch, match="x was saved in parts, and as a whole"):
         rank(tmp_path, 0, 1).restore({"x": torch.zeros(4)})
 
@@ -267,7 +268,7 @@ def test_the_same_path_as_a_part_and_as_a_whole_is_refused(tmp_path: Path) -> No
 def test_gaps_and_overlaps_are_found(
     parts: list[tuple[int, int]], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    save(tmp_path, [{"x": Slab(torch.ones(length), (4,), (first,))} for first, length in parts])
+    save_unchecked(tmp_path, [{"x": Slab(torch.ones(length), (4,), (first,))} for first, length in parts])
     with pytest.raises(error, match=message):
         rank(tmp_path, 0, 1).restore({"x": torch.zeros(4)})
 
@@ -278,9 +279,10 @@ def test_copies_that_nobody_called_copies_must_be_equal(tmp_path: Path) -> None:
     mine = torch.zeros(4)
     rank(tmp_path, 0, 1).restore({"x": mine})
     assert torch.equal(mine, torch.ones(4))
-    save(tmp_path, [{"x": Slab(torch.ones(2) * number, (4,), (first,))} for number, first in enumerate((0, 2, 2))], 2)
+    differ = [{"x": Slab(torch.ones(2) * number, (4,), (first,))} for number, first in enumerate((0, 2, 2))]
+    save_unchecked(tmp_path / "other", differ)
     with pytest.raises(CorruptCheckpoint, match="two ranks saved the same part of x differently"):
-        rank(tmp_path, 0, 1).restore({"x": torch.zeros(4)}, step=2)
+        rank(tmp_path / "other", 0, 1).restore({"x": torch.zeros(4)}, step=1)
 
 
 def test_another_global_shape_is_refused(tmp_path: Path) -> None:

@@ -221,12 +221,17 @@ def test_one_of_a_step_that_was_saved_again_is_gone_with_it(directory: Path) -> 
     assert not (step_of(directory, 2) / "checkpoint.h5").exists()
 
 
-def test_a_link_in_its_place_is_not_followed(directory: Path) -> None:
-    path = step_of(directory) / "checkpoint.h5"
-    path.rename(directory / "elsewhere")
-    path.symlink_to(directory / "elsewhere")
-    with pytest.raises(OSError, match="symbolic"):
-        why_wrong(path.parent, catalogue.manifest_of(directory, 1))
+def test_a_link_in_its_place_is_read_and_what_it_leads_to_is_never_written(directory: Path) -> None:
+    path, elsewhere = step_of(directory) / "checkpoint.h5", directory / "elsewhere"
+    before = path.read_bytes()
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    manifest = catalogue.manifest_of(directory, 1)
+    assert why_wrong(path.parent, manifest) == ""
+    elsewhere.write_bytes(before[:-1])
+    assert "checksum" in why_wrong(path.parent, manifest)
+    write_view(directory, manifest)
+    assert (elsewhere.read_bytes(), path.is_symlink(), why_wrong(path.parent, manifest)) == (before[:-1], False, "")
 
 
 def test_show_makes_it_and_says_how(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,3 +136,9 @@ def test_what_it_says_beside_a_launch_is_a_line_of_the_launchers_and_no_reason_t
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err.startswith("[resilio] ") and told.err.endswith("--resize: would grow to 3 nodes: 1 idle node\n")
+
+
+def test_a_dry_run_says_that_it_was_one(capsys: pytest.CaptureFixture[str]) -> None:
+    options = resize._parser().parse_args(["run", "--dry-run"])
+    resize._say(Decision("stay", "nothing_idle", "0 nodes idle"), "", options)
+    assert capsys.readouterr().out == "stay: 0 nodes idle (dry run: nothing is done or written)\n"

@@ -68,6 +68,50 @@ def test_a_job_is_submitted_and_told_how_to_watch_and_stop(slurm: Path, capsys: 
     assert "#SBATCH --nodes=3\n" in script and "train.py --lr 'a b'\n" in script
 
 
+PARTITIONS = "PartitionName=main Default=YES State=UP MaxTime=1-00:00:00 MaxNodes=UNLIMITED Nodes=n[1-3] TotalNodes=3\n"
+FAKE_SCONTROL = """#!/bin/sh
+# A fake of scontrol and sinfo, which knows what \"resilio submit\" asks.
+case "$*" in
+    -V) echo slurm 26.05.5 ;;
+    "-a -o show partitions") cat "$FAKE/partitions" ;;
+    "-a show nodes --json") cat "$FAKE/nodes" ;;
+    "show config") echo "MaxArraySize = 1001" ;;
+    *) echo "fake: $*" >&2; exit 64 ;;
+esac
+"""
+
+
+def test_what_can_never_start_is_said_and_not_queued(slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("scontrol", "sinfo"):
+        (slurm / name).write_text(FAKE_SCONTROL)
+        (slurm / name).chmod(0o755)
+    (slurm / "partitions").write_text(PARTITIONS)
+    nodes = [
+        {"name": f"n{n}", "state": ["IDLE"], "partitions": ["main"], "cpus": 4, "gres": "gpu:2"} for n in (1, 2, 3)
+    ]
+    (slurm / "nodes").write_text(json.dumps({"nodes": nodes}))
+    wrong = ("--template", "multi-node", "nodes=5", "--", "train.py")
+    assert submit(*wrong) == 2
+    said = capsys.readouterr().err
+    assert "can never start: nodes=5: partition main has 3; gpus_per_node=8 (the template's): nodes of" in said
+    assert said.count("\n") == 1 and not (slurm / "argv").exists()
+    assert submit("--template", "sweep", "array=0-5000", "gpus_per_node=2", "--", "train.py") == 2
+    assert "MaxArraySize=1001" in capsys.readouterr().err
+    assert submit("--template", "multi-node", "nodes=3", "gpus_per_node=2", "--", "train.py") == 0
+    assert submit(*wrong[:2], "--no-check", *wrong[2:]) == 0
+    (slurm / "partitions").write_text("")  # Slurm does not tell: sbatch is asked
+    assert submit(*wrong) == 0
+
+
+def test_output_without_a_place_is_said(slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("--template", "multi-node", "output=logs/%j.out", "--", "train.py") == 2
+    assert f"there is no directory {Path.cwd()}/logs: make it first" in capsys.readouterr().err
+    assert submit("--template", "multi-node", "error=%j/err", "--", "train.py") == 2
+    assert "sbatch makes no directory" in capsys.readouterr().err
+    Path("logs").mkdir()
+    assert submit("--template", "multi-node", "output=logs/%j.out", "--", "train.py") == 0
+
+
 def test_a_dry_run_prints_the_script_and_submits_nothing(slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--template", "multi-node", "time=90", "--dry-run", "--", "train.py") == 0
     script = capsys.readouterr().out
@@ -127,7 +171,7 @@ def test_an_answer_without_a_number_and_a_missing_sbatch(
     assert "which is no job number" in capsys.readouterr().err
     monkeypatch.setenv("PATH", str(slurm.parent))
     assert submit("--template", "multi-node", "--", "train.py") == 1
-    assert "there is no sbatch on PATH" in capsys.readouterr().err
+    assert "Slurm cannot be reached from here" in capsys.readouterr().err
 
 
 def test_notes_of_the_site_are_passed_on(slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:

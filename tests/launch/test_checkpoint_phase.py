@@ -63,6 +63,9 @@ def test_memory_that_is_newer_than_the_directory_is_restored_and_made_durable() 
     world.until_round(1)
     assert world.last.restore == m.RestorePoint(MEMORY, 20)
     world.run(lambda: 20 in world.directory.committed)
+    assert world.records("committed")[0]["blocked_s"] > 0  # what the slowest rank's training waited for the snapshot
+    world.run(lambda: world.records("first_step")[-1]["round"] > 0)
+    assert [record["restore_s"] for record in world.records("first_step")] == [0.0, 0.01]
 
 
 def test_bad_copies_are_left_out_down_to_the_older_committed_step() -> None:

@@ -17,7 +17,7 @@ CPU_NODE = NodeDevices(gpus=0, xpus=0, cpus=6, memory_bytes=64 << 30)
 
 
 def options(**changes: object) -> LaunchOptions:
-    return LaunchOptions(script="x.py", kind="script", run_dir="/tmp", **changes)  # type: ignore[arg-type]
+    return LaunchOptions(script="x.py", kind="script", run_dir="/tmp/no-run-yet", **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_what_needs_slurm_is_told_to_have_no_effect_without_it() -> None:
 
 def test_a_chain_of_array_tasks_is_refused_with_another_way() -> None:
     environment = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
-    chained = LaunchOptions("/bin/true", "command", "/tmp", chain=True)
+    chained = LaunchOptions("/bin/true", "command", "/tmp/no-run-yet", chain=True)
     with pytest.raises(UsageError, match="a whole array again"):
-        check(chained, environment, Path("/tmp"), CPU_NODE)
-    check(LaunchOptions("/bin/true", "command", "/tmp"), environment, Path("/tmp"), CPU_NODE)
-    check(chained, {"SLURM_JOB_ID": "7"}, Path("/tmp"), CPU_NODE)
+        check(chained, environment, Path("/tmp/no-run-yet"), CPU_NODE)
+    check(LaunchOptions("/bin/true", "command", "/tmp/no-run-yet"), environment, Path("/tmp/no-run-yet"), CPU_NODE)
+    check(chained, {"SLURM_JOB_ID": "7"}, Path("/tmp/no-run-yet"), CPU_NODE)

@@ -17,6 +17,7 @@ from resilio_hpc.prolog_epilog.check import Fault, Result, Verdict
 from resilio_hpc.prolog_epilog.node import Node, boot_id, uptime_s
 from resilio_hpc.prolog_epilog.table import load
 from tests.support.environments import ROOT
+from tests.support.prolog_epilog.cases import LINK_DOWN
 from tests.support.prolog_epilog.fake_nvml import FakeNvml, NVMLError_GpuIsLost, NVMLError_NoPermission
 from tests.support.prolog_epilog.node_trees import kernel_lines, write
 from tests.support.waiting import PATIENCE_S, until
@@ -70,6 +71,14 @@ def test_our_own_checks_ask_nvml_what_is_asked_before_ranks_start(tmp_path: Path
     assert look(FakeNvml(), tmp_path).evidence == ()
     lost = look(FakeNvml({"nvmlDeviceGetTemperature": NVMLError_GpuIsLost("GPU is lost")}), tmp_path)
     assert [one.check for one in lost.evidence] == ["gpu-lost"]
+
+
+def test_links_that_are_down_speak_against_a_gpu_that_had_them_before(tmp_path: Path) -> None:
+    node = Node(settings=TABLE.settings, root=write(tmp_path), nvml=lambda: FakeNvml(LINK_DOWN))
+    links = [check for check in de.device_checks(TABLE) if check.id == "gpu-nvlink"]
+    assert de.from_nvml(node, links, ()).evidence == ()  # bridges may join some of the GPUs only
+    said = de.from_nvml(node, links, (), {"gpu-nvlink": {BAD: 18}})
+    assert [(one.check, one.device) for one in said.evidence] == [("gpu-nvlink", BAD)]
 
 
 def test_a_gpu_of_another_job_is_not_counted_among_ours(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ for step in run.steps(0, 4, save=save, every=1):
 
 MOUNT_AND = """
 set -e
-mount -t tmpfs -o size=24m none run/checkpoints
+mount -t tmpfs -o size=24m,mode=755 none run/checkpoints
 mount -t tmpfs -o "$DISK" none disk
 "$@"
 "$PYTHON" -c 'import sys; from resilio_hpc.cli.ckpt import main; sys.exit(main(sys.argv[1:]))' verify run/checkpoints

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from resilio_hpc.launch import notify_targets, run_directory
+from resilio_hpc.launch import node_directories, notify_targets, run_directory
 from resilio_hpc.launch.agent_settings import AgentSettings
-from resilio_hpc.launch.identity import identify
+from resilio_hpc.launch.identity import forget, identify
 from resilio_hpc.launch.notify_targets import parse_target
 from resilio_hpc.launch.options import LaunchOptions
 
@@ -32,7 +33,7 @@ def test_the_second_agent_of_a_node_needs_no_run_directory(settings: AgentSettin
 
 def test_what_is_kept_is_for_us_alone(settings: AgentSettings) -> None:
     run, _ = identify(settings)
-    directory, _ = run_directory.node_directories(run.run_id, "n1")
+    directory = node_directories.local(run.run_id, "n1")
     assert directory.stat().st_mode & 0o777 == 0o700
     assert (directory / "identity.json").stat().st_mode & 0o777 == 0o600
 
@@ -41,6 +42,16 @@ def test_another_job_or_a_spoilt_file_reads_the_run_directory_again(settings: Ag
     run, _ = identify(settings)
     notify_targets.put_away(run.path, ())
     assert identify(msgspec.structs.replace(settings, job="8"))[1] == ()
-    directory, _ = run_directory.node_directories(run.run_id, "n1")
+    directory = node_directories.local(run.run_id, "n1")
     (directory / "identity.json").write_text('{"job": "7"')
     assert identify(settings) == (run, ())
+
+
+def test_what_stays_behind_holds_neither_secret_nor_webhook(settings: AgentSettings) -> None:
+    run, _ = identify(settings)
+    directory = node_directories.local(run.run_id, "n1")
+    (directory / "spool").mkdir()
+    assert base64.b64encode(run.secret) in (directory / "identity.json").read_bytes()
+    forget(directory)
+    assert [path.name for path in directory.iterdir()] == ["spool"]
+    forget(directory)  # whoever comes second

@@ -42,7 +42,7 @@ def test_the_first_step_is_told_when_the_last_rank_made_it() -> None:
     for index in local.ranks:
         local.said(index, Restored(40, "memory", 0.1), 0.0)
     assert local.said(0, StepDone(41, 10.0), 0.0) == []
-    assert local.said(1, StepDone(41, 10.5), 0.0) == [m.FirstStep("n2", 3, 7, 41, 10.5, 40, (("memory", 2),))]
+    assert local.said(1, StepDone(41, 10.5), 0.0) == [m.FirstStep("n2", 3, 7, 41, 10.5, 40, (("memory", 2),), 0.1)]
     assert local.said(1, StepDone(42, 11.0), 0.0) == []
 
 
@@ -51,7 +51,7 @@ def test_the_first_step_tells_from_where_how_many_ranks_were_restored() -> None:
     for index, source in enumerate(("committed", "no tier")):
         local.said(index, Restored(40, source, 0.1), 0.0)
     found = [message for index in (0, 1) for message in local.said(index, StepDone(41, 10.0), 0.0)]
-    assert found == [m.FirstStep("n2", 3, 7, 41, 10.0, 40, (("committed", 1),))]
+    assert found == [m.FirstStep("n2", 3, 7, 41, 10.0, 40, (("committed", 1),), 0.1)]
 
 
 def test_the_step_time_is_that_of_the_last_steps_and_not_of_the_whole_run() -> None:

@@ -18,7 +18,7 @@ from resilio_hpc.slurm.command_client import CommandClient
 from resilio_hpc.slurm.commands import Unanswered
 from resilio_hpc.slurm.devcluster import DevCluster
 from resilio_hpc.slurm.drain_policy import DrainPolicy
-from resilio_hpc.slurm.drain_reason import Finding, read_reason
+from resilio_hpc.slurm.drain_reason import Finding, read_reason, write_reason
 from resilio_hpc.slurm.drain_writer import DrainWriter
 from resilio_hpc.slurm.model import Job, Node
 from tests.support.clusters import each_series
@@ -75,7 +75,13 @@ def test_nodes_and_jobs_are_the_same_from_json_and_from_tables(cluster: DevClust
     running = cluster.submit("#!/bin/sh\nsleep 100\n", ["-w", "n3", "--gres=gpu:2", "--comment", '{"k":1}'])
     forged = "x\nJobState=FAILED\n99|COMPLETED|None"
     waiting = cluster.submit("#!/bin/sh\n", ["--begin=now+1hour", "-a", "1-3%1", "-J", forged, "--comment", forged])
-    cluster.wait_for_job(running, ["RUNNING"], 20.0)
+    held = cluster.submit("#!/bin/sh\nsleep 100\n")
+    for number in (running, held):
+        cluster.wait_for_job(number, ["RUNNING"], 20.0)
+    cluster.run("ctl", ["scontrol", "requeuehold", str(held)])
+    cluster.wait_for_job(held, ["PENDING"], 20.0)
+    cluster.run("ctl", ["scancel", str(held)])
+    cluster.wait_for_job(held, ["CANCELLED"], 20.0)
 
     from_json, from_table = both_ways(cluster, "nodes")
     assert set(from_json) == {"n1", "n2", "n3", "n4", "n5"}
@@ -94,8 +100,8 @@ def test_nodes_and_jobs_are_the_same_from_json_and_from_tables(cluster: DevClust
     assert from_json["n3"].cpus_allocated == 1
 
     jobs, table_jobs = both_ways(cluster, "jobs")
-    mine = [number for number in jobs if number in (running, waiting)]  # others' jobs have ended: ``reason`` may differ
-    assert {number: jobs[number] for number in mine} == {number: table_jobs[number] for number in mine}
+    assert jobs == table_jobs
+    assert jobs[held].reason == "job requeued in held state"
     assert (jobs[running].nodes, jobs[running].comment, str(jobs[running].state)) == (("n3",), '{"k":1}', "RUNNING")
     assert (jobs[waiting].name, jobs[waiting].comment, jobs[waiting].array_tasks) == (forged, forged, "1-3%1")
     assert 99 not in jobs
@@ -198,6 +204,20 @@ def test_a_storm_stops_draining(cluster: DevCluster) -> None:
     results = [writer(cluster).drain(name, XID).result for name in cluster.nodes[:4]]
     assert results == ["drained", "storm", "drained", "storm"] or results == ["drained", "drained", "storm", "storm"]
     assert sum(node.state.drain for node in client(cluster).nodes()) == 2
+
+
+def test_a_check_holds_a_few_nodes_and_other_checks_go_on(cluster: DevCluster) -> None:
+    policy = DrainPolicy(share=1.0, at_least=2, window_s=600, passes=3, check_share=0.1)
+    drainer = DrainWriter(client(cluster), policy, AuditLog(None))
+    for name in ("n1", "n2", "n3"):  # three nodes, each of which looked before the next one wrote
+        admin(cluster, f"NodeName={name}", "State=DRAIN", f"Reason={write_reason([XID])}")
+    order = sorted(client(cluster).nodes(["n1", "n2", "n3"]), key=lambda node: (node.reason_time or 0, node.name))
+    results = {node.name: drainer.drain(node.name, XID).result for node in order}
+    assert list(results.values()) == ["nothing", "nothing", "shared"]
+    assert [node.state.drain for node in order] == [True] * 3
+    assert sorted(node.name for node in client(cluster).nodes() if node.state.drain) == sorted(list(results)[:2])
+    assert drainer.drain("n4", XID).result == "shared"
+    assert drainer.drain("n4", Finding("disk-errors", "sdb")).result == "drained"
 
 
 def test_jobs_through_the_client(cluster: DevCluster) -> None:

@@ -79,6 +79,7 @@ def test_a_killed_rank_costs_a_restart_and_no_result_of_an_earlier_life_counts(c
     assert "[rank 0] " in said["out"] and "[rank 1] " in said["out"]
     assert said["out1"] and "[rank" not in said["out1"]
     assert "rank 1 on n1 killed by SIGKILL" in said["err"]
+    assert (said["torn_down"], said["at_once"]) == ("there\n", "CANCELLED")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 from resilio_hpc.core.errors import HealthError, UsageError
 from resilio_hpc.prolog_epilog import reports
 from resilio_hpc.prolog_epilog.report_desk import LOOK_S, OF_ALL, PER_USER, WINDOW_S, Admission, ReportDesk
-from resilio_hpc.prolog_epilog.reports import MOST_BYTES, Report, prepare, take, write
+from resilio_hpc.prolog_epilog.reports import MOST_BYTES, MOST_FILES, MOST_PER_USER, Report, prepare, take, write
 from tests.support.security.another_user import NOBODY, as_another_user, needs_root
 
 GOOD = b'{"node":"n1","why":"ECC errors"}'
@@ -166,6 +166,26 @@ def test_a_flood_is_read_a_part_at_a_time(spool: Path) -> None:
         (spool / f"r{number}").write_bytes(GOOD)
     assert len(said(spool)) == reports.MOST_FILES
     assert len(said(spool)) == 50
+
+
+@needs_root
+def test_one_user_keeps_no_other_users_report_from_being_read(spool: Path) -> None:
+    """Well-formed reports on another node, dated in the future, more of them than are read in a turn."""
+    count = MOST_PER_USER + 300
+
+    def flood() -> None:
+        for number in range(count):
+            name = spool / f"report-{number:016x}"
+            name.write_bytes(b'{"node":"elsewhere","why":"x"}')
+            os.utime(name, (time.time() + 1e8, time.time() + 1e8))
+
+    as_another_user(flood)
+    write(spool, Report(node="n1", why="genuine"))
+    assert said(spool) == [(0, "genuine")]
+    assert len(list(spool.iterdir())) == MOST_PER_USER
+    for _ in range(-(-MOST_PER_USER // MOST_FILES)):
+        take(spool, "n1", time.time() + 2 * 86_400)
+    assert list(spool.iterdir()) == []  # nobody took them: what date their owner gave them does not matter
 
 
 def test_a_spool_that_is_not_ours_is_not_read(tmp_path: Path) -> None:

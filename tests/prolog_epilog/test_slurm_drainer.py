@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilio_hpc.core.errors import SlurmError
@@ -17,9 +18,11 @@ from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 POLICY = DrainPolicy(share=0.1, at_least=2, window_s=600, passes=3)
 
 
-def drainer_of(slurm: FakeSlurmctld, mode: str = ACT, log: Path | None = None) -> SlurmDrainer:
+def drainer_of(
+    slurm: FakeSlurmctld, mode: str = ACT, log: Path | None = None, policy: DrainPolicy = POLICY
+) -> SlurmDrainer:
     client = CommandClient(slurm)
-    writer = DrainWriter(client, POLICY, AuditLog(log), mode, clock=lambda: slurm.now, sleep=lambda seconds: None)
+    writer = DrainWriter(client, policy, AuditLog(log), mode, clock=lambda: slurm.now, sleep=lambda seconds: None)
     return SlurmDrainer(client, writer)
 
 
@@ -56,6 +59,13 @@ def test_a_storm_withholds_drains_and_says_why(slurm: FakeSlurmctld) -> None:
     assert [answer.outcome for answer in answers] == ["drained", "drained", "withheld", "withheld"]
     assert "look for a cause that they share" in answers[2].why
     assert not slurm.nodes["n3"].drain
+
+
+def test_a_check_that_fails_on_too_many_nodes_only_warns_on_the_others(slurm: FakeSlurmctld) -> None:
+    drainer = drainer_of(slurm, policy=msgspec.structs.replace(POLICY, check_share=0.1))
+    answers = [drainer.drain(name, "mount-present", "/data is not mounted") for name in slurm.nodes]
+    assert [answer.outcome for answer in answers] == ["drained", "drained", "warned", "warned"]
+    assert "2 of 4 nodes of partition main are drained for mount-present, 2 are allowed" in answers[2].why
 
 
 def test_a_drain_that_slurm_made_itself_is_offered_once_when_it_has_passed(

@@ -248,6 +248,33 @@ def test_prologs_may_fail_for_a_device_while_the_breaker_has_room(tmp_path: Path
     assert daemon.watch.drains is not None
 
 
+def test_a_check_that_fails_on_too_many_nodes_only_warns_and_others_go_on(tmp_path: Path) -> None:
+    drainer = Drainer("warned")
+    daemon = Daemon(tmp_path, drainer)
+    daemon.watch.faults = FaultRecord(FaultLedger(tmp_path / "faults"), daemon.said.append)
+    daemon.broken = {"fast"}
+    for now in (1000.0, 1010.0, 1070.0, 1600.0):  # where all nodes ask, they do so seldom
+        daemon.at(now)
+        verdict = daemon.watch.turn()
+        assert verdict is not None and (verdict.action, verdict.withheld) == ("warn", "")
+        assert "only a warning" in verdict.findings[0].evidence
+    assert len(drainer.asked) == 2
+    assert FaultLedger(tmp_path / "faults").read().faults == ()  # a shared cause is no fault of this node's
+    drainer.answer = SlurmError("Unable to contact slurm controller")  # what was known stays
+    daemon.at(2201.0)
+    verdict = daemon.watch.turn()
+    assert verdict is not None and verdict.action == "warn"
+    daemon.broken = {"fast", "device"}
+    drainer.answer = "warned"
+    assert (
+        leave_s(daemon, 2802.0) == LEAVE_S and drainer.rooms == 1
+    )  # another check's fault keeps jobs off all the same
+    drainer.answer = "drained"
+    daemon.at(3403.0)
+    verdict = daemon.watch.turn()
+    assert verdict is not None and verdict.action == "drain"
+
+
 def test_where_another_runs_the_checks_nothing_is_done(daemon: Daemon) -> None:
     with daemon.cache.locked() as ours:
         assert ours

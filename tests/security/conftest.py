@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resilio_hpc.launch import run_directory
+from resilio_hpc.launch import node_directories, run_directory
 from tests.support.environments import open_the_way_to, scrubbed
 from tests.support.security.live_run import Running
 from tests.support.waiting import PATIENCE_S, until
@@ -50,8 +50,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             alive=lambda: launch.poll() is None,
         )
         run = run_directory.read_run(path)
-        local = run_directory.node_directories(run.run_id, socket.gethostname().split(".")[0])
-        yield Running(path, run.secret, launch.pid, local)
+        local = node_directories.found(run.run_id, socket.gethostname().split(".")[0])
+        assert local[0] is not None and local[1] is not None
+        yield Running(path, run.secret, launch.pid, (local[0], local[1]))
     finally:
         launch.terminate()
         launch.wait(PATIENCE_S)

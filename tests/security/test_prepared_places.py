@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -9,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch import leftovers, run_directory
+from resilio_hpc.core.errors import Untrusted, UsageError
+from resilio_hpc.launch import leftovers, node_directories, run_directory
 from tests.support.security.another_user import NOBODY, as_another_user, needs_root
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -36,31 +39,79 @@ PREPARED: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
+@pytest.fixture
+def base(public: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a node's private directories are made."""
+    monkeypatch.setenv("RESILIO_LOCAL_DIR", str(public))
+    return public
+
+
 @needs_root
 @pytest.mark.parametrize("what", PREPARED)
-def test_a_place_that_somebody_else_prepared_is_refused(what: str, public: Path, tmp_path: Path) -> None:
+def test_a_place_that_somebody_else_prepared_is_passed_over(what: str, base: Path, tmp_path: Path) -> None:
     target = tmp_path / "mine"
     target.mkdir(mode=0o755)
-    path = public / "resilio-0-abc"
-    as_another_user(lambda: PREPARED[what](path, target))
-    assert path.lstat().st_uid == NOBODY
-    with pytest.raises(UsageError, match="belongs to somebody else"):
-        run_directory.make_private(path)
+    seen = node_directories.local("run", "n1")  # its name can be seen by everybody, and the next job's is like it
+    seen.rmdir()
+    as_another_user(lambda: PREPARED[what](seen, target))
+    assert seen.lstat().st_uid == NOBODY
+    made = node_directories.local("run", "n1")
+    assert made != seen
+    assert (made.lstat().st_uid, made.lstat().st_mode & 0o7777) == (os.geteuid(), 0o700)
+    assert node_directories.local("run", "n1") == made  # an agent that is started again finds it
     assert list(target.iterdir()) == []
     assert target.stat().st_mode & 0o777 == 0o755
 
 
-def test_a_link_of_our_own_is_refused_too(public: Path, tmp_path: Path) -> None:
-    (public / "resilio-0-abc").symlink_to(tmp_path)
-    with pytest.raises(UsageError):
-        run_directory.make_private(public / "resilio-0-abc")
+def test_a_link_of_our_own_is_passed_over_too(base: Path, tmp_path: Path) -> None:
+    seen = node_directories.local("run", "n1")
+    seen.rmdir()
+    seen.symlink_to(tmp_path)
+    assert node_directories.local("run", "n1") != seen
 
 
-def test_a_directory_of_ours_that_was_open_is_closed(public: Path) -> None:
-    path = public / "resilio-0-abc"
-    path.mkdir(mode=0o777)
-    run_directory.make_private(path)
-    assert path.stat().st_mode & 0o777 == 0o700
+def test_a_directory_of_ours_that_was_open_is_closed(base: Path) -> None:
+    made = node_directories.local("run", "n1")
+    made.chmod(0o777)
+    assert node_directories.local("run", "n1") == made
+    assert made.stat().st_mode & 0o777 == 0o700
+
+
+def _settle(barrier: multiprocessing.synchronize.Barrier, results: multiprocessing.Queue[str]) -> None:
+    barrier.wait()
+    results.put(str(node_directories.local("run", "n1")))
+
+
+def test_agents_that_look_at_once_take_the_same_directory(base: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(8), context.Queue()
+    processes = [context.Process(target=_settle, args=(barrier, results)) for _ in range(8)]
+    for process in processes:
+        process.start()
+    assert len({results.get(timeout=PATIENCE_S) for _ in processes}) == 1
+    for process in processes:
+        process.join()
+    assert len(list(base.iterdir())) == 1
+
+
+def test_another_users_lock_holds_nobody_up_for_long(base: Path) -> None:
+    held = os.open(base, os.O_RDONLY)  # which every user may
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        assert node_directories.local("run", "n1").is_dir()
+    finally:
+        os.close(held)
+
+
+@needs_root
+def test_a_base_where_others_rename_our_directories_is_refused(base: Path) -> None:
+    base.chmod(0o777)
+    with pytest.raises(Untrusted, match="RESILIO_LOCAL_DIR to a directory of your own"):
+        node_directories.local("run", "n1")
+    base.chmod(0o1777)
+    os.chown(base, NOBODY, NOBODY)
+    with pytest.raises(Untrusted, match="RESILIO_LOCAL_DIR to a directory of your own"):
+        node_directories.local("run", "n1")
 
 
 @needs_root
@@ -79,6 +130,8 @@ def test_what_somebody_else_left_under_our_name_is_not_swept(public: Path, tmp_p
 
     as_another_user(plant)
     assert leftovers.sweep([public], 0.0) == []
+    leftovers.remove(public / f"{name}-1")
+    leftovers.remove(public / f"{name}-2")
     assert (precious / "file").read_text() == "x"
     assert (public / f"{name}-1" / "link").is_symlink()
 
@@ -102,5 +155,5 @@ def test_a_secret_that_is_somebody_elses_or_open_is_refused(public: Path) -> Non
         run_directory.read_run(public / "run")
     secret.chmod(0o600)
     os.chown(secret, NOBODY, NOBODY)
-    with pytest.raises(UsageError, match="must belong to you"):
+    with pytest.raises(Untrusted, match="secret belongs to user"):
         run_directory.read_run(public / "run")

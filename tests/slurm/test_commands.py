@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from resilio_hpc.core.errors import CommandError, UsageError
+from resilio_hpc.core.errors import CommandError, Untrusted, UsageError
 from resilio_hpc.slurm import chain, commands
 from resilio_hpc.slurm import successor_options as options
 from resilio_hpc.slurm.allocation import detect
@@ -280,13 +281,22 @@ def test_no_answer_is_no_refusal(stderr: str) -> None:
 def test_a_timeout_is_no_refusal_and_a_refusal_no_timeout() -> None:
     late = CommandError(["sbatch"], None, why="no answer within 20 s")
     assert isinstance(commands.refused(late), commands.Unanswered)
-    for error in (
-        CommandError(
-            ["sbatch"], 1, "", "sbatch: error: Batch job submission failed: Invalid account or account/partition"
-        ),
+    invalid = "sbatch: error: Batch job submission failed: Invalid account or account/partition"
+    assert not isinstance(commands.refused(CommandError(["sbatch"], 1, "", invalid)), commands.Unanswered)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
         CommandError(["sbatch"], None, why="cannot start (No such file or directory)"),
-    ):
-        assert not isinstance(commands.refused(error), commands.Unanswered)
+        CommandError(["sinfo"], 1, "", "sinfo: fatal: Could not establish a configuration source\n"),
+        CommandError(["sinfo"], 1, "", "sinfo: fatal: Unable to process configuration file\n"),
+    ],
+)
+def test_where_there_is_no_slurm_it_is_said(error: CommandError) -> None:
+    meant = commands.refused(error)
+    assert isinstance(meant, commands.Unreachable)
+    assert str(meant).startswith("Slurm cannot be reached from here: s")
 
 
 @pytest.mark.parametrize("said", ["Job/step already completing or completed", "Invalid job id specified"])
@@ -350,6 +360,24 @@ def test_a_successor_whose_submission_lost_its_answer_is_found_again(
     programs("squeue", f'echo "5|/home/u/other.sh"; echo "9|{script}x"; echo "8|{script} two words"')
     assert chain.submit_successor(tmp_path, "7", 2) == chain.Link(2, "8")
     assert [link.job for link in chain.read_links(tmp_path)] == ["7", "8"]
+
+
+def test_a_successor_with_an_exchanged_script_is_cancelled(
+    programs: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    """sbatch reads the script by its path: above a run directory others may rename directories."""
+    script = tmp_path / "batch-7.sh"
+    script.write_text("#!/bin/sh\nsrun train\n")
+    programs("sbatch", "echo 8")
+    programs("scancel", f'echo "$@" > {tmp_path}/cancelled')
+    programs("scontrol", f'cp {script} "$4"; echo >> "$4"')  # an empty line more is no other script
+    assert chain._submit(script, [str(script)], {"PATH": os.environ["PATH"]}) == "8"
+    programs("scontrol", 'echo "touch /tmp/owned" > "$4"')
+    with pytest.raises(Untrusted, match="is cancelled"):
+        chain._submit(script, [str(script)], {"PATH": os.environ["PATH"]})
+    assert (tmp_path / "cancelled").read_text().split()[-1] == "8"
+    programs("scontrol", "exit 1")  # no answer: it stays
+    assert chain._submit(script, [str(script)], {"PATH": os.environ["PATH"]}) == "8"
 
 
 def test_a_heterogeneous_job_is_refused() -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.slurm.devcluster.files import remove
 from resilio_hpc.slurm.devcluster.image import debian_mirror
 from resilio_hpc.slurm.devcluster.interpreter import missing_libraries
 from resilio_hpc.slurm.devcluster.node import disk_mounts
 from resilio_hpc.slurm.devcluster.slurm_conf import render_gres_conf, render_slurm_conf
 from resilio_hpc.slurm.devcluster.spec import ClusterSpec, validate
+from tests.support.environments import open_the_way_to
+from tests.support.security.another_user import as_another_user, needs_root
 
 
 def test_given_settings_replace_ours_and_given_partitions_are_added() -> None:
@@ -92,3 +95,19 @@ def test_only_libraries_that_the_image_lacks_are_shown(tmp_path: Path) -> None:
     (tmp_path / "lib/libz.so.1").touch()
     needed = {"libz.so.1": "/lib/libz.so.1", "libffi.so.7": "/lib/libffi.so.7", "libpython.so": "/opt/py/libpython.so"}
     assert missing_libraries(needed, tmp_path) == ("/lib/libffi.so.7",)
+
+
+@needs_root
+def test_another_users_cluster_is_not_taken_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESILIO_DEVCLUSTER_DIR", str(tmp_path))
+    open_the_way_to(tmp_path)
+    (tmp_path / "theirs").mkdir()
+
+    def down() -> str:
+        try:
+            return str(remove("theirs"))
+        except UsageError as error:
+            return str(error)
+
+    assert as_another_user(down) == "dev cluster theirs belongs to user 0, who alone can end it (or root)"
+    assert remove("nothing") is False

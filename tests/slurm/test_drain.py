@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.slurm.drain import Action, decide_drain, decide_slurms_own, decide_undrain, slurm_reasons
 from resilio_hpc.slurm.drain_policy import DrainPolicy, drain_policy
-from resilio_hpc.slurm.drain_reason import Finding, disowned_reason, read_reason, write_reason
+from resilio_hpc.slurm.drain_reason import BY_HAND, Finding, disowned_reason, read_reason, write_reason
 from resilio_hpc.slurm.model import Node
 from resilio_hpc.slurm.states import node_state
-from resilio_hpc.slurm.storm_breaker import no_room, one_too_many
+from resilio_hpc.slurm.storm_breaker import PROLOG_ERROR, no_room, one_too_many
 from resilio_hpc.slurm.update_count import came_alone, parse_update_count
 
 XID = Finding("gpu.xid", "Xid 79 on GPU 3")
@@ -160,12 +161,54 @@ def test_of_those_who_drained_at_the_same_time_the_later_ones_were_too_many() ->
     assert held == ["n3", "n4"]
 
 
+EACH = msgspec.structs.replace(POLICY, check_share=0.1)
+
+
+def test_a_check_that_holds_a_share_of_the_nodes_only_warns_on_others_whenever_it_began() -> None:
+    rest = healthy(*(f"m{number}" for number in range(28)))
+    held = [drained("n1", 10), drained("n2", 2000), drained("n3", 9000, reason=BOTH)]
+    storm = no_room([*held, *rest], "m0", 10_000, EACH, "gpu.xid")
+    assert storm is not None and (storm.check, storm.drained, storm.allowed) == ("gpu.xid", 3, 3)
+    assert "3 of 31 nodes of partition main are drained for gpu.xid, 3 are allowed" in str(storm)
+    assert no_room([*held, *rest], "m0", 10_000, EACH, "disk.full") is None  # one node is held for that
+    assert no_room([*held[:2], *rest], "m0", 10_000, EACH, "gpu.xid") is None
+    theirs = drained("n3", 9000, reason=EDITED)  # a person has taken it up
+    assert no_room([*held[:2], theirs, *rest], "m0", 10_000, EACH, "gpu.xid") is None
+    assert no_room([*held, *rest], "n3", 10_000, EACH, "gpu.xid") is None  # itself is not counted twice
+    disowned = drained("n3", 9000, reason=disowned_reason(BOTH.removeprefix("resilio:")))
+    assert no_room([*held[:2], disowned, *rest], "m0", 10_000, EACH, "gpu.xid") is not None
+    by_hand = [drained(f"n{n}", 10, reason=write_reason([Finding(BY_HAND, "new fans")])) for n in range(9)]
+    assert no_room([*by_hand, *rest], "m0", 10_000, EACH, BY_HAND) is None  # a person's drains have many causes
+
+
+def test_failed_prologs_of_a_share_of_the_nodes_leave_no_room_for_another() -> None:
+    failed = [drained(f"n{number}", 10, reason="Prolog error") for number in range(3)]
+    rest = healthy(*(f"m{number}" for number in range(27)))
+    assert no_room([*failed, *rest], "m0", 10_000, EACH) is None  # long ago
+    assert no_room([*failed, *rest], "m0", 10_000, EACH, PROLOG_ERROR) is not None
+
+
+def test_of_nodes_that_are_held_for_a_check_in_one_second_all_name_the_same_as_too_many() -> None:
+    nodes = [*(drained(f"n{number}", 1000) for number in (4, 1, 3, 2)), drained("n0", 1001)]
+    late = [one.name for one in nodes if one_too_many(nodes, one.name, 9000, EACH, "gpu.xid")]
+    assert sorted(late) == ["n0", "n3", "n4"]
+
+
 def test_the_policy_is_a_file_and_its_mistakes_are_told(tmp_path: Path) -> None:
-    assert drain_policy() == DrainPolicy(share=0.1, at_least=2, window_s=3600, passes=3)
+    assert drain_policy() == DrainPolicy(share=0.1, at_least=2, window_s=3600, passes=3, check_share=0.1)
     own = tmp_path / "policy.toml"
     own.write_text("share = 0.25\n")
-    assert drain_policy(own) == DrainPolicy(share=0.25, at_least=2, window_s=3600, passes=3)
-    for text in ("share = 2", "shares = 0.1", "share = 'a'", "passes = 0", "= 3", "window_s = -1"):
+    assert drain_policy(own) == DrainPolicy(share=0.25, at_least=2, window_s=3600, passes=3, check_share=0.1)
+    for text in (
+        "share = 2",
+        "shares = 0.1",
+        "share = 'a'",
+        "passes = 0",
+        "= 3",
+        "window_s = -1",
+        "check_share = 1.5",
+        "check_at_least = -1",
+    ):
         own.write_text(text)
         with pytest.raises(UsageError, match=r"policy\.toml"):
             drain_policy(own)

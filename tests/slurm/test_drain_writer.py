@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from resilio_hpc.core.errors import CommandError
@@ -116,6 +117,39 @@ def test_of_two_who_drain_at_the_same_time_the_one_too_many_takes_its_own_back()
     outcome = writer(slurm).drain("n3", XID)
     assert (outcome.result, "taken back" in outcome.why) == ("storm", True)
     assert [name for name, node in slurm.nodes.items() if node.drain] == ["n1", "n2"]
+
+
+ONE_CHECK = msgspec.structs.replace(POLICY, share=1.0, check_share=0.1)
+
+
+def drain_each(slurm: FakeSlurmctld, names: Sequence[str], finding: Finding) -> list[str]:
+    drainer = DrainWriter(CommandClient(slurm), ONE_CHECK, AuditLog(None), clock=slurm.time, sleep=slurm.sleep)
+    return [drainer.drain(name, finding).result for name in names]
+
+
+def test_a_check_that_fails_everywhere_drains_a_few_nodes_and_no_more_however_long_it_fails() -> None:
+    slurm = cluster(*(f"n{number}" for number in range(30)))
+    for _ in range(5):
+        results = drain_each(slurm, list(slurm.nodes), XID)
+        slurm.now += 7200
+    assert results == ["nothing"] * 3 + ["shared"] * 27
+    assert drain_each(slurm, ["n9"], Finding("disk-errors", "sdb")) == ["drained"]
+    slurm.nodes["n0"].reason = "bob: RMA 1234"  # a person took it up: there is room for one more
+    assert drain_each(slurm, ["n7", "n8"], XID) == ["drained", "shared"]
+
+
+def test_nodes_that_drain_in_the_same_second_agree_within_minutes_on_who_was_first() -> None:
+    slurm = cluster(*(f"n{number}" for number in range(30)))
+    for name in ("n4", "n2", "n3", "n1"):  # each has looked before the next one wrote
+        slurm.update([f"NodeName={name}", "State=DRAIN", f"Reason={write_reason([XID])}"])
+    slurm.now += 60
+    assert drain_each(slurm, ["n1", "n2", "n3", "n4"], XID) == ["nothing", "nothing", "nothing", "shared"]
+    assert [name for name, node in slurm.nodes.items() if node.drain] == ["n1", "n2", "n3"]
+    slurm.away = True
+    assert drain_each(slurm, ["n1"], XID) == ["unknown"]
+    slurm.away, slurm.now = False, slurm.now + 600
+    slurm.nodes["n0"] = FakeNode(drain=True, reason=write_reason([XID]), reason_time=slurm.now - 9000)
+    assert drain_each(slurm, ["n3"], XID) == ["nothing"]  # what stands for long is not taken back
 
 
 def meanwhile(slurm: FakeSlurmctld, *orders: str) -> None:

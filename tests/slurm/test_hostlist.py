@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm.hostlist import MAX_NODES, expand, expand_counts
+from resilio_hpc.slurm.hostlist import MAX_NODES, expand, expand_counts, told
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,29 @@ def test_host_lists(text: str, names: list[str]) -> None:
     assert expand(text) == names
 
 
-@pytest.mark.parametrize("text", ["n[1-", "n[]", "n[a-b]", "n[1-2-3]", "n[-1]", "n]1", "n[1,]", "n[[1]]", ",", "a,,b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n[2-1]",
+        "(null)",
+        "None assigned",
+        "n1 n2",
+        "n[\u0661-\u0663]",
+        "n[\u00b2]",
+        "kn\u00f6tchen1",
+        "n1;id",
+        "n[1-",
+        "n[]",
+        "n[a-b]",
+        "n[1-2-3]",
+        "n[-1]",
+        "n]1",
+        "n[1,]",
+        "n[[1]]",
+        ",",
+        "a,,b",
+    ],
+)
 def test_what_is_no_host_list_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="host list"):
         expand(text)
@@ -68,8 +90,14 @@ def test_any_text_is_a_list_or_a_usage_error(text: str) -> None:
         pass
 
 
+def test_an_answer_that_names_no_nodes() -> None:
+    assert [told(text) for text in ("", "(null)", "None assigned\n", "n[1-2]")] == [[], [], [], ["n1", "n2"]]
+    with pytest.raises(UsageError):
+        told("n[2-1]")
+
+
 def test_counts() -> None:
     assert expand_counts("8(x2),4") == [8, 8, 4]
-    for text in ("", "8x2", "(x2)", "8(x2", "-1"):
+    for text in ("", "8x2", "(x2)", "8(x2", "-1", "\u0668", "8(x\u0662)"):
         with pytest.raises(UsageError):
             expand_counts(text)

@@ -200,3 +200,11 @@ def test_no_value_stops_the_reading(record: dict[str, Any]) -> None:
     output = json.dumps({"nodes": [record], "jobs": [record], "errors": []})
     node_json.parse_nodes(output)
     job_json.parse_jobs(output)
+
+
+def test_a_jobs_reason_is_what_slurm_says_in_words_where_it_does() -> None:
+    """As seen on 22.05 and 26.05 of a job that was requeued held, and then cancelled; tables say the same."""
+    held = {"job_id": 1, "job_state": ["CANCELLED"], "state_reason": "JobHeldUser", "state_description": ""}
+    told = {**held, "job_id": 2, "state_description": "job requeued in held state"}
+    jobs = job_json.parse_jobs(json.dumps({"jobs": [held, told], "errors": []}))
+    assert [job.reason for job in jobs] == ["JobHeldUser", "job requeued in held state"]

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import submitit
-from submitit.core import plugins, utils
+from submitit.core import core, job_environment, plugins, utils
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.slurm import ResilioExecutor, template_files
 from resilio_hpc.slurm.submitit_environment import ResilioJobEnvironment, save
-from resilio_hpc.slurm.submitit_job import lines_of
-from resilio_hpc.slurm.submitit_parameters import Shape, checked, converted, job_script, shape
+from resilio_hpc.slurm.submitit_executor import knows_torch
+from resilio_hpc.slurm.submitit_job import LocalResilioJob, lines_of
+from resilio_hpc.slurm.submitit_parameters import Shape, checked, converted, job_script, local_command, shape
 from resilio_hpc.slurm.submitit_task import forget_earlier_life
-from resilio_hpc.slurm.template import Job
+from resilio_hpc.slurm.template import Job, parse, render
 from tests.support.environments import ROOT
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 FOLDER = Path("/a 'folder'/%j")
 
@@ -59,8 +64,37 @@ def test_an_array_is_not_chained_and_has_its_width() -> None:
 def test_a_script_is_sound_and_keeps_the_users_own_lines() -> None:
     text = script(setup=["module load cuda", "export A='b c'"], launch_flags=["--max-restarts", "7"]).script
     assert "\nmodule load cuda\nexport A='b c'\n" in text
-    assert text.rstrip().endswith("--max-restarts 7 -m resilio_hpc.slurm.submitit_task '/a '\"'\"'folder'\"'\"'/%j'")
+    assert "--max-restarts 7 -m resilio_hpc.slurm.submitit_task '/a '\"'\"'folder'\"'\"'/%j')\n" in text
+    text += script(setup=["true"], teardown=['echo "it\'s over"']).script
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
+
+
+def run_here(argv: list[str], **parameters: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(local_command(parameters, argv), capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def test_setup_comes_before_the_launch_and_teardown_after_it_whatever_came_of_it() -> None:
+    launch = ["sh", "-c", 'echo "$A it\'s"; exit 7']
+    setup, teardown = ["export A=launched"], ["echo torn down", "false", "echo $HOME > /dev/null"]
+    done = run_here(launch, setup=setup, teardown=teardown[:1])
+    assert (done.returncode, done.stdout) == (7, "launched it's\ntorn down\n")
+    done = run_here(launch, setup=["echo first", "false", "echo never"], teardown=teardown)
+    assert (done.returncode, done.stdout) == (1, "first\n")  # as in the batch script
+    in_script = script(setup=setup, teardown=teardown).script
+    assert in_script.index(setup[0]) < in_script.index('"${launch[@]}" & launcher=$!') < in_script.index("torn down")
+    with pytest.raises(UsageError, match="no line '# teardown: …'"):
+        render(parse("mine", '#!/bin/sh\nresilio-launch "$@"\n'), {}, ["train.py"], teardown_lines=["true"])
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "USR2"])
+def test_a_signal_reaches_the_launch_and_the_teardown_comes_all_the_same(name: str, tmp_path: Path) -> None:
+    launch = f"trap 'echo told {name}; exit 3' {name}; touch ready; while :; do sleep 0.02; done"
+    argv = local_command({"teardown": ["echo torn down"]}, ["bash", "-c", launch])
+    process = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    until((tmp_path / "ready").exists, "the launch")
+    process.send_signal(getattr(signal, f"SIG{name}"))
+    assert process.communicate(timeout=PATIENCE_S)[0] == f"told {name}\ntorn down\n"
+    assert process.returncode == 3
 
 
 def test_general_names_become_ours() -> None:
@@ -79,11 +113,22 @@ def test_general_names_become_ours() -> None:
         ({"job_name": "a\nb"}, "line break"),
         ({"array_parallelism": 2}, "array_parallelism needs chain=False"),
         ({"setup": "module load x"}, "is not a list of strings"),
+        ({"teardown": "rm x"}, "is not a list of strings"),
+        ({"exclude": ["n[2-1]"]}, "not a Slurm host list"),
     ],
 )
 def test_a_mistake_is_told_when_it_is_made(parameters: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said.replace("(", "\\(")):
+    with pytest.raises(UsageError, match=re.escape(said)):
         checked(parameters)
+    executor = submitit.AutoExecutor(folder="unused", cluster="resilio", resilio_cluster="local")
+    with pytest.raises(ValueError, match=re.escape(said)):  # what submitit's users catch
+        executor._executor.update_parameters(**parameters)
+
+
+def test_a_list_of_nodes_is_a_host_list() -> None:
+    checked({"exclude": ["n1", "n[3-4]"], "nodelist": []})
+    assert script(exclude=["n1", "n[3-4]"], nodelist=()).options["exclude"] == "n1,n[3-4]"
+    assert "nodelist" not in script(nodelist=[]).options
 
 
 def test_a_wrong_cluster_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +154,16 @@ def test_what_an_earlier_life_left_is_put_away(tmp_path: Path) -> None:
     forget_earlier_life(paths)
     assert [path.exists() for path in (half, paths.result_pickle, others)] == [False, False, True]
     forget_earlier_life(paths)
+
+
+def test_a_function_that_knows_nothing_of_torch_need_not_wait_for_it(tmp_path: Path) -> None:
+    for name, function, loaded, known in (
+        ("a", os.getpid, {}, False),
+        ("b", lambda: __import__("torch").ones(1), {}, True),
+        ("c", os.getpid, {"torch": None}, True),
+    ):
+        utils.DelayedSubmission(function).dump(tmp_path / name)
+        assert knows_torch(tmp_path / name, loaded) == known
 
 
 def test_a_saved_function_replaces_the_one_before(tmp_path: Path) -> None:
@@ -139,6 +194,72 @@ def test_the_environment_is_that_of_the_rank(monkeypatch: pytest.MonkeyPatch) ->
     assert env.hostnames == ["n1", "n2", "n3"]
 
 
+def copied(job: core.Job[Any]) -> Any:
+    """As submitit's users hand jobs to other processes."""
+    return cloudpickle.loads(cloudpickle.dumps(job))
+
+
+class Launches:
+    """Jobs whose launcher is any program."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def job(self, *argv: str) -> LocalResilioJob[None]:
+        job: LocalResilioJob[None] = LocalResilioJob(self.folder, f"local-{len(self.started)}")
+        self.started.append(subprocess.Popen(argv))
+        job.belongs_to(self.started[-1])
+        return job
+
+
+@pytest.fixture
+def launches(tmp_path: Path) -> Iterator[Launches]:
+    made = Launches(tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.wait()
+
+
+def test_a_local_job_that_was_killed_is_interrupted_and_one_that_was_cancelled_has_not_failed(
+    launches: Launches,
+) -> None:
+    killed, cancelled, failed = launches.job("sleep", "60"), launches.job("sleep", "60"), launches.job("false")
+    assert (killed.state, cancelled.state) == ("RUNNING", "RUNNING")
+    launches.started[0].kill()
+    cancelled.cancel()  # before the launcher could say that it was told to end
+    for job, state in ((killed, "INTERRUPTED"), (cancelled, "CANCELLED"), (failed, "FAILED")):
+        until(job.done, "the end of a job", lambda job=job: job.state)
+        assert job.state == state
+    failed.cancel()
+    assert failed.state == "FAILED"  # it was no more to be cancelled
+    assert LocalResilioJob(launches.folder, "local-9").state == "UNKNOWN"
+
+
+def test_another_process_knows_a_local_job_and_can_cancel_it(launches: Launches) -> None:
+    job = launches.job("sleep", "60")
+    copy = copied(job)
+    other = LocalResilioJob[None](launches.folder, job.job_id)
+    assert copy._process is None and (copy.state, other.state) == ("RUNNING", "RUNNING")
+    other.cancel()
+    launches.started[0].wait()
+    assert (other.state, copy.state) == ("CANCELLED", "INTERRUPTED")
+
+
+def test_a_job_may_end_with_the_object_that_stands_for_it(launches: Launches) -> None:
+    launches.job("sleep", "60").cancel_at_deletion()
+    assert launches.started[0].wait(PATIENCE_S) == -signal.SIGINT
+
+
+def test_the_environment_requeues_by_starting_the_ranks_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = plugins.get_job_environments()["resilio"]
+    assert type(environment)._requeue is not job_environment.JobEnvironment._requeue
+    monkeypatch.setenv("RESILIO_SUBMITIT_JOB", "12")
+    with pytest.raises(SystemExit, match="143"):
+        environment._requeue(2)
+
+
 def kill_yourself_once(folder: Path) -> tuple[int, str]:
     env = submitit.JobEnvironment()
     if env.global_rank == 1 and not (folder / "killed").exists():
@@ -150,10 +271,14 @@ def kill_yourself_once(folder: Path) -> tuple[int, str]:
 def test_two_nodes_of_this_machine_survive_a_killed_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{Path(__file__).parent}")
     executor = submitit.AutoExecutor(folder=tmp_path / "a b" / "%j", cluster="resilio", resilio_cluster="local")
-    executor.update_parameters(nodes=2, tasks_per_node=1, timeout_min=5, resilio_launch_flags=["--no-zygote"])
+    executor.update_parameters(
+        nodes=2, tasks_per_node=1, timeout_min=5, resilio_launch_flags=["--no-zygote"],
+        resilio_setup=[f"touch {tmp_path}/set-up"], resilio_teardown=[f"touch {tmp_path}/torn-down"],
+    )  # fmt: skip
     job = executor.submit(kill_yourself_once, tmp_path)
     assert job.results() == [(0, job.job_id), (1, job.job_id)]
-    assert (tmp_path / "killed").exists() and job.state == "COMPLETED"
+    assert (tmp_path / "killed").exists() and job.state == "COMPLETED" == copied(job).state
+    assert [(tmp_path / name).exists() for name in ("set-up", "torn-down")] == [True, True]
     assert "killed by SIGKILL" in (job.stderr() or "")
 
 

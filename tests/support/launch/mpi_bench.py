@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from resilio_hpc.launch import messages as m
-from resilio_hpc.launch import mpi_step, process_tree, run_directory
+from resilio_hpc.launch import mpi_step, node_directories, process_tree
 from resilio_hpc.launch.mpi_spawner import MpiSpawner
 from resilio_hpc.launch.spawner_messages import (
     RankCommand,
@@ -39,8 +39,7 @@ class Bench:
         own = {process_tree.TOKEN_VARIABLE: self.token, "SLURM_JOB_ID": "1"}
         own |= {name: os.environ[name] for name in ("RESILIO_LOCAL_DIR",)}
         self.environment = scrubbed(PATH=f"{self.programs}:{os.environ['PATH']}", **own)
-        self.local_dir, _ = run_directory.node_directories(RUN, NODE)
-        run_directory.make_private(self.local_dir)
+        self.local_dir = node_directories.local(RUN, NODE)
         self.spawner = MpiSpawner(self.environment, self.local_dir)
         self.seen: list[SpawnerEvent] = []
         self.tasks: list[subprocess.Popen[bytes]] = []

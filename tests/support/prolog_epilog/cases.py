@@ -56,7 +56,7 @@ def rising(path: str, count: int, says: str, device: str) -> Case:
     return Case({path: f"{count}\n"}, {path: "many\n"}, says, device, twice=True)
 
 
-LINK_DOWN = {"nvmlDeviceGetNvLinkState": lambda link: 0 if link == 3 else 1}
+LINK_DOWN = {"nvmlDeviceGetNvLinkState": lambda link: int(link != 3 and link < 18)}
 XID = "NVRM: Xid (PCI:0000:1b:00): {}"
 IO_ERRORS = [(99_990.0 + n, f"I/O error, dev sdb, sector {n} op 0x0:(READ) flags 0x0") for n in range(3)]
 ALL_FREE = {"free_percent": 101}
@@ -94,13 +94,14 @@ CASES: dict[str, Case] = {
     "gpu-ecc": gpu("nvmlDeviceGetTotalEccErrors", 1, "1 uncorrected ECC"),
     "gpu-fabric-manager": Case({"/proc/802/stat": None}, {"/proc/802/stat": "()\n"}, "no nv-fabricmanager"),
     "gpu-headroom": gpu("nvmlDeviceGetMemoryInfo", SimpleNamespace(used=78 * GIB, total=80 * GIB), "2.5 %", "none"),
-    "gpu-lost": gpu("nvmlDeviceGetTemperature", NVMLError_GpuIsLost("GPU is lost"), "GPU is lost", "hot"),
+    "gpu-lost": Case({}, {"/sys/bus/pci/devices/0000:11:00.0/vendor": "NVIDIA\n"}, "GPU is lost", GPU_1,
+                     nvml=FakeNvml({"nvmlDeviceGetTemperature": NVMLError_GpuIsLost("GPU is lost")})),
     "gpu-memory-left": gpu(
         "nvmlDeviceGetMemoryInfo", SimpleNamespace(used=900 * 2**20, total=80 * GIB), "900 MiB", SimpleNamespace()
     ),
     "gpu-mig": gpu("nvmlDeviceGetMigMode", [1, 1], "MIG is on", [], limits={"mode": "off"}),
     "gpu-nvlink": gpu("nvmlDeviceGetNvLinkState", LINK_DOWN["nvmlDeviceGetNvLinkState"], "down: 3", lambda: 0,
-                      limits={"active": 36}),
+                      limits={"active": 18}),
     "gpu-nvlink-errors": gpu("nvmlDeviceGetNvLinkErrorCounter", lambda link, kind: 500 * (link == 2), "500 link-2-",
                              lambda link, kind: "few", twice=True),
     "gpu-pcie-replays": gpu("nvmlDeviceGetPcieReplayCounter", 9000, "9000 replays", twice=True),
@@ -121,10 +122,10 @@ CASES: dict[str, Case] = {
                       {"/proc/meminfo": "MemTotal: lots\n"}, "3 huge pages in use"),
     "ib-fatal-counters": rising(f"{PORT.format(1)}/counters/link_downed", 1, "1 link_downed", "mlx5_1/1"),
     "ib-link": Case({f"{PORT.format(1)}/state": "1: DOWN\n", f"{PORT.format(1)}/phys_state": "2: Polling\n"},
-                    {f"{PORT.format(1)}/state": "up and running!\n"}, "DOWN (Polling)", "mlx5_1/1"),
+                    {f"{PORT.format(1)}/state": "up and running!\n"}, "DOWN (Polling)", "mlx5_1/1", twice=True),
     "ib-port-errors": rising(f"{PORT.format(1)}/counters/port_rcv_errors", 5000, "5000 port_rcv_errors", "mlx5_1/1"),
     "ib-rate": Case({f"{PORT.format(1)}/rate": "200 Gb/sec (2X NDR)\n"}, {f"{PORT.format(1)}/rate": "fast\n"},
-                    "200 of 400", "mlx5_1/1"),
+                    "200 of 400", "mlx5_1/1", twice=True),
     "ib-symbol-errors": rising(f"{PORT.format(1)}/counters/symbol_error", 121, "121 symbol_error", "mlx5_1/1"),
     "kernel-hardware-errors": log("mce: [Hardware Error]: CPU 3: Uncorrected error, bank 7", "bank 7"),
     "kernel-lockups": log("watchdog: BUG: soft lockup - CPU#5 stuck for 23s! [python:99]", "CPU#5"),
@@ -143,7 +144,7 @@ CASES: dict[str, Case] = {
     "mount-present": Case({"/proc/self/mountinfo": ROOT_MOUNT}, {"/etc/fstab": "/dev/sda1\n"}, "not mounted",
                           "/scratch"),
     "mount-writable": Case({"/proc/self/mountinfo": ROOT_MOUNT + SCRATCH.replace(" rw,relatime", " ro,relatime")},
-                           {"/proc/self/mountinfo": "x - y\n"}, "read-only", "/scratch"),
+                           {"/proc/self/mountinfo": "x - y\n"}, "read-only", "/scratch", twice=True),
     "net-errors": rising("/sys/class/net/eth0/statistics/rx_errors", 2000, "2000 rx_errors", "eth0"),
     "net-flaps": rising("/sys/class/net/eth0/carrier_changes", 22, "20 changes", "eth0"),
     "net-link": Case({"/sys/class/net/eth0/carrier": "0\n"}, {"/sys/class/net/eth0/carrier": "yes\n"}, "no carrier",
@@ -152,7 +153,8 @@ CASES: dict[str, Case] = {
                       "eth0", limits={"mbps": 25000}),
     "nvme-media-errors": Case({"/dev/nvme0": health_log(media=2)}, {"/dev/nvme0": b"\1" * 9}, "2 media-errors", "nvme0",
                               twice=True),
-    "nvme-state": Case({"/sys/class/nvme/nvme0/state": "dead\n"}, {"/dev/nvme0": b"\0" * 512}, "is dead", "nvme0"),
+    "nvme-state": Case({"/sys/class/nvme/nvme0/state": "dead\n"}, {"/sys/class/nvme/nvme0/state": "yes!\n"}, "is dead",
+                       "nvme0"),
     "nvme-warning": Case({"/dev/nvme0": health_log(warning=0x09)}, {"/dev/nvme0": b""}, "read-only", "nvme0"),
     "nvme-wear": Case({"/dev/nvme0": health_log(used=101)}, {"/dev/nvme0": b"x" * 513}, "101 %", "nvme0"),
     "processes-stuck": Case(process(900, "cat (x)", "D"), {"/proc/900/stat": "900 (cat\n"}, "process 900",

@@ -50,6 +50,10 @@ class NVMLError_ResetRequired(NVMLError):
     pass
 
 
+class NVMLError_Unknown(NVMLError):
+    pass
+
+
 class NVMLError_DriverNotLoaded(NVMLError):
     pass
 
@@ -80,6 +84,7 @@ ERRORS = [
     NVMLError_GpuIsLost,
     NVMLError_ResetRequired,
     NVMLError_DriverNotLoaded,
+    NVMLError_Unknown,
 ]
 GIB = 2**30
 

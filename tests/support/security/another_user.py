@@ -29,11 +29,16 @@ def as_another_user(act: Callable[[], Any]) -> Any:
     return json.loads(answer)
 
 
+def become_another_user() -> None:
+    """For good, in a child process."""
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
 def _act_and_exit(act: Callable[[], Any], writer: int) -> None:
     try:
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        become_another_user()
         try:
             answer = act()
         except OSError as error:

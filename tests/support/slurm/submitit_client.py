@@ -103,8 +103,14 @@ def main(scenario: str, folder: Path, cluster: str = "slurm") -> dict[str, Any]:
         anywhere = executor(folder, cluster, resilio_any_node=True).submit(square, 4)
         return {**said, "later": [later.result(), anywhere.result()], "ids": [later.job_id, anywhere.job_id]}
     if scenario == "killed":
-        job = executor(folder, cluster, nodes=1, tasks_per_node=2).submit(killed_once, folder)
-        return {"results": job.results(), "out": job.stdout(), "out1": job.task(1).stdout(), "err": job.stderr()}
+        lines = {"resilio_setup": ["export WHERE=there"], "resilio_teardown": [f"echo $WHERE > {folder}/torn-down"]}
+        made = executor(folder, cluster, nodes=1, tasks_per_node=2, resilio_exclude=["n4", "n[2-3]"], **lines)
+        job, at_once = made.submit(killed_once, folder), made.submit(killed_once, folder)
+        at_once.cancel()
+        said = {"results": job.results(), "out": job.stdout(), "out1": job.task(1).stdout(), "err": job.stderr()}
+        until((folder / "torn-down").exists)
+        until(at_once.done)
+        return {**said, "torn_down": (folder / "torn-down").read_text(), "at_once": at_once.state}
     if scenario == "checkpoint":
         job = executor(folder, cluster).submit(Counter(), 200, folder)
         return {"result": job.result(), "id": job.job_id, "links": job.links(), "state": job.state}

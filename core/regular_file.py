@@ -1,0 +1,100 @@
+"""Regular files alone: to open a named pipe or a device may wait for ever, or do something.
+
+A file is looked at before it is opened. What is opened then is that file, whatever its name means by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from pathlib import Path
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a link",
+}
+
+
+class NotRegular(OSError):
+    """It is there, and no regular file."""
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY, follow: bool = True, folder: int | None = None) -> int:
+    """Open a regular file that exists: a descriptor that programs started from here do not inherit.
+
+    ``flags``: as of os.open. ``follow`` False: a link is refused, whatever it leads to; for writing it always is.
+    ``folder``: the descriptor of a directory that ``path`` is in. Raises NotRegular, OSError.
+    """
+    if flags & os.O_ACCMODE != os.O_RDONLY:
+        follow = False
+    look = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    found = os.open(path, look, dir_fd=folder)
+    try:
+        check_regular(found, path)
+        return os.open(f"/proc/self/fd/{found}", flags | os.O_CLOEXEC)
+    finally:
+        os.close(found)
+
+
+def check_regular(fd: int, path: Path) -> None:
+    """Raises NotRegular where the open file ``fd``, called ``path``, is none."""
+    kind = stat.S_IFMT(os.fstat(fd).st_mode)
+    if kind != stat.S_IFREG:
+        raise NotRegular(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a regular file", str(path))
+
+
+def open_direct(path: Path, follow: bool = True) -> int:
+    """Open a regular file for reading past the page cache, where its file system takes that, else by way of it.
+
+    Raises NotRegular, OSError.
+    """
+    try:
+        return open_file(path, os.O_RDONLY | os.O_DIRECT, follow)
+    except NotRegular:
+        raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return open_file(path, os.O_RDONLY, follow)
+
+
+def read_file(path: Path, limit: int = -1, follow: bool = True) -> bytes:
+    """What is in a regular file, at most ``limit`` bytes of it. Raises NotRegular, OSError."""
+    with os.fdopen(open_file(path, follow=follow), "rb") as file:
+        return file.read(limit)
+
+
+def size_of(path: Path, follow: bool = True) -> int:
+    """Bytes of a regular file; -1 where there is none of that name. Raises nothing."""
+    try:
+        found = path.stat(follow_symlinks=follow)
+    except OSError:
+        return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+
+
+def is_real_directory(path: Path) -> bool:
+    """Is it a directory, and not a link to one? Raises nothing."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def remove(path: Path) -> None:
+    """Remove a directory with all that is in it, or whatever else has that name. A link goes, what it leads to stays.
+
+    What cannot be removed stays. Raises nothing.
+    """
+    if is_real_directory(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

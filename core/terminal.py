@@ -1,0 +1,71 @@
+"""What reaches a terminal: no control characters, whatever a file, Slurm or another user's job has put into a text.
+
+Commands write through ``guarded``: every line goes through ``printable``. What draws on the terminal itself (colours,
+bars, tables) writes to ``raw``, and makes each text from outside printable first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+from resilio_hpc.core.json_fields import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def plain(text: str) -> str:
+    """Lines and tabs of ``text``, and no other control characters. Pure."""
+    if text.isprintable():
+        return text
+    return "\n".join("\t".join(printable(part, len(part)) for part in line.split("\t")) for line in text.split("\n"))
+
+
+class Guarded:
+    """A text stream that makes plain what is written to it; everything else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write ``text``, made plain."""
+        self.stream.write(plain(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Make plain what is written to standard output and standard error meanwhile."""
+    with contextlib.ExitStack() as stack:
+        for redirect, stream in ((contextlib.redirect_stdout, sys.stdout), (contextlib.redirect_stderr, sys.stderr)):
+            if not isinstance(stream, Guarded) and stream is not None:
+                stack.enter_context(redirect(Guarded(stream)))
+        yield
+
+
+def raw(stream: TextIO) -> TextIO:
+    """The stream itself, for what draws on a terminal."""
+    return stream.stream if isinstance(stream, Guarded) else stream
+
+
+def console(stream: TextIO | None = None, **options: Any) -> Console:
+    """A rich console on ``stream``, by default standard output. Texts from outside must be printable before."""
+    from rich.console import Console
+
+    return Console(file=raw(stream or sys.stdout), **options)
+
+
+def local_time(unix: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Unix seconds in local time, for people; what no calendar has is an unknown time."""
+    try:
+        return time.strftime(form, time.localtime(unix if unix is not None else float("nan")))
+    except (OverflowError, ValueError, OSError):
+        return "an unknown time"

@@ -1,0 +1,128 @@
+"""This node's private directories of a run: sockets and spool in ``RESILIO_LOCAL_DIR`` or ``/tmp``, snapshots in
+``/dev/shm``.
+
+Every user may create names in there. So a directory's name ends in a random part: nobody can be there first, and what
+another user has put there is passed over. An agent finds its predecessor's directories by the rest of the name, among
+those that are this user's own: ``resilio-UID-RUN-RANDOM``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from resilio_hpc.core import trusted_files
+from resilio_hpc.core.directories import directory_path
+from resilio_hpc.core.errors import Untrusted, UsageError, os_error_text
+
+VARIABLE = "RESILIO_LOCAL_DIR"
+SHARED_MEMORY = Path("/dev/shm")
+_SOCKET_PATH_BYTES = 107  # unix(7), without the NUL
+_LONGEST_SOCKET = "agent.sock"
+_RANDOM_CHARACTERS = 8  # of tempfile.mkdtemp
+_LOCK_S = 1.0  # for an agent of this user that looks for its directories at the same moment
+
+
+def local_base() -> Path:
+    """Where private directories lie that are not in memory. Raises UsageError."""
+    return directory_path(os.environ.get(VARIABLE) or "/tmp", VARIABLE)
+
+
+def local(run_id: str, node: str) -> Path:
+    """Return the directory of sockets and spool, which is made where it is not there. Raises UsageError."""
+    base, label = local_base(), _label(run_id, node)
+    longest = base / f"{_prefix(label)}{_RANDOM_CHARACTERS * 'x'}" / _LONGEST_SOCKET
+    over = len(os.fsencode(longest)) - _SOCKET_PATH_BYTES
+    if over > 0:
+        raise UsageError(f"{VARIABLE}={base} is {over} bytes too long for a socket in it: choose a shorter one")
+    return _settled(base, label)
+
+
+def arenas(run_id: str, node: str) -> Path:
+    """Return the directory of snapshots, which is made where it is not there. Raises UsageError."""
+    return _settled(SHARED_MEMORY, _label(run_id, node))
+
+
+def found(run_id: str, node: str) -> tuple[Path | None, Path | None]:
+    """Return (sockets and spool, snapshots) as far as they are there."""
+    return _found(local_base(), _label(run_id, node)), _found(SHARED_MEMORY, _label(run_id, node))
+
+
+def make(base: Path, label: str = "") -> Path:
+    """Make a new private directory, of mode 0700. Raises UsageError."""
+    check_base(base)
+    try:
+        return Path(tempfile.mkdtemp(prefix=_prefix(label), dir=base))
+    except OSError as error:
+        raise UsageError(f"no private directory can be made: {os_error_text(error, str(base))}") from None
+
+
+def check_base(base: Path) -> None:
+    """Raises UsageError for a directory in which other users can rename what is this user's."""
+    try:
+        base.mkdir(0o700, parents=True, exist_ok=True)
+        status = base.stat()
+    except OSError as error:
+        raise UsageError(f"{VARIABLE}: {os_error_text(error, str(base))}") from None
+    if status.st_uid not in (0, os.geteuid()):
+        raise Untrusted(f"{base} belongs to user {status.st_uid}: set {VARIABLE} to a directory of your own")
+    if status.st_mode & trusted_files.OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
+        raise Untrusted(
+            f"other users can rename what is in {base}, which has no sticky bit: set {VARIABLE} to a directory of "
+            "your own"
+        )
+
+
+def _label(run_id: str, node: str) -> str:
+    return hashlib.sha256(f"{run_id}:{node}".encode()).hexdigest()[:12] + "-"
+
+
+def _prefix(label: str) -> str:
+    return f"resilio-{os.geteuid()}-{label}"
+
+
+def _found(base: Path, label: str) -> Path | None:
+    """The first one of this user's, so that all agents of the node take the same."""
+    return next((path for path in sorted(base.glob(f"{_prefix(label)}*")) if trusted_files.is_own(path)), None)
+
+
+def _settled(base: Path, label: str) -> Path:
+    check_base(base)
+    with _alone(base):
+        path = _found(base, label) or make(base, label)
+    fd = trusted_files.open_directory(path)
+    try:
+        os.fchmod(fd, 0o700)
+    finally:
+        os.close(fd)
+    return path
+
+
+@contextmanager
+def _alone(base: Path) -> Iterator[None]:
+    """Keep other agents of this user from making the same directory twice. Another user may hold the lock for ever, so
+    it is waited for only so long."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            deadline = time.monotonic() + _LOCK_S
+            while not _locked(fd) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        yield
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
