@@ -92,11 +92,12 @@ class Supervisor:
         if self.site.leads:
             run_directory.expect_verdict(self.run.path, self.site.key)
             joining.write_record(self.run.path, joining.record_of(self.options, self.site, self.chain.active))
-            self._greet()
         ends = EndBeforeMaintenance(os.environ.get("SLURM_JOB_RESERVATION", ""), clock=self._slurm_time)
         watch = JobWatch(self.site.job, ends)
         keeper = AgentKeeper(self.site, self.run, recipe, self.files, watch=watch if self.chain.active else None)
         keeper.catch_signals(self.options.signals_to_handle)
+        if self.site.leads:
+            self._greet()
         for number in signals:
             os.kill(os.getpid(), number)
         resizer = self._keep_resizer()

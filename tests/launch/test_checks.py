@@ -131,7 +131,7 @@ def test_modules_that_exist_pass_without_being_imported(tmp_path: Path, module: 
 
 
 def test_what_needs_slurm_is_told_to_have_no_effect_without_it() -> None:
-    chained = LaunchOptions("/bin/true", "command", "/tmp", chain=True)
+    chained = LaunchOptions("/bin/true", "command", "/tmp/new-run", chain=True)
     assert check(chained, {}, Path("/tmp"), CPU_NODE) == ("--chain has no effect outside of Slurm",)
     assert plan(chained, {}, CPU_NODE, True).chained_jobs == 0
     in_a_job = {"SLURM_JOB_ID": "7"}
