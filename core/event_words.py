@@ -297,6 +297,13 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
         else f"{f.text('node', '?')} reads step {f.whole('step')} ahead of its ranks "
         f"({(f.number('size_bytes') or 0) / 1e6:.3g} MB)"
     ),
+    "forgiven": lambda f: (
+        f"{plural(f.whole('restarts'), 'restart')} no longer count: {seconds(f.number('quiet_s'))} without a failure"
+    ),
+    "helper_stopped": lambda f: (
+        f"{f.text('node', 'the launcher')}: its helper process {f.text('helper')} ({f.data.get('pid')}) was stopped "
+        f"by somebody: {f.text('action')}"
+    ),
     "exit_overdue": lambda f: (
         f"rank {f.whole('rank')} on {f.text('node', '?')} (process {f.whole('pid')}) finished training "
         f"{seconds(f.number('waited_s'))} ago and has not ended: is its script still at work, or does it hang?"

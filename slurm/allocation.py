@@ -45,7 +45,13 @@ def detect(environment: Mapping[str, str]) -> Allocation | None:
     )
     nodes = tuple(expand(names))
     node = environment.get("SLURMD_NODENAME", "")
-    if not nodes or not node:
+    if nodes and not node:
+        raise UsageError(
+            f"job {job} holds {names}, and this host is none of its nodes (the shell of salloc on a login node?): "
+            "start it there, as the one task of each node: srun --no-kill --kill-on-bad-exit=0 --wait=0 "
+            "--ntasks-per-node=1 resilio-launch …; or --standalone to run on this host alone"
+        )
+    if not nodes:
         raise UsageError(
             f"SLURM_JOB_ID={job} is set, but no node list: run inside a batch script or srun, or unset SLURM_JOB_ID "
             "(or use --standalone) to run on this machine alone"

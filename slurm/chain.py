@@ -23,6 +23,7 @@ from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.successor_options import EMPTY, arguments_unknown, successor_arguments
 
+RUNS = "RESILIO_CHAIN_RUNS"  # what the jobs before launched with --chain, and where: JSON of ``KnownRun``s
 _JOB = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
 REVIVED = "RESILIO_REVIVED"  # in the environment of a job that a person lets go on where the chain had ended
 
@@ -33,6 +34,51 @@ class Link:
 
     number: int
     job: str
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A launch of an earlier job of the chain. ``program``: kind, file or name, arguments; ``job``: the first that ran
+    it."""
+
+    program: tuple[str, ...]
+    run_dir: str
+    job: str
+
+    def is_of(self, program: Sequence[str], job: str) -> bool:
+        """Whether ``job`` runs the same program. Its arguments may hold the number of its own job."""
+        return self.program == tuple(program) or _numberless(self.program, self.job) == _numberless(program, job)
+
+    def is_of_file(self, program: Sequence[str]) -> bool:
+        """Whether a program is of the same kind and file name, whatever its arguments."""
+        return [self.program[0], *map(os.path.basename, self.program[1:2])] == [
+            program[0], *map(os.path.basename, program[1:2])
+        ]  # fmt: skip
+
+
+def _numberless(program: Sequence[str], job: str) -> tuple[str, ...]:
+    return tuple(re.sub(rf"(?<!\d){re.escape(job)}(?!\d)", "{job}", word) if job else word for word in program)
+
+
+def known_runs(environment: Mapping[str, str]) -> tuple[KnownRun, ...]:
+    """From ``RUNS``; none where it is damaged. Pure."""
+    try:
+        entries = json.loads(environment.get(RUNS, "[]"))
+        return tuple(
+            KnownRun(tuple(map(str, entry["program"])), str(entry["run_dir"]), str(entry["job"]))
+            for entry in entries
+            if entry["program"]
+        )
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def runs_with(environment: Mapping[str, str], program: Sequence[str], run_path: Path, job: str) -> str:
+    """``RUNS`` for the next job: with the run that submits it. Pure."""
+    others = [run for run in known_runs(environment) if run.run_dir != str(run_path)]
+    known = [run for run in known_runs(environment) if run.run_dir == str(run_path)]
+    ours = [KnownRun(tuple(program), str(run_path), job)] if program else known
+    return json.dumps([asdict(run) for run in (*others, *ours)])
 
 
 def read_links(run_path: Path) -> list[Link]:
@@ -60,7 +106,9 @@ def link_number(environment: Mapping[str, str]) -> int:
     return int(text) if text.isdigit() and int(text) > 0 else 1
 
 
-def successor_environment(environment: Mapping[str, str], run_path: Path, number: int, job: str) -> dict[str, str]:
+def successor_environment(
+    environment: Mapping[str, str], run_path: Path, number: int, job: str, program: Sequence[str] = ()
+) -> dict[str, str]:
     """The next job's environment: the user's own without this job's Slurm variables, and where to go on. Pure."""
     ours = ("SLURM_", "SBATCH_", "SRUN_", REVIVED)
     kept = {key: value for key, value in environment.items() if not key.startswith(ours)}
@@ -71,6 +119,7 @@ def successor_environment(environment: Mapping[str, str], run_path: Path, number
         "RESILIO_RUN_DIR": str(run_path),
         "RESILIO_LINK": str(number + 1),
         "RESILIO_PREDECESSOR": job,
+        RUNS: runs_with(environment, program, run_path, job),
     }
 
 
@@ -80,8 +129,10 @@ def waiting_successor(links: Sequence[Link], number: int, job: str) -> str | Non
     return known.get(number + 1) if known.get(number) == job else None
 
 
-def submit_successor(run_path: Path, job: str, nodes: int) -> Link:
+def submit_successor(run_path: Path, job: str, nodes: int, program: Sequence[str] = ()) -> Link:
     """Submit the next job of the chain and note it; one that waits for this job already is kept.
+
+    ``program``: which of the script's launches is to go on in ``run_path``.
 
     Raises SlurmError: commands.SubmitLimit where no more jobs may be in the queue, commands.Unanswered where it may be
     tried again."""
@@ -93,14 +144,15 @@ def submit_successor(run_path: Path, job: str, nodes: int) -> Link:
     script = run_path / f"batch-{job}.sh"
     successor = commands.pending_with_script(script) if script.exists() else None  # a submission lost its answer
     if successor is None:
-        arguments = describe_successor(run_path, job, nodes)
-        successor = _submit(script, arguments, successor_environment(os.environ, run_path, number, job))
+        arguments = describe_successor(run_path, job, nodes, program)
+        variables = successor_environment(os.environ, run_path, number, job, program)
+        successor = _submit(script, arguments, variables)
     link = Link(number + 1, successor)
     write_links(run_path, [*(known for known in links if known.number < number), Link(number, job), link])
     return link
 
 
-def describe_successor(run_path: Path, job: str, nodes: int) -> list[str]:
+def describe_successor(run_path: Path, job: str, nodes: int, program: Sequence[str] = ()) -> list[str]:
     """sbatch's arguments for the job after ``job``; they and the batch script are kept in the run directory.
 
     Raises SlurmError, Untrusted, OSError."""
@@ -110,7 +162,8 @@ def describe_successor(run_path: Path, job: str, nodes: int) -> list[str]:
     fields = job_description(job, text)
     fields["TimeLimit"] = _noted_time_limit(run_path, job) or fields.get("TimeLimit", "")
     arguments = successor_arguments(fields, job, nodes, script, text, sys.argv)
-    write_atomic(_kept(run_path, job), json.dumps({"v": 1, "arguments": arguments}).encode(), mode=0o600)
+    kept = {"v": 1, "arguments": arguments, "runs": runs_with(os.environ, program, run_path, job)}
+    write_atomic(_kept(run_path, job), json.dumps(kept).encode(), mode=0o600)
     return arguments
 
 
@@ -180,7 +233,8 @@ def submit_revived(run_path: Path, links: Sequence[Link], model: str, environmen
     job = commands.pending_with_script(run_path / f"batch-{model}.sh")
     if job is None:
         ours = [f"--dependency=afterany:{last.job}", "--hold"]
-        variables = successor_environment(environment, run_path, last.number, last.job) | {REVIVED: "1"}
+        runs = Fields.of(trusted_files.read_object(_kept(run_path, model))).text("runs")
+        variables = successor_environment({**environment, RUNS: runs}, run_path, last.number, last.job) | {REVIVED: "1"}
         arguments = [each for each in arguments if not each.startswith("--dependency=")]
         job = _submit(run_path / f"batch-{model}.sh", [*ours, *arguments], variables)
     link = Link(last.number + 1, job)

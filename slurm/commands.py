@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,8 @@ _AWAY = re.compile(
 )
 
 
+# ESLURM_ALREADY_DONE, and ESLURM_INVALID_JOB_ID once slurmctld has forgotten it.
+_ENDS = re.compile(r"already complet(?:ing|ed)|Invalid job id", re.IGNORECASE)
 # What they say where no slurm.conf is found, by a path or from slurmctld.
 _NOT_HERE = re.compile(
     r"Could not establish a configuration source|[Uu]nable to (?:process|open) (?:configuration|.*slurm\.conf)"
@@ -49,6 +52,10 @@ class Unreachable(Unanswered):
     """There is no Slurm command here, or it finds no configuration: nothing was carried out."""
 
 
+class JobEnds(SlurmError):
+    """The job of an order has ended, or Slurm is ending it."""
+
+
 class SubmitLimit(SlurmError):
     """sbatch refused a job since too many are in the queue already (limits of the account, the QOS, MaxJobCount)."""
 
@@ -61,9 +68,11 @@ def address(job: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def refused(error: CommandError) -> SlurmError:
-    """What a failed command means: Unanswered, Unreachable, or that Slurm will not. Pure."""
+    """What a failed command means: Unanswered, Unreachable, that the job ends, or that Slurm will not. Pure."""
     if (error.returncode is None and "cannot start" in str(error)) or _NOT_HERE.search(error.stderr):
         return Unreachable(f"Slurm cannot be reached from here: {error}")
+    if _ENDS.search(error.stderr):
+        return JobEnds(str(error))
     if (error.returncode is None and "no answer" in str(error)) or _AWAY.search(error.stderr):
         return Unanswered(str(error))
     return SlurmError(str(error))
@@ -299,6 +308,33 @@ def config(run: Runner = run_here) -> dict[str, str]:
     except CommandError:
         return {}
     return {key: value.strip() for key, value in re.findall(r"^(\w+)\s*=[ \t]*(.*)$", text, re.MULTILINE)}
+
+
+_CONFIG_TIME = re.compile(r"Configuration data as of ([0-9]{1,12})\b", re.ASCII)
+CLOCKS_AGREE_S = 5.0
+
+
+def clock_ahead_s(clock: Callable[[], float] = time.time) -> float:
+    """How many seconds this host's clock is ahead of slurmctld's; 0 where they agree, or Slurm does not answer.
+
+    Slurm ends a job by slurmctld's clock. ``scontrol show config`` tells that one's time, in whole Unix seconds."""
+    asked = clock()
+    try:
+        text = run_here(["scontrol", "show", "config"], TIMEOUT_S).stdout
+    except CommandError:
+        return 0.0
+    return parse_clock_ahead(text, asked, clock())
+
+
+def parse_clock_ahead(text: str, asked: float, answered: float) -> float:
+    """From the answer, and this host's clock before and after it. Pure."""
+    found = _CONFIG_TIME.search(text)
+    if not found:
+        return 0.0
+    told = float(found[1])
+    if asked - told > CLOCKS_AGREE_S:
+        return asked - told
+    return answered - told if told - answered > CLOCKS_AGREE_S else 0.0
 
 
 def config_value(name: str) -> str:

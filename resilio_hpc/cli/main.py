@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import resilio_hpc
+from resilio_hpc.core import standard_streams
 from resilio_hpc.core.errors import ResilioError, UsageError, os_error_text
 from resilio_hpc.core.terminal import guarded
 
@@ -51,6 +52,8 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: the command's; 2 after a mistake of the user; 130 when interrupted."""
+    if argv is None:
+        standard_streams.make_usable()
     words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # --help in a locale without UTF-8

@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilio_hpc.core import standard_streams
 from resilio_hpc.core.errors import ResilioError, UsageError, os_error_text
 from resilio_hpc.core.terminal import guarded, raw
 from resilio_hpc.launch import checks, devices
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None, supervise: Callable[[LaunchOptions], int] | None = None) -> int:
     """Exit code: the run's, as ``supervise`` returns it (default: the supervisor); 2 after a mistake of the user; 130
     when interrupted."""
+    if argv is None:
+        standard_streams.make_usable()
     output = raw(sys.stdout)
     if isinstance(output, io.TextIOWrapper):
         output.reconfigure(errors="replace")  # --help and --dry-run in a locale without UTF-8
@@ -70,15 +74,18 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
 
         resize.check_words(parsed.options.resize_options)
     targets = _notify_targets(parsed.options, caller)
-    if parsed.options.dry_run:
-        return _dry_run(parsed.options, caller, here, tuple(target.name for target in targets))
-    from resilio_hpc.launch import notify_targets, run_directory, supervisor
+    from resilio_hpc.launch import run_choice
 
-    run = run_directory.open_run(Path(parsed.options.run_dir))
-    notify_targets.put_away(run.path, targets)
-    supervise = supervise or supervisor.run
-    options = replace(parsed.options, run_dir=str(run.path), notify=())  # part of the agents' command lines
-    return supervise(options)
+    options = run_choice.choose(
+        run_choice.Command(parsed.options, parsed.run_dir_given, caller.environment), create=not parsed.options.dry_run
+    )
+    if options.dry_run:
+        return _dry_run(options, caller, here, tuple(target.name for target in targets))
+    from resilio_hpc.launch import run_directory, supervisor
+
+    run = run_directory.open_run(Path(options.run_dir), program=options.program)
+    supervise = supervise or partial(supervisor.run, targets=targets)
+    return supervise(replace(options, run_dir=str(run.path), notify=()))  # part of the agents' command lines
 
 
 def _notify_targets(options: LaunchOptions, caller: Caller) -> tuple[Target, ...]:

@@ -20,6 +20,7 @@ from resilio_hpc.ckpt import shared_blocks
 from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import LaunchError, ResilioError, WireError
+from resilio_hpc.core.event_words import words
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import announce, identity, last_one_out, leftovers, node_directories, open_files, process_tree
@@ -33,6 +34,7 @@ from resilio_hpc.launch.callers import Names
 from resilio_hpc.launch.controller_host import ControllerHost
 from resilio_hpc.launch.device_eviction import DeviceEviction
 from resilio_hpc.launch.disk_link import DiskLink
+from resilio_hpc.launch.helper_watch import HelperWatch
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.mpi_ranks import local_ranks
@@ -50,7 +52,6 @@ SIGNALS = {
 }  # fmt: skip
 PREDECESSOR_DIES_S = 3.0
 ABANDON_S = 300.0  # without a quorum for so long: what is left of the job ends
-ORPHAN_LIMIT_S = 60.0  # told to end but without a controller for so long: end anyway
 
 
 class AnotherLives(LaunchError):
@@ -81,16 +82,16 @@ class Agent(AgentFiles):
         self.gatekeeper = wire.Gatekeeper(self.context, self.keys, self.counters)
         spool = self.local_dir / "spool"
         self.ledger = Ledger(spool / "ledger", f"{settings.job}-{settings.node}")
-        self.storage = Storage(self.run.path, spool, settings.job)
+        self.storage = Storage(self.run.path, spool, settings.job, self.run.run_id)
         self.memory = NodeMemory(self.local_dir, settings.job, settings.begins)
-        self._own_job = OwnJob(settings, self.storage)
         self.notifier = Notifier(self.run, settings.job, self.ledger.append, targets, settings.cwd)
         bind = settings.address
         self.host = ControllerHost(
             self.context, self.keys, bind, self.ledger, self.storage, self.counters, self.say, self, settings.job,
-            self.notifier.take,
+            self.notifier.take, settings.clock_ahead_s(time.time()),
         )  # fmt: skip
         incarnation = secrets.token_hex(4)
+        self._own_job = OwnJob(settings, self.storage, self.host.clock_ahead_s)
         self._names = Names(settings.node)
         self.snapshots = LocalSnapshots(self)
         self.devices = DeviceEviction(self)
@@ -104,15 +105,18 @@ class Agent(AgentFiles):
         self.core: AgentCore = AgentCore(
             hello, settings.job, self._ballot(), self, settings.options.heartbeat_timeout_s, settings.join,
             min(ABANDON_S, settings.options.join_timeout_s), settings.begins, settings.graces(os.environ),
+            settings.options.stop_grace_s,
         )  # fmt: skip
         self.copies = PartnerCopies(self)
         self.read_ahead = ReadAheadLink(self)
         os.environ[LOCAL_VARIABLE] = settings.options.local_checkpoints  # ranks inherit both
         os.environ[PEER_DISKS_VARIABLE] = str(self.disks.known)
         self.ranks = local_ranks(self, token, spool)
+        self.helpers = HelperWatch(self._helper_stopped, lambda: self.snapshots.saver.paused_pids)
         self.caller: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
-        self._told_to_end_at: float | None = None
+        if settings.stop:
+            self.core.warned(settings.stop, self._own_job.lasts_s(settings.stop))
         self._signals = self._catch_signals()
         self.ledger.append("agent", node=settings.node, incarnation=incarnation, pid=os.getpid(), slots=slots)
 
@@ -143,11 +147,10 @@ class Agent(AgentFiles):
             self._poll()
             for part in (
                 self.host, self.notifier, self.core, self.ranks, self.snapshots.saver, self.copies, self.disks,
-                self.held_directories, self.read_ahead, self.devices,
+                self.held_directories, self.read_ahead, self.devices, self.helpers,
             ):  # fmt: skip
                 part.tick()
             self._own_job.tick(self.core)
-            self._give_up_alone()
         return self._close()
 
     def _poll(self) -> None:
@@ -189,13 +192,6 @@ class Agent(AgentFiles):
             if name:
                 self.ledger.append("signal", signal=name, node=self.settings.node)
                 self.core.warned(name, self._own_job.lasts_s(name))
-                if name != "USR2" and self._told_to_end_at is None:
-                    self._told_to_end_at = time.monotonic()
-
-    def _give_up_alone(self) -> None:
-        told = self._told_to_end_at
-        if told is not None and self.core.ending is None and time.monotonic() - told > ORPHAN_LIMIT_S:
-            self.core.controller_said(m.End(1 << 60, "terminated", 143))
 
     def _on_controller(self) -> None:
         caller = self.caller
@@ -237,6 +233,10 @@ class Agent(AgentFiles):
         shared_blocks.sweep()
         self.context.destroy(linger=200)
         return self.exit_code or 0
+
+    def _helper_stopped(self, name: str, pid: int, action: str) -> None:
+        self.record("helper_stopped", helper=name, pid=pid, action=action)
+        self.say(words("helper_stopped", {"node": self.settings.node, "helper": name, "pid": pid, "action": action}))
 
     @property
     def may_be_last(self) -> bool:
@@ -289,7 +289,7 @@ class Agent(AgentFiles):
 
     def become_controller(self, term: Term) -> None:
         """We were elected."""
-        self.host.begin(self.settings.controller_config(), term)
+        self.host.begin(self.settings.controller_config(self.host.clock_ahead_s), term)
 
     def step_down(self, reason: str) -> None:
         """Our controller is none any more."""
@@ -375,6 +375,7 @@ class Agent(AgentFiles):
 
     def leave(self, verdict: str, exit_code: int) -> None:
         """End this process."""
+        self.tell_supervisor(verdict, exit_code)
         self.ledger.append("agent_ends", node=self.settings.node, verdict=verdict)
         self.exit_code = 0  # an orderly end; the verdict file tells how the run fared, srun would only complain
 

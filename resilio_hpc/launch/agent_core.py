@@ -19,6 +19,7 @@ from resilio_hpc.launch.succession import Succession
 BEATS_PER_TIMEOUT = 8  # of each agent; of thousands fewer, so that their controller has time for other things
 FEWEST_BEATS_PER_TIMEOUT = 5
 BEATS_PER_S = 4000  # of all agents of a job together
+STOP_LIMIT_S = 60.0  # for a verdict, after --stop-grace: its controller may be gone, or its word lost
 LEAVE_WITHIN_S = 60.0  # a joiner that does not know its job's end leaves so long after the warning
 
 
@@ -31,6 +32,7 @@ class AgentCore(NodeRanks):
     def __init__(
         self, hello: m.Hello, job: str, ballot: Ballot, ports: Ports, heartbeat_timeout_s: float,
         joiner: bool = False, orphan_limit_s: float = 300.0, begins: int = 0, graces: Graces = NO_GRACE,
+        stop_grace_s: float = 10.0,
     ) -> None:  # fmt: skip
         super().__init__(hello.node, hello.last, ports, graces)
         self.slots = hello.local_world_size
@@ -48,6 +50,8 @@ class AgentCore(NodeRanks):
         self._led: tuple[int, float] = (0, 0.0)  # our own last epoch, and since when it had no quorum
         self._echo = NEVER  # the newest stamp of this epoch's controller
         self._leaves_at: float | None = None
+        self._stop_limit_s = stop_grace_s + STOP_LIMIT_S
+        self._stops_by: float | None = None  # told to end: without a verdict by then, end all the same
         self._lost_at: float | None = None  # since when no controller is known to live
         self._next_abandon = 0.0
 
@@ -59,6 +63,8 @@ class AgentCore(NodeRanks):
         if self.ending is None:
             self._succession.tick(now)
             self._abandon_when_alone(now)
+            if self._stops_by is not None and now > self._stops_by and self.ending is None:
+                self._end(m.End(self.epoch, "terminated", 143))
         if now >= self._next_beat and self._may_follow() and self.ending is None:
             self._next_beat = now + self.beat_interval_s
             if self._welcomed and self._succession.in_contact:
@@ -278,6 +284,8 @@ class AgentCore(NodeRanks):
         """
         if self.joiner and self._leaves_at is None:
             self._leaves_at = self._ports.monotonic() + (LEAVE_WITHIN_S if within_s is None else within_s)
+        if signal != "USR2" and self._stops_by is None:
+            self._stops_by = self._ports.monotonic() + self._stop_limit_s
         if signal not in self.warnings:
             self.warnings.append(signal)
         if self._welcomed:

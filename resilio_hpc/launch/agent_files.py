@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.launch.ballot import EpochRecord
 
 if TYPE_CHECKING:
@@ -59,6 +63,13 @@ class AgentFiles:
 
         self.storage.request("witness", answer, witness=witness, node=self.settings.node)
 
+    def tell_supervisor(self, verdict: str, exit_code: int) -> None:
+        """Leave word on this machine of how the run ended: the run directory may be gone."""
+        if self.settings.last_words:
+            told = json.dumps({"verdict": verdict, "exit_code": exit_code}).encode()
+            with contextlib.suppress(OSError):  # the supervisor has closed already
+                write_atomic(Path(self.settings.last_words), told, durable=False)
+
     def abandon(self, epoch: int, reason: str) -> None:
         """Write a verdict for a job in which nobody leads."""
         name, code = ("needs_new_job", 75) if self.settings.chained else ("quorum_lost", 1)
@@ -68,5 +79,7 @@ class AgentFiles:
             if reply is not None and reply["verdict"] is not None:
                 self.abandoned = True
                 self.core.abandoned(*reply["verdict"])
+            elif reply is None and self.storage.gone:  # nobody will ever write one
+                self.core.abandoned(name, code)
 
         self.storage.request("verdict", answer, verdict=verdict)

@@ -13,13 +13,14 @@ import time
 from typing import Any, Protocol
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.core.event_words import names
+from resilio_hpc.core.event_words import names, words
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import identity, leftovers, node_directories, process_tree, srun_groups
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.agent_starts import VERDICT_WAIT_S, Attempts, Launches, Pace
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.controller_view import ControllerView
+from resilio_hpc.launch.helper_watch import HelperWatch
 from resilio_hpc.launch.job_watch import JobView, JobWatch, known_end
 from resilio_hpc.launch.output_relay import Outputs
 from resilio_hpc.launch.run_directory import Run
@@ -29,6 +30,7 @@ WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # sbatch --signal=B:…:
 STATUS_INTERVAL_S = 1.0
 GROUP_RESTART_S = 1.0  # Slurm takes so long to end the rest of a group whose srun was killed
 OWN_STARTS = 3  # how often a node of a group is given an srun of its own
+STOP_LIMIT_S = 60.0  # for a stop, after --stop-grace: the verdict is written by then
 STOP_AGAIN_S = 30.0  # where Slurm did not pass a stop on, or an agent was not there to hear it
 LOOK_PATIENCE_S = 0.5  # for a look at the run directory, before an agent that broke down is started again
 
@@ -39,6 +41,10 @@ class Files(Protocol):
     ledger: Ledger
     verdict: dict[str, Any] | None
     status: dict[str, Any]
+
+    @property
+    def gone(self) -> bool:
+        """The run directory was removed."""
 
     def seen_since(self, moment: float, now: float) -> bool:
         """Whether ``verdict`` and ``status`` were looked for after ``moment``."""
@@ -80,19 +86,23 @@ class AgentKeeper:
         self._own_starts: dict[str, int] = {}
         self._said: set[str] = set()
         self._received: list[int] = []
-        self._interrupts = 0
-        self._next_stop = 0.0
+        self._orders = 0  # to stop, by signals
+        self.stop_order = ""  # "TERM" or "INT": the launch is to end, whatever dies meanwhile
+        self._ordered_at = self._next_stop = 0.0
+        self._helpers = HelperWatch(self._helper_stopped)
         if site.mode == "batch" or (site.mode == "step" and site.leads):
             self._watch.start()
 
     def tend(self, now: float) -> bool:
         """Start what is due, restart what ended too early. Returns whether any agent runs or will."""
+        self._helpers.tick(now)
         over = self._files.verdict is not None
         if self._watched != self._watch.answers and self._watch.view is not None:
             self._watched = self._watch.answers
             self._job_seen(self._watch.view)
         if not over:
             self._look_after_groups(now)
+            self._stop_again(now)
         for placement in list(self.placements):
             code = placement.exit_code()
             if code is not None:
@@ -104,8 +114,16 @@ class AgentKeeper:
                     self._ended(placement, code, now)
         for placement in self.placements:
             if not over and placement.due(now) and self._may_start(placement, now):
-                placement.start(now, self._outputs)
-        return any(placement.process is not None or not (placement.done or over) for placement in self.placements)
+                placement.start(now, self._outputs, self.stop_order)
+        return any(placement.process is not None or self._may_come(placement) for placement in self.placements)
+
+    def _may_come(self, placement: p.Placement) -> bool:
+        """Whether an agent that does not run may be started yet, or its end is not dealt with."""
+        if placement in self._ended_now and self._files.verdict is None:
+            return True
+        if placement.done or self._files.verdict is not None or self.stop_order:
+            return False
+        return not (self._files.gone and placement.attempts.in_order)  # it knew of a verdict that nobody can read
 
     def _may_start(self, placement: p.Placement, now: float) -> bool:
         attempts = placement.attempts
@@ -113,11 +131,15 @@ class AgentKeeper:
             return False
         if attempts.in_order and not self._no_verdict(attempts, now):
             return False
+        if self.stop_order and not self.running:
+            return False  # nothing is left that one more agent could bring to a good end
         return self.site.mode != "batch" or self._pace.take(now, self._watch.answering)
 
     def _no_verdict(self, attempts: Attempts, now: float) -> bool:
         """Whether an agent that ended in order has to be started again. Most likely it knew of a verdict, which may be
         seen late, or when a run directory that hangs is back. While others run, though, its node was lost."""
+        if self._files.gone:
+            return False
         waited = self.running > 0 or now >= attempts.ended_at + VERDICT_WAIT_S
         return waited and self._files.seen_since(attempts.next_start, now)
 
@@ -141,6 +163,10 @@ class AgentKeeper:
         """Whether no agent could ever be started, though Slurm answers."""
         now = time.monotonic()
         return self._watch.answering and self._launches.hopeless(each.running_s(now) for each in self.placements)
+
+    def _helper_stopped(self, name: str, pid: int, action: str) -> None:
+        self._ledger.append("helper_stopped", helper=name, pid=pid, action=action)
+        say(words("helper_stopped", {"helper": name, "pid": pid, "action": action}))
 
     # -- one that ended ----------------------------------------------------------------------------------------
 
@@ -253,31 +279,53 @@ class AgentKeeper:
             signal.signal(number, lambda received, _frame: self._received.append(received))
 
     def stop_in_order(self, now: float) -> None:
-        """As if SIGTERM had come: all ranks save and end. Said again from time to time, since it may not arrive."""
-        if now >= self._next_stop:
-            self._next_stop = now + STOP_AGAIN_S
-            self._received.append(signal.SIGTERM)
+        """As if SIGTERM had come: all ranks save and end."""
+        if not self.stop_order:
+            self._order_stop("TERM", now)
+
+    def stop_overdue(self, now: float) -> bool:
+        """Whether the agents had time enough to end after the order to stop."""
+        limit_s = self.placements[0].recipe.settings.options.stop_grace_s + STOP_LIMIT_S
+        return bool(self.stop_order) and now - self._ordered_at > limit_s
 
     def forward_signals(self) -> frozenset[int]:
-        """Pass on what came, and return it. Raises KeyboardInterrupt at the second SIGINT."""
+        """Pass on what came, and return it. Raises KeyboardInterrupt at a SIGINT after another order to stop."""
         received, self._received = self._received, []
         for number in received:
-            self._interrupts += 1
             self._ledger.append("signal", signal=signal.Signals(number).name, to="agents")
-            if number == signal.SIGINT and self._interrupts > 1:
+            if number in WARNINGS:
+                self._signal_agents("USR2")
+                continue
+            self._orders += 1
+            name = "INT" if number == signal.SIGINT else "TERM"
+            if name == "INT" and self._orders > 1:
+                self.stop_order = name
                 say("interrupted again: everything is killed at once")
                 raise KeyboardInterrupt
-            target = number if number == signal.SIGINT else signal.SIGUSR2 if number in WARNINGS else signal.SIGTERM
-            if self.site.mode == "batch":
-                self._signal_steps("USR2" if target == signal.SIGUSR2 else "TERM")
-            else:
-                for placement in self.placements:
-                    placement.signal(target)
+            self._order_stop(name, time.monotonic())
         return frozenset(received)
 
-    def _signal_steps(self, name: str) -> None:
+    def _order_stop(self, name: str, now: float) -> None:
+        """It holds for agents that start later, too, and is said again: it may not arrive."""
+        if not self.stop_order:
+            self._ordered_at = now
+        self.stop_order = name
+        self._next_stop = now + STOP_AGAIN_S
+        self._signal_agents(name)
+
+    def _stop_again(self, now: float) -> None:
+        if self.stop_order and now >= self._next_stop:
+            self._order_stop(self.stop_order, now)
+
+    def _signal_agents(self, name: str) -> None:
+        if self.site.mode != "batch":
+            for placement in self.placements:
+                placement.signal(signal.Signals[f"SIG{name}"])
+            return
         try:  # srun turns SIGTERM into a kill; scancel reaches the agents themselves
-            commands.cancel(self.site.job, name)
+            commands.cancel(self.site.job, "TERM" if name == "INT" else name)
+        except commands.JobEnds:
+            pass  # Slurm has told the agents itself
         except SlurmError as error:
             say(f"could not pass on SIG{name}: {error}")
 

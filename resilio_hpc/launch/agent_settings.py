@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 
 import msgspec
 
@@ -14,10 +14,12 @@ from resilio_hpc.launch.agent_ports import Graces
 from resilio_hpc.launch.controller_state import ControllerConfig
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.rendezvous import Shape
+from resilio_hpc.slurm.commands import CLOCKS_AGREE_S, clock_ahead_s
 
 # Exit codes of agents (sysexits.h); srun's own failures are others. 0: it ended in order, whatever the run's verdict.
 AGENT_FAILED = 70  # it ran and could not go on
 AGENT_LIVES = 75  # another agent of the run lives on this node
+LONGEST_START_S = 60.0  # an agent is up by then, mostly; else its clock may be ahead
 
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,10 +39,13 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     begins: int = 0
     chained: bool = False
     end_time: float | None = None
+    told_at: float = 0.0  # when this was said, by slurmctld's clock, as ``end_time`` is; 0: outside of Slurm
     supervisor_pid: int = 0
     join: bool = False  # our nodes join a run that another job began
     run_id: str = ""  # so that an agent finds what its predecessor left on the node
     cwd: str = ""  # where ranks start; "": where the agent does
+    stop: str = ""  # "TERM" or "INT": the launch was told to end before this agent was started
+    last_words: str = ""  # a file of the supervisor's, on this machine, for how the run ended; "": no need
     own_job: str = ""  # of a joiner: whose time limit ``end_time`` is, and whose nodes ``expected`` are
 
     def to_json(self) -> str:
@@ -88,8 +93,14 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return self
         return msgspec.structs.replace(self, options=dataclasses.replace(self.options, torch=False))
 
-    def controller_config(self) -> ControllerConfig:
-        """What decisions need."""
+    def clock_ahead_s(self, now: float, ask: Callable[[], float] = clock_ahead_s) -> float:
+        """How far this node's clock, which says ``now``, is ahead of slurmctld's: 0 unless it looks wrong and Slurm,
+        which ``ask`` asks, says so, too."""
+        looks_right = -CLOCKS_AGREE_S <= now - self.told_at <= LONGEST_START_S
+        return 0.0 if not self.told_at or looks_right else ask()
+
+    def controller_config(self, clock_ahead_s: float = 0.0) -> ControllerConfig:
+        """What decisions need, with times by this node's clock."""
         options = self.options
         return ControllerConfig(
             shape=Shape(options.min_nodes, options.max_nodes, options.node_unit),
@@ -100,6 +111,6 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             max_without_progress=options.max_restarts,
             chained=self.chained,
             stop_grace_s=options.stop_grace_s,
-            end_time=self.end_time,
+            end_time=None if self.end_time is None else self.end_time + clock_ahead_s,
             mode=getattr(options, "mode", "recover"),
         )

@@ -100,7 +100,7 @@ def fetch(run_path: Path, client: Jobs) -> ChainEvidence:
     links = tuple(chain.read_links(run_path))
     taken = tuple(reversed(turns.newest(run_path, ALL_TURNS)))
     parts = [turn.part for turn in taken]
-    numbers = sorted({turn.job for turn in taken} | {link.job for link in links})
+    numbers = sorted({turn.job for turn in taken if turn.job.isdecimal()} | {link.job for link in links})
     try:
         jobs = {str(job.id): job for job in client.jobs(numbers)} if numbers else {}
     except SlurmError:

@@ -7,18 +7,29 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.core import trusted_files
-from resilio_hpc.core.durable import create_exclusive, write_atomic
+from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import chain_order, last_one_out, link_lease, maintenance, preemption, run_directory, turns
+from resilio_hpc.launch import (
+    chain_order,
+    last_one_out,
+    link_lease,
+    maintenance,
+    preemption,
+    run_choice,
+    run_directory,
+    run_in_use,
+    step_tasks,
+    turns,
+)
+from resilio_hpc.launch import holder as holders
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.avoidance import avoid_faulty_nodes
 from resilio_hpc.launch.chain_order import ChainOrder
@@ -35,17 +46,26 @@ UNANSWERED_RETRY_S = 60.0  # each try may take TIMEOUT_S
 REQUEUE_S = 240.0  # at the end, for slurmctld to come back
 REQUEUE_POLL_S = 5.0
 CLOSING_S = 60.0  # how long ``close`` may still be asking Slurm when the launch is over
-FOLLOWER_WAIT_S = 60.0  # for the leading supervisor of an srun step to take the turn
+TURN_RETRY_S = 0.2
 
 
 class Chain:
     """One job's view of its chain. ``active``: a successor exists or will."""
 
-    def __init__(self, options: LaunchOptions, site: Site, run_path: Path, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        options: LaunchOptions,
+        site: Site,
+        run_path: Path,
+        ledger: Ledger,
+        show_life: Callable[[int], None] = lambda _turn: None,
+    ) -> None:
+        """``show_life``: begins the pulse of a turn that was taken (``holder``)."""
         self._options = options
         self._site = site
         self._run_path = run_path
         self._ledger = ledger
+        self._show_life = show_life
         self.number = chain.link_number(os.environ) if site.mode != "local" else 1
         self._order = chain_order.read(run_path)
         self._chained = options.chain and site.mode != "local"
@@ -63,8 +83,6 @@ class Chain:
         self._next_try = 0.0
         self._goes_on = False  # at the end: there is something left to do
         self._preempted = False  # at the end: Slurm will requeue the job by itself
-        if options.chain and site.mode == "local" and site.leads:
-            print("[resilio] note: --chain has no effect outside of Slurm", file=sys.stderr)
 
     # -- the beginning -----------------------------------------------------------------------------------------
 
@@ -72,35 +90,46 @@ class Chain:
         """Why this job has nothing to do, or None: then it has the turn, and nothing of the part before can train."""
         verdict = run_directory.read_verdict(self._run_path)
         if verdict is not None and verdict.get("verdict") == "completed":
+            run_choice.note_visit(self._run_path, os.environ)
             return f"this run is already complete: nothing to do (another --run-dir starts a new run; {self._run_path})"
         if not self._site.leads:
             return self._follow_the_leader()
-        if self._site.mode == "local":
-            self._begin_part()
-            return None
         while True:
             number = turns.next_number(self._run_path)  # before we look: whoever comes in between, takes it from us
-            last = turns.newest(self._run_path)
-            if last and last[0].part == self._site.key:
-                self._begin_part()
-                return None  # another launch in the same part of the same job
-            decision = self._judge(last[0]) if last else Decision(True, "", clean=True)
+            last = next(iter(turns.newest(self._run_path)), None)
+            try:
+                decision = self._judge(last)
+            except UsageError as error:
+                self._tell_followers({"refused": str(error)})
+                raise
             if not decision.goes_on:
                 return self._stop(decision)
             if self._take_turn(number):
-                try:
-                    self._lift_stop()
-                    self.begin()  # before all that takes long: then the chain goes on whatever becomes of this job
-                    self._begin_part()
-                    if last:
-                        self._wait_for(last[0], decision.clean)
-                except ResilioError as error:
-                    self._tell_followers({"refused": str(error)})
-                    raise
-                self._tell_followers({"ready": True, "begins": self.begins})
-                return None
+                break
+            time.sleep(TURN_RETRY_S)  # an NFS client may not show the other one's turn yet
+        try:
+            self._lift_stop()
+            self.begin()  # before all that takes long: then the chain goes on whatever becomes of this job
+            self._begin_part()
+            if last and self._site.mode != "local" and run_in_use.is_of_slurm(last):
+                self._wait_for(last, decision.clean)
+        except ResilioError as error:
+            self._tell_followers({"refused": str(error)})
+            raise
+        self._tell_followers({"ready": True, "begins": self.begins})
+        return None
 
-    def _judge(self, last: turns.Turn) -> Decision:
+    def _judge(self, last: turns.Turn | None) -> Decision:
+        """Raises UsageError while another launch has the run."""
+        if last is None:
+            return Decision(True, "", clean=True)
+        run_in_use.refuse_if_held(self._run_path, last, self._site)
+        if run_in_use.judged_by_slurm(last, self._site):
+            return self._judge_job(last)
+        ended = run_directory.read_verdict(self._run_path, last.part) is not None
+        return Decision(True, "started by hand", clean=ended)
+
+    def _judge_job(self, last: turns.Turn) -> Decision:
         revived = chain.REVIVED in os.environ  # by a person, who knows how the part before ended
         predecessor = "" if revived else os.environ.get("RESILIO_PREDECESSOR", "")
         evidence = gather(self._run_path, last, self._site, predecessor)
@@ -123,8 +152,11 @@ class Chain:
             self._site.nodes,
             newest_commit(self._run_path),
             time.time(),
+            holders.this_process(os.environ),
         )
         self._turn = turn if turns.take(self._run_path, turn) else None
+        if self._turn is not None:
+            self._show_life(number)
         return self._turn is not None
 
     def _begin_part(self) -> None:
@@ -138,30 +170,17 @@ class Chain:
         )
         self._ledger.append("waited_for_predecessor", part=last.part, seconds=round(waited, 1))
 
-    def _ready_file(self) -> Path:
-        return self._run_path / "links" / f"{self._site.key}.ready"
-
     def _tell_followers(self, news: dict[str, Any]) -> None:
         if self._site.mode == "step":
-            write_atomic(self._ready_file(), json.dumps(news).encode())
+            step_tasks.tell(self._run_path, self._site.key, news)
 
     def _follow_the_leader(self) -> str | None:
         """Every other task of an srun step waits for what the first one decides."""
-        create_exclusive(self._ready_file(), b"{}", 0o644)  # a name that is looked for in vain stays missing on an NFS
-        run_directory.expect_verdict(self._run_path, self._site.key)
-        deadline = time.monotonic() + FOLLOWER_WAIT_S + link_lease.LIMIT_S
-        while time.monotonic() < deadline:
-            news = trusted_files.read_object(self._ready_file()) or {}
-            if news.get("ready"):
-                self.begins = int(news["begins"])
-                return None
-            if "refused" in news:
-                return str(news["refused"])
-            ended = run_directory.read_verdict(self._run_path, self._site.key)
-            if ended is not None:
-                return str(ended.get("reason", "this job has nothing to do"))
-            time.sleep(0.2)
-        return "the first task of this step did not take its turn: nothing to do here"
+        heard = step_tasks.hear(self._run_path, self._site.key)
+        if isinstance(heard, str):
+            return heard
+        self.begins = heard
+        return None
 
     def _stop(self, decision: Decision) -> str:
         verdict = {"verdict": decision.verdict, "exit_code": 0, "reason": decision.reason}
@@ -208,7 +227,7 @@ class Chain:
         if self._read_order().stopped:
             self.late = ""
             return
-        link = chain.submit_successor(self._run_path, self._site.job, len(self._site.nodes))
+        link = chain.submit_successor(self._run_path, self._site.job, len(self._site.nodes), self._options.program)
         self.successor, self.late = link.job, ""
         self._ledger.append("successor", job=link.job, link=link.number)
         if self._read_order().stopped:  # while it was submitted: whoever ordered it may not have seen the job
@@ -226,7 +245,8 @@ class Chain:
         """The last job of a chain keeps what one more would need, should its user allow more."""
         if self._chained and self._site.leads and not self._only_observed:
             try:
-                chain.describe_successor(self._run_path, self._site.job, len(self._site.nodes))
+                nodes = len(self._site.nodes)
+                chain.describe_successor(self._run_path, self._site.job, nodes, self._options.program)
             except (SlurmError, OSError) as error:
                 self._ledger.append("successor_refused", limit=f"not kept for later: {error}")
 
@@ -313,8 +333,7 @@ class Chain:
             self._ledger.append("successor_cancelled", job=self.successor, verdict=why)
             self.successor = None
         except SlurmError as error:
-            print(f"[resilio] job {self.successor} could not be cancelled, it will end by itself: {error}",
-                  file=sys.stderr)  # fmt: skip
+            say(f"job {self.successor} could not be cancelled, it will end by itself: {error}")
 
     @property
     def _requeues_itself(self) -> bool:

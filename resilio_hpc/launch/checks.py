@@ -55,7 +55,10 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
         check_resize(options)
     if options.mpi:
         mpi_check.check(options.mpi, in_slurm(options, environment))
-    return check_ranks(options, devices) if runs_here(options, environment) else ()
+    notes = check_ranks(options, devices) if runs_here(options, environment) else ()
+    flags = (("--chain", options.chain), ("--resize", options.resize))
+    without = tuple(flag for flag, given in flags if given and not in_slurm(options, environment))
+    return notes + tuple(f"{flag} has no effect outside of Slurm" for flag in without)
 
 
 def check_run_directory(path: Path) -> None:

@@ -124,6 +124,7 @@ class Controller:
                 self.rounds.watch()
             elif self.phase == "running":
                 self.regrouping.part_with_leavers()
+                self.incidents.forgive()
             if self.phase in ("starting", "running"):
                 self.checkpoints.tick()
                 self.incidents.tick()
@@ -268,6 +269,7 @@ class Controller:
                 agent.attached = beat.attached
         agent.sent = beat.sent
         agent.ready, agent.copy_port = beat.ready, beat.copy_port
+        agent.has_attached = agent.has_attached or beat.attached
         self._renew_lease(beat.node, agent)
         if self.phase == "ended":
             self.ending.say_again(beat.node)

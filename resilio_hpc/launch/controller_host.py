@@ -38,6 +38,7 @@ from resilio_hpc.launch.controller_status import status
 from resilio_hpc.launch.link_guard import LinkGuard
 from resilio_hpc.launch.slow_saves import SlowSaves
 from resilio_hpc.launch.storage import Storage
+from resilio_hpc.launch.turns import job_of
 from resilio_hpc.launch.verdict_writer import VerdictWriter
 
 STATUS_INTERVAL_S = 0.5
@@ -72,7 +73,10 @@ class ControllerHost:
         agent: LivesIn,
         job: str,
         notify: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None,
+        clock_ahead_s: float = 0.0,
     ) -> None:
+        """``clock_ahead_s``: of slurmctld's clock, on this node."""
+        self.clock_ahead_s = clock_ahead_s
         self.socket, self.port = wire.listen(context, keys, bind_host)
         self.controller: Controller | None = None
         self.absent: tuple[str, ...] = ()
@@ -86,7 +90,7 @@ class ControllerHost:
         self._agent = agent
         self._job = job
         self._notify = notify
-        self._slurm_job = "" if job.startswith("local-") else job.partition("r")[0]
+        self._slurm_job = "" if job.startswith("local-") else job_of(job)
         self._guard = LinkGuard("", 0.0, True)
         self._saves = SlowSaves()
         self._behind = False  # messages wait that one turn had no time for
@@ -207,7 +211,7 @@ class ControllerHost:
         controller = self.controller
         if controller is None or end_time is None:
             return
-        limit = end_time if math.isfinite(end_time) else None
+        limit = end_time + self.clock_ahead_s if math.isfinite(end_time) else None
         if limit != controller.config.end_time:
             self._write("end_time", end_time=limit, before=controller.config.end_time)
             controller.config = replace(controller.config, end_time=limit)

@@ -10,6 +10,7 @@ from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.quorum import NEVER
 from resilio_hpc.launch.rendezvous import Shape
 
+FORGIVEN_AFTER_S = 3600.0  # without a failure: restarts before that count no more, where no step is ever durable
 MAX_LOSSES = 3  # a node that was lost more often is not used again
 
 
@@ -27,6 +28,7 @@ class ControllerConfig:
     stop_grace_s: float = 30.0
     end_time: float | None = None  # Unix seconds at which Slurm ends the job, where known
     save_margin_s: float = 10.0
+    forgiven_after_s: float = FORGIVEN_AFTER_S
     mode: str = "recover"  # "observe" and "checkpoint" decide the same, and do not restart
 
 
@@ -128,6 +130,7 @@ class KnownAgent:
     echo: float = NEVER  # our clock: when we sent the newest Beat that it is known to have got
     ready: bool = False  # as its last Heartbeat said
     copy_port: int = 0  # likewise
+    has_attached: bool = False  # a rank of it has, in any round
     leaves_at: float | None = None  # our clock: its own job ends then
 
     def last_contact(self, patience_s: float) -> float:

@@ -73,6 +73,8 @@ class Drain:
     def _claim(self, source: Path) -> Path:
         """A name that nobody had before."""
         wanted = self._target / source.relative_to(self._spool)
+        if not self._target.is_dir():
+            raise FileNotFoundError(f"{self._target} was removed")
         trusted_files.make_directory(wanted.parent)
         for number in itertools.count(1):
             target = wanted if number == 1 else wanted.with_name(f"{wanted.stem}.part{number}{wanted.suffix}")

@@ -82,7 +82,7 @@ def plan(
         run_dir=options.run_dir,
         logs=str(options.logs_directory),
         restarts_without_progress=options.max_restarts,
-        chained_jobs=options.chain_max if options.chain and options.mode != "observe" else 0,
+        chained_jobs=options.chain_max if options.chain and options.mode != "observe" and in_job else 0,
         checkpoints_kept=options.keep_checkpoints,
         checkpoints_kept_every=options.keep_every or None,
         checkpoints_kept_hours=options.keep_hours,

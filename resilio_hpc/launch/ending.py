@@ -67,6 +67,7 @@ class Ending:
         return {
             "round": controller.round, "restarts": controller.restarts, "committed": controller.checkpoints.committed,
             "epoch": controller.epoch, "steps_reported": controller.rounds.steps_reported,
+            "trained": controller.rounds.trained,
         }  # fmt: skip
 
     def _end_with(self, finish: Finish) -> None:

@@ -60,6 +60,7 @@ class Incidents:
         self._controller = controller
         self._left_out: set[str] = set()  # members whose ranks ended with 0 and never attached
         self._before: Repeatable | None = None  # what broke the round before
+        self._furthest = -1  # the step that any round had reached when it failed
         self._none_silent_before = self._looked = self._judges_from = controller.now()
 
     def first_failure(self) -> m.RankFailure | None:
@@ -267,6 +268,17 @@ class Incidents:
         self._open(self._controller.unix())
         self._restart(counts=True)
 
+    def forgive(self) -> None:
+        """Where no step is ever durable, what failed long ago does not count: only that tells of progress then."""
+        controller = self._controller
+        if not controller.without_progress or controller.checkpoints.committed >= 0:
+            return
+        quiet_s = controller.now() - controller.phase_began
+        further = not controller.rounds.steps_reported or controller.max_step > self._furthest
+        if quiet_s >= controller.config.forgiven_after_s and further:
+            controller.record("forgiven", restarts=controller.without_progress, quiet_s=round(quiet_s))
+            controller.without_progress = 0
+
     # -- open and close ----------------------------------------------------------------------------------------
 
     def _open(self, began: float) -> Incident:
@@ -285,6 +297,7 @@ class Incidents:
             self.current = Incident(began, now, self._controller.now(), step, survived)
         self.current.began = min(self.current.began, began)
         self.current.at_step = max(self.current.at_step, step)
+        self._furthest = max(self._furthest, self.current.at_step)
         return self.current
 
     def _restart(self, counts: bool) -> None:

@@ -18,6 +18,7 @@ from resilio_hpc.slurm.runner import run_here
 INTERVAL_S = 60.0
 RETRY_S = 5.0  # after no answer
 TIMEOUT_S = 20.0
+GOING_ON = ("RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "SIGNALING", "STOPPED")
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,12 @@ class JobView:
 
 
 def parse_view(text: str, job: str) -> JobView | None:
-    """From ``squeue -o "%A|%N|%e"``, which lists all tasks of a job array under its number. Pure."""
+    """From ``squeue -o "%A|%N|%e|%T"``, which lists all tasks of a job array under its number. Pure.
+
+    Of a job that Slurm is ending, such as a cancelled one, it tells that moment for its end, and fewer nodes."""
     for line in text.splitlines():
-        number, _, rest = line.partition("|")
-        nodes, _, end = rest.partition("|")
-        if number.strip() != job or not nodes.strip():
+        number, nodes, end, state = ([*line.split("|"), "", "", ""])[:4]
+        if number.strip() != job or not nodes.strip() or state.strip() not in GOING_ON:
             continue
         try:
             return JobView(tuple(expand(nodes)), parse_end(end))
@@ -50,7 +52,7 @@ def known_end(end_time: float | None) -> float | None:
 def ask(job: str) -> JobView | None:
     """Ask Slurm; None when it does not answer, or does not know the job."""
     try:
-        return parse_view(run_here(["squeue", "-h", "-j", job, "-o", "%A|%N|%e"], TIMEOUT_S).stdout, job)
+        return parse_view(run_here(["squeue", "-h", "-j", job, "-o", "%A|%N|%e|%T"], TIMEOUT_S).stdout, job)
     except CommandError:
         return None
 

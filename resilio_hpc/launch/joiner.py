@@ -131,7 +131,8 @@ class Joiner:
             end_time=known_end(commands.job_end_time(self.site.job)) if self.site.mode != "local" else None,
             join=True, own_job=self.site.key, run_id=self.run.run_id, cwd=record.cwd,
         )  # fmt: skip
-        return p.recipe_of(self.site, self.allocation, settings)
+        ahead_s = commands.clock_ahead_s() if self.site.mode != "local" else 0.0
+        return p.recipe_of(self.site, self.allocation, settings, ahead_s)
 
     def _keep(self, keeper: AgentKeeper, files: SupervisorFiles, owner: OwnerWatch) -> None:
         farewell: Farewell | None = None
@@ -147,7 +148,7 @@ class Joiner:
             alive = keeper.tend(now)
             if farewell is None and files.verdict is not None:
                 farewell = Farewell(now, keeper.kept)
-            if not alive or (farewell is None and keeper.hopeless):
+            if not alive or (farewell is None and (keeper.hopeless or keeper.stop_overdue(now))):
                 return
             if farewell is not None and farewell.over(now, keeper.running, self.site):
                 return

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from resilio_hpc.launch.handover import Handover
+from resilio_hpc.launch.turns import job_of
 
 # How a job's part ended → the next job carries on.
 CONTINUES = ("time_limit", "needs_new_job")
@@ -42,8 +43,8 @@ class Evidence:
 
     ``chained``: the chain submitted us; ``requeued``: we are the same job, started again by Slurm; ``followed``: it is
     the part that we were to follow; ``heir``: the job after it, if that one waits or runs; ``state``: Slurm's word for
-    its end; ``by``: who cancelled it; ``fruitless``: how many parts in a row ended without a verdict and without a
-    commit."""
+    its end; ``by``: who cancelled it; ``fruitless``: how many parts in a row, it and those before it, ended without
+    a commit, and without a verdict or at the time limit before the first step."""
 
     part: str
     chained: bool = False
@@ -79,7 +80,7 @@ def _rival(evidence: Evidence) -> Decision | None:
     """Another job than the one that we were to follow has the run: exactly one may go on."""
     if evidence.followed:
         return None
-    job = evidence.part.partition("r")[0]
+    job = job_of(evidence.part)
     if evidence.state in ALIVE and not evidence.verdict:
         return Decision(False, f"job {job} carries this run on: nothing to do here", "superseded")
     if evidence.heir:
@@ -99,6 +100,9 @@ def _order(evidence: Evidence) -> Decision | None:
     if not evidence.chained:
         return Decision(True, "started by hand", clean=clean)
     cancelled = evidence.state == "CANCELLED" and evidence.handover is None  # while it stopped
+    if evidence.verdict == "time_limit" and not cancelled and evidence.fruitless >= MAX_FRUITLESS:
+        jobs = f"{evidence.fruitless} jobs in a row reached their time limit before the first step"
+        return Decision(False, f"{jobs}: ask for more time (sbatch --time); the chain ends here", "no_progress")
     if evidence.verdict in CONTINUES and not cancelled:
         return Decision(True, f"{evidence.part} ended with {evidence.verdict}", clean=True)
     return None

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import ResilioError, SlurmError
 from resilio_hpc.core.json_fields import Fields
-from resilio_hpc.launch import handover, joining, preemption, run_directory
+from resilio_hpc.launch import handover, joining, preemption, run_directory, turns
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.judge import CONTINUES
 from resilio_hpc.launch.link_lease import last_pulse
@@ -127,7 +127,7 @@ def stand_in(run_path: Path, part: str, nodes: Sequence[str], patience: Patience
     if node in lost[:STAND_INS] and not reaches_srun(os.environ):  # those with the batch host may not reach Slurm
         close_job(run_path, part, cut_off=True, patience=patience)
     elif node in stand_ins(nodes, lost, status.text("controller")):
-        holding = commands.holding(part.partition("r")[0])
+        holding = commands.holding(turns.job_of(part))
         if holding is None or holding.batch_host in lost or holding.batch_host not in holding.nodes:
             close_job(run_path, part, patience=patience)
 
@@ -160,7 +160,7 @@ def stand_ins(nodes: Sequence[str], lost: Sequence[str], controller: str) -> tup
 
 
 def _close(run_path: Path, part: str, verdict: str, reason: str, cut_off: bool, patience: Patience) -> bool:
-    job = part.partition("r")[0]
+    job = turns.job_of(part)
     closing = Closing(time.monotonic(), verdict, cut_off, patience.supervisor_s)
     while True:
         verdict = verdict or _verdict(run_path, part, patience)
@@ -181,7 +181,7 @@ def _close(run_path: Path, part: str, verdict: str, reason: str, cut_off: bool, 
 
 def hand_over(run_path: Path, part: str, verdict: str, reason: str, patience: Patience = PATIENCE) -> bool:
     """Record, then cancel: the next job if it has nothing to do, and this one."""
-    job = part.partition("r")[0]
+    job = turns.job_of(part)
     carries_on = verdict in ("", *CONTINUES, "terminated")
     node = os.environ.get("SLURMD_NODENAME", "?")
     say(f"the batch host of job {job} is lost: the job is closed from {node} ({reason})")
@@ -227,7 +227,7 @@ def give_order(job: str, order: Callable[[str], None], patience: Patience) -> bo
 
 def _note_in_comment(part: str, reason: str, patience: Patience) -> bool:
     """The run directory does not take the record: the next job finds it in the job's Comment."""
-    job = part.partition("r")[0]
+    job = turns.job_of(part)
     deadline = time.monotonic() + patience.cancel_s
     while True:
         try:

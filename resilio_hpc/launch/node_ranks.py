@@ -260,9 +260,16 @@ class NodeRanks:
         if self.state is not None and any(isinstance(answer, m.FirstStep) for answer in answers):
             self.state = msgspec.structs.replace(self.state, steps_reported=True)  # the next controller must know
             self._ports.keep(self.state)
+        if isinstance(message, rank_link.SnapshotTaken) and self._is_committed(message.step, local):
+            self._ports.tell_rank(local_rank, rank_link.Stage(message.step, "committed"))
         if isinstance(message, rank_link.Attach):
             for word in local.pending_stop():
                 self._ports.tell_rank(local_rank, word)
+
+    def _is_committed(self, step: int, local: LocalRound) -> bool:
+        """Whether a rank saves again what its round began with: a restart after the last step does. Nobody commits it
+        a second time, and later steps may be of a life that is over."""
+        return local.restore is not None and step <= local.restore.step and step in self.committed
 
     def rank_exited(
         self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]

@@ -232,7 +232,11 @@ FAILURES = (
 )
 
 RUN = (
-    Flag(("--run-dir",), "ledger, logs and checkpoints (default: resilio-runs/<job id or time>)", metavar="DIR"),
+    Flag(
+        ("--run-dir",),
+        "ledger, logs and checkpoints (default: resilio-runs/<job id or time>, or the next free <job id>-N)",
+        metavar="DIR",
+    ),
     Flag(
         ("--keep-checkpoints",), "newest checkpoints kept (default: 5)", whole_number, o.DEFAULT_KEEP_CHECKPOINTS, "N"
     ),

@@ -39,6 +39,8 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
     local_nodes = local_nodes_of(caller.environment)
     least, most = _nodes(raw, caller.environment, local_nodes)
     join_timeout, notes = _join_timeout(raw)
+    if inside_a_rank(caller.environment) and not raw.standalone:
+        notes += ("started by a rank of another run: it uses this machine alone, as with --standalone",)
     parse_std(raw.redirects, "--redirects")
     parse_std(raw.tee, "--tee")
     options = o.LaunchOptions(
@@ -51,7 +53,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         nproc_per_node=_nproc(raw.nproc_per_node),
         spares=raw.spares,
         node_unit=raw.node_unit,
-        standalone=raw.standalone,
+        standalone=raw.standalone or inside_a_rank(caller.environment),
         local_nodes=local_nodes,
         evict_devices=raw.evict_devices,
         min_devices=raw.min_devices,
@@ -164,6 +166,11 @@ def local_nodes_of(environment: Mapping[str, str]) -> int:
     return int(text)
 
 
+def inside_a_rank(environment: Mapping[str, str]) -> bool:
+    """Whether a rank of a run, or what it started, gives the command: Slurm's variables there are those of the rank."""
+    return "RESILIO_AGENT_SOCKET" in environment
+
+
 def available_nodes(environment: Mapping[str, str], local_nodes: int, standalone: bool) -> int:
     """Nodes that a run may use: the allocation's, else this machine."""
     if standalone:
@@ -186,11 +193,12 @@ def parse_nnodes(text: str) -> tuple[int, int]:
 
 
 def _nodes(raw: argparse.Namespace, environment: Mapping[str, str], local_nodes: int) -> tuple[int, int]:
-    available = available_nodes(environment, local_nodes, raw.standalone)
+    alone = raw.standalone or inside_a_rank(environment)
+    available = available_nodes(environment, local_nodes, alone)
     unit, spares = raw.node_unit, raw.spares
-    where = "the allocation has" if environment.get("SLURM_JOB_ID") and not raw.standalone else "without Slurm there is"
-    if raw.standalone:
-        where = "--standalone allows"
+    where = "the allocation has" if environment.get("SLURM_JOB_ID") and not alone else "without Slurm there is"
+    if alone:
+        where = "--standalone allows" if raw.standalone else "in a rank there is"
     if raw.nnodes is None:
         most = (available - spares) // unit * unit
         if most < 1:
@@ -236,9 +244,6 @@ def _directory(option: str, given: str, caller: Caller) -> Path:
 
 
 def _run_dir(given: str | None, caller: Caller) -> Path:
-    continued = _continued_run(caller)
-    if continued is not None:
-        return continued
     if given is not None:
         if not given.strip():
             raise UsageError("--run-dir is empty: is the shell variable that should hold it set?")
@@ -246,17 +251,6 @@ def _run_dir(given: str | None, caller: Caller) -> Path:
     job = caller.environment.get("SLURM_JOB_ID")
     name = job or f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(caller.time))}-{caller.pid}"
     return caller.cwd / "resilio-runs" / name
-
-
-def _continued_run(caller: Caller) -> Path | None:
-    """The run directory that the chain hands to its next job, whatever the batch script says about a new one."""
-    directory = caller.environment.get("RESILIO_RUN_DIR")
-    if not directory or "RESILIO_PREDECESSOR" not in caller.environment:
-        return None
-    from resilio_hpc.slurm import chain
-
-    jobs = [link.job for link in chain.read_links(Path(directory))]
-    return Path(directory) if caller.environment.get("SLURM_JOB_ID") in jobs else None
 
 
 def _stop_grace(raw: argparse.Namespace, environment: Mapping[str, str]) -> float:

@@ -37,6 +37,8 @@ class LaunchOptions:
     run_dir: str
     script_args: tuple[str, ...] = ()
 
+    launch: int = 1  # of those that this run of the job has made in this run directory (launch/run_choice.py)
+
     # the world
     min_nodes: int = 1
     max_nodes: int = 1
@@ -101,6 +103,11 @@ class LaunchOptions:
     log_line_prefix_template: str = ""
     dry_run: bool = False
     json: bool = False
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What is run: tells one launch of a batch script from another."""
+        return (self.kind, self.script, *self.script_args)
 
     @property
     def logs_directory(self) -> Path:

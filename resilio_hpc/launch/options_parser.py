@@ -26,6 +26,7 @@ class Parsed:
 
     options: LaunchOptions
     notes: tuple[str, ...] = ()
+    run_dir_given: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def parse(argv: Sequence[str], caller: Caller) -> Parsed:
         if flag.no_effect and flag.dest in raw.given
     )
     options, more_notes = interpret(raw, caller)
-    return Parsed(options, notes + more_notes)
+    return Parsed(options, notes + more_notes, raw.run_dir is not None)
 
 
 def parse_join(argv: Sequence[str], caller: Caller) -> JoinRequest | None:

@@ -19,7 +19,9 @@ TERM_LEAVES_S = 10.0  # Slurm kills 30 s (KillWait) after SIGTERM: a joiner is g
 class OwnJob:
     """Follows the end of our own job, and has a joiner leave in time."""
 
-    def __init__(self, settings: AgentSettings, storage: Storage) -> None:
+    def __init__(self, settings: AgentSettings, storage: Storage, clock_ahead_s: float = 0.0) -> None:
+        """``clock_ahead_s``: of slurmctld's clock, on this node."""
+        self._ahead_s = clock_ahead_s
         self._settings = settings
         self._storage = storage
         self._end_time = settings.end_time
@@ -29,7 +31,10 @@ class OwnJob:
         """How long the job lasts yet after a warning, where known."""
         if signal_name != "USR2":
             return TERM_LEAVES_S
-        return self._end_time - time.time() if self._end_time is not None and math.isfinite(self._end_time) else None
+        return self._left_s() if self._end_time is not None and math.isfinite(self._end_time) else None
+
+    def _left_s(self) -> float:
+        return math.inf if self._end_time is None else self._end_time + self._ahead_s - time.time()
 
     def tick(self, core: AgentCore) -> None:
         """A joiner goes before its own job's time limit."""
@@ -39,8 +44,8 @@ class OwnJob:
         if now >= self._next_look:
             self._next_look = now + LOOK_S
             self._storage.request("end_time", self._learn, job=self._settings.own_job)
-        if self._end_time is not None and time.time() > self._end_time - LEAVES_BEFORE_S and not core.warnings:
-            core.warned("USR2", self._end_time - time.time())
+        if self._left_s() < LEAVES_BEFORE_S and not core.warnings:
+            core.warned("USR2", self._left_s())
 
     def _learn(self, reply: dict[str, Any] | None) -> None:
         if reply is not None and reply["end_time"] is not None:

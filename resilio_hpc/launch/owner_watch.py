@@ -12,6 +12,7 @@ from pathlib import Path
 
 from resilio_hpc.launch.asking import LEAST_S, Asking
 from resilio_hpc.launch.predecessor import handover_of, part_state
+from resilio_hpc.launch.turns import job_of
 
 INTERVAL_S = 60.0
 COMPLETING_S = 5.0  # until the next question while Slurm is ending it; doubled each time
@@ -30,7 +31,7 @@ def state_of(run_path: Path, part: str) -> OwnerState:
     state, by = part_state(part)
     if state != "CANCELLED" or handover_of(run_path, part) is not None:  # which we cancel ourselves
         return OwnerState(state)
-    return OwnerState(state, f"job {part.partition('r')[0]} was cancelled{f' by user {by}' if by else ''}")
+    return OwnerState(state, f"job {job_of(part)} was cancelled{f' by user {by}' if by else ''}")
 
 
 class OwnerWatch(Asking):

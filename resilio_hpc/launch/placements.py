@@ -18,6 +18,7 @@ from resilio_hpc.launch.agent_settings import AgentSettings
 from resilio_hpc.launch.agent_starts import Attempts
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.output_relay import Outputs
+from resilio_hpc.launch.turns import part_name
 from resilio_hpc.slurm import commands, step_environment
 from resilio_hpc.slurm.allocation import Allocation
 from resilio_hpc.slurm.runner import run_here
@@ -35,10 +36,12 @@ class Recipe:
     allocation: Allocation | None
     by_srun: bool
     binds: bool = False
+    clock_ahead_s: float = 0.0  # of slurmctld's, here
 
-    def argv(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        """The command that runs an agent on each of the nodes."""
-        settings = self.settings
+    def argv(self, nodes: tuple[str, ...], stop: str = "") -> tuple[str, ...]:
+        """The command that runs an agent on each of the nodes. ``stop``: how the launch was told to end, or ""."""
+        told_at = time.time() - self.clock_ahead_s if self.settings.end_time is not None else 0.0
+        settings = msgspec.structs.replace(self.settings, stop=stop, told_at=told_at)
         if len(nodes) == 1:
             node = nodes[0]
             settings = msgspec.structs.replace(settings, node=node, address=settings.address or node)
@@ -79,11 +82,11 @@ class Placement:
         """Whether it is to be started."""
         return self.process is None and not self.done and now >= self.attempts.next_start
 
-    def start(self, now: float, outputs: Outputs) -> None:
-        """Start the agent (or the srun that runs it), in a session of its own."""
+    def start(self, now: float, outputs: Outputs, stop: str = "") -> None:
+        """Start the agent (or the srun that runs it), in a session of its own. ``stop``: see ``Recipe.argv``."""
         self.attempts.started(now)
         self.process = subprocess.Popen(
-            self.recipe.argv(self.nodes), stdin=subprocess.DEVNULL, stdout=outputs.stdout, stderr=outputs.stderr,
+            self.recipe.argv(self.nodes, stop), stdin=subprocess.DEVNULL, stdout=outputs.stdout, stderr=outputs.stderr,
             start_new_session=True, env=self.recipe.environment(os.environ),
         )  # fmt: skip
 
@@ -122,11 +125,12 @@ class Site:
     nodes: tuple[str, ...]
     leads: bool  # this supervisor speaks to the user and keeps the chain
     restarts: int = 0  # how often Slurm has requeued the job
+    launch: int = 1  # of those that this run of the job has made in the same run directory
 
     @property
     def key(self) -> str:
-        """The name of this job's part of the run: a requeued job is another part."""
-        return f"{self.job}r{self.restarts}" if self.restarts else self.job
+        """The name of this launch's part of the run: that of a requeued job is another one."""
+        return part_name(self.job, self.restarts, self.launch)
 
 
 def site_of(options: LaunchOptions, allocation: Allocation | None) -> Site:
@@ -137,9 +141,10 @@ def site_of(options: LaunchOptions, allocation: Allocation | None) -> Site:
         nodes = (host,) if count == 1 else tuple(f"local{index}" for index in range(count))
         site = Site("local", f"local-{os.getpid()}-{int(time.time())}", nodes, True)
     elif allocation.in_step:
-        site = Site("step", allocation.job, allocation.nodes, allocation.task == 0, allocation.restart_count)
+        leads, restarts = allocation.task == 0, allocation.restart_count
+        site = Site("step", allocation.job, allocation.nodes, leads, restarts, options.launch)
     else:
-        site = Site("batch", allocation.job, allocation.nodes, True, allocation.restart_count)
+        site = Site("batch", allocation.job, allocation.nodes, True, allocation.restart_count, options.launch)
     wanted = options.min_nodes
     if len(site.nodes) < wanted:
         where = "this machine is 1 node" if site.mode == "local" else f"job {site.job} has {len(site.nodes)} node(s)"
@@ -159,7 +164,7 @@ def joining_site(allocation: Allocation | None, local_nodes: int) -> Site:
     )
 
 
-def recipe_of(site: Site, allocation: Allocation | None, settings: AgentSettings) -> Recipe:
+def recipe_of(site: Site, allocation: Allocation | None, settings: AgentSettings, clock_ahead_s: float = 0.0) -> Recipe:
     """How this site's agents are started, with ``settings`` for what does not depend on the site."""
     settings = msgspec.structs.replace(
         settings,
@@ -167,9 +172,9 @@ def recipe_of(site: Site, allocation: Allocation | None, settings: AgentSettings
         supervisor_pid=0 if site.mode == "batch" else os.getpid(),
     )
     if site.mode != "batch":
-        return Recipe(settings, allocation, by_srun=False)
+        return Recipe(settings, allocation, by_srun=False, clock_ahead_s=clock_ahead_s)
     binds = "task/none" not in commands.config_value("TaskPlugin")
-    return Recipe(settings, allocation, by_srun=True, binds=binds)
+    return Recipe(settings, allocation, by_srun=True, binds=binds, clock_ahead_s=clock_ahead_s)
 
 
 def placements(site: Site, recipe: Recipe, environment: Mapping[str, str]) -> list[Placement]:

@@ -39,8 +39,7 @@ def part_state(part: str) -> tuple[str, str]:
     A requeued job has several runs: accounting keeps all of them, slurmctld only the newest. One that was cancelled
     before its newest run came to take a turn was cancelled.
     """
-    job, _, run = part.partition("r")
-    index = int(run) if run.isdecimal() else 0
+    job, index = turns.job_of(part), turns.run_of(part)
     fields = commands.job_fields(job)
     state = (fields.get("JobState", "").split() or [commands.UNKNOWN])[0]
     own = fields.get("Restarts") == str(index)
@@ -71,7 +70,7 @@ def newest_commit(run_path: Path) -> int:
 
 def _comment_record(part: str) -> handover.Handover | None:
     """A handover record that the run directory did not take."""
-    comment = commands.job_fields(part.partition("r")[0]).get("Comment", "")
+    comment = commands.job_fields(turns.job_of(part)).get("Comment", "")
     start = handover_comment(part, "")
     if not comment.startswith(start):
         return None
@@ -87,11 +86,13 @@ def _heir(run_path: Path, last: turns.Turn, own_job: str) -> str:
 
 
 def _fruitless(run_path: Path) -> int:
-    """How many parts in a row ended without a verdict and without a commit."""
+    """How many parts in a row ended without a commit, and without a verdict or before the first step."""
     committed = newest_commit(run_path)
     count = 0
     for turn in turns.newest(run_path, MAX_FRUITLESS):
-        if turn.committed != committed or run_directory.read_verdict(run_path, turn.part) is not None:
+        verdict = run_directory.read_verdict(run_path, turn.part)
+        too_short = verdict is not None and verdict.get("verdict") == "time_limit" and verdict.get("trained") is False
+        if turn.committed != committed or not (verdict is None or too_short):
             break
         count += 1
     return count

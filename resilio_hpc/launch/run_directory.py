@@ -26,6 +26,7 @@ import re
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -51,9 +52,10 @@ class Run:
     secret: bytes
 
 
-def open_run(path: Path, wait_s: float = 10.0) -> Run:
+def open_run(path: Path, wait_s: float = 10.0, program: Sequence[str] = ()) -> Run:
     """Create the run directory, or join it where it exists. Several nodes may do this at the same time.
 
+    ``program``: for which it is created (``run_choice``).
     Raises UsageError, which is Untrusted where another user could change what is in it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)  # which may be shared
@@ -63,7 +65,7 @@ def open_run(path: Path, wait_s: float = 10.0) -> Run:
             trusted_files.make_directory(path / name)
         trusted_files.close_directories(path / "checkpoints")  # an older version's steps are open to the group
         create_exclusive(path / "secret", new_secret() + b"\n", 0o600)
-        identity = {"version": VERSION, "run_id": secrets.token_hex(6), "created": time.time()}
+        identity = {"version": VERSION, "run_id": secrets.token_hex(6), "created": time.time(), "program": [*program]}
         create_exclusive(path / "run.json", json.dumps(identity).encode(), 0o644)
     except OSError as error:
         raise UsageError(

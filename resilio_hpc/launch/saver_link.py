@@ -60,6 +60,11 @@ class SaverLink(ChildLink):
             os.kill(self._process.pid, signal.SIGSTOP)
             self._paused_at = time.monotonic()
 
+    @property
+    def paused_pids(self) -> tuple[int, ...]:
+        """The saver, while it is paused."""
+        return () if self._paused_at is None or self._process is None else (self._process.pid,)
+
     def resume(self) -> None:
         """Write on."""
         if self._paused_at is not None and self._process is not None and self._process.poll() is None:

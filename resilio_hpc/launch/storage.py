@@ -7,6 +7,7 @@ lines on its standard input and output. ``Storage`` is the agent's side; ``main`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -23,14 +24,17 @@ from typing import Any
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import ResilioError, Untrusted
-from resilio_hpc.core.json_fields import Fields
+from resilio_hpc.core.json_fields import Fields, parse_object
 from resilio_hpc.core.terminal import plain
 from resilio_hpc.launch import bootstrap, chain_order, notify_targets, run_directory, time_limit
 from resilio_hpc.launch.ballot import EpochRecord
 from resilio_hpc.launch.drain import Drain
+from resilio_hpc.launch.holder import Pulse, pulse_file
 from resilio_hpc.launch.process_tree import die_with_parent, outlive_warnings
 
 DRAIN_INTERVAL_S = 0.2
+LOOK_S = 2.0  # between two looks whether the run directory is still there
+GONE_S = 3.0  # missing for so long, it is gone: a renamed parent may be put back
 MAX_QUEUED = 64  # requests to a child that hangs
 ONLY_NEWEST = ("status",)  # may be large, and comes again: it never stands in the way of a verdict for long
 Answer = Callable[[dict[str, Any] | None], None]  # None: the file system failed or the child was killed
@@ -39,13 +43,17 @@ Answer = Callable[[dict[str, Any] | None], None]  # None: the file system failed
 class Storage:
     """Requests to the child, answers by callback. Nothing here blocks."""
 
-    def __init__(self, run_path: Path, spool: Path, job: str) -> None:
-        self._argv = [*bootstrap.command("launch.storage"), str(run_path), str(spool), job, str(os.getpid())]
+    def __init__(self, run_path: Path, spool: Path, job: str, run_id: str = "") -> None:
+        """``run_id``: of which run ``run_path`` must be; "": of any."""
+        self._argv = [*bootstrap.command("launch.storage"), str(run_path), str(spool), job, str(os.getpid()), run_id]
+        self.gone = False
+        """The run directory was removed, or is another run's: it will not come back."""
         self._pending: dict[int, Answer] = {}
         self._next = 0
         self._buffer = b""
         self._queue: deque[tuple[int, str, bytes]] = deque()  # (number, operation, line) of which nothing is sent
         self._unsent = memoryview(b"")  # the rest of a request that did not fit into the pipe
+        self._turn = 0  # whose holder the child shows to live
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -76,6 +84,11 @@ class Storage:
         line = json.dumps({"id": self._next, "op": operation, **arguments}).encode() + b"\n"
         self._queue.append((self._next, operation, line))
         self.push()
+
+    def show_life(self, turn: int) -> None:
+        """Have the child, and each one after it, write the pulse of a turn (``holder``)."""
+        self._turn = turn
+        self.request("show_life", turn=turn)
 
     def _drop_unsent(self, operation: str) -> None:
         """What has not begun to be sent gives way to what is newer."""
@@ -116,6 +129,7 @@ class Storage:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             reply = json.loads(line)
+            self.gone = reply.get("gone", False)
             answer = self._pending.pop(reply["id"], None)
             if answer is not None:
                 answer(None if "error" in reply else reply)
@@ -132,6 +146,8 @@ class Storage:
         pending, self._pending, self._buffer, self._unsent = self._pending, {}, b"", memoryview(b"")
         self._queue.clear()
         self._process = self._start()
+        if self._turn:
+            self.request("show_life", turn=self._turn)
         for answer in pending.values():
             answer(None)
 
@@ -154,10 +170,12 @@ class Storage:
 def main() -> int:
     """Child: serve requests and drain until standard input ends."""
     run_path, spool, job, parent = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    presence = Presence(run_path, sys.argv[5])
     die_with_parent(parent)
     outlive_warnings()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm may send it to the whole step; the agent decides
     drain = Drain(spool, run_path)
+    pulse: Pulse | None = None
     buffer = b""
     next_drain = 0.0
     said = ""
@@ -165,18 +183,58 @@ def main() -> int:
         ready, _, _ = select.select([0], [], [], DRAIN_INTERVAL_S)
         data = os.read(0, 1 << 16) if ready else None
         if data == b"":
+            with contextlib.suppress(OSError):
+                if pulse is not None:
+                    pulse.end()
             return 1 if drain.run() else 0
         *lines, buffer = (buffer + (data or b"")).split(b"\n")
         for line in lines:
-            reply = _serve(json.loads(line), run_path, job)
+            request = json.loads(line)
+            if request["op"] == "show_life":
+                pulse = Pulse(pulse_file(run_path, request["turn"]))
+                continue
+            if presence.is_gone(time.monotonic()):
+                reply = {"id": request["id"], "error": f"{run_path} was removed", "gone": True}
+            else:
+                reply = _serve(request, run_path, job)
             sys.stdout.write(json.dumps(reply) + "\n")
             sys.stdout.flush()
+        with contextlib.suppress(OSError):  # the file system fails: others may take the run for abandoned
+            if pulse is not None:
+                pulse.tick(time.monotonic())
         if time.monotonic() >= next_drain:
             problem = drain.run()
             if problem and problem != said:
                 print(f"resilio-launch: cannot copy logs to the run directory yet: {plain(problem)}", file=sys.stderr)
             said = problem
             next_drain = time.monotonic() + DRAIN_INTERVAL_S
+
+
+class Presence:
+    """Whether the run directory is still there, looked at now and then. One that fails or hangs is not gone."""
+
+    def __init__(self, run_path: Path, run_id: str, gone_s: float = GONE_S) -> None:
+        self._run_path, self._run_id, self._gone_s = run_path, run_id, gone_s
+        self._looked = float("-inf")
+        self._missing_since: float | None = None
+
+    def is_gone(self, now: float) -> bool:
+        """``now``: monotonic seconds."""
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            missing = self._run_id and self._is_missing()
+            self._missing_since = (now if self._missing_since is None else self._missing_since) if missing else None
+        return self._missing_since is not None and now - self._missing_since >= self._gone_s
+
+    def _is_missing(self) -> bool:
+        try:
+            text = (self._run_path / "run.json").read_text()
+        except FileNotFoundError:
+            return True
+        except (OSError, ValueError):
+            return False
+        found = Fields.of(parse_object(text)).text("run_id")
+        return bool(found) and found != self._run_id
 
 
 def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:

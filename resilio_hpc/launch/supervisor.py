@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from resilio_hpc.launch import announce, closing, joining, node_check, resize_keeper, run_directory
+from resilio_hpc.launch import announce, closing, joining, node_check, notify_targets, resize_keeper, run_directory
 from resilio_hpc.launch import placements as p
 from resilio_hpc.launch.agent_keeping import WARNINGS, AgentKeeper
 from resilio_hpc.launch.agent_settings import AgentSettings
@@ -27,9 +27,10 @@ from resilio_hpc.launch.chaining import Chain
 from resilio_hpc.launch.job_watch import JobWatch, known_end
 from resilio_hpc.launch.maintenance import EndBeforeMaintenance
 from resilio_hpc.launch.notify import tell_verdict
-from resilio_hpc.launch.notify_targets import masked
+from resilio_hpc.launch.notify_targets import Target, masked
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.launch.resize_keeper import ResizeKeeper
+from resilio_hpc.launch.stop_phase import EXIT_CODES, REASONS
 from resilio_hpc.launch.supervisor_files import SupervisorFiles
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.allocation import detect
@@ -55,15 +56,18 @@ class Farewell:
 class Supervisor:
     """Keeps the agents of one job (or of one node) running until there is a verdict."""
 
-    def __init__(self, options: LaunchOptions) -> None:
+    def __init__(self, options: LaunchOptions, targets: tuple[Target, ...] = ()) -> None:
         self.options = options
+        self._targets = targets
         self.allocation = detect(os.environ)
         self.site = p.site_of(options, self.allocation)
         self.run = run_directory.open_run(Path(options.run_dir))
         self.files = SupervisorFiles(self.run, self.site.key, f"{self.site.key}-supervisor-{self._own_name()}")
         self.ledger = self.files.ledger
-        self.chain = Chain(options, self.site, self.run.path, self.ledger)
+        self.chain = Chain(options, self.site, self.run.path, self.ledger, self.files.show_life)
         self.last_words: list[str] = []
+        self._told_gone = False
+        self._clock_ahead_s = 0.0
 
     def _own_name(self) -> str:
         return self.allocation.node if self.allocation is not None and self.site.mode == "step" else "main"
@@ -74,7 +78,11 @@ class Supervisor:
         if over is not None:
             self.last_words = [over] if self.site.leads else []
             return 0
-        end_time = known_end(commands.job_end_time(self.site.job)) if self.site.mode != "local" else None
+        notify_targets.put_away(self.run.path, self._targets)
+        end_time: float | None = None
+        if self.site.mode != "local":
+            end_time = known_end(commands.job_end_time(self.site.job))
+            self._clock_ahead_s = commands.clock_ahead_s()
         self.chain.begin()
         signals = self._check_nodes()
         recipe = self._recipe(end_time)
@@ -86,22 +94,28 @@ class Supervisor:
             run_directory.expect_verdict(self.run.path, self.site.key)
             self._keep_stdin()
             joining.write_record(self.run.path, joining.record_of(self.options, self.site, self.chain.active))
-            self._greet()
-        watch = JobWatch(self.site.job, EndBeforeMaintenance(os.environ.get("SLURM_JOB_RESERVATION", "")))
+        ends = EndBeforeMaintenance(os.environ.get("SLURM_JOB_RESERVATION", ""), clock=self._slurm_time)
+        watch = JobWatch(self.site.job, ends)
         keeper = AgentKeeper(self.site, self.run, recipe, self.files, watch=watch if self.chain.active else None)
         keeper.catch_signals(self.options.signals_to_handle)
+        if self.site.leads:
+            self._greet()
         for number in signals:
             os.kill(os.getpid(), number)
         resizer = self._keep_resizer()
+        verdict: dict[str, Any] | None = None
+        hopeless = False
         try:
             verdict = self._supervise(keeper)
             hopeless = keeper.hopeless
+        except KeyboardInterrupt:
+            verdict = self.files.verdict  # all is killed now, and it may be known how the run ended
         finally:
             keeper.kill()
             if resizer is not None:
                 resizer.close()
         keeper.clean_up()
-        return self._close(verdict, hopeless)
+        return self._close(verdict or self._own_verdict(hopeless, keeper.stop_order), verdict is None)
 
     def _check_nodes(self) -> list[int]:
         """The pair check, where it is asked for: what it names gets no agent. Returns signals that came meanwhile.
@@ -128,10 +142,7 @@ class Supervisor:
 
     def _keep_resizer(self) -> ResizeKeeper | None:
         """With ``--resize``, beside the launch: more nodes and fewer."""
-        if not self.options.resize or not self.site.leads:
-            return None
-        if self.site.mode == "local":
-            say("note: --resize has no effect outside of Slurm")
+        if not self.options.resize or not self.site.leads or self.site.mode == "local":
             return None
         resizer = ResizeKeeper(resize_keeper.command(self.options, self.run.path))
         resizer.start()
@@ -142,8 +153,9 @@ class Supervisor:
             options=self.options, node="", job=self.site.key, expected=self.site.nodes, address="",
             begins=self.chain.begins, chained=self.chain.active,
             end_time=end_time, run_id=self.run.run_id, cwd=str(Path.cwd()),
+            last_words=str(self.files.last_words) if self.site.mode != "batch" else "",
         )  # fmt: skip
-        return p.recipe_of(self.site, self.allocation, settings)
+        return p.recipe_of(self.site, self.allocation, settings, self._clock_ahead_s)
 
     def _keep_stdin(self) -> None:
         """A chain's later jobs go on with what the first one was given."""
@@ -187,60 +199,88 @@ class Supervisor:
                 bounded(partial(self.chain.close, verdict), None)
             if not alive and alone_since is None:
                 alone_since = now
-            if alone_since is not None and (verdict is not None or self.files.seen_since(alone_since, now)):
+            self._tell_if_gone()
+            if alone_since is not None and (verdict is not None or self._none_will_come(alone_since, now)):
                 return verdict
-            if verdict is None and keeper.hopeless:
+            if verdict is None and (keeper.hopeless or keeper.stop_overdue(now)):
                 return None
             if farewell is not None and farewell.over(now, keeper.running, self.site):
                 return verdict
             self.files.tick(now, wait_s=POLL_S)
+
+    def _none_will_come(self, alone_since: float, now: float) -> bool:
+        """Whether no verdict is to be expected, once all agents have ended."""
+        return self.files.gone or self.files.seen_since(alone_since, now)
+
+    def _tell_if_gone(self) -> None:
+        if self.files.gone and not self._told_gone:
+            self._told_gone = True
+            say(f"{self.run.path} was removed, with all that this run had saved; its ranks go on")
+
+    def _slurm_time(self) -> float:
+        """By slurmctld's clock, which ends jobs."""
+        return time.time() - self._clock_ahead_s
 
     def _keep_chain(self, keeper: AgentKeeper) -> None:
         """Submitting a job reads and writes the run directory, which may hang."""
         if self.files.order is not None and self.files.verdict is None and self.chain.heed(self.files.order):
             keeper.stop_in_order(time.monotonic())
         if keeper.forward_signals() & WARNINGS:
-            bounded(lambda: self.chain.submit_late(time.time()), None)
+            bounded(lambda: self.chain.submit_late(self._slurm_time()), None)
         if self.chain.late:
-            bounded(lambda: self.chain.tick(time.time(), keeper.end_time), None)
+            bounded(lambda: self.chain.tick(self._slurm_time(), keeper.end_time), None)
 
     def _named(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """SIGTERM does not tell its cause, Slurm does: a time limit carries on, the user's cancel does not."""
         if verdict.get("verdict") != "terminated" or self.site.mode == "local" or not self.site.leads:
             return verdict
+        code = verdict.get("exit_code", 1)
         if self.chain.stop_ordered:
-            name, reason = "cancelled", "resilio chain stop"
+            name, reason, code = "cancelled", "resilio chain stop", 0
         else:
             name = {"CANCELLED": "cancelled", "TIMEOUT": "time_limit"}.get(commands.job_state(self.site.job), "")
             reason = f"Slurm ended the job: {name.replace('_', ' ')}"
         if not name:
             return verdict
-        named = {**verdict, "verdict": name, "reason": reason}
+        named = {**verdict, "verdict": name, "reason": reason, "exit_code": code}
         bounded(lambda: run_directory.write_verdict(self.run.path, self.site.key, named), None)
         return named
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def _close(self, verdict: dict[str, Any] | None, hopeless: bool) -> int:
-        if verdict is None:
-            reason = "no agent could be started" if hopeless else "every agent ended without a verdict"
-            verdict = {"verdict": "agents_lost", "exit_code": 1, "reason": reason}
-            if self.site.leads:
-                run_directory.write_verdict(self.run.path, self.site.key, verdict)
-                self.chain.close(verdict)
-                tell_verdict(self.run, self.site.key, self.ledger.append, verdict)  # no controller did
+    def _own_verdict(self, hopeless: bool, stop_order: str) -> dict[str, Any]:
+        """Where the run directory does not tell how the run ended."""
+        told = self.files.told_verdict()
+        if told is not None:
+            return {"reason": "as its agents have told: the run directory did not take the verdict", **told}
+        if stop_order:
+            name = REASONS[stop_order]
+            reason = f"SIG{stop_order}, while no agent could save"
+            return self._named({"verdict": name, "exit_code": EXIT_CODES[name], "reason": reason})
+        reason = "no agent could be started" if hopeless else "every agent ended without a verdict"
+        if self.files.gone:
+            reason = f"{self.run.path} was removed: no verdict could be written there"
+        return {"verdict": "agents_lost", "exit_code": 1, "reason": reason}
+
+    def _close(self, verdict: dict[str, Any], is_own: bool) -> int:
+        """``is_own``: no controller has said it."""
+        if is_own and self.site.leads:
+            if not self.files.gone:
+                bounded(partial(run_directory.write_verdict, self.run.path, self.site.key, verdict), None)
+            bounded(partial(self.chain.close, verdict), None)
+            tell_verdict(self.run, self.site.key, self.ledger.append, verdict)
         code = self.chain.exit_code(verdict)
         bounded(self.chain.avoid_faulty_nodes, None)
         if self.site.leads:
-            words = partial(closing.last_words, self.run.path, verdict, self.site.job, self.chain.next_job)
+            words = partial(closing.last_words, self.run.path, verdict, self.site.key, self.chain.next_job)
             self.last_words = bounded(words, closing.verdict_lines(self.run.path, verdict, self.chain.next_job))
         self.ledger.append("launch_ends", verdict=verdict["verdict"], exit_code=code)
         return code
 
 
-def run(options: LaunchOptions) -> int:
-    """Run a launch to its verdict."""
-    supervisor = Supervisor(options)
+def run(options: LaunchOptions, targets: tuple[Target, ...] = ()) -> int:
+    """Run a launch to its verdict. ``targets``: whom it notifies."""
+    supervisor = Supervisor(options, targets)
     try:
         return _run(supervisor)
     finally:

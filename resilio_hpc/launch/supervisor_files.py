@@ -10,6 +10,7 @@ import select
 import time
 from typing import Any
 
+from resilio_hpc.core import trusted_files
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import chain_order, leftovers, node_directories
 from resilio_hpc.launch.announce import say
@@ -33,7 +34,9 @@ class SupervisorFiles:
         self.verdict: dict[str, Any] | None = None  # the part's, once it was seen
         self.status: dict[str, Any] = {}  # the controller's, as last seen
         self.order: ChainOrder | None = None  # what its user has ordered of the chain
-        self._storage = Storage(run.path, self._directory / "spool", part)
+        self.last_words = self._directory / "ended.json"
+        """Where an agent on this machine tells how the run ended."""
+        self._storage = Storage(run.path, self._directory / "spool", part, run.run_id)
         self._asked_at = float("-inf")
         self._asking = False
         self._seen_at = float("-inf")  # when the last look that was answered had begun
@@ -56,6 +59,16 @@ class SupervisorFiles:
         self._asked_at, self._asking = now, True
         self._storage.request("look", answer)
 
+    @property
+    def gone(self) -> bool:
+        """The run directory was removed: no verdict will ever be seen there."""
+        return self._storage.gone
+
+    def told_verdict(self) -> dict[str, Any] | None:
+        """What an agent has told of the end, for when the run directory cannot; its reason is not known."""
+        told = trusted_files.read_object(self.last_words)
+        return told if told is not None and {"verdict", "exit_code"} <= told.keys() else None
+
     def seen_since(self, moment: float, now: float) -> bool:
         """Whether the run directory was looked at after ``moment``; if not, it is looked at as soon as may be."""
         if self._seen_at <= moment and not self._asking:
@@ -69,6 +82,10 @@ class SupervisorFiles:
             self.tick(now, wait_s=0.05)
             now = time.monotonic()
         return self.verdict
+
+    def show_life(self, turn: int) -> None:
+        """Let others see that the launch which has ``turn`` lives, until ``close``."""
+        self._storage.show_life(turn)
 
     def move_end(self, key: str, end_time: float | None) -> None:
         """Tell the agents of job ``key`` that its end has changed."""

@@ -37,7 +37,7 @@ class VerdictWriter:
         if verdict is None or now < self._next:
             return
         self._next = now + RETRY_S
-        if now > self._due:
+        if now > self._due or self._storage.gone:
             self._done(0)
         else:
             self._storage.request("verdict", lambda reply: self._answered(verdict, reply), verdict=verdict)

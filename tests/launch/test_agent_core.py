@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from resilio_hpc.core import rank_link
+from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.agent_core import beat_interval_s
+from tests.support.virtual_cluster.ranks import Script
+from tests.support.virtual_cluster.world import World
 
 
 @pytest.mark.parametrize(
@@ -16,3 +20,20 @@ def test_thousands_of_agents_beat_less_often_but_five_times_in_a_timeout(
     timeout_s: float, agents: int, interval_s: float
 ) -> None:
     assert beat_interval_s(timeout_s, agents) == interval_s
+
+
+def test_a_rank_that_saves_again_what_its_round_began_with_is_told_that_it_is_committed() -> None:
+    world = World(nodes=2, script=Script(steps=1000))
+    world.until_step(12)
+    world.run(lambda: bool(world.records("committed")))  # step 10
+    world.fail_rank(1)
+    world.until_round(1)
+    world.run(lambda: world.step > 10)
+    told: list[object] = []
+    agent = world.agents["n1"]
+    agent.tell_rank = lambda _rank, message: told.append(message)  # type: ignore[method-assign]
+    local = agent.core.local
+    assert local is not None and local.restore == m.RestorePoint("memory", 10)
+    for step in (10, 30):  # of the later one others tell, when it is
+        agent.core.rank_said(local.number, 0, rank_link.SnapshotTaken(step, "arena", 1, 0.0))
+    assert told == [rank_link.Stage(10, "committed")]

@@ -308,7 +308,7 @@ def test_the_last_job_of_a_chain_submits_one_more_when_more_are_allowed(
     begin: Begin, state: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kept: list[str] = []
-    monkeypatch.setattr(slurm_chain, "describe_successor", lambda path, job, nodes: kept.append(job))
+    monkeypatch.setattr(slurm_chain, "describe_successor", lambda path, job, nodes, program: kept.append(job))
     chain_order.write(run_directory.open_run(tmp_path / "run").path, ChainOrder(limit=1))
     chain = begin()
     assert (chain.active, chain.successor, kept) == (False, None, ["7"])

@@ -12,6 +12,7 @@ import pytest
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.checks import check, check_ranks, runs_here
 from resilio_hpc.launch.devices import NodeDevices, local_world_size, read_devices, visible_count
+from resilio_hpc.launch.dry_run import plan
 from resilio_hpc.launch.options import LaunchOptions
 
 GPU_NODE = NodeDevices(gpus=4, xpus=0, cpus=32, memory_bytes=64 << 30)
@@ -141,6 +142,15 @@ def test_what_cannot_run_as_an_archive_or_compiled_is_refused_at_once(tmp_path: 
 def test_modules_that_exist_pass_without_being_imported(tmp_path: Path, module: str) -> None:
     asked = LaunchOptions(script=module, kind="module", run_dir=str(tmp_path))
     assert check(asked, {}, tmp_path, CPU_NODE) == ()
+
+
+def test_what_needs_slurm_is_told_to_have_no_effect_without_it() -> None:
+    chained = LaunchOptions("/bin/true", "command", "/tmp/new-run", chain=True)
+    assert check(chained, {}, Path("/tmp"), CPU_NODE) == ("--chain has no effect outside of Slurm",)
+    assert plan(chained, {}, CPU_NODE, True).chained_jobs == 0
+    in_a_job = {"SLURM_JOB_ID": "7"}
+    assert check(chained, in_a_job, Path("/tmp"), CPU_NODE) == ()
+    assert plan(chained, in_a_job, CPU_NODE, True).chained_jobs == 20
 
 
 def test_a_chain_of_array_tasks_is_refused_with_another_way() -> None:

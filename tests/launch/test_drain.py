@@ -19,6 +19,7 @@ def spool(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
     return tmp_path / "run"
 
 

@@ -14,19 +14,19 @@ from tests.support.waiting import PATIENCE_S
 
 
 def test_nodes_and_end_of_this_job_are_read() -> None:
-    assert parse_view("7|n[1-2],m3|1795273200\n", "7") == JobView(("n1", "n2", "m3"), 1795273200.0)
-    assert parse_view("7|n1|N/A\n", "7") == JobView(("n1",), math.inf)
+    assert parse_view("7|n[1-2],m3|1795273200|RUNNING\n", "7") == JobView(("n1", "n2", "m3"), 1795273200.0)
+    assert parse_view("7|n1|N/A|SUSPENDED\n", "7") == JobView(("n1",), math.inf)
 
 
 @pytest.mark.parametrize(
     "end", ["2026-11-21T15:00:00", "in 5 hr", "21 Nov 15:00", "", "-1", "1.5", "\u0663", "invalid"]
 )
 def test_an_end_that_cannot_be_read_is_not_never(end: str) -> None:
-    assert parse_view(f"7|n1|{end}\n", "7") == JobView(("n1",), None)
+    assert parse_view(f"7|n1|{end}|RUNNING\n", "7") == JobView(("n1",), None)
 
 
 def test_of_an_array_only_our_own_task_counts() -> None:
-    assert parse_view("9|n9|N/A\n8|n8|N/A\n7|n1|N/A\n", "7") == JobView(("n1",), math.inf)
+    assert parse_view("9|n9|N/A|RUNNING\n8|n8|N/A|RUNNING\n7|n1|N/A|RUNNING\n", "7") == JobView(("n1",), math.inf)
 
 
 def test_no_answer_is_no_view() -> None:
@@ -69,3 +69,8 @@ def test_a_changed_end_is_read_back(tmp_path: Path) -> None:
     assert read_end_time(tmp_path, "7") == math.inf
     (tmp_path / "links" / "7.end").write_text("soon")
     assert read_end_time(tmp_path, "7") is None
+
+
+def test_a_job_that_slurm_ends_has_no_new_end() -> None:
+    for state in ("COMPLETING", "CANCELLED", "PENDING", ""):
+        assert parse_view(f"7|n1|2026-11-21T15:00:00|{state}\n", "7") is None

@@ -46,6 +46,10 @@ ENDS: dict[str, tuple[dict[str, Any], str]] = {
     "--deadline": ({"state": "DEADLINE"}, "cancelled"),
     "closed, nothing left to do": ({"state": "CANCELLED", "handover": closed(False)}, "cancelled"),
     "again and again": ({"state": "FAILED", "fruitless": MAX_FRUITLESS}, "no_progress"),
+    "time limit below a start": (
+        {"verdict": "time_limit", "state": "COMPLETED", "fruitless": MAX_FRUITLESS},
+        "no_progress",
+    ),
     "time limit below a save": ({"state": "TIMEOUT", "fruitless": MAX_FRUITLESS}, "no_progress"),
 }
 

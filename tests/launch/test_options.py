@@ -235,3 +235,12 @@ def test_a_flag_of_the_script_may_begin_as_flags_of_ours_do(flag: str) -> None:
 def test_before_the_script_it_is_an_unknown_flag() -> None:
     with pytest.raises(UsageError, match="unknown flag --keep: did you mean --keep-gb"):
         given("--keep", "3", "x.py")
+
+
+def test_a_launch_from_within_a_rank_uses_its_machine_alone() -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3"}
+    parsed = parse(["x.py"], Caller({**step, "RESILIO_AGENT_SOCKET": "/tmp/agent"}, Path("/"), 0.0, 1))
+    assert (parsed.options.standalone, parsed.options.max_nodes, len(parsed.notes)) == (True, 1, 1)
+    assert "this machine alone" in parsed.notes[0]
+    with pytest.raises(UsageError, match="in a rank there is 1 node"):
+        parse(["--nnodes", "2", "x.py"], Caller({**step, "RESILIO_AGENT_SOCKET": "/tmp/agent"}, Path("/"), 0.0, 1))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from resilio_hpc.launch.predecessor import part_state
+from resilio_hpc.launch import run_directory, turns
+from resilio_hpc.launch.placements import Site
+from resilio_hpc.launch.predecessor import gather, part_state
 from resilio_hpc.slurm import commands
 from resilio_hpc.slurm.commands import PartEnd
 
@@ -40,3 +45,30 @@ def test_how_a_part_ended(
     monkeypatch.setattr(commands, "job_fields", lambda _: fields)
     monkeypatch.setattr(commands, "accounted_ends", lambda _: accounted)
     assert part_state(part) == expected
+
+
+TOO_SHORT = {"verdict": "time_limit", "trained": False}
+
+
+@pytest.mark.parametrize(
+    ("parts", "fruitless"),
+    [
+        ([None, None, None], 3),
+        ([TOO_SHORT, TOO_SHORT, TOO_SHORT], 3),
+        ([TOO_SHORT, None, TOO_SHORT], 3),
+        ([TOO_SHORT, {"verdict": "time_limit", "trained": True}, TOO_SHORT], 1),
+        ([TOO_SHORT, TOO_SHORT, {"verdict": "time_limit"}], 0),  # of an older version
+        ([TOO_SHORT, TOO_SHORT, {"verdict": "terminated", "trained": False}], 0),  # preempted while it started
+    ],
+)
+def test_how_many_jobs_in_a_row_were_of_no_use(
+    parts: list[dict[str, Any] | None], fruitless: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "job_fields", lambda _: {"JobState": "COMPLETED", "Restarts": "0"})
+    path = run_directory.open_run(tmp_path / "run").path
+    for number, verdict in enumerate(parts, 1):
+        assert turns.take(path, turns.Turn(number, str(number), str(number), number, ("n1",), -1, 0.0))
+        if verdict is not None:
+            run_directory.write_verdict(path, str(number), verdict)
+    last = turns.newest(path)[0]
+    assert gather(path, last, Site("batch", "9", ("n1",), True), last.job).fruitless == fruitless

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from resilio_hpc.launch import run_directory
-from resilio_hpc.launch.storage import MAX_QUEUED, Storage
+from resilio_hpc.launch.holder import pulse_file
+from resilio_hpc.launch.storage import LOOK_S, MAX_QUEUED, Presence, Storage
 from resilio_hpc.launch.succession import EpochRecord
 from resilio_hpc.launch.time_limit import read_end_time
 from tests.support.waiting import until
@@ -184,3 +185,30 @@ def test_what_a_supervisor_asks_for(storage: Storage, run_path: Path) -> None:
     assert (look["ended"]["verdict"], look["status"]["pulse"]) == ("completed", 5)
     assert ask(storage, "move_end", job="7", end_time=5.0) is not None
     assert read_end_time(run_path, "7") == 5.0
+
+
+def test_a_run_directory_that_was_removed_is_told_from_one_that_fails(run_path: Path) -> None:
+    run_id = run_directory.read_run(run_path).run_id
+    presence = Presence(run_path, run_id, gone_s=3.0)
+    assert not presence.is_gone(0.0)
+    away = run_path.rename(run_path.with_name("away"))
+    assert [presence.is_gone(now) for now in (LOOK_S, LOOK_S + 1, LOOK_S + 3)] == [False, False, True]
+    away.rename(run_path)
+    assert not presence.is_gone(LOOK_S + 3 + LOOK_S)
+    (run_path / "run.json").write_text("torn")
+    assert [presence.is_gone(now) for now in (20.0, 30.0)] == [False, False]
+    (run_path / "run.json").write_text('{"version": 1, "run_id": "another"}')
+    assert [presence.is_gone(now) for now in (40.0, 50.0)] == [False, True]
+
+
+def test_life_is_shown_by_every_child_until_the_end(storage: Storage, run_path: Path) -> None:
+    storage.show_life(3)
+    beats = pulse_file(run_path, 3)
+    until(beats.exists, "a pulse")
+    os.kill(child(storage), signal.SIGKILL)
+    before = child(storage)
+    serve_until(storage, lambda: child(storage) != before)
+    beats.unlink()
+    until(beats.exists, "the next child's pulse")
+    assert storage.close(10.0)
+    assert not beats.exists()

@@ -35,6 +35,13 @@ def test_outside_of_slurm_there_is_none() -> None:
     assert detect({}) is None
 
 
+def test_the_shell_of_salloc_on_a_login_node_is_told_how_to_start() -> None:
+    with pytest.raises(
+        UsageError, match=r"job 7 holds n\[1-2\], and this host is none of its nodes.*srun .*--standalone"
+    ):
+        detect({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"})
+
+
 def test_a_job_id_without_nodes_says_what_to_do() -> None:
     with pytest.raises(UsageError, match="--standalone"):
         detect({"SLURM_JOB_ID": "7"})

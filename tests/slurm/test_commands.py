@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +79,8 @@ def test_a_successors_environment_is_the_users_own() -> None:
         "PATH": "/bin", "SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/s.conf", "SBATCH_TIMELIMIT": "1", "SRUN_DEBUG": "3",
         "RESILIO_LINK": "2",
     }  # fmt: skip
-    after = chain.successor_environment(before, Path("/run"), 2, "7")
+    after = chain.successor_environment(before, Path("/run"), 2, "7", ("script", "train.py"))
+    assert json.loads(after.pop(chain.RUNS)) == [{"program": ["script", "train.py"], "run_dir": "/run", "job": "7"}]
     assert after == {
         "PATH": "/bin", "SLURM_CONF": "/etc/s.conf", "RESILIO_RUN_DIR": "/run", "RESILIO_LINK": "3",
         "RESILIO_PREDECESSOR": "7",
@@ -296,6 +298,25 @@ def test_where_there_is_no_slurm_it_is_said(error: CommandError) -> None:
     meant = commands.refused(error)
     assert isinstance(meant, commands.Unreachable)
     assert str(meant).startswith("Slurm cannot be reached from here: s")
+
+
+@pytest.mark.parametrize("said", ["Job/step already completing or completed", "Invalid job id specified"])
+def test_an_order_to_a_job_that_ends_is_no_failure_of_slurms(said: str) -> None:
+    error = CommandError(["scancel"], 1, "", f"scancel: error: Kill job error on job id 7: {said}")
+    assert isinstance(commands.refused(error), commands.JobEnds)
+
+
+NOON = 1795608000.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "ahead"),
+    [(0.2, 0.9, 0.0), (-3.0, 4.0, 0.0), (200.0, 201.0, 200.0), (-300.0, -299.0, -299.0), (-1.0, 18.0, 0.0)],
+)
+def test_how_far_our_clock_is_ahead_of_slurmctlds(asked: float, answered: float, ahead: float) -> None:
+    text = "Configuration data as of 1795608000\nAccountingStorageHost = x\n"
+    assert commands.parse_clock_ahead(text, NOON + asked, NOON + answered) == ahead
+    assert commands.parse_clock_ahead("", asked, answered) == 0.0
 
 
 @pytest.fixture

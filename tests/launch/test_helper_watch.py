@@ -1,0 +1,83 @@
+"""Helper processes that somebody has stopped: continued, then killed; ours alone, and those that we stopped not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from resilio_hpc.launch.helper_watch import HelperWatch
+from tests.support.waiting import until
+
+LOOK_S, PATIENCE_S = 1.0, 2.0
+
+
+@contextmanager
+def stopped(title: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A child with this title, stopped."""
+    process = subprocess.Popen([title, "1000"], executable="/bin/sleep")
+    try:
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: state(process.pid) == "T", "a stopped child")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+@pytest.fixture
+def told() -> list[tuple[str, int, str]]:
+    return []
+
+
+def watch(told: list[tuple[str, int, str]], spared: tuple[int, ...] = ()) -> HelperWatch:
+    def tell(name: str, pid: int, action: str) -> None:
+        told.append((name, pid, action))
+
+    return HelperWatch(tell, lambda: spared, LOOK_S, PATIENCE_S)
+
+
+def test_it_is_continued_and_replaced_where_that_does_not_help(told: list[tuple[str, int, str]]) -> None:
+    watching = watch(told)
+    with stopped("resilio_hpc.launch.storage") as helper:
+        watching.tick(0.0)
+        watching.tick(LOOK_S)
+        assert told == []  # Slurm resumes a job's processes one after the other
+        watching.tick(PATIENCE_S)
+        assert told == [("storage", helper.pid, "continued")]
+        until(lambda: state(helper.pid) == "S", "it goes on")
+        os.kill(helper.pid, signal.SIGSTOP)
+        until(lambda: state(helper.pid) == "T", "it is stopped again")
+        watching.tick(2 * PATIENCE_S)
+        assert told[1:] == [("storage", helper.pid, "killed")]
+        assert helper.wait() == -signal.SIGKILL
+
+
+def test_one_that_goes_on_by_itself_is_forgotten(told: list[tuple[str, int, str]]) -> None:
+    watching = watch(told)
+    with stopped("resilio_hpc.ckpt.saver") as helper:
+        watching.tick(0.0)
+        os.kill(helper.pid, signal.SIGCONT)
+        until(lambda: state(helper.pid) == "S", "it goes on")
+        watching.tick(LOOK_S)
+        os.kill(helper.pid, signal.SIGSTOP)
+        until(lambda: state(helper.pid) == "T", "it is stopped again")
+        watching.tick(PATIENCE_S)
+        assert told == []
+
+
+def test_others_and_those_that_we_stopped_are_left_alone(told: list[tuple[str, int, str]]) -> None:
+    with stopped("python train.py"), stopped("resilio_hpc.ckpt.saver") as ours:
+        watching = watch(told, (ours.pid,))
+        for now in range(10):
+            watching.tick(float(now))
+        assert told == []

@@ -1,0 +1,58 @@
+"""An order to stop holds, whatever dies meanwhile; agents that nobody can hear of are not waited for."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resilio_hpc.launch.agent_keeping import STOP_AGAIN_S, STOP_LIMIT_S
+from tests.support.launch.keeper_bench import Bench, bench
+
+__all__ = ["bench"]
+
+
+def test_a_stop_order_holds_for_agents_that_start_later(bench: Callable[..., Bench]) -> None:
+    b = bench(2)
+    told: list[str] = []
+    b.keeper._signal_agents = told.append  # type: ignore[method-assign]
+    b.until(lambda: sorted(b.started()) == ["n1", "n2"])
+    b.keeper.stop_in_order(b.now)
+    b.keeper.stop_in_order(b.now)
+    assert told == ["TERM"]
+    b.kill("n2")
+    b.until(lambda: b.started().count("n2") == 2)
+    argv = Path(f"/proc/{b.of('n2').process.pid}/cmdline").read_bytes()  # type: ignore[union-attr]
+    assert b'"stop":"TERM"' not in argv  # of our srun only ``sleep`` is left
+    assert b'"stop":"TERM"' in (b.path / "argv").read_bytes().splitlines()[-1]
+    b.tick(STOP_AGAIN_S)
+    assert told == ["TERM", "TERM"]
+    assert not b.keeper.stop_overdue(b.now)
+    for node in ("n1", "n2"):
+        b.kill(node)
+    b.until(lambda: not b.tick())  # one more agent could bring nothing to a good end
+    assert b.started().count("n1") == 1
+    assert b.keeper.stop_overdue(b.now + STOP_LIMIT_S + 10.0)
+
+
+def test_only_a_second_order_to_stop_kills_at_once(bench: Callable[..., Bench]) -> None:
+    b = bench(1)
+    b.keeper._signal_agents = lambda _name: None  # type: ignore[method-assign]
+    b.keeper._received = [signal.SIGUSR1, signal.SIGINT]  # the first one only warned
+    b.keeper.forward_signals()
+    assert b.keeper.stop_order == "INT"
+    b.keeper._received = [signal.SIGINT]
+    with pytest.raises(KeyboardInterrupt):
+        b.keeper.forward_signals()
+
+
+def test_an_agent_that_ended_in_order_is_not_awaited_where_the_run_directory_is_gone(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(1)
+    b.ending(0)
+    b.files.gone = True
+    b.until(lambda: not b.tick())
+    assert b.started() == ["n1"]
