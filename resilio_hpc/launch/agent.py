@@ -85,9 +85,8 @@ class Agent(AgentFiles):
         self.storage = Storage(self.run.path, spool, settings.job, self.run.run_id)
         self.memory = NodeMemory(self.local_dir, settings.job, settings.begins)
         self.notifier = Notifier(self.run, settings.job, self.ledger.append, targets, settings.cwd)
-        bind = settings.address
         self.host = ControllerHost(
-            self.context, self.keys, bind, self.ledger, self.storage, self.counters, self.say, self, settings.job,
+            self.context, self.keys, settings.address, self.ledger, self.storage, self.counters, self.say, self, settings.job,
             self.notifier.take, settings.clock_ahead_s(time.time()),
         )  # fmt: skip
         incarnation = secrets.token_hex(4)
@@ -98,7 +97,7 @@ class Agent(AgentFiles):
         self.disks = DiskLink(self)
         slots = self.devices.slots
         hello = m.Hello(
-            settings.node, incarnation, 0, f"{bind}:{self.host.port}", settings.address, slots,
+            settings.node, incarnation, 0, f"{settings.address}:{self.host.port}", settings.address, slots,
             topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""), last=self.memory.kept("state", m.RoundState),
             evicted=len(self.devices.evicted), disk_port=self.disks.port,
         )  # fmt: skip
