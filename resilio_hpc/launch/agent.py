@@ -86,8 +86,8 @@ class Agent(AgentFiles):
         self.memory = NodeMemory(self.local_dir, settings.job, settings.begins)
         self.notifier = Notifier(self.run, settings.job, self.ledger.append, targets, settings.cwd)
         self.host = ControllerHost(
-            self.context, self.keys, settings.address, self.ledger, self.storage, self.counters, self.say, self, settings.job,
-            self.notifier.take, settings.clock_ahead_s(time.time()),
+            self.context, self.keys, settings.address, self.ledger, self.storage, self.counters, self.say, self,
+            settings.job, self.notifier.take, settings.clock_ahead_s(time.time()),
         )  # fmt: skip
         incarnation = secrets.token_hex(4)
         self._own_job = OwnJob(settings, self.storage, self.host.clock_ahead_s)
