@@ -67,8 +67,14 @@ class Ending:
         return {
             "round": controller.round, "restarts": controller.restarts, "committed": controller.checkpoints.committed,
             "epoch": controller.epoch, "steps_reported": controller.rounds.steps_reported,
-            "trained": controller.rounds.trained,
+            "trained": self._has_trained(),
         }  # fmt: skip
+
+    def _has_trained(self) -> bool:
+        """False where no rank was started, or ranks will tell of their steps and have told of none: there was less time
+        than the start takes."""
+        rounds, agents = self._controller.rounds, self._controller.agents.values()
+        return rounds.steps_reported or (rounds.has_started and not any(agent.has_attached for agent in agents))
 
     def _end_with(self, finish: Finish) -> None:
         self._controller.set_phase("ended")

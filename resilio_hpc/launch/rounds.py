@@ -30,7 +30,7 @@ class Rounds:
         self.last_life = m.NO_LIFE  # of those whose ranks were started, in this epoch or an earlier one
         self.has_prepared = False  # a round in this epoch: what earlier epochs left is of no interest any more
         self.broken_by = ""  # what broke the round before, for the next controller
-        self._has_started = False  # the ranks of a whole node, in this epoch
+        self.has_started = False  # the ranks of a whole node, in this epoch
         self.steps_reported = False  # this run's script tells of its steps
         self._controller = controller
         self._join_until = controller.now() + controller.config.join_timeout_s
@@ -42,13 +42,6 @@ class Rounds:
         self._waiting_said = False
         self._order = {node: order for order, node in enumerate(controller.config.expected)}
         self._awaited: dict[type, set[str]] = {}  # by kind of answer: members that have not given it in this round
-
-    @property
-    def trained(self) -> bool:
-        """False where no rank was started, or ranks will tell of their steps and have told of none: there was less time
-        than the start takes."""
-        waiting = any(agent.has_attached for agent in self._controller.agents.values())
-        return self.steps_reported or (self._has_started and not waiting)
 
     def adopt(self, state: m.RoundState) -> None:
         """Go on after an earlier controller. Who was with it may still come: until then nobody gives up or shrinks."""
@@ -305,7 +298,7 @@ class Rounds:
         controller = self._controller
         if controller.phase not in ("starting", "running") or agent.started:
             return
-        agent.started = self._has_started = True
+        agent.started = self.has_started = True
         controller.record(
             "ranks_started", node=message.node, round=message.round, seconds=message.seconds, mode=message.mode
         )  # fmt: skip

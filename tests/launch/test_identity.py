@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,12 +19,14 @@ from resilio_hpc.launch.options import LaunchOptions
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSettings:
-    monkeypatch.setenv("RESILIO_LOCAL_DIR", str(tmp_path / "local"))
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentSettings]:
+    local = tempfile.mkdtemp()  # short: the path of a socket in it has at most 107 bytes
+    monkeypatch.setenv("RESILIO_LOCAL_DIR", local)
     run = run_directory.open_run(tmp_path / "run")
     notify_targets.put_away(run.path, (parse_target("https://example.org/hook"),))
     options = LaunchOptions(script="train.py", kind="script", run_dir=str(run.path))
-    return AgentSettings(options, "n1", "7", ("n1",), "n1", run_id=run.run_id)
+    yield AgentSettings(options, "n1", "7", ("n1",), "n1", run_id=run.run_id)
+    shutil.rmtree(local)
 
 
 def test_the_second_agent_of_a_node_needs_no_run_directory(settings: AgentSettings, tmp_path: Path) -> None:
