@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,16 +20,16 @@ from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
-def public(tmp_path: Path) -> Path:
-    """A directory like /tmp."""
-    place = tmp_path / "public"
-    place.mkdir()
+def public(tmp_path: Path) -> Iterator[Path]:
+    """A directory like /tmp, with a short name, as the path of a socket in it has at most 107 bytes."""
+    place = Path(tempfile.mkdtemp())
     place.chmod(0o1777)
     for path in tmp_path.parents:
         if path.stat().st_uid == os.geteuid() and path != Path("/"):
             path.chmod(path.stat().st_mode | 0o055)
     tmp_path.chmod(0o755)
-    return place
+    yield place
+    shutil.rmtree(place)
 
 
 PREPARED: dict[str, Callable[[Path, Path], None]] = {
