@@ -383,7 +383,7 @@ def _check_fence(directory: Path, epoch: int) -> None:
 
 def _read(where: Path, step: int) -> Manifest | None:
     try:
-        return read_manifest((where / MANIFEST).read_bytes(), step)
+        return read_manifest(regular_file.read_file(where / MANIFEST, _MANIFEST_LIMIT), step)
     except (CorruptCheckpoint, OSError):
         return None  # nothing, or nothing of worth
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue
+from resilio_hpc.core import regular_file
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 
@@ -35,8 +36,7 @@ def why_newest_is_gone(directory: Path) -> str:
 def step_of_latest(directory: Path) -> int | None:
     """The number in ``latest``; None without one."""
     try:
-        with (directory / "latest").open("rb") as file:
-            text = file.read(40)
+        text = regular_file.read_file(directory / "latest", 40)
     except OSError:
         return None
     return int(text) if re.fullmatch(rb"[0-9]{1,18}\n?", text) else None

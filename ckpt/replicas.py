@@ -17,6 +17,7 @@ import msgspec
 
 from resilio_hpc.ckpt.arena_source import ArenaSource
 from resilio_hpc.ckpt.records import TensorRecord, sha256
+from resilio_hpc.core import regular_file
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import CheckpointError
 
@@ -110,7 +111,7 @@ def _await(path: Path, timeout_s: float, why_never: Callable[[], str]) -> bytes:
     started, poll_s = time.monotonic(), _FIRST_POLL_S
     while True:
         with contextlib.suppress(FileNotFoundError):
-            return path.read_bytes()
+            return regular_file.read_file(path, follow=False)
         if why := why_never():
             raise CheckpointError(why)
         if time.monotonic() - started > timeout_s:
