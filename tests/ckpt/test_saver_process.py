@@ -20,6 +20,7 @@ from resilio_hpc.ckpt import Checkpointer, orphans, saver_process
 from resilio_hpc.cli.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError, UsageError
 from tests.support.environments import scrubbed
+from tests.support.mounts import hanging
 from tests.support.waiting import PATIENCE_S as WAIT_S
 from tests.support.waiting import until
 
@@ -97,29 +98,22 @@ def saver(tmp_path: Path) -> Iterator[int]:
         os.kill(pid, signal.SIGCONT)
 
 
+_daemons: dict[Path, subprocess.Popen[bytes]] = {}
+
+
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Path]:
-    """A checkpoint directory with step 1 whose next commit hangs: it reads a FIFO. See ``open_gate``."""
+    """A checkpoint directory with step 1 whose next commit hangs: its fence cannot be read. See ``open_gate``."""
     directory = tmp_path / "gated"
     Checkpointer(directory).save(1, {"x": np.full(300_000, 1), "rank": 0}).wait(timeout_s=WAIT_S)
-    os.mkfifo(directory / "epoch-fence")
-    yield directory
-    open_gate(directory)
+    with hanging(directory / "epoch-fence", b"0\n") as _daemons[directory]:
+        yield directory
+    del _daemons[directory]
 
 
 def open_gate(directory: Path) -> None:
-    """Whoever waits goes on, and nobody will wait any more. Twice is once."""
-    fifo, fence = directory / "epoch-fence", directory.parent / "fence"
-    if not fifo.is_fifo():
-        return
-    other = directory.parent / "fifo"
-    fence.write_text("0\n")
-    fifo.rename(other)
-    fence.rename(fifo)
-    with contextlib.suppress(OSError):  # nobody reads it
-        writer = os.open(other, os.O_WRONLY | os.O_NONBLOCK)
-        os.write(writer, b"0\n")
-        os.close(writer)
+    """What waits goes on, and nothing will wait any more. Twice is once."""
+    _daemons[directory].send_signal(signal.SIGCONT)
 
 
 KILLED = 'save(2); told("saved"); os.kill(os.getpid(), signal.SIGKILL)'

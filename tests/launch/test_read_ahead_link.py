@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from resilio_hpc.ckpt.checkpointer import REPLICATED, Checkpointer
 from resilio_hpc.launch import messages as m
 from resilio_hpc.launch.local_round import LocalRound
 from resilio_hpc.launch.read_ahead_link import ReadAheadLink
+from tests.support.mounts import hanging
 from tests.support.waiting import until
 
 NODES = ("n1", "n2")
@@ -110,21 +110,9 @@ def test_of_a_step_in_memory_only_the_parts_that_memory_lacks_are_read(node: Nod
 def hung(node: Node) -> Iterator[Node]:
     """Reading step 5 ahead hangs."""
     manifest = node.checkpoints / "step-0000000005" / "manifest.json"
-    manifest.unlink()
-    os.mkfifo(manifest)
-    node.start(5)
-    ends: list[int] = []
-
-    def is_read() -> bool:
-        try:
-            ends.append(os.open(manifest, os.O_WRONLY | os.O_NONBLOCK))
-        except OSError:
-            return False
-        return True
-
-    until(is_read, "the reader")  # and now waits for data
-    yield node
-    os.close(ends[0])
+    with hanging(manifest, manifest.read_bytes()):
+        node.start(5)
+        yield node
 
 
 def test_a_file_system_that_hangs_is_not_waited_for(hung: Node) -> None:

@@ -90,7 +90,7 @@ def one_bad_value(rank: int, directory: Path, ranks: int) -> None:
             return object() if rank == 1 and index.fqn == "odd" else super().lookup_object(index)
 
     why = fails(directory, 2.0, ranks, planner=OddValue())
-    assert "state['odd']: a checkpoint cannot hold a builtins.object" in why, why
+    assert "state['odd']: a object (builtins.object) cannot be held" in why, why
 
 
 def unwritable(rank: int, directory: Path, ranks: int) -> None:
