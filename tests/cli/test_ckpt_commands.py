@@ -76,16 +76,24 @@ def test_ls_lists_steps_and_says_what_is_damaged(directory: Path, capsys: pytest
     assert (code, [row["step"] for row in found["steps"]], sorted(found["damaged"])) == (1, [20], ["10", "15"])
 
 
-def test_show_tells_which_part_of_a_tensor_a_rank_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    part = ckpt.Slab(torch.ones(2, 3), (6, 3), (4, 0))
-    copy = ckpt.Slab(torch.ones(4), (4,), (0,), replica=1)
-    ckpt.Checkpointer(tmp_path).save(1, {"part": part, "copy": copy}).wait(timeout_s=PATIENCE_S)
-    code, out, _ = call(capsys, "show", tmp_path)
+def test_show_tells_which_part_of_a_tensor_a_rank_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = []
+    for rank, (rows, start) in enumerate([(4, 0), (2, 4)]):
+        for name, number in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+            monkeypatch.setenv(name, str(number))
+        part = ckpt.Slab(torch.ones(rows, 3), (6, 3), (start, 0))
+        copy = ckpt.Slab(torch.ones(4), (4,), (0,), replica=rank)
+        saves.append(ckpt.Checkpointer(tmp_path).save(1, {"part": part, "copy": copy}))
+    for save in saves:
+        save.wait(timeout_s=PATIENCE_S)
+    code, out, _ = call(capsys, "show", tmp_path, "--rank", "1")
     assert code == 0
     assert "part  float32  [2, 3] from [4, 0] of [6, 3]  24 B" in out
     assert "copy  float32  [4] from [0] of [4]           16 B *" in out
     assert "the bytes of what is marked * are with another rank" in out
-    _, about = as_json(capsys, "show", tmp_path)
+    _, about = as_json(capsys, "show", tmp_path, "--rank", "1")
     assert about["tensors"] == [
         {"path": "part", "dtype": "float32", "shape": [2, 3], "size_bytes": 24, "global_shape": [6, 3],
          "start": [4, 0], "here": True},
