@@ -32,7 +32,6 @@ class JobRecord(msgspec.Struct):
     partition: Any = None
     node_count: Any = None
     nodes: Any = None
-    batch_host: Any = None
     submit_time: Any = None
     start_time: Any = None
     end_time: Any = None
@@ -72,7 +71,6 @@ def _job(record: JobRecord) -> Job | None:
         partition=text(record.partition),
         node_count=whole(record.node_count),
         nodes=host_names(text(record.nodes)),
-        batch_host=text(record.batch_host),
         time_limit_s=None if minutes is None else minutes * 60,
         submit_time=moment(record.submit_time),
         start_time=moment(record.start_time),

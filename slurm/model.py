@@ -78,7 +78,6 @@ class Job:
     partition: str = ""
     node_count: int | None = None
     nodes: tuple[str, ...] = ()
-    batch_host: str = ""
     time_limit_s: float | None = None
     submit_time: int | None = None
     start_time: int | None = None

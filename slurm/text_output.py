@@ -24,7 +24,7 @@ NODE_COLUMNS = (
 )  # fmt: skip
 JOB_COLUMNS = (
     "JobID", "State", "ArrayJobID", "ArrayTaskID", "Reason", "UserName", "UserID", "Account", "QOS", "Partition",
-    "NumNodes", "NodeList", "BatchHost", "TimeLimit", "SubmitTime", "StartTime", "EndTime", "RestartCnt", "Dependency",
+    "NumNodes", "NodeList", "TimeLimit", "SubmitTime", "StartTime", "EndTime", "RestartCnt", "Dependency",
     "Name", "Comment", "Command", "WorkDir",
 )  # fmt: skip
 _UNSET = {"", "(null)", "N/A", "n/a", "None", "NONE", "Unknown", "NOT_SET", "INVALID", "Partition_Limit"}
@@ -104,7 +104,6 @@ def _job(row: dict[str, str], number: int) -> Job:
         partition=row["Partition"],
         node_count=whole(row["NumNodes"].partition("-")[0]),
         nodes=host_names(row["NodeList"]),
-        batch_host=_plain(row["BatchHost"]),
         time_limit_s=duration_s(row["TimeLimit"]),
         submit_time=whole(row["SubmitTime"]) or None,
         start_time=whole(row["StartTime"]) or None,

@@ -76,6 +76,7 @@ def test_nodes_and_jobs_are_the_same_from_json_and_from_tables(cluster: DevClust
     forged = "x\nJobState=FAILED\n99|COMPLETED|None"
     waiting = cluster.submit("#!/bin/sh\n", ["--begin=now+1hour", "-a", "1-3%1", "-J", forged, "--comment", forged])
     held = cluster.submit("#!/bin/sh\nsleep 100\n")
+    cluster.run("ctl", ["srun", "-n1", "true"])  # one without a batch script
     for number in (running, held):
         cluster.wait_for_job(number, ["RUNNING"], 20.0)
     cluster.run("ctl", ["scontrol", "requeuehold", str(held)])
