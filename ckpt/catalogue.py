@@ -19,11 +19,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
-import os
-import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from numbers import Integral
 from pathlib import Path
@@ -32,9 +29,18 @@ from resilio_hpc.ckpt import records, writers
 from resilio_hpc.ckpt.fence import check_fence
 from resilio_hpc.ckpt.records import Layout, Manifest, ShardRecord, Writer, read_manifest, why_incomplete
 from resilio_hpc.ckpt.retention import CommittedStep, Retention
+from resilio_hpc.ckpt.staging import (
+    STEP,
+    empty_bin,
+    move_away,
+    put_in_place,
+    remove_strangers,
+    staging_directory,
+    sweep,
+)
 from resilio_hpc.ckpt.worn_files import strip, worn
 from resilio_hpc.core import regular_file
-from resilio_hpc.core.durable import exchange, sync_directory, write_atomic
+from resilio_hpc.core.durable import sync_directory, write_atomic
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError, is_damage
 from resilio_hpc.core.regular_file import NotRegular
 
@@ -44,12 +50,6 @@ VIEW = "checkpoint.h5"
 _MANIFEST_LIMIT = 1 << 30
 _NOTE_LIMIT = 1 << 16
 _THREAD_END_S = 1.0  # what the thread of a save that has failed may take to end
-_STEP = re.compile(r"step-(\d{10,18})")
-_STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(?:-s([0-9a-f]{1,32}))?(-whole)?")
-_GOING = re.compile(  # as ``_move_away`` names them; others' files beside the steps may have names like these
-    rf"\.(removed|replaced)-({_STEP.pattern}|{_STAGING.pattern[2:]}|worn)-\d+-[0-9a-f]{{8}}"
-)
-_UNFINISHED = re.compile(r"\.latest\.[a-z0-9_]{8}\.tmp")  # of a process that died while it wrote `latest`
 
 
 def check_step(step: object) -> int:
@@ -65,11 +65,6 @@ def step_directory(directory: Path, step: int) -> Path:
     return directory / f"step-{step:010d}"
 
 
-def staging_directory(directory: Path, step: int, epoch: int, round_: int, session: str = "") -> Path:
-    """Where the shards of a step are written before its commit: never shared between rounds, nor between sessions."""
-    return directory / f".staging-step-{step:010d}-e{epoch}-r{round_}{session and f'-s{session}'}"
-
-
 def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Writer) -> Path:
     """The staging directory of a save that begins, empty. What saves that died left behind goes first: disks fill up.
 
@@ -81,7 +76,7 @@ def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Wr
     staging = staging_directory(directory, step, epoch, round_)
     if other := writers.at_work(staging, has_session=False, patience_s=_THREAD_END_S):
         raise CheckpointError(f"step {step} is being saved to {directory} already, by process {other.pid}")
-    _move_away(staging, "removed")
+    move_away(staging, "removed")
     sweep(directory, step, epoch, round_)
     writers.begin(staging, writer)
     return staging
@@ -219,7 +214,7 @@ def commit(
     )
     if why:
         raise CheckpointError(f"step {step} cannot be committed: {why}")
-    _remove_strangers(staging, {VIEW, *(shard.file for shard in shards)})
+    remove_strangers(staging, {VIEW, *(shard.file for shard in shards)})
     found = committed(directory)
     others = {} if writer is None else writers.others_at_work(directory, writer, found)
     writers.check_former(directory, writer, existing)
@@ -229,7 +224,7 @@ def commit(
     _check_fence(directory, epoch)  # again: the shards took long
     for note in writers.notes(staging):  # as late as can be: see ``sweep``
         note.unlink(missing_ok=True)
-    _put_in_place(staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)))
+    put_in_place(staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)))
     sync_directory(directory)
     # the step is committed, whatever becomes of the rest
     with contextlib.suppress(OSError):
@@ -269,8 +264,8 @@ def prune(directory: Path, retention: Retention, now: float) -> list[int]:
 def remove_worn(directory: Path) -> None:
     """No step is expected that would write over the files of a removed one. Raises nothing."""
     with contextlib.suppress(OSError):
-        _move_away(worn(directory), "removed")
-        _empty_bin(directory)
+        move_away(worn(directory), "removed")
+        empty_bin(directory)
 
 
 @cache  # once for each
@@ -280,101 +275,14 @@ def remove_worn_at_exit(directory: Path) -> None:
 
 
 def _remove(directory: Path, steps: Sequence[int], keep_worn: bool = False) -> None:
-    gone = [_move_away(step_directory(directory, step), "removed") for step in steps]
+    gone = [move_away(step_directory(directory, step), "removed") for step in steps]
     if gone:
         sync_directory(directory)  # else a power cut could give a step its name back, and not its files
         with contextlib.suppress(OSError):
             if keep_worn and strip(gone[-1]):
-                _move_away(worn(directory), "removed")
+                move_away(worn(directory), "removed")
                 gone[-1].rename(worn(directory))
-    _empty_bin(directory)
-
-
-def staged(directory: Path, session: str) -> dict[Path, int]:
-    """The staging directories of a session, and their steps. Raises OSError."""
-    found = {path: _STAGING.fullmatch(path.name) for path in directory.iterdir()}
-    return {path: int(name[1]) for path, name in found.items() if name and name[4] == session}
-
-
-def give_up(directory: Path, session: str) -> None:
-    """Whoever still writes for that session can commit nothing of it any more. Raises OSError."""
-    for path in staged(directory, session):
-        _move_away(path, "removed")
-    _empty_bin(directory)
-
-
-def sweep(directory: Path, step: int, epoch: int, round_: int, session: str = "") -> None:
-    """Remove what earlier, failed saves left behind: shards older than these, or of this step but of another session.
-
-    What other saves are writing stays. Raises OSError.
-    """
-    ours = (epoch, round_, step)
-    for path in list(directory.iterdir()):
-        if found := _STAGING.fullmatch(path.name):
-            theirs = (int(found[2]), int(found[3]), int(found[1]))
-            their_session = found[4] or ""
-            if theirs > ours or (theirs == ours and their_session == session):
-                continue
-            is_own = bool(session) and their_session == session  # which saves one step after the other
-            if is_own or writers.at_work(path, bool(their_session)) is None:
-                _move_away(path, "removed")
-    _empty_bin(directory)
-
-
-def _remove_strangers(staging: Path, files: Collection[str]) -> None:
-    """What processes that died left in here, and the notes of those that live, do not belong to the step."""
-    for path in list(staging.iterdir()):
-        if path.name not in files and not path.name.startswith(writers.NOTE):
-            regular_file.remove(path, ignore_errors=False)
-
-
-def _put_in_place(staging: Path, final: Path, check: Callable[[Path], None]) -> None:
-    """Make the step appear. At every instant ``final`` is the former one of that number, or the new one.
-
-    ``check`` raises CheckpointError for a former one that has to stay; it may have come just before.
-
-    A file system that cannot exchange two names (NFS) has neither for an instant; a kill just then loses the former.
-    The new one has a name of its own by then: under that of the staging directory, the former could be taken for it.
-    """
-    if not os.path.lexists(final):
-        try:
-            staging.rename(final)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-    whole = staging.with_name(f"{staging.name}-whole")
-    _move_away(whole, "removed")  # of a process that died just here
-    staging.rename(whole)
-    if exchange(whole, final):
-        try:
-            check(whole)
-        except CheckpointError:
-            exchange(whole, final)
-            raise
-    else:
-        check(final)
-        former = _move_away(final, "replaced")
-        try:
-            whole.rename(final)
-        except OSError:
-            former.rename(final)
-            raise
-    _move_away(whole, "replaced")
-
-
-def _move_away(path: Path, why: str) -> Path:
-    """Rename first: a step is there whole, or not at all. Where to; nothing happens to what is not there."""
-    target = path.with_name(f".{why}-{path.name.lstrip('.')}-{os.getpid()}-{os.urandom(4).hex()}")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(target)
-    return target
-
-
-def _empty_bin(directory: Path) -> None:
-    for path in list(directory.iterdir()):
-        if _UNFINISHED.fullmatch(path.name) or _GOING.fullmatch(path.name):
-            regular_file.remove(path)
+    empty_bin(directory)
 
 
 def _check_fence(directory: Path, epoch: int) -> None:
@@ -393,7 +301,7 @@ def _numbers(directory: Path) -> list[int]:
         names = [path.name for path in directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(int(found[1]) for name in names if (found := _STEP.fullmatch(name)))
+    return sorted(int(found[1]) for name in names if (found := STEP.fullmatch(name)))
 
 
 def _has_size(path: Path, size: int, follow: bool = True) -> bool:

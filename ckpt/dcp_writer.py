@@ -31,6 +31,7 @@ from resilio_hpc.ckpt.records import ShardRecord, Writer
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import LocalFailed, Persist, Progress
 from resilio_hpc.ckpt.snapshot import Snapshot, copy_threads
+from resilio_hpc.ckpt.staging import staging_directory
 from resilio_hpc.ckpt.tree import Flattened
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, UsageError
@@ -61,10 +62,8 @@ class ResilioWriter(StorageWriter):
         room for it (default: the temporary directory). Raises UsageError for a step that is no whole number from 0 on,
         and for such settings.
         """
-        self.directory, self.step = (
-            directory_path(directory, "the directory of checkpoints"),
-            catalogue.check_step(step),
-        )
+        self.directory = directory_path(directory, "the directory of checkpoints")
+        self.step = catalogue.check_step(step)
         self._retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
         self._local = local_directory(local, os.environ)
         self._rank = 0
@@ -131,7 +130,7 @@ class ResilioWriter(StorageWriter):
         owner = Owner(
             self._rank, place.local_rank, place.world_size, place.local_world_size, place.round, "own", place.run_id
         )
-        staging = catalogue.staging_directory(self.directory, self.step, *_life())
+        staging = staging_directory(self.directory, self.step, *_life())
         writers.make_staging(staging, None)
         spill = self._local or Path(tempfile.gettempdir()).absolute()
         with (
@@ -170,7 +169,7 @@ class ResilioWriter(StorageWriter):
                     self.directory, self.step, *_life(), len(shards), "own", shards, self._retention, writer=me
                 )
         finally:
-            writers.end(catalogue.staging_directory(self.directory, self.step, *_life()))
+            writers.end(staging_directory(self.directory, self.step, *_life()))
         if others and others not in _told:
             _told.add(others)
             print(f"resilio: {others}", file=sys.stderr, flush=True)

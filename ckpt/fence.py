@@ -1,7 +1,7 @@
 """The lowest epoch that may still commit to a directory of checkpoints: ``epoch-fence``, a number and its checksum.
 
 A controller that was replaced must commit nothing. So a damaged file is not taken for "any epoch": the epochs that the
-run's directory and the committed steps name hold in its place, and the next commit writes it anew. Files of earlier
+run's directory and the committed steps name hold in its place, and the next commit writes it again. Files of earlier
 versions have no checksum. Beside the ``epoch.N`` of a run, a number that no controller claimed is damage, too.
 """
 
@@ -25,26 +25,20 @@ CommittedEpochs = Callable[[], list[int]]
 """Gives the epochs of the committed steps."""
 
 
-def fence(directory: Path, epochs: CommittedEpochs = list) -> int:
-    """The lowest epoch that may commit. Raises OSError."""
-    kept, _ = _read(directory, epochs)
-    return kept
-
-
 def why_fence_is_wrong(directory: Path) -> str:
     """Why the file is nothing that a controller wrote; "" where it is right or absent. Raises OSError."""
     return _read(directory, list)[1]
 
 
-def raise_fence(directory: Path, epoch: int, epochs: CommittedEpochs = list) -> None:
+def raise_fence(directory: Path, epoch: int) -> None:
     """From now on refuse every commit of an epoch below ``epoch``. Raises OSError."""
-    kept, why_wrong = _read(directory, epochs)
+    kept, why_wrong = _read(directory, list)
     if epoch > kept or why_wrong:
         _write(directory, max(epoch, kept))
 
 
 def check_fence(directory: Path, epoch: int, epochs: CommittedEpochs) -> None:
-    """Raises CheckpointError where ``epoch`` may not commit, OSError. A damaged file is written anew."""
+    """Raises CheckpointError where ``epoch`` may not commit, OSError. A damaged file is written again."""
     lowest, why_wrong = _read(directory, epochs)
     if epoch < lowest:
         raise CheckpointError(f"epoch {epoch} may not commit any more: epoch {lowest} has taken over")
@@ -61,13 +55,15 @@ def _read(directory: Path, epochs: CommittedEpochs) -> tuple[int, str]:
         return 0, ""
     except regular_file.NotRegular as error:
         data = str(error.strerror).encode()
-    claimed = _claimed(directory.parent)
     found = _LINE.fullmatch(data)
+    if found is not None and found[2] is not None and int(found[2], 16) == crc32c(found[1]):
+        return int(found[1]), ""
+    claimed = _claimed(directory.parent)
     if found is None:
         why = f"it says {data[:40].decode('ascii', 'backslashreplace')!r}, not an epoch"
-    elif found[2] is not None and int(found[2], 16) != crc32c(found[1]):
+    elif found[2] is not None:
         why = f"epoch {int(found[1])} does not match its checksum"
-    elif found[2] is None and claimed and int(found[1]) > max(claimed):
+    elif claimed and int(found[1]) > max(claimed):
         why = f"it says epoch {int(found[1])}, and no controller was later than {max(claimed)}"
     else:
         return int(found[1]), ""

@@ -88,17 +88,16 @@ class LocalCoordinator:
         found = catalogue.committed(self._directory)
         if not found:
             fresh_start.check_not_all_damaged(self._directory)
-        steps = [manifest.step for manifest in found]
-        for step, why in catalogue.damaged_steps(self._directory).items():
-            if self.place.rank == 0:
-                print(f"resilio: step {step} is damaged and not restored: {why}", file=sys.stderr)
-        if self.place.rank == 0 and (why := fresh_start.why_newest_is_gone(self._directory)):
-            print(f"resilio: {why}: going on from step {steps[-1]}", file=sys.stderr)
         if self.place.rank == 0:
-            self._look_for_others(found)
-        return [RestorePoint("committed", step) for step in reversed(steps)]
+            self._report(found)
+        return [RestorePoint("committed", manifest.step) for manifest in reversed(found)]
 
-    def _look_for_others(self, found: Sequence[Manifest]) -> None:
+    def _report(self, found: Sequence[Manifest]) -> None:
+        """Tell the user what is wrong with the directory. ``found``: its committed steps."""
+        for step, why in catalogue.damaged_steps(self._directory).items():
+            print(f"resilio: step {step} is damaged and not restored: {why}", file=sys.stderr)
+        if why := fresh_start.why_newest_is_gone(self._directory):
+            print(f"resilio: {why}: going on from step {found[-1].step}", file=sys.stderr)
         for manifest in reversed(found):
             writer = manifest.writer
             if writer and writers.is_another(writer, self._writer) and writers.is_alive(writer):

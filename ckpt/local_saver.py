@@ -26,6 +26,7 @@ from resilio_hpc.ckpt.arena_source import Mappings
 from resilio_hpc.ckpt.records import ShardRecord, Writer
 from resilio_hpc.ckpt.retention import Retention
 from resilio_hpc.ckpt.saver_messages import Answer, Commit, Committed, Persist, Persisted, Progress, SaverFailed
+from resilio_hpc.ckpt.staging import staged, staging_directory
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import CheckpointError, os_error_text
 from resilio_hpc.core.json_lines import LineDecoder, encode_line
@@ -208,7 +209,7 @@ def _await_commit(request: Save, alone: threading.Event) -> None:
 
 
 def _staged(request: Save) -> dict[Path, int]:
-    return catalogue.staged(Path(request.directory), request.session)
+    return staged(Path(request.directory), request.session)
 
 
 def _note_name(rank: int) -> str:
@@ -217,7 +218,7 @@ def _note_name(rank: int) -> str:
 
 def _note_path(request: Save, rank: int) -> Path:
     directory = Path(request.directory)
-    staging = catalogue.staging_directory(directory, request.step, 0, request.round, request.session)
+    staging = staging_directory(directory, request.step, 0, request.round, request.session)
     return staging / _note_name(rank)
 
 

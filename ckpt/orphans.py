@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from resilio_hpc.ckpt import catalogue
+from resilio_hpc.ckpt import writers
+from resilio_hpc.ckpt.staging import give_up, staged
 from resilio_hpc.core.durable import make_directory
 
 STALL_S = 30.0
@@ -46,10 +47,8 @@ class Progress:
     def _look(self) -> list[tuple[str, int, int]]:
         seen = []
         with contextlib.suppress(OSError):
-            for staging in catalogue.staged(self._directory, self._session):
-                for entry in os.scandir(staging):
-                    found = entry.stat(follow_symlinks=False)
-                    seen.append((entry.path, found.st_size, found.st_mtime_ns))
+            for staging in staged(self._directory, self._session):
+                seen += writers.look(staging)
         return sorted(seen)
 
 
@@ -95,7 +94,7 @@ def _wait_for(directory: Path, mark: Path, session: str, say: bool, stall_s: flo
     progress = Progress(directory, session)
     while mark.exists():
         if progress.idle_s() > stall_s:
-            catalogue.give_up(directory, session)
+            give_up(directory, session)
             mark.unlink(missing_ok=True)
             return
         time.sleep(_POLL_S)

@@ -126,5 +126,5 @@ def _look_afresh(directory: Path) -> None:
     """An NFS client may say for half a minute that a name is not there. A change of its own makes it ask the server."""
     probe = directory / f".probe-{time.monotonic_ns()}"
     with contextlib.suppress(OSError):
-        probe.touch()
+        probe.touch(exist_ok=False)  # through no link
         probe.unlink()

@@ -39,6 +39,7 @@ from resilio_hpc.ckpt.saver_messages import (
     decode_request,
 )
 from resilio_hpc.ckpt.space_trend import SpaceTrend
+from resilio_hpc.ckpt.staging import staging_directory, sweep
 from resilio_hpc.ckpt.worn_files import worn
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, WireError, os_error_text
 from resilio_hpc.core.json_lines import encode_line
@@ -124,8 +125,8 @@ def _staging(request: Persist) -> Path:
     directory = Path(request.directory)
     if request.node_rank == 0:  # before the new ones need their room
         with contextlib.suppress(OSError):
-            catalogue.sweep(directory, request.step, request.epoch, request.round, request.session)
-    staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round, request.session)
+            sweep(directory, request.step, request.epoch, request.round, request.session)
+    staging = staging_directory(directory, request.step, request.epoch, request.round, request.session)
     writers.make_staging(staging, request.writer)
     return staging
 
@@ -158,7 +159,7 @@ def commit(request: Commit) -> Committed:
 
 def _check(request: Commit, directory: Path) -> None:
     """Do the shards belong together? Raises CheckpointError, OSError."""
-    staging = catalogue.staging_directory(directory, request.step, request.epoch, request.round, request.session)
+    staging = staging_directory(directory, request.step, request.epoch, request.round, request.session)
     if not staging.is_dir():
         return  # the step is committed, or the commit says what is wrong
     if len({shard.checks.base for shard in request.shards if shard.checks}) > 1:

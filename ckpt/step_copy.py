@@ -11,6 +11,7 @@ from pathlib import Path
 
 from resilio_hpc.ckpt import catalogue
 from resilio_hpc.ckpt.records import Manifest
+from resilio_hpc.ckpt.staging import staging_directory
 from resilio_hpc.ckpt.verify import Progress, verify_files
 from resilio_hpc.core.durable import make_directory, sync_directory
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
@@ -26,7 +27,7 @@ def new_step(target: Path, step: int, epoch: int, round_: int) -> Iterator[Path]
     if os.path.lexists(catalogue.step_directory(target, step)):
         raise CheckpointError(f"step {step} is in {target} already")
     make_directory(target)
-    staging = catalogue.staging_directory(target, step, epoch, round_)
+    staging = staging_directory(target, step, epoch, round_)
     try:
         staging.mkdir()
     except FileExistsError:

@@ -132,24 +132,34 @@ def at_work(staging: Path, has_session: bool, patience_s: float = 0.0, stall_s: 
 
     ``has_session``: it is not of torch.distributed.checkpoint, whose saves each have a thread. ``patience_s``: how long
     to wait for the end of such a thread. ``stall_s``: who changes nothing for so long, on another machine, is dead.
+    Raises OSError where that cannot be seen.
     """
     for path in notes(staging):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            writer = msgspec.json.decode(regular_file.read_file(path, _NOTE_LIMIT, follow=False), type=Writer)
-            if not has_session and writer == this_process(writer.job):
-                lives: bool | None = _thread_lives(staging, patience_s)
-            else:
-                lives = is_alive(writer)
-            if lives or (lives is None and _changes(staging, stall_s)):
-                return writer
+        writer = _read_note(path)
+        if writer is None:
+            continue
+        if not has_session and writer == this_process(writer.job):
+            lives: bool | None = _thread_lives(staging, patience_s)
+        else:
+            lives = is_alive(writer)
+        if lives or (lives is None and _changes(staging, stall_s)):
+            return writer
     return None
 
 
-def notes(staging: Path) -> list[Path]:
-    """The notes of those who fill a staging directory."""
+def _read_note(path: Path) -> Writer | None:
+    """None where it is gone, or is no note. Raises OSError for one that cannot be read now: its writer may live."""
     try:
-        return list(staging.glob(f"{NOTE}*"))
-    except OSError:
+        return msgspec.json.decode(regular_file.read_file(path, _NOTE_LIMIT, follow=False), type=Writer)
+    except (FileNotFoundError, regular_file.NotRegular, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def notes(staging: Path) -> list[Path]:
+    """The notes of those who fill a staging directory. Raises OSError."""
+    try:
+        return [path for path in staging.iterdir() if path.name.startswith(NOTE)]
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
@@ -170,15 +180,29 @@ def is_alive(writer: Writer) -> bool | None:
 
 
 def _changes(staging: Path, stall_s: float) -> bool:
-    """False once it has been the same for so long, as far as this process has looked."""
-    with contextlib.suppress(OSError):
-        seen = sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in os.scandir(staging))
-        before, since = _watched.get(staging, (None, 0.0))
-        if seen != before:
-            _watched[staging] = seen, time.monotonic()
-            return True
-        return time.monotonic() - since < stall_s
-    return False
+    """False once it has been the same for so long, as far as this process has looked. Raises OSError."""
+    seen = look(staging)
+    before, since = _watched.get(staging, (None, 0.0))
+    if seen != before:
+        _watched[staging] = seen, time.monotonic()
+        return True
+    return time.monotonic() - since < stall_s
+
+
+def look(staging: Path) -> list[tuple[str, int, int]]:
+    """Path, size in bytes and time of change in ns of each file there: others than before are a sign of life.
+
+    A file that goes meanwhile is left out. Raises OSError.
+    """
+    seen = []
+    try:
+        for entry in os.scandir(staging):
+            with contextlib.suppress(FileNotFoundError):
+                found = entry.stat(follow_symlinks=False)
+                seen.append((entry.path, found.st_size, found.st_mtime_ns))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(seen)
 
 
 @cache

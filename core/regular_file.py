@@ -1,6 +1,7 @@
-"""Regular files alone: to open a named pipe or a device may wait for ever, or do something.
+"""Regular files only: opening a named pipe or a device may wait for ever, or do something.
 
-A file is looked at before it is opened. What is opened then is that file, whatever its name means by then.
+A file is looked at before it is opened. What is opened then is that file, whatever its name means by then. Whose file
+it is does not count here: checkpoints have checksums, and may be links. ``trusted_files`` is for what is believed.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ class NotRegular(OSError):
     """It is there, and no regular file."""
 
 
-def open_file(path: Path, flags: int = os.O_RDONLY, follow: bool = True, folder: int | None = None) -> int:
+def open_file(path: Path, flags: int = os.O_RDONLY, follow: bool = True) -> int:
     """Open a regular file that exists: a descriptor that programs started from here do not inherit.
 
     ``flags``: as of os.open. ``follow`` False: a link is refused, whatever it leads to; for writing it always is.
-    ``folder``: the descriptor of a directory that ``path`` is in. Raises NotRegular, OSError.
+    Raises NotRegular, OSError.
     """
     if flags & os.O_ACCMODE != os.O_RDONLY:
         follow = False
     look = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    found = os.open(path, look, dir_fd=folder)
+    found = os.open(path, look)
     try:
         check_regular(found, path)
         return os.open(f"/proc/self/fd/{found}", flags | os.O_CLOEXEC)

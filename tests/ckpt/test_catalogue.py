@@ -19,6 +19,7 @@ from resilio_hpc.ckpt.committed_source import CommittedSource
 from resilio_hpc.ckpt.records import VERSION, read_manifest, read_table, seal
 from resilio_hpc.ckpt.restore import restore
 from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt.staging import staging_directory
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 from tests.support.ckpt.local_node import worn_in
 
@@ -339,7 +340,7 @@ def test_an_epoch_that_was_fenced_off_cannot_commit(directory: Path) -> None:
 
 def stage(directory: Path, step: int, epoch: int, round_: int = 0) -> Path:
     """Shards of ``step`` on their way (those of step 20)."""
-    staging = catalogue.staging_directory(directory, step, epoch, round_)
+    staging = staging_directory(directory, step, epoch, round_)
     staging.mkdir()
     shutil.copy(shard(directory), staging)
     return staging

@@ -13,6 +13,7 @@ import torch
 
 from resilio_hpc.ckpt import Checkpointer, catalogue, writers
 from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt.staging import staging_directory
 from resilio_hpc.cli import ckpt
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
 
@@ -105,7 +106,7 @@ def test_links_in_the_places_of_our_own_directories_lose_what_they_lead_to_nothi
         (other / name).write_bytes(b"mine" * 50_000)
     before = content(other)
     (directory / ".worn").symlink_to(other)
-    staging = catalogue.staging_directory(directory, 11, 0, 0)
+    staging = staging_directory(directory, 11, 0, 0)
     staging.symlink_to(other)
     writers.make_staging(staging, None)
     assert staging.is_dir() and not staging.is_symlink()

@@ -37,6 +37,7 @@ from resilio_hpc.ckpt.saver_messages import (
     decode_answer,
 )
 from resilio_hpc.ckpt.snapshot import Snapshot
+from resilio_hpc.ckpt.staging import staging_directory
 from resilio_hpc.ckpt.tree import flatten
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 from resilio_hpc.core.json_lines import encode_line
@@ -344,7 +345,7 @@ def test_space_that_vanishes_while_libhdf5_writes_is_only_a_failed_save(free: in
         "bulk_io.check_space = lambda directory, size, worn=None: None\n"
         "for line in sys.stdin.buffer: print(type(saver.serve(decode_request(line))).__name__)\n"
     )
-    staging = catalogue.staging_directory(small_disk, 2, 1, 0)
+    staging = staging_directory(small_disk, 2, 1, 0)
     staging.mkdir()
     room = os.statvfs(small_disk)
     (small_disk / "filler").write_bytes(b"x" * (room.f_bavail * room.f_frsize - free))

@@ -40,11 +40,15 @@ def test_a_damaged_fence_is_neither_believed_nor_in_the_way(damaged: bytes, dire
 
 def test_fences_of_earlier_versions_are_read_and_raised(directory: Path) -> None:
     (directory / fence.NAME).write_text("5\n")
-    assert (fence.fence(directory), fence.why_fence_is_wrong(directory)) == (5, "")
+    assert fence.why_fence_is_wrong(directory) == ""
+    fence.check_fence(directory, 5, list)
+    with pytest.raises(CheckpointError, match="epoch 5 has taken over"):
+        fence.check_fence(directory, 4, list)
     fence.raise_fence(directory, 4)
     assert (directory / fence.NAME).read_text() == "5\n"
     fence.raise_fence(directory, 6)
-    assert fence.fence(directory) == 6
+    with pytest.raises(CheckpointError, match="epoch 6 has taken over"):
+        fence.check_fence(directory, 5, list)
 
 
 def test_a_damaged_fence_without_a_run_holds_back_what_the_committed_steps_do(directory: Path) -> None:

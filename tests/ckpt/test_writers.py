@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from resilio_hpc.ckpt import Checkpointer, catalogue, writers
 from resilio_hpc.ckpt.dcp import ResilioWriter
 from resilio_hpc.ckpt.records import Writer, read_manifest, write_manifest
+from resilio_hpc.ckpt.staging import put_in_place, staging_directory
 from resilio_hpc.core.errors import CheckpointError
 from tests.support.waiting import PATIENCE_S, until
 
@@ -62,7 +63,7 @@ def test_two_jobs_in_one_directory_are_told_and_lose_nothing(tmp_path: Path, cap
         save(theirs, 2)
         with pytest.raises(CheckpointError, match=f"step 1 is another job's: another job .process {os.getppid()} on "):
             save(theirs, 1)
-        staging = catalogue.staging_directory(tmp_path, 0, 0, 0, "beef")
+        staging = staging_directory(tmp_path, 0, 0, 0, "beef")
         writers.make_staging(staging, writers.this_process("other"))
 
     other = OtherJob(act)
@@ -187,9 +188,9 @@ def test_of_two_jobs_that_commit_a_step_at_the_same_time_one_has_it(tmp_path: Pa
         (former / catalogue.MANIFEST).write_bytes(write_manifest(signed))
         writers.check_former(tmp_path / "steps", me, signed)
 
-    staging = catalogue.staging_directory(tmp_path / "steps", 1, 0, 0, "abc")
+    staging = staging_directory(tmp_path / "steps", 1, 0, 0, "abc")
     shutil.copytree(step, staging)
     writers.others_at_work(tmp_path / "steps", me, [manifest])  # what was there when this job began
     with pytest.raises(CheckpointError, match=r"step 1 is another job's: another job .process 77 on n7. writes"):
-        catalogue._put_in_place(staging, step, theirs_comes)
+        put_in_place(staging, step, theirs_comes)
     assert catalogue.manifest_of(tmp_path / "steps", 1).writer == ELSEWHERE
