@@ -45,7 +45,8 @@ def settings(
 ) -> tuple[str, ...]:
     """Names of load-time variables that a program gives another value than ``environment`` has, or ``UNKNOWN``.
 
-    ``files``: what runs, in this order: the script, or ``files_of_module``. ``places``: directories whose modules are the user's own. ``loaded``: top-level modules, which end the search
+    ``files``: what runs, in this order: the script, or ``files_of_module``.
+    ``places``: directories whose modules are the user's own. ``loaded``: top-level modules, which end the search
     when they are imported. ``any_name``: every variable may count. Raises nothing: what cannot be read sets nothing.
     """
     scan = _Scan(tuple(places), frozenset(loaded), environment, any_name)
