@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch import (
     chain_order,
+    holder,
     last_one_out,
     link_lease,
     maintenance,
@@ -29,7 +31,6 @@ from resilio_hpc.launch import (
     step_tasks,
     turns,
 )
-from resilio_hpc.launch import holder as holders
 from resilio_hpc.launch.announce import say
 from resilio_hpc.launch.avoidance import avoid_faulty_nodes
 from resilio_hpc.launch.chain_order import ChainOrder
@@ -47,6 +48,7 @@ REQUEUE_S = 240.0  # at the end, for slurmctld to come back
 REQUEUE_POLL_S = 5.0
 CLOSING_S = 60.0  # how long ``close`` may still be asking Slurm when the launch is over
 TURN_RETRY_S = 0.2
+FOLLOWER_WAIT_S = 60.0 + link_lease.LIMIT_S  # for the leading supervisor of an srun step to take the turn
 
 
 class Chain:
@@ -66,6 +68,8 @@ class Chain:
         self._run_path = run_path
         self._ledger = ledger
         self._show_life = show_life
+        # {"ready": True, "begins": EPOCH} or {"refused": WHY}
+        self._ready_file = run_path / "links" / f"{site.key}.ready"
         self.number = chain.link_number(os.environ) if site.mode != "local" else 1
         self._order = chain_order.read(run_path)
         self._chained = options.chain and site.mode != "local"
@@ -145,15 +149,9 @@ class Chain:
 
     def _take_turn(self, number: int) -> bool:
         turn = turns.Turn(
-            number,
-            self._site.key,
-            self._site.job,
-            self.number,
-            self._site.nodes,
-            newest_commit(self._run_path),
-            time.time(),
-            holders.this_process(os.environ),
-        )
+            number, self._site.key, self._site.job, self.number, self._site.nodes, newest_commit(self._run_path),
+            time.time(), holder.this_process(os.environ),
+        )  # fmt: skip
         self._turn = turn if turns.take(self._run_path, turn) else None
         if self._turn is not None:
             self._show_life(number)
@@ -172,14 +170,17 @@ class Chain:
 
     def _tell_followers(self, news: dict[str, Any]) -> None:
         if self._site.mode == "step":
-            step_tasks.tell(self._run_path, self._site.key, news)
+            step_tasks.tell(self._ready_file, news)
 
     def _follow_the_leader(self) -> str | None:
         """Every other task of an srun step waits for what the first one decides."""
-        heard = step_tasks.hear(self._run_path, self._site.key)
-        if isinstance(heard, str):
-            return heard
-        self.begins = heard
+        run_directory.expect_verdict(self._run_path, self._site.key)
+        verdict = partial(run_directory.read_verdict, self._run_path, self._site.key)
+        late = {"refused": "the first task of this step did not take its turn: nothing to do here"}
+        news = step_tasks.hear(self._ready_file, FOLLOWER_WAIT_S, verdict) or late
+        if not news.get("ready"):
+            return str(news.get("refused") or news.get("reason", "this job has nothing to do"))
+        self.begins = int(news["begins"])
         return None
 
     def _stop(self, decision: Decision) -> str:

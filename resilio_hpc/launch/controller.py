@@ -266,10 +266,9 @@ class Controller:
             if beat.round == self.round:
                 agent.step = max(agent.step, beat.step)
                 agent.step_time = beat.step_time
-                agent.attached = beat.attached
         agent.sent = beat.sent
         agent.ready, agent.copy_port = beat.ready, beat.copy_port
-        agent.has_attached = agent.has_attached or beat.attached
+        self.rounds.attached |= beat.attached
         self._renew_lease(beat.node, agent)
         if self.phase == "ended":
             self.ending.say_again(beat.node)
@@ -313,12 +312,8 @@ class Controller:
 
     @property
     def max_step(self) -> int:
-        """The furthest step known."""
+        """The furthest step that any node has reported in this round, -1: none."""
         return max((agent.step for agent in self.agents.values()), default=-1)
-
-    def is_trained(self) -> bool:
-        """Whether a rank of this round has told of a step."""
-        return any(agent.first_step is not None or agent.step >= 0 for agent in self.agents.values())
 
     def is_member(self, node: str) -> bool:
         """Whether the node takes part in the current round."""
@@ -330,7 +325,7 @@ class Controller:
             self.epoch, self.round, m.world_of(self.members), self.restarts, self.without_progress,
             self.checkpoints.known, tuple(sorted(self.lost)), tuple(self.checkpoints.bad_copies),
             tuple(sorted(self.left)), self.rounds.steps_reported, tuple(sorted(self.losses.items())),
-            self.rounds.broken_by,
+            self.incidents.broken_by,
         )  # fmt: skip
 
     def set_phase(self, phase: str) -> None:

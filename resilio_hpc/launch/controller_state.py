@@ -125,12 +125,10 @@ class KnownAgent:
     round: int = -1  # whose ranks its last Heartbeat told of
     step: int = -1
     step_time: float = 0.0
-    attached: bool = False  # a rank of it uses resilio_hpc.train
     sent: float | None = None  # its clock: when it sent its newest Heartbeat
     echo: float = NEVER  # our clock: when we sent the newest Beat that it is known to have got
     ready: bool = False  # as its last Heartbeat said
     copy_port: int = 0  # likewise
-    has_attached: bool = False  # a rank of it has, in any round
     leaves_at: float | None = None  # our clock: its own job ends then
 
     def last_contact(self, patience_s: float) -> float:
@@ -140,5 +138,5 @@ class KnownAgent:
     def forget_round(self) -> None:
         """A new round is prepared."""
         self.first_step = self.done = None
-        self.started = self.attached = False
+        self.started = False
         self.round = self.step = -1

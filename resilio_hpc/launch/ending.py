@@ -71,10 +71,10 @@ class Ending:
         }  # fmt: skip
 
     def _has_trained(self) -> bool:
-        """False where no rank was started, or ranks will tell of their steps and have told of none: there was less time
-        than the start takes."""
-        rounds, agents = self._controller.rounds, self._controller.agents.values()
-        return rounds.steps_reported or (rounds.has_started and not any(agent.has_attached for agent in agents))
+        """False where no rank was started, or where ranks report steps and none was completed: there was less time than
+        the start takes."""
+        rounds = self._controller.rounds
+        return rounds.steps_reported or (rounds.has_started and not rounds.attached)
 
     def _end_with(self, finish: Finish) -> None:
         self._controller.set_phase("ended")

@@ -1,7 +1,7 @@
-"""Helper processes of ours that somebody has stopped (SIGSTOP): found, continued, and replaced where that is no help.
+"""Continue helper processes of ours that were stopped (SIGSTOP), and kill those that are stopped again.
 
-A helper that was stopped answers nothing, as if its file system hung; but here the kernel tells which it is. Whoever
-keeps it sees the end of one that is killed, and starts another.
+A stopped helper answers nothing, as if its file system hung; the kernel tells the two apart. Its ``ChildLink`` or
+``Storage`` sees the end of a killed one, and starts another.
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ class HelperWatch:
         self._next_look = now + self._look_s
         spared = set(self._spared())
         children = process_tree.children(os.getpid(), self._proc)
-        stopped = {pid for pid in children if pid not in spared and self._is_stopped(pid)}
-        before = self._stopped.items()
-        self._stopped = {
-            pid: known for pid, known in before if pid in stopped or (known.continued and pid in children)
-        }  # fmt: skip
+        stopped = {pid for pid in children if pid not in spared and process_tree.stat(pid, self._proc)[:1] == [b"T"]}
+        for pid, known in list(self._stopped.items()):
+            if pid not in stopped and not (known.continued and pid in children):
+                del self._stopped[pid]
         for pid in stopped:
             known = self._stopped.setdefault(pid, _Stopped(now))
             if now - known.since >= self._patience_s and (name := self._name(pid)):
@@ -67,12 +66,6 @@ class HelperWatch:
         self._tell(name, pid, "killed" if known.continued else "continued")
         known.since, known.continued = now, True
         process_tree.send([pid], number)
-
-    def _is_stopped(self, pid: int) -> bool:
-        try:
-            return (self._proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[:1] == [b"T"]
-        except OSError:
-            return False
 
     def _name(self, pid: int) -> str:
         """Which helper it is; "" for other processes, such as those of a rank."""

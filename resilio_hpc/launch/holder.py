@@ -1,9 +1,9 @@
 """Which launch has a run directory, and whether that launch still lives. A dead one never blocks a restart.
 
 On one machine the kernel tells: a process is its number and the moment of its start, since numbers are used again. From
-another machine, or another container, only its pulse tells: a file that its helper process rewrites every second. Who
-looks counts by a clock of its own, so no clocks are compared. A pulse that stands still for ``LEASE_S`` belongs to a
-launch that is dead, or that its file system has left: its commits are refused as soon as a later epoch is taken.
+another machine, or another container, only its pulse tells: a file that its helper process rewrites every second. The
+reader counts by its own clock, so no clocks are compared. A pulse that stands still for ``LEASE_S`` belongs to a launch
+that is dead, or that its file system has left: its commits are refused as soon as a later epoch is taken.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.launch import process_tree
 
 BEAT_S = 1.0
 LEASE_S = 30.0
 POLL_S = 0.5
-QUIET_S = 3.0  # how long a look may take before it is told
-PROC = Path("/proc")
-_STATE, _STARTED = 0, 19  # of /proc/PID/stat, counted behind the process's name
+QUIET_S = 3.0  # how long a look may take before the user hears of it
+PROC = process_tree.PROC
+_STATE, _STARTED = 0, 19  # of ``process_tree.stat``
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,10 @@ def kernel_here(proc: Path = PROC) -> str:
 
 def born(pid: int, proc: Path = PROC) -> int | None:
     """When a process began, in ticks since the boot; None where none of that number lives."""
+    fields = process_tree.stat(pid, proc)
     try:
-        fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         return None if fields[_STATE] in (b"Z", b"X") else int(fields[_STARTED])
-    except (OSError, IndexError, ValueError):
+    except (IndexError, ValueError):
         return None
 
 

@@ -101,12 +101,16 @@ class Incidents:
             return False
         return may_be_consequence(first) and self._controller.now() - incident.opened < CAUSE_S
 
-    def restarts(self) -> str:
-        """The ranks start again. Returns what broke their last life, as text: it is to be known when this one ends."""
+    @property
+    def broken_by(self) -> str:
+        """What broke the round before, as text for the next controller; "": nothing that may come again."""
+        return self._before.to_text() if self._before is not None else ""
+
+    def restarts(self) -> None:
+        """The ranks start again: what broke their last round is kept, to be compared when this one breaks."""
         self._left_out.clear()
         if self.current is not None:
             self._before = self._repeatable()
-        return self._before.to_text() if self._before is not None else ""
 
     def planned(self, plan: Plan) -> None:
         """What is done about the open incident."""
@@ -252,7 +256,7 @@ class Incidents:
         """A member whose ranks ended with 0 and never told of a step, while others train: no step would ever be whole
         again."""
         controller = self._controller
-        if not self._left_out or controller.phase not in ("starting", "running") or not controller.is_trained():
+        if not self._left_out or controller.phase not in ("starting", "running") or controller.max_step < 0:
             return
         for member in controller.members:
             if member.node not in self._left_out:
@@ -269,13 +273,15 @@ class Incidents:
         self._restart(counts=True)
 
     def forgive(self) -> None:
-        """Where no step is ever durable, what failed long ago does not count: only that tells of progress then."""
+        """Where no step is ever durable, restarts long ago do not count: time without a failure is progress then."""
         controller = self._controller
         if not controller.without_progress or controller.checkpoints.committed >= 0:
             return
         quiet_s = controller.now() - controller.phase_began
+        if quiet_s < controller.config.forgiven_after_s:
+            return
         further = not controller.rounds.steps_reported or controller.max_step > self._furthest
-        if quiet_s >= controller.config.forgiven_after_s and further:
+        if further:
             controller.record("forgiven", restarts=controller.without_progress, quiet_s=round(quiet_s))
             controller.without_progress = 0
 
@@ -318,8 +324,9 @@ class Incidents:
         incident, controller = self.current, self._controller
         if incident is None or incident.runs_since is None or controller.phase != "running":
             return
-        known = any(agent.attached for agent in controller.agents.values())  # then its first step tells
-        if not known and controller.now() - incident.runs_since >= SURVIVED_S:
+        if controller.rounds.attached:  # then the first step tells
+            return
+        if controller.now() - incident.runs_since >= SURVIVED_S:
             self.close(controller.unix(), -1)
 
     def close(self, recovered_at: float, restored: int) -> None:

@@ -44,21 +44,28 @@ OPTIONAL_MODULES = (
 OPTIONAL_TORCH_MODULES = ("torch.profiler._cupti_monitor",)
 
 
+INSTALLED = ("site-packages", "dist-packages")
+
+
+def own_places(place: str, python_path: str) -> list[str]:
+    """Directories whose modules are the user's own. A site's modules may put installed libraries on PYTHONPATH."""
+    entries = [Path(entry).absolute() for entry in python_path.split(os.pathsep) if entry]
+    own = [str(entry) for entry in entries if entry.name not in INSTALLED]
+    return [place, *own] if place else own
+
+
 def why_not_load(kind: str, program: str, place: str, preload: Sequence[str], torch: bool) -> str:
     """ "" where ranks may find torch loaded, or, in one line, which settings of the program would come too late.
 
     ``place``: the first entry of the program's path, whose modules are its own."""
     loaded = {"torch" if torch else "numpy", *(name.partition(".")[0] for name in preload)}
-    own = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    places = [str(Path(entry).absolute()) for entry in own]
-    given = ([place, *places] if place else places, loaded, os.environ, bool(preload))
+    places = own_places(place, os.environ.get("PYTHONPATH", ""))
+    files: list[Path] = []
     if kind == "module":
-        names = script_scan.settings_of_module(program, *given)
+        files = script_scan.files_of_module(program, places)
     elif kind == "script":
-        main = Path(program, "__main__.py") if rank_main.is_package(program) else Path(program)
-        names = script_scan.settings(main, *given)
-    else:
-        names = ()
+        files = [Path(program, "__main__.py") if rank_main.is_package(program) else Path(program)]
+    names = script_scan.settings(files, places, loaded, os.environ, bool(preload))
     return f"{program} sets {', '.join(names)} before it imports {' or '.join(sorted(loaded))}" if names else ""
 
 

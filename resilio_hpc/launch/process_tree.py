@@ -78,12 +78,18 @@ def _pids(proc: Path) -> list[int]:
     return [int(entry.name) for entry in proc.iterdir() if entry.name.isdigit()]
 
 
-def _parent(pid: int, proc: Path) -> int | None:
+def stat(pid: int, proc: Path = PROC) -> list[bytes]:
+    """The fields of /proc/PID/stat from the state on (field 3 of proc(5)); none where there is no such process."""
     try:
-        stat = Path(f"{proc}/{pid}/stat").read_bytes()
+        text = Path(f"{proc}/{pid}/stat").read_bytes()
     except OSError:
-        return None
-    return int(stat.rpartition(b")")[2].split()[1])  # the name before it may hold spaces and brackets
+        return []
+    return text.rpartition(b")")[2].split()  # the name before it may hold spaces and brackets
+
+
+def _parent(pid: int, proc: Path) -> int | None:
+    fields = stat(pid, proc)
+    return int(fields[1]) if fields else None
 
 
 def descendants(pid: int, proc: Path = PROC) -> list[int]:
@@ -143,10 +149,7 @@ def handles(pid: int, number: int, proc: Path = PROC) -> bool:
 
 def runs(pid: int, proc: Path = PROC) -> bool:
     """Whether a process exists and is no zombie."""
-    try:
-        return Path(f"{proc}/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        return False
+    return stat(pid, proc)[:1] not in ([], [b"Z"], [b"X"])
 
 
 def wait_for_ends(pids: Iterable[int], limit_s: float) -> None:

@@ -29,9 +29,9 @@ class Rounds:
     def __init__(self, controller: Controller) -> None:
         self.last_life = m.NO_LIFE  # of those whose ranks were started, in this epoch or an earlier one
         self.has_prepared = False  # a round in this epoch: what earlier epochs left is of no interest any more
-        self.broken_by = ""  # what broke the round before, for the next controller
         self.has_started = False  # the ranks of a whole node, in this epoch
-        self.steps_reported = False  # this run's script tells of its steps
+        self.attached = False  # a rank uses resilio_hpc.train, in this epoch: its steps will be reported
+        self.steps_reported = False  # a step of this run was reported, in this epoch or an earlier one
         self._controller = controller
         self._join_until = controller.now() + controller.config.join_timeout_s
         self._store_port: int | None = None
@@ -47,7 +47,6 @@ class Rounds:
         """Go on after an earlier controller. Who was with it may still come: until then nobody gives up or shrinks."""
         self.last_life = max(self.last_life, state.life)
         self.steps_reported = self.steps_reported or state.steps_reported
-        self.broken_by = state.broken_by
         self._controller.incidents.adopt(state.broken_by)
         self._join_until = self._controller.now() + self._controller.config.heartbeat_timeout_s
 
@@ -212,7 +211,7 @@ class Rounds:
         follows, self.last_life = self.last_life, (controller.epoch, controller.round)
         controller.set_phase("starting")
         self._awaited = {kind: {x.node for x in controller.members} for kind in ANSWERS}
-        self.broken_by = controller.incidents.restarts()
+        controller.incidents.restarts()
         self._start = m.Start(
             controller.epoch, controller.state(), controller.members[0].address, self._store_port, restore,
             follows, fetches if acts else (), self._disk_ports(restore, fetches),

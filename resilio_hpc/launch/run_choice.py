@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from resilio_hpc.core.durable import create_exclusive, write_atomic
+from resilio_hpc.core.durable import create_exclusive
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.trusted_files import read_object
-from resilio_hpc.launch import holder, run_directory, turns
+from resilio_hpc.launch import holder, run_directory, step_tasks, turns
 from resilio_hpc.launch.options import LaunchOptions
 from resilio_hpc.slurm import chain
 from resilio_hpc.slurm.allocation import detect
@@ -133,20 +132,20 @@ def _had_by(path: Path, part: str) -> bool:
 
 
 def _launches(path: Path, part: str) -> int:
-    return sum(bool(part) and turn.holder.within == part for turn in _turns(path))
+    return sum(turn.holder.within == part for turn in _turns(path, MANY)) if part else 0
 
 
 def _lives(path: Path) -> bool:
     """Whether the launch that had the newest turn may live: then this one is another."""
-    newest = next(iter(_turns(path)), None)
+    newest = next(iter(_turns(path, 1)), None)
     if newest is None or run_directory.read_verdict(path, newest.part) is not None:
         return False
     return holder.lives(newest.holder, holder.kernel_here()) is not False
 
 
-def _turns(path: Path) -> list[turns.Turn]:
+def _turns(path: Path, count: int) -> list[turns.Turn]:
     try:
-        return turns.newest(path, MANY)
+        return turns.newest(path, count)
     except FileNotFoundError:
         return []
 
@@ -181,24 +180,20 @@ def _meeting(command: Command) -> Path:
 def _tell(meeting: Path | None, news: dict[str, object]) -> None:
     if meeting is not None:
         _make(meeting.parent)
-        write_atomic(meeting, json.dumps(news).encode())
+        step_tasks.tell(meeting, news)
 
 
 def _as_the_first_task(options: LaunchOptions, meeting: Path) -> LaunchOptions:
     _make(meeting.parent)
     try:
-        create_exclusive(meeting, b"{}", 0o644)  # a name that is looked for in vain stays missing on an NFS
+        chosen = Fields.of(step_tasks.hear(meeting, MEETING_S))
     except OSError as error:
         raise UsageError(f"cannot use the run directory {meeting.parent.parent}: {error.strerror}") from None
-    deadline = time.monotonic() + MEETING_S
-    while time.monotonic() < deadline:
-        chosen = Fields.of(read_object(meeting))
-        if chosen.data.get("refused"):
-            raise SystemExit(2)  # it has said why
-        if chosen.text("run_dir"):
-            return replace(options, run_dir=chosen.text("run_dir"), launch=chosen.whole("launch") or 1)
-        time.sleep(0.1)
-    raise UsageError("the first task of this step has not begun: see its error, or start it on every node")
+    if chosen.data.get("refused"):
+        raise SystemExit(2)  # it has said why
+    if not chosen.text("run_dir"):
+        raise UsageError("the first task of this step has not begun: see its error, or start it on every node")
+    return replace(options, run_dir=chosen.text("run_dir"), launch=chosen.whole("launch") or 1)
 
 
 def _make(directory: Path) -> None:

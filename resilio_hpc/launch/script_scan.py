@@ -1,6 +1,6 @@
 """Whether a script sets variables that torch reads while it is loaded, before it imports torch. Reads, runs nothing.
 
-A rank that is forked has torch loaded already, so such a setting would come too late: it is executed anew instead. The
+A rank that is forked has torch loaded already, so such a setting would come too late: it is executed instead. The
 text tells: writes to ``os.environ`` that stand before the first import of torch at the top level of the script, and
 those in modules beside it that are imported before that. A write in a function that stands before counts as well. What
 a library from elsewhere sets is not looked at.
@@ -12,7 +12,7 @@ import ast
 import importlib.machinery
 import sys
 import zipimport
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,38 +37,29 @@ class _Scan:
 
 
 def settings(
-    script: Path,
+    files: Iterable[Path],
     places: Collection[str],
     loaded: Collection[str],
     environment: Mapping[str, str],
     any_name: bool = False,
 ) -> tuple[str, ...]:
-    """Names of load-time variables that ``script`` gives another value than ``environment`` has, or ``UNKNOWN``.
+    """Names of load-time variables that a program gives another value than ``environment`` has, or ``UNKNOWN``.
 
+    ``files``: what runs, in this order: the script, or ``files_of_module``.
     ``places``: directories whose modules are the user's own. ``loaded``: top-level modules, which end the search
     when they are imported. ``any_name``: every variable may count. Raises nothing: what cannot be read sets nothing.
     """
     scan = _Scan(tuple(places), frozenset(loaded), environment, any_name)
-    if script.suffix == ".pyc":  # there is no text to read
-        return (UNKNOWN,) if b"environ" in script.read_bytes() else ()
-    _scan_file(scan, script)
-    return tuple(scan.found)
-
-
-def settings_of_module(
-    module: str,
-    places: Collection[str],
-    loaded: Collection[str],
-    environment: Mapping[str, str],
-    any_name: bool = False,
-) -> tuple[str, ...]:
-    """As ``settings``, of what ``python -m module`` runs: its packages and itself, in ``places`` or as installed."""
-    scan = _Scan(tuple(places), frozenset(loaded), environment, any_name)
-    search = [*places, *sys.path]
-    for file in (*_files(module, search), *_files(f"{module}.__main__", search)):
+    for file in files:
         if _scan_file(scan, file):
             break
     return tuple(scan.found)
+
+
+def files_of_module(module: str, places: Collection[str]) -> list[Path]:
+    """What ``python -m module`` runs: its packages and itself, in ``places`` or as installed."""
+    search = [*places, *sys.path]
+    return [*_files(module, search), *_files(f"{module}.__main__", search)]
 
 
 def _scan_file(scan: _Scan, path: Path) -> bool:
@@ -82,6 +73,10 @@ def _scan_file(scan: _Scan, path: Path) -> bool:
     try:
         source = _read(path)
         scan.bytes += len(source)
+        if path.suffix == ".pyc":  # there is no text to read
+            if b"environ" in source:
+                scan.found[UNKNOWN] = None
+            return False
         tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return False

@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.durable import create_exclusive, write_atomic
 from resilio_hpc.core.trusted_files import read_object
-from resilio_hpc.launch import link_lease, run_directory
 
-PATIENCE_S = 60.0 + link_lease.LIMIT_S  # for the first task to take its turn
-POLL_S = 0.2
+POLL_S = 0.1
 
 
-def tell(run_path: Path, key: str, news: dict[str, Any]) -> None:
-    """``news``: ``{"ready": True, "begins": EPOCH}`` or ``{"refused": WHY}``; ``key``: the launch's part of the run."""
-    write_atomic(_file(run_path, key), json.dumps(news).encode())
+def tell(file: Path, news: Mapping[str, Any]) -> None:
+    """Leave ``news``, which are not empty, for the other tasks. Raises OSError."""
+    write_atomic(file, json.dumps(news).encode())
 
 
-def hear(run_path: Path, key: str) -> int | str:
-    """Wait for the first task: the epoch with which the part begins, or why there is nothing to do."""
-    create_exclusive(_file(run_path, key), b"{}", 0o644)  # a name that is looked for in vain stays missing on an NFS
-    run_directory.expect_verdict(run_path, key)
-    deadline = time.monotonic() + PATIENCE_S
+def hear(
+    file: Path, limit_s: float, otherwise: Callable[[], dict[str, Any] | None] = lambda: None
+) -> dict[str, Any] | None:
+    """Wait for what the first task leaves in ``file``, or for news that come ``otherwise``; None: none came in time.
+    Raises OSError where the file cannot be made."""
+    create_exclusive(file, b"{}", 0o644)  # a name that is looked for in vain stays missing on an NFS
+    deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        news = read_object(_file(run_path, key)) or {}
-        if news.get("ready"):
-            return int(news["begins"])
-        if "refused" in news:
-            return str(news["refused"])
-        ended = run_directory.read_verdict(run_path, key)
-        if ended is not None:
-            return str(ended.get("reason", "this job has nothing to do"))
+        news = read_object(file) or otherwise()
+        if news:
+            return news
         time.sleep(POLL_S)
-    return "the first task of this step did not take its turn: nothing to do here"
-
-
-def _file(run_path: Path, key: str) -> Path:
-    return run_path / "links" / f"{key}.ready"
+    return None

@@ -102,6 +102,15 @@ def test_ranks_that_tell_of_no_steps_are_recovered_when_they_have_survived_for_a
     assert (told["kind"], told["rank"], told["recovery_s"]) == ("rank_killed", 1, None)
 
 
+def test_ranks_that_have_attached_before_are_recovered_with_their_first_step_however_long_they_load() -> None:
+    world = World(nodes=2, script=Script(start_s=SURVIVED_S + 10, step_s=1000.0))
+    world.run(lambda: any(controller.rounds.attached for controller in world.controllers()), limit_s=SURVIVED_S + 20)
+    world.fail_rank(1)
+    world.run(lambda: len(world.starts) == 2)
+    world.run(limit_s=SURVIVED_S + 5)
+    assert world.records("recovered") == []
+
+
 def test_a_rank_that_never_attaches_beside_others_that_train_is_a_failure() -> None:
     world = World(nodes=2, slots=1, script=Script(stays_out=1))
     world.until_round(1)

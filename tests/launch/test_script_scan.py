@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch.script_scan import UNKNOWN, settings, settings_of_module
+from resilio_hpc.launch.preload import own_places
+from resilio_hpc.launch.script_scan import UNKNOWN, files_of_module, settings
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 SETS = "import os\nos.environ['TORCH_LOGS'] = 'x'\n"
@@ -20,7 +21,7 @@ def scan(folder: Path, source: str, modules: Mapping[str, str]) -> tuple[str, ..
     for name, text in {"train.py": source, **modules}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    return settings(folder / "train.py", [str(folder)], {"torch"}, ENVIRONMENT)
+    return settings([folder / "train.py"], [str(folder)], {"torch"}, ENVIRONMENT)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +71,28 @@ def test_a_module_is_found_with_its_packages(tmp_path: Path) -> None:
     scan(
         tmp_path, "", {"tool/__init__.py": "from . import env", "tool/env.py": SETS, "tool/__main__.py": "import torch"}
     )
-    assert settings_of_module("tool", [str(tmp_path)], {"torch"}, {}) == ("TORCH_LOGS",)
+    places = [str(tmp_path)]
+    assert settings(files_of_module("tool", places), places, {"torch"}, {}) == ("TORCH_LOGS",)
 
 
 def test_an_archive_is_read_as_a_directory_is(tmp_path: Path) -> None:
     scan(tmp_path / "app", "", {"__main__.py": "import env\nimport torch", "env.py": SETS})
     archive = tmp_path / "app.pyz"
     zipapp.create_archive(tmp_path / "app", archive, interpreter="/usr/bin/env python3")
-    assert settings(archive / "__main__.py", [str(archive)], {"torch"}, {}) == ("TORCH_LOGS",)
+    assert settings([archive / "__main__.py"], [str(archive)], {"torch"}, {}) == ("TORCH_LOGS",)
+
+
+def test_compiled_scripts_are_searched_for_the_word(tmp_path: Path) -> None:
+    (tmp_path / "sets.pyc").write_bytes(b"...environ...")
+    (tmp_path / "plain.pyc").write_bytes(b"...")
+    assert settings([tmp_path / "sets.pyc"], [], {"torch"}, {}) == (UNKNOWN,)
+    assert settings([tmp_path / "plain.pyc", tmp_path / "missing.pyc"], [], {"torch"}, {}) == ()
+
+
+def test_libraries_that_a_sites_modules_put_on_the_path_are_not_the_users(tmp_path: Path) -> None:
+    libraries = tmp_path / "numpy/lib/python3.11/site-packages"
+    scan(libraries, "", {"numpy/__init__.py": "import os\nos.environ[key] = '1'"})
+    scan(tmp_path / "mine", "import numpy\nimport torch", {})
+    places = own_places(str(tmp_path / "mine"), f"{libraries}:{tmp_path / 'lib'}:")
+    assert places == [str(tmp_path / "mine"), str(tmp_path / "lib")]
+    assert settings([tmp_path / "mine/train.py"], places, {"torch"}, {}) == ()
