@@ -1,8 +1,8 @@
-"""What the node daemon asks of whoever drains, and when: slurmctld serves thousands of nodes, and is not asked at every
+"""What the node daemon asks of the drainer, and when: slurmctld serves thousands of nodes, and is not asked at every
 turn. A drain is asked for when it is new, and each minute again; ended when its check has passed often enough.
 
-A drain that somebody else ended is not simply made again: what the verdict says may be older than the repair, so the
-checks look first, and until then no prolog may fail."""
+A drain that another ended is not simply made again. What the verdict says may be older than the repair: so the checks
+look first, and until then no prolog may fail."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class NodeDrains:
         self._trouble = trouble
 
     def _ended(self, checks: frozenset[str]) -> None:
-        """By another: the checks look before they drain anew."""
+        """By another: the checks look before they drain again."""
         if checks:
             self.said(f"the drain was ended by another; looking again: {', '.join(sorted(checks))}")
             self.again |= checks
