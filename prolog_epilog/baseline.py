@@ -46,7 +46,9 @@ def read(directory: Path, node: str) -> Baseline | None:
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise HealthError(f"the baseline {path} is damaged: take it anew (resilio health baseline): {error}") from error
+        raise HealthError(
+            f"the baseline {path} is damaged: take it again (resilio health baseline): {error}"
+        ) from error
     except OSError as error:
         raise HealthError(f"the baseline {path} cannot be read: {error.strerror}") from error
     except HealthError as error:
@@ -58,7 +60,7 @@ def write(directory: Path, baseline: Baseline) -> Path:
     path = directory / f"{baseline.node}{_SUFFIX}"
     try:
         directory.mkdir(0o755, parents=True, exist_ok=True)
-        trusted.own(directory, directory.lstat(), lambda _: directory.is_dir())
+        trusted.own_directory(directory)
         write_atomic(path, msgspec.json.format(msgspec.json.encode(baseline), indent=1))
     except OSError as error:
         raise HealthError(f"cannot keep a baseline in {directory}: {error.strerror}") from error

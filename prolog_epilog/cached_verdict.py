@@ -66,7 +66,7 @@ class VerdictCache:
         try:
             for path in (self.directory.parent, self.directory):
                 path.mkdir(0o755, exist_ok=True)
-            trusted.own(self.directory, os.lstat(self.directory), stat.S_ISDIR)
+            trusted.own_directory(self.directory)
         except OSError as error:
             raise HealthError(f"cannot keep a verdict in {self.directory}: {error.strerror}") from error
 

@@ -201,6 +201,10 @@ class Past:
         """The baseline's word, else the best that was seen since the node was started; None for a new device."""
         return self.normal[device] if device in self.normal else self.seen.get(device)
 
+    def expected(self, device: str, alike: Value) -> Value:
+        """The baseline's word, else the better of the device's past and of ``alike``: the best of its kind here."""
+        return self.normal[device] if device in self.normal else max(self.seen.get(device, alike), alike)
+
     def action(self, device: str, now: Value) -> OnFail | None:
         """For a fault: the check's own action (None) where the device was better before, else a warning."""
         before = self.of(device)

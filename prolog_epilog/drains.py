@@ -37,7 +37,7 @@ class Drainer(Protocol):
         """The checks for which we hold ``node`` drained."""
 
     def drained(self) -> bool:
-        """Whether the node is drained, by whomever, as ``held`` last saw it."""
+        """Whether the node is drained, by us or another, as ``held`` last saw it."""
 
     def adopt(self, node: str, check_id: str, evidence: str, failed_unix_s: float) -> str:
         """Make a drain ours that Slurm made since our own prolog had failed at that time; what was done, or "" where

@@ -115,8 +115,7 @@ def nvlink_down(reading: Gpus, limits: Limits, past: Past) -> Iterable[Fault]:
     if most == 0 and wanted == 0 and not unread and not any(past.of(name) for name in active):
         raise Absent("no NVLink is active")
     for gpu in (one for one in _present(reading) if one.name in active):
-        now, before = active[gpu.name], past.of(gpu.name)
-        expected = wanted or (before if gpu.name in past.normal and before is not None else max(before or 0, most))
+        now, expected = active[gpu.name], wanted or past.expected(gpu.name, most)
         if now < expected:
             down = ", ".join(link for link, state in gpu.nvlinks.items() if not state)
             text = f"{now} of {expected} NVLinks active" + (f" (down: {down})" if down else "")

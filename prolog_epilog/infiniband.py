@@ -148,9 +148,8 @@ def rate(ports: list[Port], limits: Limits, past: Past) -> Iterable[Fault]:
     yield from _doubts(_used(ports, limits))
     wanted = limits.number("gbps")
     for port in used:
-        before = past.of(port.name)
         alike = max(one.rate_gbps for one in used if one.kind == port.kind)
-        best = wanted or (before if port.name in past.normal and before is not None else max(before or 0.0, alike))
+        best = wanted or past.expected(port.name, alike)
         if port.rate_gbps < best:
             action = None if wanted else past.action(port.name, port.rate_gbps)
             yield Fault(f"{port.name} runs at {port.rate_gbps:g} of {best:g} Gb/s", port.name, on_fail=action)

@@ -1,8 +1,8 @@
-"""What the node daemon asks of whoever drains, and when: slurmctld serves thousands of nodes, and is not asked at every
+"""What the node daemon asks of the drainer, and when: slurmctld serves thousands of nodes, and is not asked at every
 turn. A drain is asked for when it is new, and each minute again; ended when its check has passed often enough.
 
-A drain that somebody else ended is not simply made again: what the verdict says may be older than the repair, so the
-checks look first, and until then no prolog may fail."""
+A drain that another ended is not simply made again. What the verdict says may be older than the repair: so the checks
+look first, and until then no prolog may fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import msgspec
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.cached_verdict import Refusal
 from resilio_hpc.prolog_epilog.check import Result, Verdict
-from resilio_hpc.prolog_epilog.drains import Drainer, Order, carry_out, orders
+from resilio_hpc.prolog_epilog.drains import Carried, Drainer, Order, Outcome, carry_out, orders
 from resilio_hpc.prolog_epilog.examination import only_warned, withheld
 from resilio_hpc.slurm.drain import ADOPTED_WITHIN_S
 
@@ -37,18 +37,18 @@ NO_VERDICT = "no-verdict"
 
 @dataclass
 class NodeDrains:
-    """``said`` gets a line for what changed; ``again``: checks that are to look before they drain anew."""
+    """``said`` gets a line for what changed; ``again``: checks that are to look before they drain again.
+
+    ``_answers``: by check that asks for a drain, what became of it when Slurm last answered."""
 
     drainer: Drainer
     said: Callable[[str], None]
     again: frozenset[str] = frozenset()
     _ordered: Sequence[Order] = ()
     _ordered_s: float = -math.inf
-    _withheld: str = ""
-    _warned: Mapping[str, str] = field(default_factory=dict)
+    _answers: Mapping[str, Carried] = field(default_factory=dict)
     _passes: Counter[str] = field(default_factory=Counter)
     _held: frozenset[str] = frozenset()
-    _covered: frozenset[str] = frozenset()
     _asked_s: float | None = None
     _trouble: str = ""
     _leave_s: float = 0.0
@@ -68,37 +68,40 @@ class NodeDrains:
 
         ``refusal``: the last prolog of ours that failed."""
         due = self._due(verdict, self._wanted(verdict))
-        self._ask(verdict, refusal, now_due=due and bool(self._covered))
+        self._ask(verdict, refusal, now_due=due and bool(self._with("drained", "already")))
         wanted = self._wanted(verdict)
         if self._due(verdict, wanted):
-            new = self._new(wanted)
-            carried = carry_out(wanted, self.drainer)
-            self._ordered_s = verdict.uptime_s
-            self._withheld = next((str(one) for one in carried if one.outcome == "withheld"), "")
-            answered = {one.order.check for one in carried if one.outcome != "failed"}
-            former = {check: why for check, why in self._warned.items() if check not in answered}
-            self._warned = {**former, **{one.order.check: one.why for one in carried if one.outcome == "warned"}}
-            acted = [one for one in carried if one.outcome != "warned"]
-            down = {one.order.check for one in carried if one.outcome == "drained"}
-            if not acted or not all(one.outcome in ("drained", "already") for one in acted):
-                self._leave_s = 0.0
-            elif down:
-                self._leave_s = verdict.uptime_s + DRAINED_LEAVE_S
-            self._held |= down
-            self._covered = frozenset(one.order.check for one in carried if one.outcome in ("drained", "already"))
-            for one in carried:
-                if one.order.check in new or one.outcome != "already":
-                    self.said(str(one))
+            self._order(verdict, wanted)
         self._ordered = wanted
-        self._covered &= {order.check for order in wanted}
-        self._withheld = self._withheld if wanted else ""
-        self._warned = {check: why for check, why in self._warned.items() if any(one.check == check for one in wanted)}
-        verdict = only_warned(verdict, self._warned)
-        if all(order.check in self._warned for order in wanted):
+        asking = {order.check for order in wanted}
+        self._answers = {check: one for check, one in self._answers.items() if check in asking}
+        warned = self._with("warned")
+        verdict = only_warned(verdict, {check: self._answers[check].why for check in warned})
+        if asking == warned:
             self._ask_for_room(verdict)
-        if self._withheld:
-            return withheld(verdict, self._withheld)
+        if held_back := sorted(self._with("withheld")):
+            return withheld(verdict, str(self._answers[held_back[0]]))
         return msgspec.structs.replace(verdict, leave_until_s=self._leave_s)
+
+    def _order(self, verdict: Verdict, wanted: Sequence[Order]) -> None:
+        new = self._new(wanted)
+        carried = carry_out(wanted, self.drainer)
+        self._ordered_s = verdict.uptime_s
+        for one in carried:
+            if one.order.check in new or one.outcome != "already":
+                self.said(str(one))
+        self._answers = {**self._answers, **{one.order.check: one for one in carried if one.outcome != "failed"}}
+        down = {one.order.check for one in carried if one.outcome == "drained"}
+        self._held = (self._held | down) - self._with("withheld", "warned")  # one too many may have been taken back
+        outcomes = {one.outcome for one in carried} - {"warned"}
+        if not outcomes <= {"drained", "already"}:
+            self._leave_s = 0.0
+        elif down:
+            self._leave_s = verdict.uptime_s + DRAINED_LEAVE_S
+
+    def _with(self, *outcomes: Outcome) -> frozenset[str]:
+        """The checks whose drain came to this."""
+        return frozenset(check for check, one in self._answers.items() if one.outcome in outcomes)
 
     def _wanted(self, verdict: Verdict) -> list[Order]:
         return [order for order in orders(verdict) if order.check not in self.again]
@@ -108,7 +111,7 @@ class NodeDrains:
 
     def _due(self, verdict: Verdict, wanted: Sequence[Order]) -> bool:
         # where a check fails everywhere, all nodes ask
-        again_s = LOOK_S if all(order.check in self._warned for order in wanted) else AGAIN_S
+        again_s = LOOK_S if self._with("warned").issuperset(order.check for order in wanted) else AGAIN_S
         return bool(wanted) and (bool(self._new(wanted)) or verdict.uptime_s - self._ordered_s >= again_s)
 
     def _ask_for_room(self, verdict: Verdict) -> None:
@@ -139,7 +142,7 @@ class NodeDrains:
         try:
             held = self.drainer.held(verdict.node)
             if not self.drainer.drained():
-                self._ended(self._held | self._covered)
+                self._ended(self._held | self._with("drained", "already"))
             self._held = held
             self._give_back(verdict)
             if failed is not None:
@@ -153,11 +156,11 @@ class NodeDrains:
         self._trouble = trouble
 
     def _ended(self, checks: frozenset[str]) -> None:
-        """By another: the checks look before they drain anew."""
+        """By another: the checks look before they drain again."""
         if checks:
             self.said(f"the drain was ended by another; looking again: {', '.join(sorted(checks))}")
             self.again |= checks
-            self._leave_s, self._ordered, self._covered = 0.0, (), frozenset()
+            self._leave_s = 0.0
 
     def _give_back(self, verdict: Verdict) -> None:
         failing = {finding.check for finding in verdict.findings if finding.action != "warn"}

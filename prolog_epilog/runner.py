@@ -50,7 +50,7 @@ class Memory(msgspec.Struct):
     normal: Values | None = None
 
     def clear(self, check: str, now_s: float) -> None:
-        """What this check found until now is put right: begin anew."""
+        """What this check found until now is put right: begin again."""
         self.kept = {key: value for key, value in self.kept.items() if key.partition(" ")[0] != check}
         self.cleared[check] = now_s
 

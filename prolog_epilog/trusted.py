@@ -12,17 +12,22 @@ from resilio_hpc.core.errors import HealthError
 
 def read(directory: Path, name: str, most_bytes: int) -> bytes:
     """A file's content. Raises FileNotFoundError; OSError and HealthError where it cannot be believed."""
-    own(directory, os.lstat(directory), stat.S_ISDIR)
+    own_directory(directory)
     fd = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         status = os.fstat(fd)
-        own(directory / name, status, stat.S_ISREG)
+        _own(directory / name, status, stat.S_ISREG)
         if status.st_size > most_bytes:
             raise HealthError(f"{directory / name} has {status.st_size} bytes")
         return file.read(most_bytes)
 
 
-def own(path: Path, status: os.stat_result, is_kind: Callable[[int], bool]) -> None:
+def own_directory(directory: Path) -> None:
+    """Raises HealthError unless it is a directory of ours or root's, closed to others' writing; OSError."""
+    _own(directory, os.lstat(directory), stat.S_ISDIR)
+
+
+def _own(path: Path, status: os.stat_result, is_kind: Callable[[int], bool]) -> None:
     """Raises HealthError unless it is ours or root's, of the right kind, and closed to others' writing."""
     if not is_kind(status.st_mode):
         raise HealthError(f"{path} is not what we would have made: remove it")

@@ -30,6 +30,7 @@ class Watch:
     faults: FaultRecord | None = None
     _results: dict[str, Result] = field(default_factory=dict)
     _looked_s: dict[str, float] = field(default_factory=dict)
+    _baseline_of: str = ""
     _last_lines: frozenset[str] = frozenset()
     _written_s: float = -REWRITE_S
 
@@ -69,8 +70,8 @@ class Watch:
     def _look(self, wanted: list[Check], now: float) -> None:
         boot = self.examination.boot()
         memory = self.cache.memory(boot)
-        if not self._looked_s:
-            memory.normal = None  # a daemon that starts reads the baseline anew
+        if self._baseline_of != self.examination.name:  # a daemon that starts, or learns what Slurm calls the node
+            memory.normal, self._baseline_of = None, self.examination.name
         for check in wanted:
             self._results.pop(check.id, None)  # one that is left out now says nothing any more
         looked = self.examination.run(wanted, memory)

@@ -310,7 +310,7 @@ def config(run: Runner = run_here) -> dict[str, str]:
     return {key: value.strip() for key, value in re.findall(r"^(\w+)\s*=[ \t]*(.*)$", text, re.MULTILINE)}
 
 
-_CONFIG_TIME = re.compile(r"Configuration data as of ([0-9]{1,12})\b", re.ASCII)
+_CONFIG_TIME = re.compile(r"Configuration data as of ([0-9]{1,12})(?!\S)")
 CLOCKS_AGREE_S = 5.0
 
 

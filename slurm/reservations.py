@@ -12,7 +12,7 @@ from resilio_hpc.core.errors import CommandError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.answers import Garbled
 from resilio_hpc.slurm.commands import TIMEOUT_S, parse_fields, refused
-from resilio_hpc.slurm.hostlist import told
+from resilio_hpc.slurm.hostlist import NOTHING, expand
 from resilio_hpc.slurm.runner import READING, Runner, run_here
 
 LEAST_S = 600.0  # a job that would run for less is not worth its start
@@ -46,10 +46,10 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
     for line in text.splitlines():
         fields = parse_fields(line)
         name, begin, end = fields.get("ReservationName"), fields.get("StartTime", ""), fields.get("EndTime", "")
-        if name is None or fields.get("Nodes") == "(null)":
+        if name is None or fields.get("Nodes") in NOTHING:
             continue
         try:
-            nodes = tuple(told(fields["Nodes"]))
+            nodes = tuple(expand(fields["Nodes"]))
             times = float(int(begin)), float(int(end))
         except (KeyError, ValueError, UsageError) as error:
             raise Garbled(f"reservation {printable(name, 40)} cannot be read: {printable(line, 120)!r}") from error

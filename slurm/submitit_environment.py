@@ -44,11 +44,11 @@ class ResilioJobEnvironment(job_environment.JobEnvironment):
             signal.signal(signal.SIGTERM, _Saver(paths, submission))
 
     def _requeue(self, countdown: int) -> None:
-        """For handlers of a user's own: end this rank, so that the launcher starts all of them anew. Raises SystemExit.
+        """For handlers of a user's own: end this rank, so that the launcher starts all of them again. Raises SystemExit.
 
         The job keeps its nodes. A next job comes at the time limit, as often as ``max_num_timeout`` says.
         """
-        logger.get_logger().info(f"the ranks of job {self.job_id} start anew")
+        logger.get_logger().info(f"the ranks of job {self.job_id} start again")
         raise SystemExit(TERMINATED)
 
 

@@ -51,7 +51,7 @@ class WeightFile:
     def read(self) -> dict[str, KnownWeight]:
         """Node → what is known. Nothing where there is no file yet.
 
-        Raises HealthError where it is damaged: without it nobody knows which weights are ours. Raises Untrusted.
+        Raises HealthError where it is damaged: only this file says which weights are ours. Raises Untrusted.
         """
         if not self._path.exists():
             return {}

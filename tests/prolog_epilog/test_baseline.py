@@ -17,7 +17,9 @@ from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.examination import Examination
 from resilio_hpc.prolog_epilog.node import Node, boot_id
 from resilio_hpc.prolog_epilog.runner import Memory
+from resilio_hpc.prolog_epilog.table import Table
 from resilio_hpc.prolog_epilog.table import load as table_of
+from resilio_hpc.prolog_epilog.watch import Watch
 from tests.support.prolog_epilog.node_trees import write
 
 NORMAL: Values = {"ib-link": {"mlx5_0/1": True, "mlx5_1/1": False}, "ib-rate": {"mlx5_0/1": 400.0}}
@@ -41,7 +43,7 @@ def test_what_is_written_is_read_and_what_others_could_write_is_not(tmp_path: Pa
     path.unlink()
     for text in ("", "{", '{"node": 3}', '{"node": "n1", "unix_s": 1, "checks": {"ib-link": {"a": "b"}}}'):
         path.write_text(text)
-        with pytest.raises(HealthError, match="take it anew"):
+        with pytest.raises(HealthError, match="take it again"):
             read(directory, "n1")
     path.unlink()
     os.mkfifo(path)
@@ -68,6 +70,23 @@ def test_the_first_look_of_a_boot_reads_it_and_says_where_it_is_not_believed(tmp
     baseline.write(kept, of("n1", NORMAL)).chmod(0o646)
     (result,) = examination.run([table.check("ib-link")], Memory())
     assert result.faults == () and len(told) == 1 and "the baseline is not believed" in told[0]
+
+
+def test_a_daemon_that_learns_slurms_name_of_the_node_reads_that_nodes_baseline(tmp_path: Path) -> None:
+    baseline.write(tmp_path / "kept", of("gpu1", {"ib-link": {"mlx5_9/1": True}}))
+    (tmp_path / "health.toml").write_text(f'[settings.baseline]\ndirectory = "{tmp_path / "kept"}"\n')
+    whole = table_of(tmp_path / "health.toml")
+    node = Node(settings=whole.settings, root=write(tmp_path / "root"))
+    examination = Examination(Table({"ib-link": whole.check("ib-link")}, whole.settings), node, "host17")
+    (tmp_path / "run").mkdir()
+    daemon = Watch(examination, VerdictCache(tmp_path / "run" / "health"), lambda _: None)
+    verdict = daemon.turn()
+    assert verdict is not None and verdict.findings == ()
+    daemon.rename("gpu1")  # slurmctld was away at first
+    (daemon.cache.directory / "wanted").touch()
+    verdict = daemon.turn()
+    assert verdict is not None
+    assert [one.evidence for one in verdict.findings] == ["mlx5_9/1 is not there any more"]
 
 
 def test_the_odd_ones_among_many_nodes_stand_out() -> None:

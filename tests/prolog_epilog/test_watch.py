@@ -218,6 +218,55 @@ def test_a_check_that_fails_on_too_many_nodes_only_warns_and_others_go_on(tmp_pa
     assert verdict is not None and verdict.action == "drain"
 
 
+def test_a_drain_that_another_ended_leaves_a_check_that_only_warns_as_it_was(tmp_path: Path) -> None:
+    drainer = Drainer(answers={"fast": "warned"})
+    daemon = Daemon(tmp_path, drainer)
+    daemon.broken = {"fast", "slow", "device"}
+    turns(daemon, 1000.0, 1030.0)
+    assert drainer.holds == {"slow"}
+    drainer.holds.clear()
+    daemon.broken = {"fast", "device"}
+    assert leave_s(daemon, 1060.0) == 0 and daemon.looks()[1] == 1  # the verdict is older than the repair
+    assert "the drain was ended by another; looking again: slow" in daemon.said
+    assert leave_s(daemon, 1070.0) == LEAVE_S and daemon.looks()[1] == 2  # the device's fault is one all the same
+    assert "action evict" in (daemon.cache.directory / "verdict").read_text()
+    assert sorted(check for _, check, _ in drainer.asked) == ["fast", "slow"]
+
+
+def test_a_drain_is_withheld_for_no_longer_than_its_check_fails_though_another_warns(tmp_path: Path) -> None:
+    drainer = Drainer(answers={"fast": "withheld", "slow": "warned"})
+    daemon = Daemon(tmp_path, drainer)
+    daemon.broken = {"fast", "slow", "device"}
+    verdict = daemon.watch.turn()
+    assert verdict is not None and verdict.withheld == "withheld: fast: too many nodes"
+    assert leave_s(daemon, 1010.0) == 0 and drainer.rooms == 0
+    daemon.broken = {"slow", "device"}
+    daemon.at(1020.0)
+    verdict = daemon.watch.turn()
+    assert verdict is not None and (verdict.action, verdict.withheld) == ("evict", "")
+    assert leave_s(daemon, 1030.0) == LEAVE_S - 10
+
+
+def test_a_drain_that_was_one_too_many_is_not_taken_for_one_that_another_ended(tmp_path: Path) -> None:
+    drainer = Drainer()
+    daemon = Daemon(tmp_path, drainer)
+    daemon.broken = {"slow"}
+    turns(daemon, 1000.0, 1050.0)
+    drainer.answer = "warned"  # others that drained in the same second were first
+    turns(daemon, 1060.0, 1200.0)
+    assert drainer.holds == set() and daemon.looks()[1] == 1
+    assert not [line for line in daemon.said if "by another" in line]
+
+
+def test_a_check_that_warns_takes_no_leave_from_a_devices_fault(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, Drainer("warned"))
+    daemon.broken = {"slow"}
+    daemon.watch.turn()
+    daemon.broken = {"slow", "device"}
+    turns(daemon, 1030.0, 1000.0 + LOOK_S - 10)
+    assert leave_s(daemon, 1000.0 + LOOK_S) > 0  # just now it was asked for the drain again
+
+
 def test_where_another_runs_the_checks_nothing_is_done(daemon: Daemon) -> None:
     with daemon.cache.locked() as ours:
         assert ours

@@ -316,7 +316,8 @@ NOON = 1795608000.0
 def test_how_far_our_clock_is_ahead_of_slurmctlds(asked: float, answered: float, ahead: float) -> None:
     text = "Configuration data as of 1795608000\nAccountingStorageHost = x\n"
     assert commands.parse_clock_ahead(text, NOON + asked, NOON + answered) == ahead
-    assert commands.parse_clock_ahead("", asked, answered) == 0.0
+    for unread in ("", text.replace("1795608000", "2026-11-25T12:00:00")):
+        assert commands.parse_clock_ahead(unread, NOON + asked, NOON + answered) == 0.0
 
 
 @pytest.fixture

@@ -26,9 +26,10 @@ def check(name: str, every_s: float, *contexts: str, on_fail: str = "drain") -> 
 
 @dataclass
 class Drainer:
-    """One that does as the test says, and notes what it was asked."""
+    """One that does as the test says, and notes what it was asked. ``answers``: by check, in place of ``answer``."""
 
     answer: Outcome | SlurmError = "drained"
+    answers: dict[str, Outcome] = field(default_factory=dict)
     needed: int = 3
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     holds: set[str] = field(default_factory=set)
@@ -45,8 +46,12 @@ class Drainer:
 
     def drain(self, node: str, check_id: str, evidence: str) -> Answer:
         self.asked.append((node, check_id, evidence))
-        self.holds |= {check_id} if self._answer() == "drained" else set()
-        return Answer(self._answer())
+        answer = self.answers.get(check_id, self._answer())
+        if answer == "drained":
+            self.holds.add(check_id)
+        elif answer != "already":  # it came too late, and was taken back
+            self.holds.discard(check_id)
+        return Answer(answer, "too many nodes")
 
     def room(self, node: str) -> str:
         self.rooms += 1
