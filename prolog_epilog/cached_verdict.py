@@ -18,7 +18,6 @@ import contextlib
 import fcntl
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -44,7 +44,7 @@ class ResilioJobEnvironment(job_environment.JobEnvironment):
             signal.signal(signal.SIGTERM, _Saver(paths, submission))
 
     def _requeue(self, countdown: int) -> None:
-        """For handlers of a user's own: end this rank, so that the launcher starts all of them again. Raises SystemExit.
+        """For handlers of a user's own: end this rank; the launcher starts all of them again. Raises SystemExit.
 
         The job keeps its nodes. A next job comes at the time limit, as often as ``max_num_timeout`` says.
         """
