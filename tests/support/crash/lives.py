@@ -87,6 +87,18 @@ def end_of_all() -> None:
             os.waitpid(-1, 0)
 
 
+def end_of_life(act: Callable[[], None]) -> int:
+    """The exit code of a child that does ``act``, when the savers that it has left behind have ended, too."""
+
+    def launcher() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        code = end_of(fork(act))
+        end_of_all()
+        assert code == 0, code
+
+    return end_of(fork(launcher))
+
+
 def become(rank: int, world: int, directory: Path, own_process: bool = False, **options: Any) -> ckpt.Checkpointer:
     """This process is now that rank of a world on one node. ``own_process``: its saver gets one; else it is a thread,
     which takes no time to start."""
