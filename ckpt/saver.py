@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
@@ -27,6 +29,7 @@ from resilio_hpc.ckpt.local_way import LocalWay
 from resilio_hpc.ckpt.records import Checks, Layout, ShardRecord
 from resilio_hpc.ckpt.replicas import Differences
 from resilio_hpc.ckpt.saver_messages import (
+    Abandon,
     Answer,
     Commit,
     Committed,
@@ -36,7 +39,7 @@ from resilio_hpc.ckpt.saver_messages import (
     Progress,
     Request,
     SaverFailed,
-    decode_request,
+    decode_order,
 )
 from resilio_hpc.ckpt.space_trend import SpaceTrend
 from resilio_hpc.ckpt.staging import staging_directory, sweep
@@ -188,6 +191,42 @@ def _space(directory: Path, step_bytes: int) -> str:
 _trends: dict[Path, SpaceTrend] = {}
 
 
+class _Orders:
+    """The lines of standard input, which are looked at while one is carried out, too."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._data = b""
+        self._waiting: deque[Request | Abandon | WireError] = deque()
+
+    def __iter__(self) -> Iterator[Request | Abandon | WireError]:
+        while self._waiting or self._read():
+            while self._waiting:
+                yield self._waiting.popleft()
+
+    def why_abandoned(self, request: Request) -> str:
+        """Why ``request`` is of no use any more, or "": its round is over, or another step was asked for meanwhile."""
+        while select.select([self._descriptor], [], [], 0)[0] and self._read():
+            pass
+        for order in self._waiting:
+            if isinstance(order, Abandon):
+                return "the round is over"
+            if not isinstance(order, WireError) and (order.round, order.step) != (request.round, request.step):
+                return f"step {order.step} was asked for meanwhile"
+        return ""
+
+    def _read(self) -> bool:
+        """Wait for a part of the input; False at its end."""
+        data = os.read(self._descriptor, 1 << 20)
+        *lines, self._data = (self._data + data).split(b"\n")
+        for line in lines:
+            try:
+                self._waiting.append(decode_order(line))
+            except WireError as error:
+                self._waiting.append(error)
+        return bool(data)
+
+
 def main() -> int:
     """Serve until the input ends."""
     answers = helper_process.begin()
@@ -199,15 +238,14 @@ def main() -> int:
 
     mappings = Mappings()
     directories = set()
-    for line in sys.stdin.buffer:
-        try:
-            request = decode_request(line)
-        except WireError as error:
-            tell(SaverFailed(-1, str(error)))
-            continue
-        directories.add(Path(request.directory))
-        tell(serve(request, tell, mappings))
-        mappings.let_go()
+    orders = _Orders(sys.stdin.fileno())
+    for order in orders:
+        if isinstance(order, WireError):
+            tell(SaverFailed(-1, str(order)))
+        elif not isinstance(order, Abandon):
+            directories.add(Path(order.directory))
+            tell(serve(order, tell, mappings, why_never=partial(orders.why_abandoned, order)))
+            mappings.let_go()
     for directory in directories:
         catalogue.remove_worn(directory)
     return 0

@@ -48,6 +48,11 @@ class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     writer: Writer | None = None
 
 
+class Abandon(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → saver: the round is over. A Persist asked before that waits for rank 0's checksums fails: they may
+    never come. No answer of its own."""
+
+
 class Local(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
     """saver → agent: the file is durable on the node's own disk, and the arenas are not needed any more. Not an answer:
     the request goes on."""
@@ -96,5 +101,5 @@ Request = Persist | Commit
 Progress = Local | LocalFailed
 Answer = Persisted | Committed | SaverFailed
 
-decode_request = LineDecoder[Request](Request, "a request to the saver").decode
+decode_order = LineDecoder[Request | Abandon](Request | Abandon, "a request to the saver").decode
 decode_answer = LineDecoder[Progress | Answer](Progress | Answer, "an answer of the saver").decode

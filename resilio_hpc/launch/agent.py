@@ -312,7 +312,7 @@ class Agent(AgentFiles):
 
     def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and their descendants; nothing shall compete with their restart."""
-        self.snapshots.saver.pause()
+        self.snapshots.ranks_stop()
         self.copies.give_up()
         self.devices.ranks_stop(how.for_good)
         self.ranks.stop(how, keep_stores_from)

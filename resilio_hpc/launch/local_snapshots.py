@@ -73,6 +73,11 @@ class LocalSnapshots:
         if not sent:
             self._agent.core.persist_failed(message.round, message.step, REFUSED)
 
+    def ranks_stop(self) -> None:
+        """The round is over: what is not written yet is of no use, and the restart gets the processors."""
+        self.saver.abandon()
+        self.saver.pause()
+
     def serve(self) -> None:
         """Take the saver's answers."""
         core = self._agent.core

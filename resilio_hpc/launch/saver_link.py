@@ -49,6 +49,12 @@ class SaverLink(ChildLink):
         self.write(encode_line(message))
         return True
 
+    def abandon(self) -> None:
+        """What it was asked to persist is of no use any more: it must not wait for another node's part, and hold the
+        snapshots meanwhile."""
+        if self.takes and any(not request.commits for request in self._asked):
+            self.write(encode_line(saver_messages.Abandon()))
+
     def pause(self) -> None:
         """Leave processors and memory bandwidth to ranks that are being restarted, for PAUSE_LIMIT_S at most.
 

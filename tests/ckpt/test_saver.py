@@ -341,9 +341,9 @@ def test_space_that_vanishes_while_libhdf5_writes_is_only_a_failed_save(free: in
     code = (
         "import sys\n"
         "from resilio_hpc.ckpt import bulk_io, saver\n"
-        "from resilio_hpc.ckpt.saver_messages import decode_request\n"
+        "from resilio_hpc.ckpt.saver_messages import decode_order\n"
         "bulk_io.check_space = lambda directory, size, worn=None: None\n"
-        "for line in sys.stdin.buffer: print(type(saver.serve(decode_request(line))).__name__)\n"
+        "for line in sys.stdin.buffer: print(type(saver.serve(decode_order(line))).__name__)\n"
     )
     staging = staging_directory(small_disk, 2, 1, 0)
     staging.mkdir()

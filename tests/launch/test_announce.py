@@ -110,7 +110,12 @@ def test_every_kind_that_the_launcher_records_has_words_and_a_row_in_the_documen
     assert len(recorded) > 30
     assert recorded == KINDS, "give a new event words in core/event_words.py and a row in docs/ledger.md"
     assert recorded <= documented
-    assert documented - recorded == {*ENDINGS, "superseded", "secret", "stdin"}  # a job that is superseded writes no verdict
+    assert documented - recorded == {
+        *ENDINGS,
+        "superseded",
+        "secret",
+        "stdin",
+    }  # a job that is superseded writes no verdict
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

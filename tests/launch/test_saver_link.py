@@ -140,12 +140,23 @@ def test_a_saver_is_not_paused_while_it_is_to_commit(link: SaverLink, tmp_path: 
     wait_until_stopped(link)
 
 
+def snapshot(directory: Path, owner: Owner, step: int, size: int = 10) -> str:
+    """Of a rank; where it is."""
+    pair = ArenaPair(directory, owner, directory / "spill")
+    with ThreadPoolExecutor(1) as pool:
+        return str(Snapshot(pair, step, flatten({"x": np.full(size, step)}), pool).finish()[0])
+
+
+def second_of_two(directory: Path, step: int) -> saver_messages.Persist:
+    """Of a node that needs the checksums of rank 0, which is on another node."""
+    taken = snapshot(directory, Owner(1, 0, 2, 1, 0, "replicated", "run"), step)
+    return saver_messages.Persist(step, 1, 0, 2, 1, [taken], str(directory / "shared"))
+
+
 def persist(directory: Path, step: int, local: Path, size: int = 10) -> saver_messages.Persist:
     """Of a rank that is alone, which takes a snapshot."""
-    pair = ArenaPair(directory, Owner(0, 0, 1, 1, 0, "own", "run"), directory / "spill")
-    with ThreadPoolExecutor(1) as pool:
-        taken = Snapshot(pair, step, flatten({"x": np.full(size, step)}), pool).finish()[0]
-    return saver_messages.Persist(step, 1, 0, 1, 0, [str(taken)], str(directory / "shared"), str(local), "n1")
+    taken = snapshot(directory, Owner(0, 0, 1, 1, 0, "own", "run"), step, size)
+    return saver_messages.Persist(step, 1, 0, 1, 0, [taken], str(directory / "shared"), str(local), "n1")
 
 
 def test_how_far_a_request_has_come_does_not_end_it(link: SaverLink, tmp_path: Path) -> None:
@@ -162,6 +173,43 @@ def test_how_far_a_request_has_come_does_not_end_it(link: SaverLink, tmp_path: P
         (saver_link.Request(False, 0, 2), saver_messages.LocalFailed),
         (saver_link.Request(False, 0, 2), saver_messages.Persisted),
     ]
+
+
+def failure(link: SaverLink) -> str:
+    (answer,) = answers(link, 1)
+    assert isinstance(answer, saver_messages.SaverFailed), answer
+    return answer.error
+
+
+def test_a_saver_waits_for_rank_0_no_longer_than_its_round_lasts(link: SaverLink, tmp_path: Path) -> None:
+    """The node of rank 0 may have heard of the round's end before the order to write."""
+    assert link.send(second_of_two(tmp_path, 1))
+    until((tmp_path / "shared").is_dir, "the place for rank 0's checksums")
+    link.abandon()
+    assert failure(link) == "CheckpointError: the round is over"
+    stop(link)
+    assert link.send(second_of_two(tmp_path, 2))
+    link.abandon()
+    go_on(link)
+    assert failure(link) == "CheckpointError: the round is over"
+
+
+def test_a_saver_waits_for_rank_0_no_longer_than_that_step_is_wanted(link: SaverLink, tmp_path: Path) -> None:
+    assert link.send(second_of_two(tmp_path, 1))
+    assert link.send(second_of_two(tmp_path, 2))
+    assert failure(link) == "CheckpointError: step 2 was asked for meanwhile"
+    link.abandon()
+    assert failure(link) == "CheckpointError: the round is over"
+
+
+def test_the_end_of_a_round_takes_back_no_commit(link: SaverLink, tmp_path: Path) -> None:
+    assert link.send(persist(tmp_path, 1, tmp_path / "none"))
+    record = answers(link, 2)[1].record  # type: ignore[union-attr]
+    stop(link)
+    assert link.send(saver_messages.Commit(1, 1, 0, 1, str(tmp_path / "shared"), [record]))
+    link.abandon()
+    go_on(link)
+    assert isinstance(answers(link, 1)[0], saver_messages.Committed)
 
 
 def test_a_saver_that_dies_while_it_drains_has_failed_and_the_next_one_writes_that_step_again(
