@@ -45,15 +45,16 @@ class Given:
 class Clock:
     """Goes on only when all nodes that speak have been heard since it last did: a busy machine makes none of them late.
 
-    Without a node that speaks, it goes on whenever it is looked at.
+    A quiet node must have come, too. Without a node that speaks, it goes on whenever it is looked at.
     """
 
-    def __init__(self, speaking: Sequence[str]) -> None:
+    def __init__(self, speaking: Sequence[str], quiet: Sequence[str]) -> None:
         self.heard_at: Mapping[str, float] = {}
-        self._speaking, self._now = speaking, 0.0
+        self._speaking, self._quiet, self._now = speaking, quiet, 0.0
 
     def __call__(self) -> float:
-        if all(self.heard_at.get(name) == self._now for name in self._speaking):
+        have_come = all(name in self.heard_at for name in self._quiet)
+        if have_come and all(self.heard_at.get(name) == self._now for name in self._speaking):
             self._now += POLICY.silence_s / 3
         return self._now
 
@@ -88,7 +89,7 @@ class Node(Thread):
 
 def checked(names: Sequence[str], quiet: Sequence[str] = (), absent: Sequence[str] = ()) -> CheckResult:
     given = Given()
-    clock = Clock([name for name in names if name not in (*quiet, *absent)])
+    clock = Clock([name for name in names if name not in (*quiet, *absent)], quiet)
     coordinator = Coordinator(names, POLICY, given, "127.0.0.1", lambda _: None, clock=clock, farewell_s=0.0)
     clock.heard_at = coordinator._heard_at
     for name in names:
