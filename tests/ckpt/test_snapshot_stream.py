@@ -238,10 +238,15 @@ class Impostor:
         self._listener = socket.create_server((HOST, 0))
         self._stream = Stream.new(self._listener.getsockname()[1])
         self._have, self._act = have, act
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
 
     def _listen(self) -> None:
-        with self._listener.accept()[0] as connection:
+        try:
+            connection = self._listener.accept()[0]
+        except OSError:
+            return  # closed before anybody came
+        with connection:
             connection.recv(32, socket.MSG_WAITALL)
             self._act(connection, self._stream)
 
@@ -253,6 +258,8 @@ class Impostor:
 
     def close(self) -> None:
         self.asked.close(0)
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits there
+        self._thread.join(PATIENCE_S)
         self._listener.close()
 
 
