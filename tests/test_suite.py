@@ -19,6 +19,21 @@ def test_the_longest_unit_comes_first_and_a_file_stays_together() -> None:
     assert scheduling.in_order(TESTS, SECONDS) == [1, 0, 2, 3]
 
 
+def test_tests_that_wait_and_tests_that_compute_advance_alike() -> None:
+    waiting = {f"tests/on_slurm/test_a.py::test_{number}": 10.0 - number for number in range(10)}
+    computing = {f"tests/b/test_{number}.py": 1.0 for number in range(100)}
+    whole = waiting | computing
+    order = scheduling.mixed(sorted(whole.items(), key=lambda unit: -unit[1]))
+    assert sorted(order) == sorted(whole)
+    assert [unit for unit in order if unit in waiting] == list(waiting)
+    for count in range(1, len(order)):
+        shares = [
+            sum(kind.get(unit, 0.0) for unit in order[:count]) / sum(kind.values()) for kind in (waiting, computing)
+        ]
+        assert abs(shares[0] - shares[1]) <= 0.2
+    assert scheduling.mixed([]) == []
+
+
 def test_the_parts_hold_every_unit_once_in_whatever_order_it_is_asked() -> None:
     parts = [scheduling.of_part(tests, number, 2) for number, tests in ((1, TESTS), (2, TESTS[::-1]))]
     assert parts == [{"tests/b/test_b.py", "tests/on_slurm/test_a.py::test_two"}, {SLURM}]

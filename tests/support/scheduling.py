@@ -1,7 +1,8 @@
 """Which worker runs which tests, in which order, and which tests are in a part of ``make test-all``.
 
 A unit is what one worker runs in a row: a test on Slurm, since it waits, or a file of other tests, which share their
-fixtures. The longest units come first, so that no worker is left with one at the end.
+fixtures. The longest units come first, so that no worker is left with one at the end. Units on Slurm, which wait, and
+others, which compute, are mixed, so that processors are never idle, nor asked for by all.
 """
 
 from __future__ import annotations
@@ -44,9 +45,21 @@ def units(tests: Sequence[str], seconds: Mapping[str, float]) -> list[tuple[str,
     return sorted(found.items(), key=lambda unit: (-unit[1], unit[0]))
 
 
+def mixed(found: Sequence[tuple[str, float]]) -> list[str]:
+    """Return units in an order in which those on Slurm and the others advance alike. Pure."""
+    order: list[tuple[float, str]] = []  # how much of its kind has been given out before a unit
+    for on_slurm in (True, False):
+        alike = [(unit, seconds) for unit, seconds in found if unit.startswith(ALONE) is on_slurm]
+        whole, given = sum(seconds for _, seconds in alike) or 1.0, 0.0
+        for unit, seconds in alike:
+            order.append((given / whole, unit))
+            given += seconds
+    return [unit for _, unit in sorted(order, key=lambda entry: entry[0])]
+
+
 def in_order(tests: Sequence[str], seconds: Mapping[str, float]) -> list[int]:
     """Return the tests' positions in the order of their units. Pure."""
-    place = {unit: number for number, (unit, _) in enumerate(units(tests, seconds))}
+    place = {unit: number for number, unit in enumerate(mixed(units(tests, seconds)))}
     return sorted(range(len(tests)), key=lambda position: (place[unit_of(tests[position])], position))
 
 
