@@ -15,7 +15,7 @@ from resilio_hpc.core.process import Completed, run
 from resilio_hpc.slurm.devcluster.messages import ClusterStatus, MachineState, MachineStatus
 from resilio_hpc.slurm.devcluster.spec import CONTROLLER, ClusterSpec, Layout
 
-_POLL_S = 0.02
+_POLL_S = 0.1  # each look is a command of Slurm
 _COMMAND_TIMEOUT_S = 20.0
 
 
@@ -142,7 +142,7 @@ class SlurmCommands(abc.ABC):
         while (state := self.job_state(job)) not in states:
             if time.monotonic() > deadline:
                 raise SlurmError(f"job {job} is {state}, not {'/'.join(states)}, after {timeout_s:g} s")
-            time.sleep(0.05)
+            time.sleep(_POLL_S)
         return state
 
     def node_states(self) -> dict[str, str]:

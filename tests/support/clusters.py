@@ -154,7 +154,7 @@ def _wait_for_jobs(cluster: DevCluster) -> None:
     given_up_at = time.monotonic() + 10.0
     queue = ["squeue", "--noheader"]
     while time.monotonic() < given_up_at and cluster.run("ctl", queue, check=False).stdout.strip():
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def _reset_slurm(cluster: DevCluster) -> None:

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+LOOKS = 4  # a look that takes long, such as a command of Slurm's, takes a fifth of a processor's time
+
 PATIENCE_S = 300.0
 """No test waits longer for one thing. A busy machine takes a tenth of it."""
 
@@ -28,6 +30,7 @@ def until(
     """
     deadline = time.monotonic() + patience_s
     while True:
+        began = time.monotonic()
         living = alive()  # before the look: what ends may have reached it first
         found = reached()
         if found:
@@ -35,4 +38,4 @@ def until(
         if not living or time.monotonic() > deadline:
             why = f"not within {patience_s:g} s" if living else "what should bring it has ended"
             raise AssertionError(f"{what}: {why}; last: {found!r}\n{state()}")
-        time.sleep(poll_s)
+        time.sleep(max(poll_s, LOOKS * (time.monotonic() - began)))
