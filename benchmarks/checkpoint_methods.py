@@ -79,8 +79,8 @@ class Ours(Method):
         assert self.checkpointer.restore(self.state, self.step) is not None
 
     def load_memory(self) -> None:
-        from resilio_hpc.ckpt.arena_source import ArenaSource
-        from resilio_hpc.ckpt.restore import restore
+        from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+        from resilio_hpc.ckpt.restore.restore import restore
 
         arenas = self.checkpointer._open_arenas()
         path = arenas.held(self.step)

@@ -36,7 +36,7 @@ def build(size: int, value: float) -> dict[str, Any]:
 
 
 def copy_s(source: dict[str, Any], target: dict[str, Any]) -> float:
-    from resilio_hpc.ckpt.snapshot import copy_threads
+    from resilio_hpc.ckpt.snapshot.snapshot import copy_threads
 
     with ThreadPoolExecutor(copy_threads(1)) as pool:
         began = time.perf_counter()

@@ -37,7 +37,7 @@ from machine_load import loaded
 from measure import NEVER, Series, machine, print_table
 from resilio_hpc.core.ledger import LedgerReader, read_ledger
 from resilio_hpc.core.trusted_files import read_object
-from resilio_hpc.launch.process_tree import descendants, send
+from resilio_hpc.launch.process.process_tree import descendants, send
 
 NODES, TRAINING = 5, 4
 SCRIPT = ROOT / "examples" / "train_tiny.py"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from resilio_hpc.launch.process_tree import die_with_parent
+from resilio_hpc.launch.process.process_tree import die_with_parent
 
 BUSY_PER_CORE = 2
 CHURN_BYTES = 256 << 20

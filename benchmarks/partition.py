@@ -15,8 +15,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from resilio_hpc.autoparallel.partition import NoPartition, partition
-from resilio_hpc.autoparallel.uniform_partition import uniform_partition
+from resilio_hpc.autoparallel.search.partition import NoPartition, partition
+from resilio_hpc.autoparallel.search.uniform_partition import uniform_partition
 
 NO_LIMIT = 2**63
 

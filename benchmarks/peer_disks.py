@@ -38,11 +38,11 @@ WAYS = ("limit", "own disk", "another node's", "shared")
 
 
 def start_giver(disk: Path, checkpoints: Path, key: bytes) -> tuple[subprocess.Popen[bytes], int]:
-    from resilio_hpc.ckpt.disk_messages import Serve
+    from resilio_hpc.ckpt.tiers.disk_messages import Serve
     from resilio_hpc.core.json_lines import encode_line
 
     with socket.create_server((HOST, 0)) as listener:
-        argv = [sys.executable, "-m", "resilio_hpc.ckpt.disk_giver", str(listener.fileno())]
+        argv = [sys.executable, "-m", "resilio_hpc.ckpt.tiers.disk_server", str(listener.fileno())]
         giver = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
         assert giver.stdin
         giver.stdin.write(encode_line(Serve(key, str(disk), str(checkpoints))))
@@ -73,9 +73,10 @@ def bare_connection(size: int) -> float:
 
 
 def restore(way: str, checkpoints: Path, disk: Path, known: Path, state: Any, pool: ThreadPoolExecutor) -> float:
-    from resilio_hpc.ckpt import catalogue, local_disk
-    from resilio_hpc.ckpt.committed_source import CommittedSource
-    from resilio_hpc.ckpt.restore import restore as fill
+    from resilio_hpc.ckpt.restore.committed_source import CommittedSource
+    from resilio_hpc.ckpt.restore.restore import restore as fill
+    from resilio_hpc.ckpt.store import checkpoint_index as catalogue
+    from resilio_hpc.ckpt.tiers import local_disk
 
     manifest = catalogue.manifest_of(checkpoints, 1)
     copies = local_disk.copies(disk, checkpoints, manifest) if way == "own disk" else {}
@@ -100,8 +101,9 @@ def main() -> None:
     options = parser.parse_args()
     import numpy
 
-    from resilio_hpc.ckpt import Checkpointer, catalogue
-    from resilio_hpc.ckpt.peer_disks import write_known
+    from resilio_hpc.ckpt import Checkpointer
+    from resilio_hpc.ckpt.store import checkpoint_index as catalogue
+    from resilio_hpc.ckpt.tiers.peer_disks import write_known
 
     state = {f"layer.{n}": numpy.full(options.megabytes * 1_000_000 // 8 // TENSORS, n) for n in range(TENSORS)}
     size = sum(array.nbytes for array in state.values())

@@ -11,14 +11,14 @@ from __future__ import annotations
 import argparse
 import time
 
-from resilio_hpc.autoparallel.efficiency import shipped
-from resilio_hpc.autoparallel.failures import Reliability
-from resilio_hpc.autoparallel.hardware import machine
-from resilio_hpc.autoparallel.inventory_file import assumed
-from resilio_hpc.autoparallel.offers import Request, offers
-from resilio_hpc.autoparallel.ranking import Training, pareto, ranked, search_offers
-from resilio_hpc.autoparallel.search import Found, Space, search
-from resilio_hpc.autoparallel.transformer import Transformer
+from resilio_hpc.autoparallel.base.efficiency import shipped
+from resilio_hpc.autoparallel.base.hardware import machine
+from resilio_hpc.autoparallel.model.transformer import Transformer
+from resilio_hpc.autoparallel.search.failures import Reliability
+from resilio_hpc.autoparallel.search.inventory_file import assumed
+from resilio_hpc.autoparallel.search.offers import Request, offers
+from resilio_hpc.autoparallel.search.ranking import Training, pareto, ranked, search_offers
+from resilio_hpc.autoparallel.search.search import Found, Space, search
 
 GPT3 = Transformer("GPT-3 175B", 96, 12288, 96, 49152, 51200, 2048, tied=True)
 

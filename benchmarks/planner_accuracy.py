@@ -21,10 +21,10 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from resilio_hpc.autoparallel.calibrate import calibrate, fit_files
-from resilio_hpc.autoparallel.efficiency import NAMES, Efficiency, shipped
-from resilio_hpc.autoparallel.predict import predict, predict_rows, read
-from resilio_hpc.autoparallel.rows import Case
+from resilio_hpc.autoparallel.base.efficiency import NAMES, Efficiency, shipped
+from resilio_hpc.autoparallel.measure.calibrate import calibrate, fit_files
+from resilio_hpc.autoparallel.measure.predict import predict, predict_rows, read
+from resilio_hpc.autoparallel.measure.rows import Case
 
 Rows = list[dict[str, str]]
 PEERS = {

@@ -27,10 +27,10 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from resilio_hpc.autoparallel.efficiency import shipped
-from resilio_hpc.autoparallel.predict import predict_rows
-from resilio_hpc.autoparallel.profile import Profile
-from resilio_hpc.autoparallel.profile_file import read
+from resilio_hpc.autoparallel.base.efficiency import shipped
+from resilio_hpc.autoparallel.measure.predict import predict_rows
+from resilio_hpc.autoparallel.measure.profile import Profile
+from resilio_hpc.autoparallel.measure.profile_file import read
 
 WARM, STEPS = 5, 15
 

@@ -33,8 +33,8 @@ INITIALISATION_S = (0.25, 0.5, 1.0, 2.0)
 
 def restore(directory: Path, step: int, state: Any, ahead: bool, initialisation_s: float) -> float:
     from resilio_hpc.ckpt import Checkpointer
-    from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
-    from resilio_hpc.ckpt.read_ahead import ReadAhead
+    from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
+    from resilio_hpc.ckpt.restore.read_ahead import ReadAhead
 
     begun = directory / "begun"
     begun.unlink(missing_ok=True)
@@ -44,7 +44,7 @@ def restore(directory: Path, step: int, state: Any, ahead: bool, initialisation_
     reader = None
     if ahead:
         request = msgspec.json.encode(ReadAhead(str(directory), step, 1, (0,), str(begun))).decode()
-        argv = [sys.executable, "-m", "resilio_hpc.ckpt.read_ahead", request]
+        argv = [sys.executable, "-m", "resilio_hpc.ckpt.restore.read_ahead", request]
         reader = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
     time.sleep(initialisation_s)
     began = time.perf_counter()

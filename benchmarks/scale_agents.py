@@ -13,14 +13,14 @@ import zmq
 
 from resilio_hpc.core import rank_link, wire
 from resilio_hpc.core.errors import WireError
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.agent_core import AgentCore
-from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
-from resilio_hpc.launch.controller_host import ControllerHost
-from resilio_hpc.launch.controller_state import ControllerConfig
-from resilio_hpc.launch.local_round import LocalRound
-from resilio_hpc.launch.rendezvous import Shape
-from resilio_hpc.launch.storage import Storage
+from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.controller.host import ControllerHost
+from resilio_hpc.launch.controller.rendezvous import Shape
+from resilio_hpc.launch.controller.state import ControllerConfig
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord, Term
+from resilio_hpc.launch.rundir.io_worker import Storage
+from resilio_hpc.launch.workers.local_round import LocalRound
 from scale_process import JOB, Process, tell
 
 Kept = TypeVar("Kept")

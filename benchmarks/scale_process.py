@@ -12,10 +12,10 @@ import msgspec
 import zmq
 
 from resilio_hpc.core import wire
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch import run_directory
-from resilio_hpc.launch.ballot import Ballot, EpochRecord
-from resilio_hpc.launch.quorum import first_membership
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import first_membership
+from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord
+from resilio_hpc.launch.rundir import run_directory
 from scale_loop import Loop
 
 JOB = "scale"

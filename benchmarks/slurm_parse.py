@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from measure import machine
-from resilio_hpc.slurm import node_json, text_output
+from resilio_hpc.slurm.client import node_json, text_output
 
 SAMPLES = Path(__file__).resolve().parent.parent / "tests" / "slurm" / "samples"
 SERIES = ("22.05", "24.11", "26.05")

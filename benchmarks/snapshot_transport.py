@@ -35,8 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from measure import machine, shown
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.replicator_messages import (
+from resilio_hpc.ckpt.replication.messages import (
     Answer,
     Fetch,
     Fetched,
@@ -46,8 +45,9 @@ from resilio_hpc.ckpt.replicator_messages import (
     StillFetching,
     decode_answer,
 )
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import wire
 from resilio_hpc.core.json_lines import encode_line
 
@@ -72,7 +72,9 @@ class Replicator:
         self.arenas = root / "arenas"
         self.arenas.mkdir(parents=True)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "resilio_hpc.ckpt.replicator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "resilio_hpc.ckpt.replication.replicator"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None

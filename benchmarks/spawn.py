@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from measure import Series, print_table, write_json
-from resilio_hpc.launch.spawner import AllStopped, RankCommand, Ready, Spawner, SpawnerDied, StoreReady
+from resilio_hpc.launch.workers.spawner import AllStopped, RankCommand, Ready, Spawner, SpawnerDied, StoreReady
 
 TIMEOUT_S = 120.0
 STEP = """

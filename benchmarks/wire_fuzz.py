@@ -24,7 +24,7 @@ from random import Random
 
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
-from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.protocol import messages as m
 from wire_fuzz_controller import fuzz_controller
 from wire_fuzz_values import Values
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core.errors import WireError
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.announce import announcement
-from resilio_hpc.launch.ballot import Term
-from resilio_hpc.launch.controller import Controller
-from resilio_hpc.launch.controller_state import Action, Clock, ControllerConfig, Finish, Past, Record, Send, StepDown
-from resilio_hpc.launch.quorum import first_membership
-from resilio_hpc.launch.rendezvous import Shape
+from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.controller.rendezvous import Shape
+from resilio_hpc.launch.controller.state import Action, Clock, ControllerConfig, Finish, Past, Record, Send, StepDown
+from resilio_hpc.launch.process.announce import announcement
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import first_membership
+from resilio_hpc.launch.protocol.vote import Term
 from wire_fuzz_values import Values
 
 NODES = ("n0", "n1", "n2", "n3")

@@ -22,11 +22,13 @@ from typing import Any
 
 import atheris  # type: ignore[import-not-found]
 
-with atheris.instrument_imports(include=["resilio_hpc.core.wire", "resilio_hpc.launch", "resilio_hpc.slurm.hostlist"]):
+with atheris.instrument_imports(
+    include=["resilio_hpc.core.wire", "resilio_hpc.launch", "resilio_hpc.slurm.client.hostlist"]
+):
     from resilio_hpc.core import wire
     from resilio_hpc.core.errors import WireError
-    from resilio_hpc.launch import messages as m
-    from resilio_hpc.launch.quorum import Membership, has_quorum
+    from resilio_hpc.launch.protocol import messages as m
+    from resilio_hpc.launch.protocol.membership import Membership, has_quorum
 from wire_fuzz import CODECS, UNIONS
 from wire_fuzz_values import Values
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from resilio_hpc.core.errors import ResilioError
-from resilio_hpc.launch.roster import Entry, Roster
+from resilio_hpc.launch.protocol.node_list import Entry, Roster
 
 NUMBERS = (-1, 0, 1, 2, 3, 7, 8, 127, 128, 65535, 1 << 31, (1 << 53) + 1, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-9, 1e9, 1e308, -1e308, float("nan"), float("inf"), float("-inf"))

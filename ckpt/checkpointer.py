@@ -15,27 +15,27 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from resilio_hpc.ckpt import arena, catalogue, coordinator, hung_disk, local_disk, tree, world
-from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.committed_source import CommittedSource
-from resilio_hpc.ckpt.coordinator import RestorePoint, checkpoint_directory, is_read_ahead
-from resilio_hpc.ckpt.device_copy import CUDA, Device
-from resilio_hpc.ckpt.expected import expected_bytes, holds_optimizer
-from resilio_hpc.ckpt.find_coordinator import find_coordinator
+from resilio_hpc.ckpt.coordination import coordinator, world
+from resilio_hpc.ckpt.coordination.find_coordinator import find_coordinator
+from resilio_hpc.ckpt.coordination.turns import Turns
+from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
 from resilio_hpc.ckpt.handle import SaveHandle
-from resilio_hpc.ckpt.overlap import fence_before_steps
-from resilio_hpc.ckpt.records import Layout
-from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.retention import Retention, is_number
-from resilio_hpc.ckpt.snapshot import Snapshot, StateChanged, copy_threads
-from resilio_hpc.ckpt.turns import Turns
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.committed_source import CommittedSource
+from resilio_hpc.ckpt.restore.restore import restore
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.device_copy import CUDA, Device
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot, StateChanged, copy_threads
+from resilio_hpc.ckpt.state import tree
+from resilio_hpc.ckpt.state.expected import expected_bytes, holds_optimizer
+from resilio_hpc.ckpt.state.overlap import fence_before_steps
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.retention import Retention, is_number
+from resilio_hpc.ckpt.tiers import bounded_io, local_disk
 from resilio_hpc.core import errors
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
-
-REPLICATED: Literal["replicated"] = "replicated"
-"""Layout of plain data parallel training: rank 0's tensors go to disk, and those of other ranks that differ."""
 
 
 class Checkpointer:
@@ -82,7 +82,7 @@ class Checkpointer:
             raise UsageError(f"gb_per_s is a number of gigabytes per second, not {gb_per_s!r}")
         if not is_number(patience_s, above=0):
             raise UsageError(f"patience_s is a number of seconds above 0, not {patience_s!r}")
-        self.directory = checkpoint_directory(remote, os.environ)
+        self.directory = coordinator.checkpoint_directory(remote, os.environ)
         self._layout: Layout = layout or "own"
         retention = Retention(keep_last, keep_every, keep_hours, keep_gb)
         self._coordinator = coordinator.current() or find_coordinator(
@@ -108,7 +108,7 @@ class Checkpointer:
         self._handles_lock = threading.Lock()
         self._turns = Turns("Checkpointer")
         self._device: Device = CUDA
-        self._patience = hung_disk.PATIENCE
+        self._patience = bounded_io.PATIENCE
         self._coordinator.on_stage(self._on_stage)
         if self._coordinator.memory_step >= 0:
             self._map_ahead(self._coordinator.memory_step)
@@ -121,7 +121,7 @@ class Checkpointer:
         The snapshot is complete on return, unless ``overlap`` was asked for. Never raises for memory or disks that are
         full or fail: then the handle's ``wait`` does. Raises UsageError for a value that a checkpoint cannot hold.
         """
-        step = catalogue.check_step(step)
+        step = checkpoint_index.check_step(step)
         started = time.monotonic()
         with self._turns.turn():
             return self._save(step, state, started)
@@ -287,7 +287,7 @@ class Checkpointer:
 
     def _restore(self, state: Any, step: int | None, started: float) -> tuple[int, Any] | None:
         if step is not None:
-            point = RestorePoint("committed", catalogue.check_step(step))
+            point = coordinator.RestorePoint("committed", checkpoint_index.check_step(step))
             return self._restored(point, *self._read(point, state), started)
         failure: CorruptCheckpoint | OSError | None = None
         for point in self._restore_points():
@@ -310,31 +310,31 @@ class Checkpointer:
         self._prepare(state, True)
         return None
 
-    def _restore_points(self) -> Sequence[RestorePoint]:
+    def _restore_points(self) -> Sequence[coordinator.RestorePoint]:
         try:
             return self._coordinator.restore_points()
         except OSError as error:
             where = os_error_text(error, str(self.directory))
             raise CheckpointError(f"it cannot be seen which checkpoints there are: {where}") from error
 
-    def _read(self, point: RestorePoint, state: Any) -> tuple[Any, str]:
+    def _read(self, point: coordinator.RestorePoint, state: Any) -> tuple[Any, str]:
         """The state, and which tier it came from."""
         try:
             with self._source(point) as source:
                 return restore(source, state, self._pool), source.tier
         except CorruptCheckpoint as error:
             if point.source == "committed":
-                catalogue.note_damage(self.directory, point.step, str(error))
+                checkpoint_index.note_damage(self.directory, point.step, str(error))
             raise
 
-    def _source(self, point: RestorePoint) -> ArenaSource | CommittedSource:
+    def _source(self, point: coordinator.RestorePoint) -> ArenaSource | CommittedSource:
         place = self.place
         if point.source == "committed":
             try:
-                manifest = catalogue.manifest_of(self.directory, point.step)
+                manifest = checkpoint_index.manifest_of(self.directory, point.step)
             except FileNotFoundError as error:
                 raise CorruptCheckpoint(f"step {point.step} is not in {self.directory}") from error
-            where = catalogue.step_directory(self.directory, point.step)
+            where = checkpoint_index.step_directory(self.directory, point.step)
             return CommittedSource(
                 where, manifest, place.rank, place.world_size, self._layout,
                 alone=place.local_world_size == 1,
@@ -342,7 +342,7 @@ class Checkpointer:
                 copies=local_disk.copies_or_none(
                     self._coordinator.local_directory, self.directory, manifest, self._warn, self._patience
                 ),
-                cached=is_read_ahead(self._coordinator.read_ahead, point.step),
+                cached=coordinator.is_read_ahead(self._coordinator.read_ahead, point.step),
                 peers=self._coordinator.peer_disks,
             )  # fmt: skip
         arenas = self._open_arenas()
@@ -351,7 +351,7 @@ class Checkpointer:
             raise CorruptCheckpoint(f"this node holds no snapshot of step {point.step} of rank {place.rank}")
         return ArenaSource(path, memory=arenas.memory(point.step))
 
-    def _restored(self, point: RestorePoint, state: Any, tier: str, started: float) -> tuple[int, Any]:
+    def _restored(self, point: coordinator.RestorePoint, state: Any, tier: str, started: float) -> tuple[int, Any]:
         self._drop_after(point.step)
         self._coordinator.restored(point.step, tier, time.monotonic() - started)
         self._prepare(state, holds_optimizer(state))
@@ -397,4 +397,4 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """Every committed step, the one committed last, last."""
-        return catalogue.committed_steps(self.directory)
+        return checkpoint_index.committed_steps(self.directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Literal
 
-from resilio_hpc.ckpt.turns import Turns
+from resilio_hpc.ckpt.coordination.turns import Turns
 from resilio_hpc.core.errors import CheckpointError, SaveRefused
 
 StageName = Literal["memory", "local", "committed"]

@@ -19,7 +19,7 @@ from resilio_hpc.prolog_epilog.cached_verdict import Refusal
 from resilio_hpc.prolog_epilog.check import Result, Verdict
 from resilio_hpc.prolog_epilog.drains import Carried, Drainer, Order, Outcome, carry_out, orders
 from resilio_hpc.prolog_epilog.examination import only_warned, withheld
-from resilio_hpc.slurm.drain import ADOPTED_WITHIN_S
+from resilio_hpc.slurm.drain.drain import ADOPTED_WITHIN_S
 
 AGAIN_S = 60.0
 LEAVE_S = 180.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.drains import Answer, Outcome
-from resilio_hpc.slurm.client import SlurmClient
-from resilio_hpc.slurm.drain import slurms_own
-from resilio_hpc.slurm.drain_reason import Finding, read_reason
-from resilio_hpc.slurm.drain_writer import DrainWriter
-from resilio_hpc.slurm.model import Node
-from resilio_hpc.slurm.this_node import VARIABLE
+from resilio_hpc.slurm.client.client import SlurmClient
+from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.client.this_node import VARIABLE
+from resilio_hpc.slurm.drain.drain import slurms_own
+from resilio_hpc.slurm.drain.reason import Finding, read_reason
+from resilio_hpc.slurm.drain.writer import DrainWriter
 
 _OUTCOMES: dict[str, Outcome] = {
     "drained": "drained",

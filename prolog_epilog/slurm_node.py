@@ -8,7 +8,7 @@ from resilio_hpc.prolog_epilog.check import Absent, Fault, Limits, Unreadable
 from resilio_hpc.prolog_epilog.node import Node
 from resilio_hpc.prolog_epilog.processes import Process
 from resilio_hpc.prolog_epilog.processes import fetch as fetch_processes
-from resilio_hpc.slurm.commands import config
+from resilio_hpc.slurm.client.commands import config
 
 
 def fetch(node: Node) -> Mapping[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from resilio_hpc.slurm.submitit_executor import ResilioExecutor
+    from resilio_hpc.slurm.submit.submitit_executor import ResilioExecutor
 
 __all__ = ["ResilioExecutor"]
 
@@ -13,7 +13,7 @@ __all__ = ["ResilioExecutor"]
 def __getattr__(name: str) -> Any:
     """submitit is imported when its executor is asked for: the launcher, which imports this package, needs none."""
     if name == "ResilioExecutor":
-        from resilio_hpc.slurm.submitit_executor import ResilioExecutor
+        from resilio_hpc.slurm.submit.submitit_executor import ResilioExecutor
 
         return ResilioExecutor
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

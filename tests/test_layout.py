@@ -12,12 +12,13 @@ from tests.support.environments import ROOT
 from tests.support.sources import calls, parsed, walked
 
 GROUND = {"core"}
-MIDDLE = GROUND | {"slurm", "native"}
+MIDDLE = GROUND | {"slurm", "native", "events"}
 UPPER = MIDDLE | {"autoparallel", "ckpt", "prolog_epilog"}
 # What each room may import. Rooms of one floor do not import each other; the commands (cli) may use all.
 FLOORS: dict[str, set[str]] = {
     "core": set(),
     "native": GROUND,
+    "events": GROUND,
     "slurm": GROUND,
     "autoparallel": MIDDLE,
     "ckpt": MIDDLE,
@@ -26,18 +27,18 @@ FLOORS: dict[str, set[str]] = {
     "launch": UPPER | {"diagnose"},
     "train": UPPER | {"diagnose"},
     "report": UPPER | {"diagnose"},
-    "demo": UPPER | {"train", "report"},
-    "cli": UPPER | {"diagnose", "launch", "train", "report", "demo"},
+    "devtools": UPPER | {"train", "report"},
+    "cli": UPPER | {"diagnose", "launch", "train", "report", "devtools"},
 }
 TOP_LEVEL_ROOMS = ("autoparallel", "core", "native", "slurm", "ckpt", "prolog_epilog")
 # torch.distributed.checkpoint hands values over as pickles, within a process; this module makes and reads them.
 UNSAFE_FORMATS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 FOREIGN_FORMATS = {  # what others write and read is made and read here, each by its own means
-    "ckpt/dcp_values.py": {"torch.load", "torch.save"},  # within this process only
-    "ckpt/formats/dcp_folder.py": {"torch.save"},
-    "ckpt/formats/dcp_metadata.py": {"pickle"},
-    "ckpt/formats/torch_file.py": {"torch.load", "torch.save"},
-    "ckpt/formats/torch_state.py": {"torch.save"},
+    "ckpt/dcp/values.py": {"torch.load", "torch.save"},  # within this process only
+    "ckpt/convert/dcp_folder.py": {"torch.save"},
+    "ckpt/convert/dcp_metadata.py": {"pickle"},
+    "ckpt/convert/torch_file.py": {"torch.load", "torch.save"},
+    "ckpt/convert/torch_state.py": {"torch.save"},
 }
 MAX_LINES = 400
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}
@@ -149,9 +150,9 @@ def test_imports_go_down_the_floors(room: str) -> None:
     ("room", "source"),
     [
         ("core", "from resilio_hpc.native import engine"),
-        ("slurm", "import resilio_hpc.ckpt.arena"),
+        ("slurm", "import resilio_hpc.ckpt.snapshot.arena"),
         ("ckpt", "from resilio_hpc import launch"),
-        ("train", "from resilio_hpc.launch.agent import run"),
+        ("train", "from resilio_hpc.launch.agent.agent import run"),
     ],
 )
 def test_an_import_that_goes_up_is_seen(room: str, source: str) -> None:

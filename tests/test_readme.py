@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from resilio_hpc.launch.placements import missing_survival_flags
+from resilio_hpc.launch.allocation.placements import missing_survival_flags
 from tests.support.environments import ROOT
 from tests.support.train.programs import run_programs
 

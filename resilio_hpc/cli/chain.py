@@ -11,16 +11,17 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.cli.ckpt_change import count
+from resilio_hpc.cli.ckpt.change import count
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.terminal import local_time
-from resilio_hpc.launch import chain_control, chain_order, chain_status
-from resilio_hpc.launch.chain_control import Outcome
-from resilio_hpc.launch.chain_status import ChainStatus, PartStatus
-from resilio_hpc.slurm.find_run import run_directory_of
-from resilio_hpc.slurm.submission import own_environment
-from resilio_hpc.slurm.which_client import which
+from resilio_hpc.launch.chain import chain_control, chain_status
+from resilio_hpc.launch.chain.chain_control import Outcome
+from resilio_hpc.launch.chain.chain_status import ChainStatus, PartStatus
+from resilio_hpc.launch.rundir import chain_order
+from resilio_hpc.slurm.client.which_client import which
+from resilio_hpc.slurm.orders.find_run import run_directory_of
+from resilio_hpc.slurm.submit.submission import own_environment
 
 _EXAMPLES = """examples:
   resilio chain status /scratch/me/run     how its jobs stand and ended, what waits and for what

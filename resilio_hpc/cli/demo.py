@@ -13,12 +13,12 @@ from rich.table import Table
 
 from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.demo.play import Play, Result
-from resilio_hpc.demo.scenario import QUICK, Scenario
-from resilio_hpc.demo.screen import Screen
-from resilio_hpc.demo.stage import LocalStage, SlurmStage, Stage, binds, why_no_slurm
+from resilio_hpc.devtools.demo.play import Play, Result
+from resilio_hpc.devtools.demo.scenario import QUICK, Scenario
+from resilio_hpc.devtools.demo.screen import Screen
+from resilio_hpc.devtools.demo.stage import LocalStage, SlurmStage, Stage, binds, why_no_slurm
+from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.report.goodput import goodput
-from resilio_hpc.slurm.devcluster import DevCluster
 
 EXAMPLES = """examples:
   resilio demo                        five nodes, one of them a spare; faults; a chain of jobs

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from resilio_hpc.cli.drain_options import EXIT_CODES, Parser, add_options, carry_out, names_of, writer
+from resilio_hpc.cli.common.drain_options import EXIT_CODES, Parser, add_options, carry_out, names_of, writer
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm.drain_reason import BY_HAND, Finding
+from resilio_hpc.slurm.drain.reason import BY_HAND, Finding
 
 _EXAMPLES = """examples:
   resilio drain n3 --reason "fan is loud"

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.core.event_words import KINDS, words
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.core.terminal import local_time, raw
+from resilio_hpc.events.event_text import KINDS, words
 from resilio_hpc.report.as_json import event_json
 from resilio_hpc.report.overview import RunReader, is_closed
 

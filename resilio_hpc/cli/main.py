@@ -33,18 +33,22 @@ COMMANDS = (
     Command("view", "resilio_hpc.cli.view", "live view of a run"),
     Command("ledger", "resilio_hpc.cli.ledger", "the events of a run, in order"),
     Command("chain", "resilio_hpc.cli.chain", "the jobs of a chain: how they stand, stop them, allow more"),
-    Command("ckpt", "resilio_hpc.cli.ckpt", "list, show and verify checkpoints"),
-    Command("health", "resilio_hpc.cli.health", "check this node; why it was found wanting; the node daemon"),
+    Command("ckpt", "resilio_hpc.cli.ckpt.ckpt", "list, show and verify checkpoints"),
+    Command("health", "resilio_hpc.cli.health.health", "check this node; why it was found wanting; the node daemon"),
     Command(
-        "check-nodes", "resilio_hpc.cli.check_nodes", "pair the nodes of a job, and name those that are bad or slow"
+        "check-nodes",
+        "resilio_hpc.cli.check_nodes.check_nodes",
+        "pair the nodes of a job, and name those that are bad or slow",
     ),
     Command("install-hooks", "resilio_hpc.cli.install_hooks", "Slurm's prolog, epilog and health check for a site"),
     Command("drain", "resilio_hpc.cli.drain", "drain nodes for a reason of ours, never over somebody else's drain"),
     Command("undrain", "resilio_hpc.cli.undrain", "end our own drains, and nobody else's"),
     Command(
-        "nodes", "resilio_hpc.cli.nodes", "nodes that failed, remembered across jobs: scores, what to avoid, weights"
+        "nodes",
+        "resilio_hpc.cli.nodes.nodes",
+        "nodes that failed, remembered across jobs: scores, what to avoid, weights",
     ),
-    Command("plan", "resilio_hpc.cli.plan", "parallel layouts: what they take in time and memory"),
+    Command("plan", "resilio_hpc.cli.plan.plan", "parallel layouts: what they take in time and memory"),
     Command("demo", "resilio_hpc.cli.demo", "watch a training job survive on a Slurm cluster of its own"),
     Command("devcluster", "resilio_hpc.cli.devcluster", "a small real Slurm cluster on this machine, to try things on"),
 )

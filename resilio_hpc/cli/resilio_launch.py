@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 from resilio_hpc.core import standard_streams
 from resilio_hpc.core.errors import ResilioError, UsageError, os_error_text
 from resilio_hpc.core.terminal import guarded, raw
-from resilio_hpc.launch import checks, devices
-from resilio_hpc.launch.option_values import Caller
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.options_parser import parse, parse_join
+from resilio_hpc.launch.cli import checks
+from resilio_hpc.launch.cli.option_values import Caller
+from resilio_hpc.launch.cli.options_parser import parse, parse_join
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.gpus import devices
 
 if TYPE_CHECKING:
-    from resilio_hpc.launch.notify_targets import Target
+    from resilio_hpc.launch.rundir.notify_targets import Target
 
 
 def main(argv: Sequence[str] | None = None, supervise: Callable[[LaunchOptions], int] | None = None) -> int:
@@ -61,7 +62,7 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
     caller = _caller()
     request = parse_join(argv, caller)
     if request is not None:
-        from resilio_hpc.launch import joiner
+        from resilio_hpc.launch.supervisor import joiner
 
         return joiner.run(request)
     parsed = parse(argv, caller)
@@ -74,14 +75,15 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
 
         resize.check_words(parsed.options.resize_options)
     targets = _notify_targets(parsed.options, caller)
-    from resilio_hpc.launch import run_choice
+    from resilio_hpc.launch.chain import run_choice
 
     options = run_choice.choose(
         run_choice.Command(parsed.options, parsed.run_dir_given, caller.environment), create=not parsed.options.dry_run
     )
     if options.dry_run:
         return _dry_run(options, caller, here, tuple(target.name for target in targets))
-    from resilio_hpc.launch import run_directory, supervisor
+    from resilio_hpc.launch.rundir import run_directory
+    from resilio_hpc.launch.supervisor import supervisor
 
     run = run_directory.open_run(Path(options.run_dir), program=options.program)
     supervise = supervise or partial(supervisor.run, targets=targets)
@@ -91,7 +93,7 @@ def _launch(argv: Sequence[str], supervise: Callable[[LaunchOptions], int] | Non
 def _notify_targets(options: LaunchOptions, caller: Caller) -> tuple[Target, ...]:
     if not options.notify:
         return ()
-    from resilio_hpc.launch import notify_targets
+    from resilio_hpc.launch.rundir import notify_targets
 
     targets = notify_targets.read_targets(options.notify, caller.cwd)
     if checks.runs_here(options, caller.environment):
@@ -108,7 +110,7 @@ def _caller() -> Caller:
 
 
 def _dry_run(options: LaunchOptions, caller: Caller, here: devices.NodeDevices, notified: tuple[str, ...]) -> int:
-    from resilio_hpc.launch import dry_run
+    from resilio_hpc.launch.cli import dry_run
 
     plan = dry_run.plan(options, caller.environment, here, checks.runs_here(options, caller.environment), notified)
     print(dry_run.as_json(plan) if options.json else dry_run.as_text(plan), flush=True)

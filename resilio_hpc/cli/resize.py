@@ -10,26 +10,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from resilio_hpc.autoparallel.frameworks import DEFAULT, machine_and_stack, space_of
-from resilio_hpc.autoparallel.hardware import Machine
-from resilio_hpc.autoparallel.model_source import find_model
-from resilio_hpc.autoparallel.model_speed import SpeedModel
-from resilio_hpc.autoparallel.ranking import Training
-from resilio_hpc.autoparallel.uniform_model import uniform
-from resilio_hpc.cli.drain_options import Parser
-from resilio_hpc.cli.plan_predict import calibration_of, profile_of
-from resilio_hpc.cli.plan_setting import as_measured
+from resilio_hpc.autoparallel.base.hardware import Machine
+from resilio_hpc.autoparallel.model.model_source import find_model
+from resilio_hpc.autoparallel.search.frameworks import DEFAULT, machine_and_stack, space_of
+from resilio_hpc.autoparallel.search.model_speed import SpeedModel
+from resilio_hpc.autoparallel.search.ranking import Training
+from resilio_hpc.autoparallel.search.uniform_model import uniform
+from resilio_hpc.cli.common.drain_options import Parser
+from resilio_hpc.cli.plan.predict import calibration_of, profile_of
+from resilio_hpc.cli.plan.setting import as_measured
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.launch import process_tree
-from resilio_hpc.launch.announce import stamped
-from resilio_hpc.launch.resize_facts import Decision
-from resilio_hpc.launch.resize_policy import resize_policy
-from resilio_hpc.launch.resize_view import ResizeLimits, ResizeView
-from resilio_hpc.launch.resizer import Resizer
-from resilio_hpc.slurm.joiner_job import render_joiner
-from resilio_hpc.slurm.template import normalised
-from resilio_hpc.slurm.which_client import which
+from resilio_hpc.launch.process import process_tree
+from resilio_hpc.launch.process.announce import stamped
+from resilio_hpc.launch.resize.facts import Decision
+from resilio_hpc.launch.resize.policy import resize_policy
+from resilio_hpc.launch.resize.resizer import Resizer
+from resilio_hpc.launch.resize.view import ResizeLimits, ResizeView
+from resilio_hpc.slurm.client.which_client import which
+from resilio_hpc.slurm.submit.joiner_job import render_joiner
+from resilio_hpc.slurm.submit.template import normalised
 
 _EXAMPLES = """examples:
   resilio resize runs/large --dry-run                what would be done now, and why

@@ -16,12 +16,11 @@ from typing import NoReturn
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.slurm import sbatch_options, submission, template_files, template_settings
-from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.hostlist import compress
-from resilio_hpc.slurm.node_faults import new_job
+from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.client.hostlist import compress
 from resilio_hpc.slurm.node_faults.exclusion import Exclusion
-from resilio_hpc.slurm.template import Job, Template, normalised, render
+from resilio_hpc.slurm.submit import new_job, sbatch_options, submission, template_files, template_settings
+from resilio_hpc.slurm.submit.template import Job, Template, normalised, render
 
 _EXAMPLES = """\
 examples:
@@ -72,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     here, others = submission.launcher_directory(os.environ), _others(template, values)
     plain = render(template, values, command, here, others)
     if not options.no_check:
-        from resilio_hpc.cli import submit_check
+        from resilio_hpc.cli.common import submit_check
 
         submit_check.check(template, plain, command, os.environ, Path.cwd())
         if not options.dry_run:

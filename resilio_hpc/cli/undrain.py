@@ -9,18 +9,18 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from resilio_hpc.cli import health_run
-from resilio_hpc.cli.drain_options import EXIT_CODES, Parser, add_options, carry_out, names_of, writer
+from resilio_hpc.cli.common.drain_options import EXIT_CODES, Parser, add_options, carry_out, names_of, writer
+from resilio_hpc.cli.health import run
 from resilio_hpc.core.errors import HealthError, SlurmError
 from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY
 from resilio_hpc.prolog_epilog.node_drains import DRAINED_LEAVE_S
-from resilio_hpc.slurm import this_node
-from resilio_hpc.slurm.client import SlurmClient
-from resilio_hpc.slurm.drain_reason import BY_HAND, read_reason
-from resilio_hpc.slurm.drain_writer import DrainWriter, Outcome
-from resilio_hpc.slurm.model import Node
+from resilio_hpc.slurm.client import this_node
+from resilio_hpc.slurm.client.client import SlurmClient
+from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.client.which_client import which
+from resilio_hpc.slurm.drain.reason import BY_HAND, read_reason
+from resilio_hpc.slurm.drain.writer import DrainWriter, Outcome
 from resilio_hpc.slurm.node_faults.from_slurm import DRAINED_FOR_FAULTS
-from resilio_hpc.slurm.which_client import which
 
 _EXAMPLES = """examples:
   resilio undrain n3
@@ -67,7 +67,7 @@ def look_here(node: str, checks: Collection[str]) -> Mapping[str, str] | None:
     if os.geteuid() != 0 or not DIRECTORY.is_dir() or this_node.name_or_host() != node:
         return None
     try:
-        return health_run.look_again(node, checks)
+        return run.look_again(node, checks)
     except HealthError:
         return None
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from resilio_hpc.core import terminal
-from resilio_hpc.core.event_words import words
+from resilio_hpc.events.event_text import words
 from resilio_hpc.report.overview import Overview, RunReader, is_closed
 from resilio_hpc.report.screen import QUIET, checkpoint_words, clock, screen, state_words
 

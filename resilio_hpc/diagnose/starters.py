@@ -17,9 +17,9 @@ from resilio_hpc.core.json_fields import printable
 from resilio_hpc.diagnose import interpreter
 from resilio_hpc.diagnose.messages import NodeSettings
 from resilio_hpc.diagnose.request import CheckRequest
-from resilio_hpc.slurm import commands
-from resilio_hpc.slurm.hostlist import compress
-from resilio_hpc.slurm.step_environment import for_srun, gpu_flags
+from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.hostlist import compress
+from resilio_hpc.slurm.client.step_environment import for_srun, gpu_flags
 
 FAREWELL_S = 5.0
 _DEATH_S = 2.0

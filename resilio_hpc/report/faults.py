@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from resilio_hpc.core.event_words import words
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event
+from resilio_hpc.events.event_text import words
 
 
 @dataclass(frozen=True)

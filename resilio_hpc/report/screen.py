@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from resilio_hpc.core.event_words import FAULTS, RUNGS, plural, restored, seconds, signal_name, words
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.terminal import local_time
+from resilio_hpc.events.event_text import FAULTS, RUNGS, plural, restored, seconds, signal_name, words
 from resilio_hpc.report.faults import Fault
 from resilio_hpc.report.overview import Overview
 from resilio_hpc.report.status import NodeStatus

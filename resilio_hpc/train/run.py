@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from resilio_hpc.ckpt import agent_link, world
+from resilio_hpc.ckpt.coordination import agent_link, world
 from resilio_hpc.core import gloo_groups
 from resilio_hpc.core.errors import SaveRefused
 from resilio_hpc.core.rank_link import Finished, StopAt, StopConfirmed, Stopped

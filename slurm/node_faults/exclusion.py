@@ -11,8 +11,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from resilio_hpc.slurm.gres import Gres
-from resilio_hpc.slurm.model import Node
+from resilio_hpc.slurm.client.gres import Gres
+from resilio_hpc.slurm.client.model import Node
 from resilio_hpc.slurm.node_faults.policy import FaultPolicy
 from resilio_hpc.slurm.node_faults.score import NodeScore
 

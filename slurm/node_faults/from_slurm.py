@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resilio_hpc.slurm.drain_reason import BY_HAND, read_reason
-from resilio_hpc.slurm.model import Node
+from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.drain.reason import BY_HAND, read_reason
 from resilio_hpc.slurm.node_faults.fault import NodeFault, evidence
 
 DRAINED_FOR_FAULTS = "node-faults"  # the check of a drain that followed from a score: no fault of its own

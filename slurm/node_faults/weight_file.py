@@ -13,7 +13,7 @@ import msgspec
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import HealthError
-from resilio_hpc.slurm.node_faults.site_weights import KnownWeight
+from resilio_hpc.slurm.node_faults.node_weights import KnownWeight
 
 _MOST_BYTES = 64 << 20
 

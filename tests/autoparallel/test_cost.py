@@ -5,15 +5,15 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from resilio_hpc.autoparallel.collectives import tree_gain
-from resilio_hpc.autoparallel.cost import Cost, Problem, iteration, stage_layers
-from resilio_hpc.autoparallel.efficiency import NAMES, bounds, read, shipped
-from resilio_hpc.autoparallel.hardware import Machine, Machines, machine, machines
-from resilio_hpc.autoparallel.layout import Layout, Layouts, Recompute
-from resilio_hpc.autoparallel.memory import memory
-from resilio_hpc.autoparallel.stack import Stack, Stacks
-from resilio_hpc.autoparallel.stage_times import layers_of
-from resilio_hpc.autoparallel.transformer import Transformer, Transformers
+from resilio_hpc.autoparallel.base.efficiency import NAMES, bounds, read, shipped
+from resilio_hpc.autoparallel.base.hardware import Machine, Machines, machine, machines
+from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute
+from resilio_hpc.autoparallel.base.stack import Stack, Stacks
+from resilio_hpc.autoparallel.cost.collectives import tree_gain
+from resilio_hpc.autoparallel.cost.cost import Cost, Problem, iteration, stage_layers
+from resilio_hpc.autoparallel.cost.memory import memory
+from resilio_hpc.autoparallel.cost.stage_times import layers_of
+from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
 from resilio_hpc.core.errors import UsageError
 
 GPT3 = Transformer("GPT-3 175B", 96, 12288, 96, 49152, 51200, 2048, tied=True)

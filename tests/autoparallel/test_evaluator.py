@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from resilio_hpc.autoparallel.choice import Choice, Offer
-from resilio_hpc.autoparallel.evaluate import SILENCE_S, Clock, Evaluator
-from resilio_hpc.autoparallel.evaluator import Attempt, Patience, after_submit, after_test, shapes_once
-from resilio_hpc.autoparallel.layout import Layout
-from resilio_hpc.autoparallel.shapes import Shape
+from resilio_hpc.autoparallel.base.layout import Layout
+from resilio_hpc.autoparallel.base.shapes import Shape
+from resilio_hpc.autoparallel.search.choice import Choice, Offer
+from resilio_hpc.autoparallel.search.evaluate import SILENCE_S, Clock, Evaluator
+from resilio_hpc.autoparallel.search.evaluator import Attempt, Patience, after_submit, after_test, shapes_once
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.slurm.commands import SubmitLimit, Unanswered
-from resilio_hpc.slurm.expected_start import Expected
-from resilio_hpc.slurm.trial import Look, Request
+from resilio_hpc.slurm.client.commands import SubmitLimit, Unanswered
+from resilio_hpc.slurm.client.expected_start import Expected
+from resilio_hpc.slurm.submit.trial import Look, Request
 
 NOW = 1_000_000.0
 STARTS = Expected(NOW, ("n1",), "main")

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from resilio_hpc.autoparallel import Inventory, Waiting, take_inventory
-from resilio_hpc.slurm import job_json, node_json, text_output
-from resilio_hpc.slurm.gres import parse_gres
-from resilio_hpc.slurm.model import Job, Node, Partition
-from resilio_hpc.slurm.states import job_state, node_state
+from resilio_hpc.slurm.client import job_json, node_json, text_output
+from resilio_hpc.slurm.client.gres import parse_gres
+from resilio_hpc.slurm.client.model import Job, Node, Partition
+from resilio_hpc.slurm.client.states import job_state, node_state
 from tests.support.environments import ROOT
 
 SAMPLES = ROOT / "tests" / "slurm" / "samples"

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from resilio_hpc.autoparallel.cost import Problem
-from resilio_hpc.autoparallel.efficiency import shipped
-from resilio_hpc.autoparallel.hardware import Machines, machine
-from resilio_hpc.autoparallel.layout import Layout, Layouts, Recompute
-from resilio_hpc.autoparallel.memory import CHANNELS, CONTEXT, WORKSPACE, Memory, memory
-from resilio_hpc.autoparallel.predict import predict_rows, read
-from resilio_hpc.autoparallel.rows import case
-from resilio_hpc.autoparallel.stack import Stack, Stacks
-from resilio_hpc.autoparallel.transformer import Transformer, Transformers
+from resilio_hpc.autoparallel.base.efficiency import shipped
+from resilio_hpc.autoparallel.base.hardware import Machines, machine
+from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute
+from resilio_hpc.autoparallel.base.stack import Stack, Stacks
+from resilio_hpc.autoparallel.cost.cost import Problem
+from resilio_hpc.autoparallel.cost.memory import CHANNELS, CONTEXT, WORKSPACE, Memory, memory
+from resilio_hpc.autoparallel.measure.predict import predict_rows, read
+from resilio_hpc.autoparallel.measure.rows import case
+from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
 
 TOKENS, HIDDEN, VOCAB = 1024, 512, 51200
 SMALL = Transformer("small", 4, HIDDEN, 8, 2048, VOCAB, TOKENS, tied=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.autoparallel.huggingface_config import READERS, from_huggingface, from_mapping
-from resilio_hpc.autoparallel.megatron_arguments import from_megatron
-from resilio_hpc.autoparallel.model_description import TransformerModel
-from resilio_hpc.autoparallel.model_source import find_model
-from resilio_hpc.autoparallel.presets import Preset, preset, presets
-from resilio_hpc.autoparallel.transformer_graph import transformer_graph
+from resilio_hpc.autoparallel.model.huggingface_config import READERS, from_huggingface, from_mapping
+from resilio_hpc.autoparallel.model.megatron_arguments import from_megatron
+from resilio_hpc.autoparallel.model.model_description import TransformerModel
+from resilio_hpc.autoparallel.model.model_source import find_model
+from resilio_hpc.autoparallel.model.presets import Preset, preset, presets
+from resilio_hpc.autoparallel.model.transformer_graph import transformer_graph
 from resilio_hpc.core.errors import UsageError
 from tests.support.environments import ROOT
 
@@ -33,7 +33,7 @@ def test_presets_have_their_published_parameters(name: str) -> None:
 
 
 def test_every_reader_is_used_by_a_preset() -> None:
-    text = (ROOT / "autoparallel" / "presets.toml").read_text()
+    text = (ROOT / "autoparallel" / "model" / "presets.toml").read_text()
     assert [kind for kind in READERS if f'"{kind}"' not in text] == []
 
 

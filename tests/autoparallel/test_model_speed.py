@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from resilio_hpc.autoparallel import Constraints, Inventory, Measurement, Pool, plan
-from resilio_hpc.autoparallel.efficiency import shipped
-from resilio_hpc.autoparallel.hardware import machine
-from resilio_hpc.autoparallel.model_speed import NEVER_S, ModelSpeed, SpeedModel
-from resilio_hpc.autoparallel.presets import preset
-from resilio_hpc.autoparallel.ranking import Training, find
-from resilio_hpc.autoparallel.uniform_model import uniform
+from resilio_hpc.autoparallel.base.efficiency import shipped
+from resilio_hpc.autoparallel.base.hardware import machine
+from resilio_hpc.autoparallel.model.presets import preset
+from resilio_hpc.autoparallel.search.model_speed import NEVER_S, ModelSpeed, SpeedModel
+from resilio_hpc.autoparallel.search.ranking import Training, find
+from resilio_hpc.autoparallel.search.uniform_model import uniform
 from resilio_hpc.core.errors import UsageError
 
 TRAINING = Training(uniform(preset("llama2-7b")), 256, shipped())

@@ -7,14 +7,14 @@ import tomllib
 import numpy as np
 import pytest
 
-from resilio_hpc.autoparallel import nearby
-from resilio_hpc.autoparallel.calibrate import calibrate
-from resilio_hpc.autoparallel.efficiency import bounds, shipped
-from resilio_hpc.autoparallel.efficiency import read as read_parameters
-from resilio_hpc.autoparallel.explain import explain
-from resilio_hpc.autoparallel.predict import predict, problem, read
-from resilio_hpc.autoparallel.ranking import Training
-from resilio_hpc.autoparallel.search import Space, search
+from resilio_hpc.autoparallel.base.efficiency import bounds, shipped
+from resilio_hpc.autoparallel.base.efficiency import read as read_parameters
+from resilio_hpc.autoparallel.measure import nearby
+from resilio_hpc.autoparallel.measure.calibrate import calibrate
+from resilio_hpc.autoparallel.measure.predict import predict, problem, read
+from resilio_hpc.autoparallel.report.explain import explain
+from resilio_hpc.autoparallel.search.ranking import Training
+from resilio_hpc.autoparallel.search.search import Space, search
 from resilio_hpc.core.errors import UsageError
 
 LAYOUTS = """layers,hidden,heads,seq,global_batch,micro_batch,gpu,num_gpus,tp,pp,recompute

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from resilio_hpc.autoparallel import Inventory, Pool, Waiting, take_inventory
-from resilio_hpc.autoparallel.inventory_file import assumed, read_inventory
-from resilio_hpc.autoparallel.offers import Request, offers, why_none
+from resilio_hpc.autoparallel.search.inventory_file import assumed, read_inventory
+from resilio_hpc.autoparallel.search.offers import Request, offers, why_none
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm.gres import parse_gres
-from resilio_hpc.slurm.model import Job, Node, Partition
-from resilio_hpc.slurm.states import job_state, node_state
+from resilio_hpc.slurm.client.gres import parse_gres
+from resilio_hpc.slurm.client.model import Job, Node, Partition
+from resilio_hpc.slurm.client.states import job_state, node_state
 
 NODES = tuple(f"n{number}" for number in range(1, 9))
 POOL = Pool("main", "h100", 8, NODES, NODES[:3], idle_gpus=28, unused=(8, 8, 8, 4), frees_at=(1600.0, 9000.0))

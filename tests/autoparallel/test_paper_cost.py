@@ -2,7 +2,7 @@
 
 import pytest
 
-from resilio_hpc.autoparallel.paper_cost import Degrees, algorithm_1, formula_3, shapes
+from resilio_hpc.autoparallel.cost.paper_cost import Degrees, algorithm_1, formula_3, shapes
 
 
 def test_shapes_have_most_gpus_per_node_first() -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from partition import plain_partition
-from resilio_hpc.autoparallel.graph import Operator, OperatorGraph, Value
-from resilio_hpc.autoparallel.partition import NoPartition, Partition, partition, partition_graph
-from resilio_hpc.autoparallel.uniform_partition import uniform_partition
+from resilio_hpc.autoparallel.model.graph import Operator, OperatorGraph, Value
+from resilio_hpc.autoparallel.search.partition import NoPartition, Partition, partition, partition_graph
+from resilio_hpc.autoparallel.search.uniform_partition import uniform_partition
 from resilio_hpc.core.errors import UsageError
 
 BANDS = (0.0, 0.05, 0.1, 0.3, 0.5, 0.9, 1.0, 1.5, 3.0)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.autoparallel.efficiency import read as read_calibration
-from resilio_hpc.autoparallel.efficiency import shipped
-from resilio_hpc.autoparallel.hardware import machine
-from resilio_hpc.autoparallel.layout import Recompute
-from resilio_hpc.autoparallel.nearby import read as read_nearby
-from resilio_hpc.autoparallel.predict import COLUMNS, predict_rows, read
-from resilio_hpc.autoparallel.rows import case
-from resilio_hpc.cli import plan_calibrate, plan_predict
+from resilio_hpc.autoparallel.base.efficiency import read as read_calibration
+from resilio_hpc.autoparallel.base.efficiency import shipped
+from resilio_hpc.autoparallel.base.hardware import machine
+from resilio_hpc.autoparallel.base.layout import Recompute
+from resilio_hpc.autoparallel.measure.nearby import read as read_nearby
+from resilio_hpc.autoparallel.measure.predict import COLUMNS, predict_rows, read
+from resilio_hpc.autoparallel.measure.rows import case
+from resilio_hpc.cli.plan import calibrate, predict
 from resilio_hpc.core.errors import UsageError
 
 ROW = {
@@ -142,7 +142,7 @@ def test_power_limits_are_part_of_the_gpu() -> None:
 def run(tmp_path: Path, text: str | bytes, *more: str) -> tuple[int, Path]:
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return plan_predict.main(["--rows", str(source), "--out", str(out), *more]), out
+    return predict.main(["--rows", str(source), "--out", str(out), *more]), out
 
 
 def table_of(path: Path) -> list[dict[str, str]]:
@@ -174,7 +174,7 @@ def test_predicting_twice_gives_the_same_table(tmp_path: Path) -> None:
 def test_json_goes_to_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "in.csv"
     source.write_text(as_csv(ROW))
-    assert plan_predict.main(["--rows", str(source), "--json"]) == 0
+    assert predict.main(["--rows", str(source), "--json"]) == 0
     assert float(json.loads(capsys.readouterr().out)[0]["pred_iter_time_s"]) > 0
 
 
@@ -201,7 +201,7 @@ def test_short_and_long_lines_are_rows_too(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"gone\.csv"):
-        plan_predict.main(["--rows", str(tmp_path / "gone.csv")])
+        predict.main(["--rows", str(tmp_path / "gone.csv")])
 
 
 def test_a_calibration_changes_times_and_narrows_the_band(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_calibration_learns_a_cluster_that_is_slower(tmp_path: Path) -> None:
     rows = predict_rows(layouts, replace(shipped(), gemm_ampere=0.65, nic=0.5))
     source, out = tmp_path / "measured.csv", tmp_path / "cluster.toml"
     source.write_text(as_csv(*({**row, "iter_time_s": row["pred_iter_time_s"], "status": "ok"} for row in rows)))
-    assert plan_calibrate.main(["--rows", str(source), "--out", str(out)]) == 0
+    assert calibrate.main(["--rows", str(source), "--out", str(out)]) == 0
     text = out.read_text()
     again = predict_rows(layouts, read_calibration(text), nearby=read_nearby(text))
     errors = [
@@ -237,4 +237,4 @@ def test_too_few_measurements_are_refused(tmp_path: Path) -> None:
         as_csv({**ROW, "iter_time_s": "nan", "status": "ok"}, {**ROW, "iter_time_s": "70", "status": "oom"})
     )
     with pytest.raises(UsageError, match="0 usable measurements"):
-        plan_calibrate.main(["--rows", str(source)])
+        calibrate.main(["--rows", str(source)])

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from resilio_hpc.autoparallel import collectives, compute_bench, profile_file
-from resilio_hpc.autoparallel.collectives import Group
-from resilio_hpc.autoparallel.comm_backends import Place, open_backend, place
-from resilio_hpc.autoparallel.comm_bench import groups_of, sizes_to, spread
-from resilio_hpc.autoparallel.comm_fit import FACTORS, Curve, fit
-from resilio_hpc.autoparallel.compute_samples import Sample
-from resilio_hpc.autoparallel.efficiency import shipped
-from resilio_hpc.autoparallel.hardware import Machines, machine
-from resilio_hpc.autoparallel.measured import apply
-from resilio_hpc.autoparallel.predict import predict_rows
-from resilio_hpc.autoparallel.profile import Profile
+from resilio_hpc.autoparallel.base.efficiency import shipped
+from resilio_hpc.autoparallel.base.hardware import Machines, machine
+from resilio_hpc.autoparallel.cost import collectives
+from resilio_hpc.autoparallel.cost.collectives import Group
+from resilio_hpc.autoparallel.measure import compute_bench, profile_file
+from resilio_hpc.autoparallel.measure.comm_backends import Place, open_backend, place
+from resilio_hpc.autoparallel.measure.comm_bench import groups_of, sizes_to, spread
+from resilio_hpc.autoparallel.measure.comm_fit import FACTORS, Curve, fit
+from resilio_hpc.autoparallel.measure.compute_samples import Sample
+from resilio_hpc.autoparallel.measure.measured import apply
+from resilio_hpc.autoparallel.measure.predict import predict_rows
+from resilio_hpc.autoparallel.measure.profile import Profile
 from resilio_hpc.core.errors import UsageError
 
 SIZES = sizes_to(256 << 20)

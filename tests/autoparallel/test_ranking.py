@@ -9,24 +9,25 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from resilio_hpc.autoparallel import Inventory, infeasible, paper_plan
-from resilio_hpc.autoparallel.choice import Choice, Offer
-from resilio_hpc.autoparallel.cost import Problem, iteration
-from resilio_hpc.autoparallel.efficiency import shipped
-from resilio_hpc.autoparallel.failures import Reliability, interval_s, overhead, run_s
-from resilio_hpc.autoparallel.hardware import Machines, machine
-from resilio_hpc.autoparallel.inventory_file import assumed
-from resilio_hpc.autoparallel.layout import Layout, Layouts, Recompute
-from resilio_hpc.autoparallel.losers import losers
-from resilio_hpc.autoparallel.memory import memory
-from resilio_hpc.autoparallel.offers import Request, offers
-from resilio_hpc.autoparallel.presets import preset
-from resilio_hpc.autoparallel.ranking import Searched, Training, at_shape, find, pareto, ranked, search_offers
-from resilio_hpc.autoparallel.search import Space
-from resilio_hpc.autoparallel.shapes import Shape
-from resilio_hpc.autoparallel.stack import Stack, Stacks
-from resilio_hpc.autoparallel.transformer import Transformers
-from resilio_hpc.autoparallel.uniform_model import uniform
+from resilio_hpc.autoparallel import Inventory
+from resilio_hpc.autoparallel.base.efficiency import shipped
+from resilio_hpc.autoparallel.base.hardware import Machines, machine
+from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute
+from resilio_hpc.autoparallel.base.shapes import Shape
+from resilio_hpc.autoparallel.base.stack import Stack, Stacks
+from resilio_hpc.autoparallel.cost.cost import Problem, iteration
+from resilio_hpc.autoparallel.cost.memory import memory
+from resilio_hpc.autoparallel.model.presets import preset
+from resilio_hpc.autoparallel.model.transformer import Transformers
+from resilio_hpc.autoparallel.search import infeasible, paper_plan
+from resilio_hpc.autoparallel.search.choice import Choice, Offer
+from resilio_hpc.autoparallel.search.failures import Reliability, interval_s, overhead, run_s
+from resilio_hpc.autoparallel.search.inventory_file import assumed
+from resilio_hpc.autoparallel.search.losers import losers
+from resilio_hpc.autoparallel.search.offers import Request, offers
+from resilio_hpc.autoparallel.search.ranking import Searched, Training, at_shape, find, pareto, ranked, search_offers
+from resilio_hpc.autoparallel.search.search import Space
+from resilio_hpc.autoparallel.search.uniform_model import uniform
 
 H100 = machine("H100")
 TRAINING = Training(uniform(preset("llama2-7b")), 256, shipped())

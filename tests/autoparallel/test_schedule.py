@@ -6,7 +6,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from resilio_hpc.autoparallel.schedule import (
+from resilio_hpc.autoparallel.cost.schedule import (
     gpipe_order,
     interleaved_order,
     one_f_one_b_order,

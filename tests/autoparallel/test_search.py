@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from resilio_hpc.autoparallel.cost import Problem, iteration
-from resilio_hpc.autoparallel.efficiency import shipped
-from resilio_hpc.autoparallel.hardware import Machines, machine
-from resilio_hpc.autoparallel.layout import Layouts
-from resilio_hpc.autoparallel.memory import memory
-from resilio_hpc.autoparallel.search import Space, divisors, enumerate_layouts, search
-from resilio_hpc.autoparallel.stack import Stack, Stacks
-from resilio_hpc.autoparallel.transformer import Transformer, Transformers
+from resilio_hpc.autoparallel.base.efficiency import shipped
+from resilio_hpc.autoparallel.base.hardware import Machines, machine
+from resilio_hpc.autoparallel.base.layout import Layouts
+from resilio_hpc.autoparallel.base.stack import Stack, Stacks
+from resilio_hpc.autoparallel.cost.cost import Problem, iteration
+from resilio_hpc.autoparallel.cost.memory import memory
+from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
+from resilio_hpc.autoparallel.search.search import Space, divisors, enumerate_layouts, search
 
 SMALL = Transformer("small", 24, 2048, 16, 8192, 51200, 2048, tied=True)
 MOE = Transformer("moe", 16, 2048, 16, 8192, 51200, 2048, experts=8, topk=2, expert_ffn=4096, gated=True)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from resilio_hpc.autoparallel.graph import OperatorGraph
-from resilio_hpc.autoparallel.model_description import TransformerModel
-from resilio_hpc.autoparallel.partition import partition_graph
-from resilio_hpc.autoparallel.trace import trace, trace_made
-from resilio_hpc.autoparallel.transformer_graph import transformer_graph
+from resilio_hpc.autoparallel.model.graph import OperatorGraph
+from resilio_hpc.autoparallel.model.model_description import TransformerModel
+from resilio_hpc.autoparallel.model.trace import trace, trace_made
+from resilio_hpc.autoparallel.model.transformer_graph import transformer_graph
+from resilio_hpc.autoparallel.search.partition import partition_graph
 from resilio_hpc.core.errors import UsageError
 from tests.support.autoparallel.traced_models import GPT, Calls, Chosen, Steered
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from machine_load import BUSY_PER_CORE, loaded
-from resilio_hpc.launch.process_tree import children
+from resilio_hpc.launch.process.process_tree import children
 
 
 def test_the_load_runs_while_it_is_wanted_and_leaves_nothing(tmp_path: Path) -> None:

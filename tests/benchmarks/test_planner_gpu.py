@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import planner_gpu
-from resilio_hpc.autoparallel.profile_file import read
-from resilio_hpc.autoparallel.transformer import Transformer, Transformers
+from resilio_hpc.autoparallel.measure.profile_file import read
+from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
 from resilio_hpc.cli import main
 
 

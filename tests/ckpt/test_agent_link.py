@@ -18,13 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import agent_link, arena, saver
-from resilio_hpc.ckpt.agent_link import AgentLink, parse_restore_point
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.coordinator import Place, RestorePoint
-from resilio_hpc.ckpt.saver_messages import Commit, Committed, Persist, Persisted
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.coordination import agent_link
+from resilio_hpc.ckpt.coordination.agent_link import AgentLink, parse_restore_point
+from resilio_hpc.ckpt.coordination.coordinator import Place, RestorePoint
+from resilio_hpc.ckpt.saver import saver
+from resilio_hpc.ckpt.saver.messages import Commit, Committed, Persist, Persisted
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError
 

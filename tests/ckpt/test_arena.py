@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import arena
-from resilio_hpc.ckpt.arena import Header
-from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner, Slot
-from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.format.pages import PAGE
+from resilio_hpc.ckpt.format.whole_snapshot import Header
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.restore import restore
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner, Slot
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 from resilio_hpc.core.process import run
 from tests.support.environments import SUPPORT
@@ -152,7 +153,7 @@ def test_pins_end_with_the_process_that_holds_them(shm: Path) -> None:
     arenas = pair(shm)
     save(arenas, 1)
     pinning = f"arena.pin(Path({str(shm)!r}), 1).paths"
-    code = f"from pathlib import Path; from resilio_hpc.ckpt import arena; print({pinning})"
+    code = f"from pathlib import Path; from resilio_hpc.ckpt.snapshot import arena; print({pinning})"
     assert "rank0.slot0" in run([sys.executable, "-c", code], 30).stdout
     save(arenas, 2)
     save(arenas, 3)
@@ -243,12 +244,12 @@ def flip(path: Path, offset: int) -> None:
 @given(st.binary(min_size=0, max_size=200), st.integers(0, 300))
 def test_garbage_in_a_header_is_never_a_snapshot(garbage: bytes, at: int) -> None:
     header = arena.Header(5, 1, 0, 0, 1, 1, 0, "own", "run", 4096, 10, 0, 8192)
-    page = bytearray(arena.pack(header).ljust(arena.PAGE, b"\0"))
+    page = bytearray(arena.pack(header).ljust(PAGE, b"\0"))
     page[arena.STATE_AT : arena.STATE_AT + 8] = arena.WHOLE
     assert arena.unpack(bytes(page)) == header
     before = bytes(page)
     page[at : at + len(garbage)] = garbage
-    found = arena.unpack(bytes(page[: arena.PAGE]))
+    found = arena.unpack(bytes(page[:PAGE]))
     assert found is None or found == header or bytes(page) == before
 
 
@@ -278,7 +279,8 @@ def test_removing_takes_the_directory_and_files_on_disk_too(tmp_path: Path) -> N
 
 def test_agents_import_neither_torch_nor_h5py_nor_numpy() -> None:
     code = (
-        "import sys, resilio_hpc.ckpt.arena, resilio_hpc.ckpt.catalogue, resilio_hpc.ckpt.saver_messages\n"
+        "import sys, resilio_hpc.ckpt.snapshot.arena, resilio_hpc.ckpt.store.checkpoint_index\n"
+        "import resilio_hpc.ckpt.saver.messages\n"
         "print([name for name in ('torch', 'h5py', 'numpy') if name in sys.modules])"
     )
     assert run([sys.executable, "-c", code], 30).stdout.strip() == "[]"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from resilio_hpc.ckpt import block_table
-from resilio_hpc.ckpt.block_table import Key, Limits, Look, Reader, Table
-from resilio_hpc.ckpt.records import BLOCK_BYTES
+from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES
+from resilio_hpc.ckpt.restore import block_table
+from resilio_hpc.ckpt.restore.block_table import Key, Limits, Look, Reader, Table
 from resilio_hpc.native import map_shared
 from tests.support.waiting import PATIENCE_S, until
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import bulk_io
-from resilio_hpc.ckpt.arena import PAGE
-from resilio_hpc.ckpt.bulk_io import Block, Piece, Segment
+from resilio_hpc.ckpt.format import bulk_io
+from resilio_hpc.ckpt.format.bulk_io import Block, Piece, Segment
+from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt import catalogue, fence
-from resilio_hpc.ckpt.committed_source import CommittedSource
-from resilio_hpc.ckpt.records import VERSION, read_manifest, read_table, seal
-from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.staging import staging_directory
+from resilio_hpc.ckpt.format.manifest import VERSION, read_manifest, read_table, seal
+from resilio_hpc.ckpt.restore.committed_source import CommittedSource
+from resilio_hpc.ckpt.restore.restore import restore
+from resilio_hpc.ckpt.store import checkpoint_index, fence
+from resilio_hpc.ckpt.store.retention import Retention
+from resilio_hpc.ckpt.store.staging import staging_directory
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 from tests.support.ckpt.local_node import worn_in
 
@@ -169,8 +169,8 @@ def test_a_hostile_manifest_is_corrupt_and_never_followed(
 def test_garbage_instead_of_a_manifest_is_corrupt(garbage: bytes, directory: Path) -> None:
     manifest(directory).write_bytes(garbage)
     with pytest.raises(CorruptCheckpoint):
-        catalogue.manifest_of(directory, 20)
-    assert catalogue.committed_steps(directory) == [10]
+        checkpoint_index.manifest_of(directory, 20)
+    assert checkpoint_index.committed_steps(directory) == [10]
     assert restored(directory) == 10
 
 
@@ -187,7 +187,7 @@ def test_a_manifest_in_which_any_bit_flipped_is_not_read(directory: Path) -> Non
 def test_a_bit_that_flipped_wherever_a_restore_looks_is_found(tmp_path: Path) -> None:
     saver = ckpt.Checkpointer(tmp_path)
     saver.save(20, {"x": torch.arange(40), "y": torch.ones(3, dtype=torch.bfloat16), "n": 7}).wait(timeout_s=30)
-    found = catalogue.manifest_of(tmp_path, 20)
+    found = checkpoint_index.manifest_of(tmp_path, 20)
     rank = found.shards[0].ranks[0]
     fd = os.open(shard(tmp_path), os.O_RDWR)
     table = read_table(os.pread(fd, rank.table.size_bytes, rank.table.offset), found.shards[0].size_bytes)
@@ -228,13 +228,13 @@ def test_a_newer_version_of_the_format_says_so(directory: Path) -> None:
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "version": VERSION + 1, "manifest": "something else"}))
     with pytest.raises(CheckpointError, match="upgrade") as caught:
-        catalogue.manifest_of(directory, 20)
+        checkpoint_index.manifest_of(directory, 20)
     assert not isinstance(caught.value, CorruptCheckpoint)
 
 
 def test_a_hostile_table_is_refused_before_anything_is_allocated(directory: Path) -> None:
     """Even one whose checksums are right."""
-    from resilio_hpc.ckpt.records import sha256
+    from resilio_hpc.ckpt.format.manifest import sha256
     from resilio_hpc.native import crc32c
 
     content = content_of(manifest(directory))
@@ -271,20 +271,20 @@ def test_old_steps_are_pruned_and_nothing_else_remains(directory: Path) -> None:
     assert there == [*worn_in(directory), "latest", "step-0000000030", "step-0000000040"]
     assert (directory / "latest").read_text() == "40\n"
     assert sorted(path.name for path in shard(directory, 40).parent.iterdir()) == ["manifest.json", "node-0.h5"]
-    catalogue.prune(directory, Retention(2), 0.0)  # by hand: no step is expected that would write over it
+    checkpoint_index.prune(directory, Retention(2), 0.0)  # by hand: no step is expected that would write over it
     assert sorted(path.name for path in directory.iterdir()) == there[-3:]
 
 
 def test_damaged_steps_do_not_count_when_old_ones_are_pruned(directory: Path) -> None:
     manifest(directory, 20).write_text("garbage")
-    catalogue.prune(directory, Retention(1), 0.0)
-    assert catalogue.committed_steps(directory) == [10]
+    checkpoint_index.prune(directory, Retention(1), 0.0)
+    assert checkpoint_index.committed_steps(directory) == [10]
 
 
 def test_a_step_that_a_restore_found_damaged_does_not_stand_in_for_a_good_one(directory: Path) -> None:
     in_the_data(shard(directory))
     assert restored(directory) == 10
-    assert "tensor x does not match" in catalogue.noted_damage(directory, 20)
+    assert "tensor x does not match" in checkpoint_index.noted_damage(directory, 20)
     again = ckpt.Checkpointer(directory, keep_last=2)
     again.save(30, {"x": torch.full((1000,), 30), "step": 30}).wait(timeout_s=30)
     assert again.steps() == [10, 20, 30]  # the last two good ones, and 20 between them
@@ -294,47 +294,47 @@ def test_a_step_that_a_restore_found_damaged_does_not_stand_in_for_a_good_one(di
 
 def test_a_note_of_damage_goes_with_what_it_is_about(directory: Path) -> None:
     """It is still tried, and when the step is saved again, that one has no note."""
-    catalogue.note_damage(directory, 20, "for a test")
-    catalogue.note_damage(directory, 20, "another rank found it too")
-    catalogue.note_damage(directory, 77, "which is not here")
-    assert catalogue.noted_damage(directory, 20) == "for a test"
+    checkpoint_index.note_damage(directory, 20, "for a test")
+    checkpoint_index.note_damage(directory, 20, "another rank found it too")
+    checkpoint_index.note_damage(directory, 77, "which is not here")
+    assert checkpoint_index.noted_damage(directory, 20) == "for a test"
     assert restored(directory) == 20
     ckpt.Checkpointer(directory).save(20, {"x": torch.full((1000,), 20), "step": 20}).wait(timeout_s=30)
-    assert catalogue.noted_damage(directory, 20) == ""
+    assert checkpoint_index.noted_damage(directory, 20) == ""
     (shard(directory).parent / "damaged").touch()  # whoever noted it was killed before it could say why
-    assert catalogue.noted_damage(directory, 20) == "it was found so"
-    assert catalogue.expendable(directory, Retention(1), 0.0) == []
+    assert checkpoint_index.noted_damage(directory, 20) == "it was found so"
+    assert checkpoint_index.expendable(directory, Retention(1), 0.0) == []
 
 
 def test_a_commit_looks_at_every_step_once_and_takes_sizes_from_the_manifests(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Path] = []
-    has_size = catalogue._has_size
+    has_size = checkpoint_index._has_size
 
     def counted(path: Path, size: int, follow: bool = True) -> bool:
         looked.append(path)
         return has_size(path, size, follow)
 
-    monkeypatch.setattr(catalogue, "_has_size", counted)
-    found = catalogue.manifest_of(directory, 20)
+    monkeypatch.setattr(checkpoint_index, "_has_size", counted)
+    found = checkpoint_index.manifest_of(directory, 20)
     stage(directory, 30, epoch=0)
     room = 1.5 * found.size_bytes / 1e9
-    catalogue.commit(directory, 30, 0, 0, 1, "own", found.shards, Retention(9, keep_gb=room))
+    checkpoint_index.commit(directory, 30, 0, 0, 1, "own", found.shards, Retention(9, keep_gb=room))
     assert [path.parent.name[-2:] for path in looked] == ["r0", "10", "20"]
-    assert catalogue.committed_steps(directory) == [30]
+    assert checkpoint_index.committed_steps(directory) == [30]
 
 
 def test_an_epoch_that_was_fenced_off_cannot_commit(directory: Path) -> None:
-    found = catalogue.manifest_of(directory, 20)
+    found = checkpoint_index.manifest_of(directory, 20)
     fence.raise_fence(directory, 5)
     fence.raise_fence(directory, 3)
     stage(directory, 30, epoch=4)
     with pytest.raises(CheckpointError, match="epoch 5 has taken over"):
-        catalogue.commit(directory, 30, 4, 0, 1, "own", found.shards, KEEP)
+        checkpoint_index.commit(directory, 30, 4, 0, 1, "own", found.shards, KEEP)
     stage(directory, 30, epoch=5)
-    catalogue.commit(directory, 30, 5, 0, 1, "own", found.shards, KEEP)
-    assert catalogue.committed_steps(directory) == [10, 20, 30]
+    checkpoint_index.commit(directory, 30, 5, 0, 1, "own", found.shards, KEEP)
+    assert checkpoint_index.committed_steps(directory) == [10, 20, 30]
 
 
 def stage(directory: Path, step: int, epoch: int, round_: int = 0) -> Path:
@@ -346,20 +346,20 @@ def stage(directory: Path, step: int, epoch: int, round_: int = 0) -> Path:
 
 
 def test_a_step_of_a_later_epoch_is_not_replaced(directory: Path) -> None:
-    found = catalogue.manifest_of(directory, 20)
+    found = checkpoint_index.manifest_of(directory, 20)
     stage(directory, 30, epoch=7)
-    catalogue.commit(directory, 30, 7, 0, 1, "own", found.shards, KEEP)
+    checkpoint_index.commit(directory, 30, 7, 0, 1, "own", found.shards, KEEP)
     stage(directory, 30, epoch=6)
     with pytest.raises(CheckpointError, match="epoch 7, later than our 6"):
-        catalogue.commit(directory, 30, 6, 0, 1, "own", found.shards, KEEP)
+        checkpoint_index.commit(directory, 30, 6, 0, 1, "own", found.shards, KEEP)
 
 
 def test_a_step_saved_again_replaces_the_former_whole(directory: Path) -> None:
-    found = catalogue.manifest_of(directory, 20)
+    found = checkpoint_index.manifest_of(directory, 20)
     stage(directory, 20, epoch=0, round_=3)
-    catalogue.commit(directory, 20, 0, 3, 1, "own", found.shards, KEEP)
-    catalogue.commit(directory, 20, 0, 3, 1, "own", found.shards, KEEP)  # asked twice: nothing happens
-    assert catalogue.manifest_of(directory, 20).round == 3
+    checkpoint_index.commit(directory, 20, 0, 3, 1, "own", found.shards, KEEP)
+    checkpoint_index.commit(directory, 20, 0, 3, 1, "own", found.shards, KEEP)  # asked twice: nothing happens
+    assert checkpoint_index.manifest_of(directory, 20).round == 3
     assert restored(directory) == 20
 
 
@@ -372,28 +372,28 @@ def test_a_step_saved_again_replaces_the_former_whole(directory: Path) -> None:
     ],
 )
 def test_incomplete_shards_are_not_committed(change: Callable[[Path], None], why: str, directory: Path) -> None:
-    found = catalogue.manifest_of(directory, 20)
+    found = checkpoint_index.manifest_of(directory, 20)
     change(stage(directory, 30, epoch=0))
     with pytest.raises(CheckpointError, match=why):
-        catalogue.commit(directory, 30, 0, 0, 1, "own", found.shards, KEEP)
-    assert catalogue.committed_steps(directory) == [10, 20]
+        checkpoint_index.commit(directory, 30, 0, 0, 1, "own", found.shards, KEEP)
+    assert checkpoint_index.committed_steps(directory) == [10, 20]
 
 
 def test_a_commit_that_lacks_a_rank_is_refused(directory: Path) -> None:
-    found = catalogue.manifest_of(directory, 20)
+    found = checkpoint_index.manifest_of(directory, 20)
     stage(directory, 30, epoch=0)
     with pytest.raises(CheckpointError, match="of a world of 2"):
-        catalogue.commit(directory, 30, 0, 0, 2, "own", found.shards, KEEP)
+        checkpoint_index.commit(directory, 30, 0, 0, 2, "own", found.shards, KEEP)
 
 
 def test_a_commit_sweeps_what_earlier_lives_left_and_nothing_newer(directory: Path) -> None:
-    found = catalogue.manifest_of(directory, 20)
+    found = checkpoint_index.manifest_of(directory, 20)
     old, newer = stage(directory, 15, epoch=0, round_=0), stage(directory, 40, epoch=0, round_=2)
     stage(directory, 30, epoch=0, round_=1)
-    catalogue.commit(directory, 30, 0, 1, 1, "own", found.shards, KEEP)
+    checkpoint_index.commit(directory, 30, 0, 1, 1, "own", found.shards, KEEP)
     assert not old.exists()
     assert newer.exists()
 
 
 def test_a_directory_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
-    assert catalogue.committed_steps(tmp_path / "none") == []
+    assert checkpoint_index.committed_steps(tmp_path / "none") == []

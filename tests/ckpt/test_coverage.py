@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import Slab, catalogue
+from resilio_hpc.ckpt import Slab
+from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.core.errors import CheckpointError
 from tests.ckpt.test_slabs import save
 
@@ -32,7 +33,7 @@ def test_parts_that_do_not_make_up_a_whole_are_not_committed(parts: list[Slab], 
     with pytest.raises(CheckpointError, match=f"step 2 cannot be committed: {why}"):
         save(tmp_path, [{"x": one} for one in parts], 2)
     save(tmp_path, [{"x": one} for one in whole], 3)
-    assert catalogue.committed_steps(tmp_path) == [1, 3]
+    assert checkpoint_index.committed_steps(tmp_path) == [1, 3]
 
 
 def test_the_same_part_of_two_ranks_is_compared_at_every_commit(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt import catalogue
-from resilio_hpc.ckpt.coordinator import use
-from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
-from resilio_hpc.ckpt.records import BLOCK_BYTES
-from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.verify import verify_step
-from resilio_hpc.cli.ckpt import main as resilio_ckpt
+from resilio_hpc.ckpt.coordination.coordinator import use
+from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.retention import Retention
+from resilio_hpc.ckpt.store.verify import verify_step
+from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 STEPS = (10, 20)
@@ -56,7 +56,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shard(directory: Path, step: int = 20, node: int = 0) -> Path:
-    return catalogue.step_directory(directory, step) / f"node-{node}.h5"
+    return checkpoint_index.step_directory(directory, step) / f"node-{node}.h5"
 
 
 def flips(path: Path, bits: Callable[[int], range]) -> Iterator[int]:
@@ -85,7 +85,7 @@ def every_bit(at: int) -> range:
 def test_a_flipped_bit_of_a_shard_file_is_found_by_verify_wherever_it_is(
     bits: Callable[[int], range], directory: Path
 ) -> None:
-    manifest = catalogue.manifest_of(directory, 20)
+    manifest = checkpoint_index.manifest_of(directory, 20)
     assert verify_step(directory, manifest) == []
     for at in flips(shard(directory), bits):
         assert len(verify_step(directory, manifest)) == 1, f"byte {at}"
@@ -98,7 +98,7 @@ def test_a_flipped_bit_changes_no_restored_one(
     name: str, bits: Callable[[int], range], directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saver = ckpt.Checkpointer(directory)
-    found = {restored_by(saver) for _ in flips(catalogue.step_directory(directory, 20) / name, bits)}
+    found = {restored_by(saver) for _ in flips(checkpoint_index.step_directory(directory, 20) / name, bits)}
     assert found == ({10, 20} if name == "node-0.h5" else {10})  # HDF5's own metadata is nothing that a restore needs
     assert restored(directory) == 20
 
@@ -121,7 +121,7 @@ def test_a_flipped_bit_of_latest_is_found_by_verify_and_harms_nothing(
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("name", ["node-0.h5", "manifest.json"])
 def test_a_file_that_was_cut_off_or_grew_is_never_restored(name: str, share: float, directory: Path) -> None:
-    path = catalogue.step_directory(directory, 20) / name
+    path = checkpoint_index.step_directory(directory, 20) / name
     data = path.read_bytes()
     for size in {int(share * len(data)), int(share * len(data)) // 4096 * 4096, len(data) - 1} - {len(data)}:
         path.write_bytes(data[:size])
@@ -160,16 +160,18 @@ def test_files_of_two_steps_that_were_exchanged_are_not_taken_for_each_other(dir
 
 
 def test_the_manifest_of_another_step_is_not_believed(directory: Path, tmp_path: Path) -> None:
-    manifest = catalogue.step_directory(directory, 20) / "manifest.json"
-    shutil.copy(catalogue.step_directory(directory, 10) / "manifest.json", manifest)
+    manifest = checkpoint_index.step_directory(directory, 20) / "manifest.json"
+    shutil.copy(checkpoint_index.step_directory(directory, 10) / "manifest.json", manifest)
     assert restored(directory) == 10
-    assert "of step 10" in catalogue.damaged_steps(directory)[20]
+    assert "of step 10" in checkpoint_index.damaged_steps(directory)[20]
 
 
 def test_the_manifest_of_the_same_step_of_another_run_is_not_believed(directory: Path) -> None:
     other = directory / "other"
     ckpt.Checkpointer(other).save(20, state_of(21)).wait(timeout_s=30)
-    shutil.copy(catalogue.step_directory(other, 20) / "manifest.json", catalogue.step_directory(directory, 20))
+    shutil.copy(
+        checkpoint_index.step_directory(other, 20) / "manifest.json", checkpoint_index.step_directory(directory, 20)
+    )
     assert restored(directory) == 10
 
 
@@ -208,4 +210,4 @@ def test_pages_and_blocks_that_changed_places_are_found(size: int, tmp_path: Pat
     os.close(fd)
     with pytest.raises(CorruptCheckpoint, match="tensor x does not match its checksum"):
         saver.restore()
-    assert len(verify_step(tmp_path, catalogue.manifest_of(tmp_path, 20))) == 1
+    assert len(verify_step(tmp_path, checkpoint_index.manifest_of(tmp_path, 20))) == 1

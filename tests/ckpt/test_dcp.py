@@ -21,9 +21,10 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue, fence
-from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
-from resilio_hpc.cli import ckpt
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab
+from resilio_hpc.ckpt.dcp.__init__ import ResilioReader, ResilioWriter
+from resilio_hpc.ckpt.store import checkpoint_index, fence
+from resilio_hpc.cli.ckpt import ckpt
 from resilio_hpc.core.errors import CheckpointError, UsageError
 from tests.support.ckpt.unchecked_step import save_unchecked
 
@@ -249,7 +250,7 @@ class Other:
 )
 def test_what_a_checkpoint_cannot_hold_is_named(state: Any, planner: Any, message: str, tmp_path: Path) -> None:
     assert failure(lambda: save(tmp_path, state, planner=planner)).startswith(message)
-    assert catalogue.committed_steps(tmp_path) == []
+    assert checkpoint_index.committed_steps(tmp_path) == []
 
 
 def test_a_state_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -280,9 +281,9 @@ def test_step_numbers(tmp_path: Path) -> None:
 def test_a_step_is_replaced_and_old_ones_go(tmp_path: Path) -> None:
     for number in range(5):
         dcp.save({"n": number}, storage_writer=ResilioWriter(tmp_path, number, keep_last=2))
-    assert catalogue.committed_steps(tmp_path) == [3, 4]
+    assert checkpoint_index.committed_steps(tmp_path) == [3, 4]
     dcp.save({"n": 33}, storage_writer=ResilioWriter(tmp_path, 3, keep_last=2))
-    assert catalogue.committed_steps(tmp_path) == [4, 3]
+    assert checkpoint_index.committed_steps(tmp_path) == [4, 3]
     assert load(tmp_path, {"n": 0}) == {"n": 33}
 
 
@@ -291,7 +292,7 @@ def test_a_checkpoint_id_is_another_directory(tmp_path: Path) -> None:
     dcp.save({"n": 1}, checkpoint_id=tmp_path / "there", storage_writer=writer)
     found = {"n": 0}
     dcp.load(found, checkpoint_id=str(tmp_path / "there"), storage_reader=reader)
-    assert (found, catalogue.committed_steps(tmp_path / "there")) == ({"n": 1}, [4])
+    assert (found, checkpoint_index.committed_steps(tmp_path / "there")) == ({"n": 1}, [4])
     assert not (tmp_path / "never").exists()
     assert [ResilioWriter.validate_checkpoint_id(name) for name in ("a/b", tmp_path, "s3://x")] == [True, True, False]
     assert reader.checkpoint_id == writer.checkpoint_id == str(tmp_path / "there" / "step-0000000004")
@@ -378,11 +379,11 @@ def test_the_epoch_of_the_launcher_counts(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("RESILIO_EPOCH", "3")
     monkeypatch.setenv("RESILIO_ROUND", "5")
     save(tmp_path, {"n": 1})
-    manifest = catalogue.manifest_of(tmp_path, 1)
+    manifest = checkpoint_index.manifest_of(tmp_path, 1)
     assert (manifest.epoch, manifest.round, manifest.layout, manifest.world_size) == (3, 5, "own", 1)
     fence.raise_fence(tmp_path, 4)
     assert "epoch 3 may not commit any more: epoch 4 has taken over" in failure(lambda: save(tmp_path, {"n": 2}, 2))
-    assert catalogue.committed_steps(tmp_path) == [1]
+    assert checkpoint_index.committed_steps(tmp_path) == [1]
 
 
 def test_a_background_save_of_one_process_keeps_what_was_there(tmp_path: Path) -> None:

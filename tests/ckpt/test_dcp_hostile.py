@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from resilio_hpc.ckpt import catalogue
-from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
-from resilio_hpc.ckpt.records import seal, sha256
+from resilio_hpc.ckpt.dcp.__init__ import ResilioReader, ResilioWriter
+from resilio_hpc.ckpt.format.manifest import seal, sha256
+from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.native import crc32c
 
 STATE = {"x": torch.arange(30_000.0), "small": torch.arange(3), "n": 7, "pair": (1, torch.ones(2))}
@@ -32,7 +32,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def shard(directory: Path) -> Path:
-    return catalogue.step_directory(directory, 3) / "node-0.h5"
+    return checkpoint_index.step_directory(directory, 3) / "node-0.h5"
 
 
 def load(directory: Path, state: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def failure(directory: Path, state: dict[str, Any] | None = None) -> str:
 
 def test_whatever_bit_flips_is_found_or_not_needed(directory: Path) -> None:
     draw, unseen = random.Random(11), 0
-    for path in (shard(directory), catalogue.step_directory(directory, 3) / catalogue.MANIFEST):
+    for path in (shard(directory), checkpoint_index.step_directory(directory, 3) / checkpoint_index.MANIFEST):
         size = path.stat().st_size
         fd = os.open(path, os.O_RDWR)
         for at in draw.sample(range(size), min(size, 150)):
@@ -101,7 +101,7 @@ def test_a_file_that_is_gone_or_short_is_told(directory: Path) -> None:
 
 def forge(directory: Path, tree: bytes | None = None, tensors: Any = None) -> None:
     """Another tree and table with the right checksums: a hostile step, not a damaged one."""
-    manifest = catalogue.step_directory(directory, 3) / catalogue.MANIFEST
+    manifest = checkpoint_index.step_directory(directory, 3) / checkpoint_index.MANIFEST
     content = json.loads(manifest.read_text())["manifest"]
     record = content["shards"][0]["ranks"][0]
     data = shard(directory).read_bytes()

@@ -12,12 +12,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from resilio_hpc.ckpt import Checkpointer, catalogue
-from resilio_hpc.ckpt.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
-from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
-from resilio_hpc.ckpt.disk_giver import DiskGiver
-from resilio_hpc.ckpt.disk_messages import Serve
-from resilio_hpc.ckpt.peer_disks import write_known
+from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.coordination.coordinator import LOCAL_VARIABLE, PEER_DISKS_VARIABLE
+from resilio_hpc.ckpt.dcp.__init__ import ResilioReader, ResilioWriter
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.tiers.disk_messages import Serve
+from resilio_hpc.ckpt.tiers.disk_server import DiskGiver
+from resilio_hpc.ckpt.tiers.peer_disks import write_known
 from resilio_hpc.core.errors import CorruptCheckpoint
 from tests.support.ckpt.local_node import flip, lose_tensors, worn_in
 
@@ -41,7 +42,7 @@ class Disk:
         return sorted(self.own.glob("resilio-steps-*/step-*/node-0.h5"))
 
     def lose_tensors(self) -> None:
-        lose_tensors(self.shared, catalogue.committed(self.shared)[-1])
+        lose_tensors(self.shared, checkpoint_index.committed(self.shared)[-1])
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_another_nodes_disk_is_read_where_the_agent_tells_of_it(
     monkeypatch.setenv(PEER_DISKS_VARIABLE, str(known))
     write_known(known, key, {}, "n1")
     disk.save(3)
-    assert catalogue.committed(disk.shared)[-1].shards[0].node == "n1"
+    assert checkpoint_index.committed(disk.shared)[-1].shards[0].node == "n1"
     disk.lose_tensors()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         giver = DiskGiver(listener, Serve(key, str(disk.own), str(disk.shared)))

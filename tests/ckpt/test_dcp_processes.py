@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.ckpt import catalogue, verify
+from resilio_hpc.ckpt.store import checkpoint_index, verify
 from resilio_hpc.core.process import run
 from tests.support.environments import SUPPORT, scrubbed
 from tests.support.requirements import need_mounts
@@ -57,7 +57,7 @@ def test_every_layout_loads_what_every_other_saved(tmp_path: Path) -> None:
 def test_one_process_that_fails_makes_all_fail_and_nothing_is_committed(what: str, room: Path) -> None:
     code, said = ended(room, what)
     assert code == "0", said
-    for manifest in catalogue.committed(room / what):
+    for manifest in checkpoint_index.committed(room / what):
         assert verify.verify_step(room / what, manifest) == []
 
 
@@ -70,11 +70,11 @@ def test_a_full_disk_makes_the_save_fail_and_the_next_one_finds_its_room_again(r
 def test_a_process_killed_in_the_middle_leaves_nothing_that_the_next_save_minds(room: Path) -> None:
     """The next save is made in a copy, beside the file of a larger world that died there, too."""
     assert ended(room, "killed")[0] == "1"
-    assert catalogue.committed_steps(room / "killed") == [1]
+    assert checkpoint_index.committed_steps(room / "killed") == [1]
     assert len(list((room / "killed").glob(".staging*"))) == 1
     code, said = ended(room, "none")
     assert code == "0", said
-    files = sorted(path.name for path in catalogue.step_directory(room / "none", 2).iterdir())
+    files = sorted(path.name for path in checkpoint_index.step_directory(room / "none", 2).iterdir())
     assert files == ["manifest.json", *(f"node-{rank}.h5" for rank in range(4))]
 
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.stateful import Stateful
 
 from resilio_hpc.ckpt import Checkpointer
-from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
+from resilio_hpc.ckpt.dcp.__init__ import ResilioReader, ResilioWriter
 from tests.support.ckpt.any_state import same
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from resilio_hpc.ckpt import Checkpointer
-from resilio_hpc.ckpt.device_copy import parts
+from resilio_hpc.ckpt.snapshot.device_copy import parts
 from resilio_hpc.core.errors import CheckpointError
 from tests.ckpt.test_overlap import WIDTH, Training, copies_held
 from tests.support.ckpt.fake_device import FakeDevice

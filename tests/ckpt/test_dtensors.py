@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from resilio_hpc.ckpt.slab import _check_one_piece, slab_of
+from resilio_hpc.ckpt.state.slab import _check_one_piece, slab_of
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.process import run
 from tests.support.environments import SUPPORT

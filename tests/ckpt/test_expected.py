@@ -12,11 +12,13 @@ import torch
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shards
 
-from resilio_hpc.ckpt import Checkpointer, Slab, arena, coordinator
-from resilio_hpc.ckpt.expected import expected_bytes
-from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
-from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt import Checkpointer, Slab
+from resilio_hpc.ckpt.coordination import coordinator
+from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.state.expected import expected_bytes
+from resilio_hpc.ckpt.state.tree import flatten
+from resilio_hpc.ckpt.store.retention import Retention
 from tests.support.ckpt.forked_ranks import in_ranks, join
 from tests.support.waiting import PATIENCE_S, until
 

@@ -13,7 +13,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 from resilio_hpc.ckpt import rng_state
-from resilio_hpc.ckpt.formats.export import Format, format_of
+from resilio_hpc.ckpt.convert.export import Format, format_of
 from resilio_hpc.core.errors import UsageError
 from tests.support.ckpt.foreign_formats import ALL, export, flat, load, nothing_but, same, save, trained
 

@@ -10,9 +10,10 @@ import h5py
 import pytest
 import torch
 
-from resilio_hpc.ckpt import REPLICATED, Slab, catalogue
-from resilio_hpc.ckpt.formats.export import Format, export_step
-from resilio_hpc.ckpt.formats.whole_state import WholeState
+from resilio_hpc.ckpt import REPLICATED, Slab
+from resilio_hpc.ckpt.convert.export import Format, export_step
+from resilio_hpc.ckpt.convert.whole_state import WholeState
+from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, LayoutMismatch, UsageError
 from tests.support.ckpt.foreign_formats import ALL, TARGETS, export, load, nothing_but, same, save
 from tests.support.ckpt.unchecked_step import save_unchecked
@@ -104,7 +105,7 @@ def test_tensors_tied_in_one_process_only_are_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [0, 70 << 20])
 def test_a_bit_that_flipped_is_found_and_nothing_appears(form: Format, at: int, tmp_path: Path) -> None:
     save(tmp_path / "c", [{"first": torch.ones(3), "w": torch.zeros(80 << 20, dtype=torch.uint8)}])
-    path = catalogue.step_directory(tmp_path / "c", 1) / "node-0.h5"
+    path = checkpoint_index.step_directory(tmp_path / "c", 1) / "node-0.h5"
     with h5py.File(path) as file:
         offset = file["rank0/w"].id.get_offset() + at
     with open(path, "r+b") as file:
@@ -123,7 +124,7 @@ def test_an_interrupted_export_leaves_nothing(form: Format, tmp_path: Path) -> N
         raise KeyboardInterrupt
 
     with (
-        WholeState(tmp_path / "c", catalogue.manifest_of(tmp_path / "c", 1)) as whole,
+        WholeState(tmp_path / "c", checkpoint_index.manifest_of(tmp_path / "c", 1)) as whole,
         pytest.raises(KeyboardInterrupt),
     ):
         export_step(whole, tmp_path / "target", form, overwrite=False, progress=interrupt)
@@ -143,7 +144,7 @@ def test_a_full_disk_is_said_and_nothing_remains(
 ) -> None:
     save(tmp_path / "c", [{str(number): torch.ones(1 << 20) for number in range(4)}])
     if not is_known:  # as when somebody else fills it meanwhile
-        monkeypatch.setattr("resilio_hpc.ckpt.formats.export.check_space", lambda directory, size: None)
+        monkeypatch.setattr("resilio_hpc.ckpt.convert.export.check_space", lambda directory, size: None)
     with pytest.raises((OSError, CheckpointError), match=r"(?i)no space left|enforce fail|failed writing|write"):
         export(tmp_path / "c", form, name=f"small/{TARGETS[form]}")
     assert nothing_but(small_disk)
@@ -156,7 +157,7 @@ def test_what_exists_is_replaced_when_asked_for_and_whole(form: Format, tmp_path
     with pytest.raises(UsageError, match="exists; remove it, or say --overwrite"):
         export(tmp_path / "c", form)
     save(tmp_path / "d", [{"w": torch.zeros(3)}])
-    with WholeState(tmp_path / "d", catalogue.manifest_of(tmp_path / "d", 1)) as whole:
+    with WholeState(tmp_path / "d", checkpoint_index.manifest_of(tmp_path / "d", 1)) as whole:
         export_step(whole, target, form, overwrite=True)
     assert same(load(target, form, {"w": torch.ones(3)})["w"], torch.zeros(3))
     assert nothing_but(tmp_path, "c", "d", target.name)
@@ -166,7 +167,7 @@ def test_no_folder_is_replaced_that_is_not_of_its_kind(tmp_path: Path) -> None:
     save(tmp_path / "c", [{"w": torch.ones(3)}])
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").touch()
-    with WholeState(tmp_path / "c", catalogue.manifest_of(tmp_path / "c", 1)) as whole:
+    with WholeState(tmp_path / "c", checkpoint_index.manifest_of(tmp_path / "c", 1)) as whole:
         for form, said in (("dcp", "is not a DCP folder"), ("torch", "is a directory")):
             with pytest.raises(UsageError, match=said):
                 export_step(whole, tmp_path / "home", form, overwrite=True)  # type: ignore[arg-type]

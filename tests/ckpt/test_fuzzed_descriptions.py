@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt import catalogue
-from resilio_hpc.ckpt.records import read_manifest, read_table, seal, sha256
-from resilio_hpc.ckpt.verify import verify_step
+from resilio_hpc.ckpt.format.manifest import read_manifest, read_table, seal, sha256
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.verify import verify_step
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.native import crc32c
 
@@ -37,7 +37,7 @@ def saved() -> tuple[dict[str, bytes], dict[str, Any], dict[str, Any], Any]:
     """The files of a step, and what its manifest, table and tree say."""
     with tempfile.TemporaryDirectory() as name:
         ckpt.Checkpointer(name).save(20, STATE).wait(timeout_s=30)
-        step = catalogue.step_directory(Path(name), 20)
+        step = checkpoint_index.step_directory(Path(name), 20)
         files = {path.name: path.read_bytes() for path in step.iterdir()}
     shard, manifest = files["node-0.h5"], read_manifest(files["manifest.json"], 20)
     at = manifest.shards[0].ranks[0].table
@@ -71,7 +71,7 @@ def changed(content: Any, path: tuple[Any, ...], value: Any) -> Any:
 def step_of(manifest: Any, shard: bytes) -> Iterator[Path]:
     """A directory of checkpoints with this one, whose manifest has the right checksum."""
     with tempfile.TemporaryDirectory() as name:
-        step = catalogue.step_directory(Path(name), 20)
+        step = checkpoint_index.step_directory(Path(name), 20)
         step.mkdir()
         (step / "node-0.h5").write_bytes(shard)
         (step / "manifest.json").write_bytes(seal(json.dumps(manifest).encode()))
@@ -93,7 +93,7 @@ def is_restored_or_refused(manifest: Any, shard: bytes) -> None:
             except CheckpointError as error:
                 assert str(error)
         try:
-            verify_step(directory, catalogue.manifest_of(directory, 20))
+            verify_step(directory, checkpoint_index.manifest_of(directory, 20))
         except CheckpointError as error:
             assert str(error)
 

@@ -22,15 +22,18 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.ckpt import bulk_io, catalogue, hung_disk, local_disk, local_way, shard_file
-from resilio_hpc.ckpt.bulk_io import Segment
 from resilio_hpc.ckpt.checkpointer import Checkpointer
-from resilio_hpc.ckpt.hung_disk import Activity, Patience
-from resilio_hpc.ckpt.records import ShardRecord
-from resilio_hpc.ckpt.saver_messages import Local, LocalFailed, SaverFailed
-from resilio_hpc.launch.child_link import ChildLink
+from resilio_hpc.ckpt.format import bulk_io, shard_file
+from resilio_hpc.ckpt.format.bulk_io import Segment
+from resilio_hpc.ckpt.format.manifest import ShardRecord
+from resilio_hpc.ckpt.saver import write_through
+from resilio_hpc.ckpt.saver.messages import Local, LocalFailed, SaverFailed
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.tiers import bounded_io, local_disk
+from resilio_hpc.ckpt.tiers.bounded_io import Activity, Patience
+from resilio_hpc.devtools.devcluster.processes import wait_until_stopped
+from resilio_hpc.launch.agent.child_link import ChildLink
 from resilio_hpc.native import crc32c, direct_io
-from resilio_hpc.slurm.devcluster.processes import wait_until_stopped
 from tests.support.ckpt.local_node import Node, node_in
 from tests.support.requirements import need_program
 from tests.support.waiting import PATIENCE_S, until
@@ -137,9 +140,9 @@ def test_a_disk_that_hangs_costs_a_save_its_short_way_and_later_ones_nothing(nod
     assert isinstance(failed, LocalFailed)
     assert failed.error.startswith(f"it has not answered for {SILENT_S:g} s: {node.disk}: have that disk looked at")
     assert kinds(node) == [LocalFailed]
-    stuck = local_way._hung[str(node.disk)]
+    stuck = write_through._hung[str(node.disk)]
     node.commit(node.persist(3))
-    assert local_way._hung[str(node.disk)] is stuck  # nobody asked it again
+    assert write_through._hung[str(node.disk)] is stuck  # nobody asked it again
     assert kinds(node) == [LocalFailed]
     assert node.is_committed(3)
 
@@ -148,7 +151,7 @@ def test_a_disk_that_is_back_is_used_again_and_what_it_wrote_too_late_never(node
     node.commit(node.persist(1))
     disk.hang()
     node.commit(node.persist(2))
-    stuck = local_way._hung[str(node.disk)]
+    stuck = write_through._hung[str(node.disk)]
     disk.answer()
     stuck.exception(PATIENCE_S)
     assert kinds(node) == [Local, LocalFailed]  # it did not say that memory could be let go
@@ -236,7 +239,7 @@ def test_a_file_that_comes_too_late_lets_go_of_nothing(
     assert kinds(node) == [LocalFailed]
     disk.answer()
     may_go_on.set()
-    assert isinstance(local_way._hung[str(node.disk)].result(PATIENCE_S), TimeoutError)
+    assert isinstance(write_through._hung[str(node.disk)].result(PATIENCE_S), TimeoutError)
     assert kinds(node) == []
     assert node.is_committed(1)
 
@@ -276,10 +279,10 @@ def test_a_copy_is_read_once_before_it_is_trusted(
     local.mkdir()
     Checkpointer(tmp_path / "remote", local=local).save(3, {"x": 3}).wait(timeout_s=60)
     read = threading.Event()
-    monkeypatch.setattr(hung_disk, "read_page", lambda path: read.wait(PATIENCE_S))
+    monkeypatch.setattr(bounded_io, "read_page", lambda path: read.wait(PATIENCE_S))
     made = Checkpointer(tmp_path / "remote", local=local)
     made._patience = waits.patience()
-    (manifest,) = catalogue.committed(tmp_path / "remote")
+    (manifest,) = checkpoint_index.committed(tmp_path / "remote")
     waits.hanging.set()
     with pytest.raises(TimeoutError):
         local_disk.answering_copies(local, tmp_path / "remote", manifest, waits.patience())
@@ -292,7 +295,7 @@ def test_an_agent_ends_without_a_saver_that_is_stuck(tmp_path: Path, waits: Wait
     (tmp_path / "disk").mkdir()
     with mounted(tmp_path / "disk", waits) as disk:
         program = f"file = open({str(disk.target / 'file')!r}, 'w'); print('open', flush=True); input()"
-        link = ChildLink("ckpt.saver", tmp_path / "log")
+        link = ChildLink("ckpt.saver.saver", tmp_path / "log")
         process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"open\n"
@@ -332,15 +335,15 @@ def test_where_nothing_is_counted_nothing_is_taken_for_hung() -> None:
 
 def test_what_is_done_in_time_comes_back_and_so_do_its_errors(tmp_path: Path) -> None:
     patient = Patience(answer_s=PATIENCE_S)
-    assert hung_disk.in_time(lambda: 7, patient) == 7
+    assert bounded_io.in_time(lambda: 7, patient) == 7
     with pytest.raises(FileNotFoundError):
-        hung_disk.in_time(lambda: hung_disk.read_page(tmp_path / "missing"), patient)
+        bounded_io.in_time(lambda: bounded_io.read_page(tmp_path / "missing"), patient)
     (tmp_path / "link").symlink_to("/dev/null")
     with pytest.raises(OSError, match="it is a link"):
-        hung_disk.read_page(tmp_path / "link")
+        bounded_io.read_page(tmp_path / "link")
     never = threading.Event()
     with pytest.raises(TimeoutError, match="it has not answered"):
-        hung_disk.in_time(lambda: never.wait(PATIENCE_S), Patience(answer_s=0.1))
+        bounded_io.in_time(lambda: never.wait(PATIENCE_S), Patience(answer_s=0.1))
     never.set()
 
 
@@ -368,14 +371,14 @@ def test_a_read_of_a_disk_that_is_back_later_is_right(direct: bool, tmp_path: Pa
             return direct_io.write(fd, room, [(0, 4096, 1 << 20)], [], 4, 1 << 18, 0.0, True, stalled_s)
 
         disk.hang()
-        reading = hung_disk.begin(read)
+        reading = bounded_io.begin(read)
         wait_for([reading], 10 * stalled_s)
         assert not reading.done()
         disk.answer()
         assert reading.result(PATIENCE_S) == []
         assert b"".join(bytes(segment.target) for segment in segments) == content
         disk.hang()
-        writing = hung_disk.begin(write)
+        writing = bounded_io.begin(write)
         wait_for([writing], 10 * stalled_s)
         disk.answer()
         assert writing.result(PATIENCE_S) == -1

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from resilio_hpc.ckpt import REPLICATED, Slab, catalogue, rng_state
-from resilio_hpc.ckpt.formats.export import Format, format_of
-from resilio_hpc.ckpt.formats.import_step import import_step, open_source
-from resilio_hpc.ckpt.records import Layout
-from resilio_hpc.ckpt.verify import verify_step
+from resilio_hpc.ckpt import REPLICATED, Slab, rng_state
+from resilio_hpc.ckpt.convert.export import Format, format_of
+from resilio_hpc.ckpt.convert.import_step import import_step, open_source
+from resilio_hpc.ckpt.format.manifest import Layout
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.verify import verify_step
 from resilio_hpc.core.errors import CheckpointError, UsageError
 from resilio_hpc.core.process import run
 from tests.support.ckpt.foreign_formats import ALL, TARGETS, export, flat, nothing_but, rank, same, save, trained
@@ -30,7 +31,7 @@ def import_(source: Path, directory: Path, layout: Layout = "replicated", step: 
     opened = open_source(source, format_of(source))
     heard: list[int] = []
     import_step(opened, directory, step, layout, heard.append)
-    manifest = catalogue.manifest_of(directory, step)
+    manifest = checkpoint_index.manifest_of(directory, step)
     assert sum(heard) == 2 * opened.size_bytes
     assert verify_step(directory, manifest) == []
 
@@ -216,7 +217,7 @@ def test_a_full_disk_is_said_and_nothing_remains(
 ) -> None:
     torch.save({"w": torch.ones(4 << 20)}, tmp_path / "a.pt")
     if not is_known:  # as when somebody else fills it meanwhile
-        monkeypatch.setattr("resilio_hpc.ckpt.bulk_io.check_space", lambda directory, size: None)
+        monkeypatch.setattr("resilio_hpc.ckpt.format.bulk_io.check_space", lambda directory, size: None)
     with pytest.raises(OSError, match=r"(?i)no space left"):
         import_(tmp_path / "a.pt", small_disk)
     assert nothing_but(small_disk)

@@ -23,9 +23,9 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as names
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from resilio_hpc.ckpt.formats import dcp_metadata
-from resilio_hpc.ckpt.formats.dcp_metadata import read_metadata
-from resilio_hpc.ckpt.formats.import_step import import_step, open_source
+from resilio_hpc.ckpt.convert import dcp_metadata
+from resilio_hpc.ckpt.convert.dcp_metadata import read_metadata
+from resilio_hpc.ckpt.convert.import_step import import_step, open_source
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
 from tests.support.ckpt.foreign_formats import nothing_but
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
-from resilio_hpc.ckpt.formats import numpy_pickles
-from resilio_hpc.ckpt.formats.numpy_pickles import STAND_INS
-from resilio_hpc.cli import ckpt
+from resilio_hpc.ckpt.convert import numpy_pickles
+from resilio_hpc.ckpt.convert.numpy_pickles import STAND_INS
+from resilio_hpc.cli.ckpt import ckpt
 from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 from tests.support.ckpt.any_state import same
 

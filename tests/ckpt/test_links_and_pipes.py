@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from resilio_hpc.ckpt import Checkpointer, catalogue, writers
-from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.staging import staging_directory
-from resilio_hpc.cli import ckpt
+from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.store import checkpoint_index, writers
+from resilio_hpc.ckpt.store.retention import Retention
+from resilio_hpc.ckpt.store.staging import staging_directory
+from resilio_hpc.cli.ckpt import ckpt
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
 
 FILES = ["manifest.json", "node-0.h5"]
@@ -37,7 +38,7 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def step_of(checkpointer: Checkpointer, step: int = 10) -> Path:
-    return catalogue.step_directory(checkpointer.directory, step)
+    return checkpoint_index.step_directory(checkpointer.directory, step)
 
 
 def archived(checkpointer: Checkpointer, name: str = "") -> Path:
@@ -77,11 +78,11 @@ def save_again(checkpointer: Checkpointer) -> None:
 
 def prune(checkpointer: Checkpointer) -> None:
     checkpointer.save(20, full(20)).wait(timeout_s=60)
-    assert catalogue.prune(checkpointer.directory, Retention(1), time.time()) == [10]
+    assert checkpoint_index.prune(checkpointer.directory, Retention(1), time.time()) == [10]
 
 
 def note(checkpointer: Checkpointer) -> None:
-    catalogue.note_damage(checkpointer.directory, 10, "a test")
+    checkpoint_index.note_damage(checkpointer.directory, 10, "a test")
 
 
 def show(checkpointer: Checkpointer) -> None:
@@ -137,7 +138,7 @@ def test_what_a_user_puts_beside_the_steps_stays(checkpointer: Checkpointer) -> 
         (directory / name).write_text("mine")
     for step in (20, 30, 40):
         checkpointer.save(step, full(step)).wait(timeout_s=60)
-    catalogue.prune(directory, Retention(1), time.time())
+    checkpoint_index.prune(directory, Retention(1), time.time())
     assert {*mine, *files} <= {path.name for path in directory.iterdir()}
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.ckpt import catalogue
-from resilio_hpc.ckpt.coordinator import Place
-from resilio_hpc.ckpt.world import session
+from resilio_hpc.ckpt.coordination.coordinator import Place
+from resilio_hpc.ckpt.coordination.world import session
+from resilio_hpc.ckpt.store import checkpoint_index
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S, until
 
@@ -71,7 +71,7 @@ def test_the_note_of_a_process_that_died_in_a_former_start_is_not_believed(tmp_p
     code = SAVE.replace("range(first + 1, first + 4)", "[1]").replace("timeout_s=300", "timeout_s=0.5")
     again = subprocess.Popen([sys.executable, "-c", OTHER_PARENT, textwrap.dedent(code), str(tmp_path)])
     assert again.wait(PATIENCE_S) == 1  # it waited for rank 1 in vain
-    assert catalogue.committed_steps(tmp_path) == []
+    assert checkpoint_index.committed_steps(tmp_path) == []
 
 
 OTHER_PARENT = """

@@ -13,17 +13,21 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.ckpt import arena, bulk_io, catalogue, local_disk, saver
-from resilio_hpc.ckpt.hung_disk import PATIENCE, Patience
-from resilio_hpc.ckpt.records import BLOCK_BYTES
-from resilio_hpc.ckpt.saver_messages import (
+from resilio_hpc.ckpt.format import bulk_io
+from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES
+from resilio_hpc.ckpt.saver import saver
+from resilio_hpc.ckpt.saver.messages import (
     Local,
     LocalFailed,
     Persist,
     Persisted,
     SaverFailed,
 )
-from resilio_hpc.ckpt.shard_copy import copy_shard
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.shard_copy import copy_shard
+from resilio_hpc.ckpt.tiers import local_disk
+from resilio_hpc.ckpt.tiers.bounded_io import PATIENCE, Patience
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import direct_io
 from tests.support.ckpt.local_node import WORLD, Node, flip, node_in
@@ -54,7 +58,7 @@ def test_the_same_bytes_are_on_the_nodes_disk_and_in_the_committed_step(node: No
     assert isinstance(answer, Persisted)
     assert local.size_bytes == answer.record.size_bytes == node.copy(3).stat().st_size
     node.commit(answer)
-    assert node.copy(3).read_bytes() == (catalogue.step_directory(node.shared, 3) / "node-0.h5").read_bytes()
+    assert node.copy(3).read_bytes() == (checkpoint_index.step_directory(node.shared, 3) / "node-0.h5").read_bytes()
     assert node.is_committed(3)
     for path in (node.held, node.copy(3).parent):
         assert path.stat().st_mode & 0o777 == 0o700
@@ -252,7 +256,7 @@ def test_a_copy_that_is_damaged_before_it_is_drained_fails_that_save_alone(what:
     answer = node.persist(2, then=harm)
     assert isinstance(answer, SaverFailed)
     assert "memory had been let go by then, so this save is lost" in answer.error
-    assert catalogue.committed_steps(node.shared) == [1]
+    assert checkpoint_index.committed_steps(node.shared) == [1]
     assert [path for path in node.shared.rglob("*.h5") if path.parent.name.startswith(".")] == []
     node.commit(node.persist(3))
     assert node.is_committed(3)

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, bulk_io, catalogue
-from resilio_hpc.ckpt.coordinator import use
-from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
-from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab
+from resilio_hpc.ckpt.coordination.coordinator import use
+from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.format import bulk_io
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core.errors import CorruptCheckpoint
 from tests.support.ckpt.local_node import flip
 
@@ -60,7 +62,7 @@ class Place:
         return sorted(self.disk.glob("resilio-steps-*/step-*/node-*.h5"))
 
     def committed(self, step: int, node: int = 0) -> Path:
-        return catalogue.step_directory(self.remote, step) / f"node-{node}.h5"
+        return checkpoint_index.step_directory(self.remote, step) / f"node-{node}.h5"
 
 
 @pytest.fixture

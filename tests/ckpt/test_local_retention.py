@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.ckpt import local_disk
-from resilio_hpc.ckpt.saver_messages import (
+from resilio_hpc.ckpt.saver.messages import (
     Local,
 )
+from resilio_hpc.ckpt.tiers import local_disk
 from tests.support.ckpt.local_node import Node, node_in
 from tests.support.waiting import until
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import huge_memory
-from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.records import BLOCK_BYTES
-from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.restore import restore
+from resilio_hpc.ckpt.snapshot import huge_memory
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import map_shared, populate
 from tests.support.mounts import mounted

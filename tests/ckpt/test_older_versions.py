@@ -18,14 +18,16 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from resilio_hpc.ckpt import Slab, block_ring, catalogue
-from resilio_hpc.ckpt.bulk_io import size_of
-from resilio_hpc.ckpt.committed_source import CommittedSource
-from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
-from resilio_hpc.ckpt.records import BLOCK_BYTES, VERSION
-from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.shared_blocks import SharedBlocks
-from resilio_hpc.cli import ckpt
+from resilio_hpc.ckpt import Slab
+from resilio_hpc.ckpt.dcp.__init__ import ResilioReader, ResilioWriter
+from resilio_hpc.ckpt.format.bulk_io import size_of
+from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES, VERSION
+from resilio_hpc.ckpt.restore import block_ring
+from resilio_hpc.ckpt.restore.committed_source import CommittedSource
+from resilio_hpc.ckpt.restore.restore import restore
+from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.cli.ckpt import ckpt
 from resilio_hpc.core.errors import CorruptCheckpoint
 from tests.ckpt.test_slabs import rank
 
@@ -89,12 +91,18 @@ def test_blocks_that_no_slot_has_room_for_are_read_beside_the_ring(
             return found
 
         monkeypatch.setattr(reader, "read", counted)
-    manifest = catalogue.manifest_of(directory, 10)
+    manifest = checkpoint_index.manifest_of(directory, 10)
     with ThreadPoolExecutor(2) as pool:
         for number in range(4):
             state = state_of(number, 4, columns=True)
             with CommittedSource(
-                catalogue.step_directory(directory, 10), manifest, number, 4, "own", alone=False, local_rank=number
+                checkpoint_index.step_directory(directory, 10),
+                manifest,
+                number,
+                4,
+                "own",
+                alone=False,
+                local_rank=number,
             ) as source:
                 restore(source, state, pool)
             assert is_right(state)
@@ -104,7 +112,7 @@ def test_blocks_that_no_slot_has_room_for_are_read_beside_the_ring(
 
 
 def test_a_flipped_bit_is_found(directory: Path) -> None:
-    path = catalogue.step_directory(directory, 10) / "node-1.h5"
+    path = checkpoint_index.step_directory(directory, 10) / "node-1.h5"
     for at in (path.stat().st_size // 3, path.stat().st_size - 30_000):
         with path.open("r+b") as file:
             byte = os.pread(file.fileno(), 1, at)[0]
@@ -134,7 +142,7 @@ def commands(directory: Path, target: Path) -> Iterator[list[str]]:
 def test_commands_take_them_and_a_copy_is_of_this_version(directory: Path, tmp_path: Path) -> None:
     for argv in commands(directory, tmp_path / "copy"):
         assert ckpt.main(argv) == 0, argv
-    sealed = (catalogue.step_directory(tmp_path / "copy", 10) / catalogue.MANIFEST).read_text()
+    sealed = (checkpoint_index.step_directory(tmp_path / "copy", 10) / checkpoint_index.MANIFEST).read_text()
     assert f'"version":{VERSION}' in sealed
     state = state_of(0, 1)
     rank(tmp_path / "copy", 0, 1).restore(state, step=10)

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from resilio_hpc.ckpt import Checkpointer, arena
-from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.overlap import may_wait, owned
-from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.restore import restore
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.state.overlap import may_wait, owned
+from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core.errors import CheckpointError
 
 WIDTH = 600  # a weight has 1.44 MB
@@ -213,9 +214,9 @@ import os, signal, sys, threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import torch
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
 weight = torch.nn.Parameter(torch.full((600, 600), 1.0))
 optimizer = torch.optim.SGD([weight])
 pair = ArenaPair(Path(sys.argv[1]), Owner(0, 0, 1, 1, 0, "own", "run"), Path(sys.argv[1]) / "spill")

@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, catalogue, peer_disks
-from resilio_hpc.ckpt.coordinator import use
-from resilio_hpc.ckpt.disk_giver import DiskGiver
-from resilio_hpc.ckpt.disk_messages import MAX_BYTES, Copy, Read, Remove, Serve, asking
-from resilio_hpc.ckpt.peer_disks import LIMITS, Limits, PeerFile, write_known
-from resilio_hpc.ckpt.sealed_stream import SealedConnection
-from resilio_hpc.ckpt.shard_reader import ShardReader
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab
+from resilio_hpc.ckpt.coordination.coordinator import use
+from resilio_hpc.ckpt.format.shard_reader import ShardReader
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.tiers import peer_disks
+from resilio_hpc.ckpt.tiers.disk_messages import MAX_BYTES, Copy, Read, Remove, Serve, asking
+from resilio_hpc.ckpt.tiers.disk_server import DiskGiver
+from resilio_hpc.ckpt.tiers.peer_disks import LIMITS, Limits, PeerFile, write_known
+from resilio_hpc.core.encrypted_stream import SealedConnection
 from resilio_hpc.core.json_lines import encode_line
 from tests.ckpt.test_local_restore import Told, state_of
 from tests.support.ckpt.local_node import flip, lose_tensors
@@ -63,7 +65,7 @@ class Nodes:
         """Each disk, in a process of its own."""
         for disk in self.disks:
             listener = socket.create_server(("127.0.0.1", 0))
-            argv = [sys.executable, "-m", "resilio_hpc.ckpt.disk_giver", str(listener.fileno())]
+            argv = [sys.executable, "-m", "resilio_hpc.ckpt.tiers.disk_server", str(listener.fileno())]
             giver = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
             assert giver.stdin
             giver.stdin.write(encode_line(Serve(KEY, str(disk), str(self.remote))))
@@ -79,7 +81,7 @@ class Nodes:
         write_known(self.known, key, known | others, limits=limits)
 
     def manifest(self) -> Any:
-        return catalogue.committed(self.remote)[-1]
+        return checkpoint_index.committed(self.remote)[-1]
 
     def copy(self, node: int) -> Path:
         (found,) = self.disks[node].glob(f"resilio-steps-*/step-{self.manifest().step:010d}-*/node-{node}.h5")

@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import bulk_io, catalogue
 from resilio_hpc.ckpt.checkpointer import Checkpointer
-from resilio_hpc.ckpt.committed_source import CommittedSource
-from resilio_hpc.ckpt.coordinator import is_read_ahead
-from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
-from resilio_hpc.ckpt.read_ahead import NEWEST, Done, ReadAhead, read_ahead
+from resilio_hpc.ckpt.coordination.coordinator import is_read_ahead
+from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.format import bulk_io
+from resilio_hpc.ckpt.restore.committed_source import CommittedSource
+from resilio_hpc.ckpt.restore.read_ahead import NEWEST, Done, ReadAhead, read_ahead
+from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.core.memory_left import MemoryLeft
 from tests.support.ckpt.local_node import POOL, Node, flip, node_in
@@ -66,7 +67,7 @@ def request(node: Node, step: int = NEWEST, ranks: tuple[int, ...] = (0, 1), wor
 
 
 def test_what_ranks_read_from_other_nodes_disks_is_not_read_ahead(node: Node, tmp_path: Path) -> None:
-    (manifest,) = [found for found in catalogue.committed(node.shared) if found.step == 5]
+    (manifest,) = [found for found in checkpoint_index.committed(node.shared) if found.step == 5]
     assert manifest.shards[0].node == "n1"
     others = msgspec.structs.replace(request(node), others=("n1",))
     evict(shard(node, 5))
@@ -83,7 +84,7 @@ def wait_until_cached(path: Path, size: int) -> None:
 def test_the_newest_step_is_in_the_page_cache_before_anybody_asks(node: Node) -> None:
     evict(shard(node, 3))
     evict(shard(node, 5))
-    argv = [sys.executable, "-m", "resilio_hpc.ckpt.read_ahead", msgspec.json.encode(request(node)).decode()]
+    argv = [sys.executable, "-m", "resilio_hpc.ckpt.restore.read_ahead", msgspec.json.encode(request(node)).decode()]
     done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=60, env=os.environ | {"PYTHONPATH": str(ROOT)})
     said = msgspec.json.decode(done.stdout, type=Done)
     assert (said.step, said.size_bytes, said.why_not) == (5, 2 * (SIZE * 8 + 3), "")
@@ -100,7 +101,7 @@ def test_only_the_parts_of_this_nodes_ranks_are_read(node: Node) -> None:
 
 
 def test_a_step_that_was_found_damaged_is_not_guessed(node: Node) -> None:
-    catalogue.note_damage(node.shared, 5, "a bit was flipped")
+    checkpoint_index.note_damage(node.shared, 5, "a bit was flipped")
     assert read_ahead(request(node), PLENTY).step == 3
 
 
@@ -128,7 +129,7 @@ def test_without_a_step_there_is_nothing_to_tell(node: Node, tmp_path: Path) -> 
 
 def test_a_damaged_step_is_an_answer(node: Node) -> None:
     (shard(node, 5).parent / "manifest.json").write_text("{")
-    argv = [sys.executable, "-m", "resilio_hpc.ckpt.read_ahead", msgspec.json.encode(request(node, 5)).decode()]
+    argv = [sys.executable, "-m", "resilio_hpc.ckpt.restore.read_ahead", msgspec.json.encode(request(node, 5)).decode()]
     done = subprocess.run(argv, capture_output=True, timeout=60, env=os.environ | {"PYTHONPATH": str(ROOT)})
     said = msgspec.json.decode(done.stdout, type=Done)
     assert said.size_bytes == 0
@@ -137,7 +138,7 @@ def test_a_damaged_step_is_an_answer(node: Node) -> None:
 
 
 def test_what_is_read_from_the_page_cache_is_verified_too(node: Node) -> None:
-    manifest = catalogue.manifest_of(node.shared, 5)
+    manifest = checkpoint_index.manifest_of(node.shared, 5)
     target = np.zeros(SIZE)
     for damage in (False, True):
         with CommittedSource(shard(node, 5).parent, manifest, 1, 2, "own", cached=True) as source:

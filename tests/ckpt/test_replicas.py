@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from resilio_hpc.ckpt import REPLICATED, Slab, catalogue, saver, verify
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.saver_messages import Commit, Committed, Persist, Persisted, SaverFailed
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
-from resilio_hpc.cli.ckpt import main as resilio_ckpt
+from resilio_hpc.ckpt import REPLICATED, Slab
+from resilio_hpc.ckpt.saver import saver
+from resilio_hpc.ckpt.saver.messages import Commit, Committed, Persist, Persisted, SaverFailed
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
+from resilio_hpc.ckpt.store import checkpoint_index, verify
+from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import LayoutMismatch
 from tests.ckpt.test_slabs import rank, save
 
@@ -56,10 +58,10 @@ def test_each_rank_gets_back_its_own_and_what_is_alike_is_stored_once(
     save(directory, [state(number) for number in range(RANKS)], **options)
     check(directory, RANKS)
     check(directory, RANKS + 2)
-    step = catalogue.step_directory(directory, 1)
+    step = checkpoint_index.step_directory(directory, 1)
     assert (step / "node-1.h5").stat().st_size < 100_000
     assert 2_400_000 < (step / "node-2.h5").stat().st_size < 2_500_000
-    (manifest,) = catalogue.committed(directory)
+    (manifest,) = checkpoint_index.committed(directory)
     assert verify.verify_step(directory, manifest) == []
     said = capfd.readouterr().err
     assert said.count("REPLICATED") == 2  # in one line

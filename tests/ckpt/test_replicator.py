@@ -18,9 +18,7 @@ import numpy as np
 import pytest
 import zmq
 
-from resilio_hpc.ckpt import arena
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.replicator_messages import (
+from resilio_hpc.ckpt.replication.messages import (
     Answer,
     Begin,
     Cancel,
@@ -39,8 +37,10 @@ from resilio_hpc.ckpt.replicator_messages import (
     decode_answer,
     giving,
 )
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import wire
 from resilio_hpc.core.json_lines import encode_line
 from tests.support.ckpt.snapshot_node import value
@@ -58,7 +58,9 @@ class Replicator:
         self.arenas, self.copies, self.spill = root / "arenas", root / "arenas" / "copies", root / "spill"
         self.arenas.mkdir(parents=True)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "resilio_hpc.ckpt.replicator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "resilio_hpc.ckpt.replication.replicator"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -313,7 +315,8 @@ def test_copies_of_ranks_that_are_kept_elsewhere_now_are_removed(start: Start) -
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, time\n"
-        "p = subprocess.Popen([sys.executable, '-m', 'resilio_hpc.ckpt.replicator'], stdin=subprocess.PIPE)\n"
+        "argv = [sys.executable, '-m', 'resilio_hpc.ckpt.replication.replicator']\n"
+        "p = subprocess.Popen(argv, stdin=subprocess.PIPE)\n"
         "print(p.pid, flush=True); time.sleep(1000)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

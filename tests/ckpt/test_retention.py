@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt.retention import CommittedStep, Retention
+from resilio_hpc.ckpt.store.retention import CommittedStep, Retention
 from resilio_hpc.core.errors import UsageError
 
 DAY = 86400.0

@@ -21,12 +21,9 @@ import numpy as np
 import pytest
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt import arena, catalogue, fence
-from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.records import Layout
-from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.saver_messages import (
+from resilio_hpc.ckpt.format.manifest import Layout
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.saver.messages import (
     Answer,
     Commit,
     Committed,
@@ -36,9 +33,13 @@ from resilio_hpc.ckpt.saver_messages import (
     SaverFailed,
     decode_answer,
 )
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.staging import staging_directory
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
+from resilio_hpc.ckpt.store import checkpoint_index, fence
+from resilio_hpc.ckpt.store.retention import Retention
+from resilio_hpc.ckpt.store.staging import staging_directory
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.core.process import run
@@ -51,7 +52,7 @@ WORLD = 2
 class Saver:
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "resilio_hpc.ckpt.saver"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "resilio_hpc.ckpt.saver.saver"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -112,10 +113,10 @@ def committed_by(saver: Saver, shm: Path, directory: Path, steps: Sequence[int],
         assert isinstance(answer, Persisted)
         request = Commit(step, 1, 0, WORLD, str(directory), [answer.record], retention)
         assert isinstance(saver.ask(request), Committed)
-        for known in catalogue.committed_steps(directory):
+        for known in checkpoint_index.committed_steps(directory):
             when = time.time() - 86400 * (number + 1 - steps.index(known))
-            os.utime(catalogue.step_directory(directory, known) / "manifest.json", (when, when))
-    return catalogue.committed_steps(directory)
+            os.utime(checkpoint_index.step_directory(directory, known) / "manifest.json", (when, when))
+    return checkpoint_index.committed_steps(directory)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_a_commit_keeps_what_it_was_told_to(
     """``keep_gb`` here in sizes of a step."""
     (tmp_path / "one").mkdir()
     assert committed_by(saver, shm, tmp_path / "one", [1], Retention()) == [1]
-    size = catalogue.manifest_of(tmp_path / "one", 1).size_bytes / 1e9
+    size = checkpoint_index.manifest_of(tmp_path / "one", 1).size_bytes / 1e9
     given = {name: value * size if name == "keep_gb" else value for name, value in settings.items()}
     (tmp_path / "all").mkdir()
     retention = Retention(**given)  # type: ignore[arg-type]
@@ -160,10 +161,10 @@ def test_a_step_is_persisted_committed_and_restored_by_each_rank(
     saver: Saver, shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     persisted = saver.ask(persist(take(shm, 3), 3, tmp_path))
-    assert catalogue.committed_steps(tmp_path) == []
+    assert checkpoint_index.committed_steps(tmp_path) == []
     assert isinstance(saver.ask(commit(persisted, tmp_path)), Committed)
-    assert catalogue.committed_steps(tmp_path) == [3]
-    assert catalogue.manifest_of(tmp_path, 3).epoch == 1
+    assert checkpoint_index.committed_steps(tmp_path) == [3]
+    assert checkpoint_index.manifest_of(tmp_path, 3).epoch == 1
     for rank in range(WORLD):
         step, state = restored(tmp_path, rank, monkeypatch)  # type: ignore[misc]
         assert (step, state["rank"], state["x"][0]) == (3, rank, 300 + rank)
@@ -224,7 +225,7 @@ def test_memory_that_went_bad_is_found_by_the_restore_and_the_step_before_remain
         assert isinstance(saver.ask(msgspec.structs.replace(answer, retention=retention)), Committed)
     with pytest.raises(CorruptCheckpoint, match="x does not match its checksum"):
         restored(tmp_path, 1, monkeypatch)
-    shutil.rmtree(catalogue.step_directory(tmp_path, 4))
+    shutil.rmtree(checkpoint_index.step_directory(tmp_path, 4))
     assert restored(tmp_path, 1, monkeypatch)[0] == 3  # type: ignore[index]
 
 
@@ -257,7 +258,7 @@ def test_an_old_epoch_gets_no_commit(saver: Saver, shm: Path, tmp_path: Path) ->
     refused = saver.ask(commit(answer, tmp_path))
     assert isinstance(refused, SaverFailed)
     assert "epoch 2 has taken over" in refused.error
-    assert catalogue.committed_steps(tmp_path) == []
+    assert checkpoint_index.committed_steps(tmp_path) == []
 
 
 def test_nonsense_on_its_input_does_not_end_it(saver: Saver, shm: Path, tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def test_a_saver_killed_while_it_writes_leaves_the_older_step(
         time.sleep(rng.random() * 0.08)
         victim.process.send_signal(signal.SIGKILL)
         victim.close()
-        assert catalogue.committed_steps(tmp_path) == [1]
+        assert checkpoint_index.committed_steps(tmp_path) == [1]
         assert restored(tmp_path, 1, monkeypatch)[0] == 1  # type: ignore[index]
     last = Saver()
     last.ask(commit(last.ask(persist(paths, 2, tmp_path)), tmp_path))
@@ -299,7 +300,7 @@ def test_the_saver_dies_with_its_agent(tmp_path: Path) -> None:
     read, write = os.pipe()
     code = (
         "import subprocess, sys, time\n"
-        "argv = [sys.executable, '-m', 'resilio_hpc.ckpt.saver']\n"
+        "argv = [sys.executable, '-m', 'resilio_hpc.ckpt.saver.saver']\n"
         f"p = subprocess.Popen(argv, stdin={read}, stdout=subprocess.PIPE)\n"
         "p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)"
     )
@@ -332,7 +333,7 @@ def test_a_full_disk_fails_the_save_and_harms_neither_saver_nor_older_steps(
     assert not [path for path in small_disk.rglob("*") if path.name.endswith(".tmp")]
     assert restored(small_disk, 1, monkeypatch)[0] == 1  # type: ignore[index]
     assert isinstance(saver.ask(commit(saver.ask(persist(take(shm, 3), 3, small_disk)), small_disk)), Committed)
-    assert catalogue.committed_steps(small_disk) == [1, 3]
+    assert checkpoint_index.committed_steps(small_disk) == [1, 3]
 
 
 @pytest.mark.parametrize("free", [0, 4096, 12_288, 50_000])
@@ -340,8 +341,8 @@ def test_space_that_vanishes_while_libhdf5_writes_is_only_a_failed_save(free: in
     paths = take(shm, 2, size=5000)
     code = (
         "import sys\n"
-        "from resilio_hpc.ckpt import bulk_io, saver\n"
-        "from resilio_hpc.ckpt.saver_messages import decode_order\n"
+        "from resilio_hpc.ckpt.format import bulk_io; from resilio_hpc.ckpt.saver import saver\n"
+        "from resilio_hpc.ckpt.saver.messages import decode_order\n"
         "bulk_io.check_space = lambda directory, size, worn=None: None\n"
         "for line in sys.stdin.buffer: print(type(saver.serve(decode_order(line))).__name__)\n"
     )

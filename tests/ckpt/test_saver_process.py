@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import Checkpointer, orphans, saver_process
-from resilio_hpc.cli.ckpt import main as resilio_ckpt
+from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.saver import detached_savers, saver_process
+from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError, UsageError
 from tests.support.environments import scrubbed
 from tests.support.mounts import hanging
@@ -183,7 +184,7 @@ def test_a_restore_waits_for_the_saver_of_the_killed_run(gate: Path, capfd: pyte
 
 def test_a_saver_that_hangs_alone_is_not_waited_for_and_commits_nothing_later(gate: Path) -> None:
     saver = left_alone(gate)
-    orphans.wait_for_orphans(gate, stall_s=0.2)
+    detached_savers.wait_for_orphans(gate, stall_s=0.2)
     assert Checkpointer(gate).restore()[0] == 1  # type: ignore[index]
     assert not list(gate.glob(".orphan-*"))
     open_gate(gate)
@@ -251,9 +252,9 @@ def test_ranks_killed_right_after_their_save_have_that_step(victims: list[int], 
 
 def test_rank_0_does_not_wait_long_for_one_that_was_killed_before_its_save(tmp_path: Path) -> None:
     impatient = """
-        from resilio_hpc.ckpt import coordinator
-        from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
-        from resilio_hpc.ckpt.retention import Retention
+        from resilio_hpc.ckpt.coordination import coordinator
+        from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
+        from resilio_hpc.ckpt.store.retention import Retention
         coordinator.use(LocalCoordinator(checkpoint.directory, os.environ, Retention(), alone_stall_s=0.3))
         checkpoint = Checkpointer(sys.argv[1])
     """

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from resilio_hpc.ckpt.sealed_stream import SealedConnection
+from resilio_hpc.core.encrypted_stream import SealedConnection
 from resilio_hpc.core.errors import CheckpointError
 
 KEY = secrets.token_bytes(32)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import sealed_stream
+from resilio_hpc.core import encrypted_stream
 from resilio_hpc.core.errors import CheckpointError
 
 POOL = ThreadPoolExecutor(1)
@@ -32,7 +32,7 @@ def sealed(data: bytes, key: bytes = KEY) -> bytes:
 
 def give_and_close(connection: socket.socket, data: bytes, key: bytes) -> None:
     with connection:
-        sealed_stream.give(connection, key, memoryview(data))
+        encrypted_stream.give(connection, key, memoryview(data))
 
 
 def send_and_close(connection: socket.socket, data: bytes) -> None:
@@ -48,7 +48,7 @@ def taken(stream: bytes, size: int, key: bytes = KEY) -> bytes:
         sent = POOL.submit(send_and_close, ours, stream)
         into = bytearray(size)
         try:
-            assert sealed_stream.take(theirs, key, memoryview(into), lambda: True)
+            assert encrypted_stream.take(theirs, key, memoryview(into), lambda: True)
         finally:
             theirs.close()
             sent.exception()  # it may not have got rid of all

@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import Checkpointer, shard_metadata
-from resilio_hpc.ckpt.records import Table, TensorRecord
-from resilio_hpc.ckpt.shard_metadata import HdfImage, RankPart
-from resilio_hpc.cli.ckpt import main as resilio_ckpt
+from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.format import shard_metadata
+from resilio_hpc.ckpt.format.manifest import Table, TensorRecord
+from resilio_hpc.ckpt.format.shard_metadata import HdfImage, RankPart
+from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 
 WAIT_S = 60.0
 

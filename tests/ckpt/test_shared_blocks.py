@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import block_ring, block_table, bulk_io
-from resilio_hpc.ckpt.block_table import LIMITS, Limits
-from resilio_hpc.ckpt.bulk_io import BoxSegment, Segment
-from resilio_hpc.ckpt.shared_blocks import SharedBlocks
+from resilio_hpc.ckpt.format import bulk_io
+from resilio_hpc.ckpt.format.bulk_io import BoxSegment, Segment
+from resilio_hpc.ckpt.restore import block_ring, block_table
+from resilio_hpc.ckpt.restore.block_table import LIMITS, Limits
+from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
 from tests.support.ckpt.ring_readers import BLOCK, CONTENT, count_reads, is_right, reader, together, wanted

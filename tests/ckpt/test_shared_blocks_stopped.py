@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.ckpt import block_ring, block_table
-from resilio_hpc.ckpt.block_table import LIMITS, Limits
-from resilio_hpc.ckpt.shared_blocks import SharedBlocks, sweep
+from resilio_hpc.ckpt.restore import block_ring, block_table
+from resilio_hpc.ckpt.restore.block_table import LIMITS, Limits
+from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks, sweep
 from resilio_hpc.native import direct_io
 from tests.support.ckpt.ring_readers import BLOCK, is_right, reader, wanted
 from tests.support.waiting import PATIENCE_S, until

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import bulk_io, records, slab_reader
-from resilio_hpc.ckpt.bulk_io import BoxSegment
-from resilio_hpc.ckpt.records import Extent, SlabRecord, Table, TensorRecord, read_table
-from resilio_hpc.ckpt.shared_blocks import SharedBlocks
-from resilio_hpc.ckpt.slab import Box
-from resilio_hpc.ckpt.slab_reader import Part, read_part, read_parts
+from resilio_hpc.ckpt.format import bulk_io, manifest
+from resilio_hpc.ckpt.format.bulk_io import BoxSegment
+from resilio_hpc.ckpt.format.manifest import Extent, SlabRecord, Table, TensorRecord, read_table
+from resilio_hpc.ckpt.restore import slab_reader
+from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks
+from resilio_hpc.ckpt.restore.slab_reader import Part, read_part, read_parts
+from resilio_hpc.ckpt.state.slab import Box
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
 
@@ -115,7 +116,7 @@ def test_long_runs_go_to_their_places_however_they_lie(
         ThreadPoolExecutor(2) as pool,
         closing(SharedBlocks(f"test-{os.getpid()}")) as shared,
     ):
-        record = record_of(whole, 0, records.BLOCK_BYTES)
+        record = record_of(whole, 0, manifest.BLOCK_BYTES)
         part = Part(file.fileno(), record, box, memoryview(target.reshape(-1)).cast("B"), (400, room), (7, 0))
         for direct, blocks in ((True, None), (False, None), (False, shared)):
             target[:] = 0

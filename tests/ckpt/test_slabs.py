@@ -17,11 +17,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab, coordinator
-from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
-from resilio_hpc.ckpt.records import Extent, read_manifest, read_table, sha256, write_manifest
-from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.slab import Box, any_overlap
+from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab
+from resilio_hpc.ckpt.coordination import coordinator
+from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.format.manifest import Extent, read_manifest, read_table, sha256, write_manifest
+from resilio_hpc.ckpt.state.slab import Box, any_overlap
+from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
 from resilio_hpc.native import crc32c
 from tests.support.ckpt.unchecked_step import save_unchecked

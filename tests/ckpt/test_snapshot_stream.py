@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import arena, sealed_stream
-from resilio_hpc.ckpt.arena_writer import ArenaPair
-from resilio_hpc.ckpt.replicator_messages import (
+from resilio_hpc.ckpt.format.pages import PAGE
+from resilio_hpc.ckpt.replication.client import SnapshotTaker
+from resilio_hpc.ckpt.replication.messages import (
     ANY,
     Fetch,
     Fetched,
@@ -25,10 +25,11 @@ from resilio_hpc.ckpt.replicator_messages import (
     asking,
     giving,
 )
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.snapshot_taker import SnapshotTaker
-from resilio_hpc.ckpt.tree import flatten
-from resilio_hpc.core import wire
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
+from resilio_hpc.core import encrypted_stream, wire
 from tests.support.ckpt.snapshot_node import CHUNK, HOST, KEYS, POOL, Node, node_with, steps, value
 from tests.support.waiting import PATIENCE_S
 
@@ -43,7 +44,7 @@ def node() -> Iterator[Node]:
 def test_snapshots_come_side_by_side_where_ranks_wait(
     node: Node, ranks_wait: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take, lock, now, most = sealed_stream.take, threading.Lock(), 0, 0
+    take, lock, now, most = encrypted_stream.take, threading.Lock(), 0, 0
     four = threading.Barrier(4)
 
     def counted(*arguments: object) -> bool:
@@ -58,7 +59,7 @@ def test_snapshots_come_side_by_side_where_ranks_wait(
             now -= 1
         return whole
 
-    monkeypatch.setattr(sealed_stream, "take", counted)
+    monkeypatch.setattr(encrypted_stream, "take", counted)
     for rank in range(8):
         node.save(rank, 5)
     arenas, copies = node.root / "new arenas", node.root / "new copies"
@@ -99,7 +100,7 @@ def test_memory_that_takes_long_to_be_had_is_no_silence(monkeypatch: pytest.Monk
 
 
 def test_what_is_given_up_half_way_never_becomes_whole(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    take, reached, go_on = sealed_stream.take, threading.Event(), threading.Event()
+    take, reached, go_on = encrypted_stream.take, threading.Event(), threading.Event()
 
     def held_up(*arguments: object) -> bool:
         whole = take(*arguments)  # type: ignore[arg-type]
@@ -107,7 +108,7 @@ def test_what_is_given_up_half_way_never_becomes_whole(node: Node, monkeypatch: 
         assert go_on.wait(PATIENCE_S)
         return whole
 
-    monkeypatch.setattr(sealed_stream, "take", held_up)
+    monkeypatch.setattr(encrypted_stream, "take", held_up)
     node.save(0, 5)
     node.taker.begin(Fetch(1, 5, [0], 8, node.endpoint))
     node.serve_until(reached.is_set)
@@ -124,7 +125,7 @@ def test_what_is_given_up_half_way_never_becomes_whole(node: Node, monkeypatch: 
 def test_what_is_given_up_holds_up_nothing_however_silent_its_giver_is(node: Node) -> None:
     path = node.save(0, 5).held(5)
     assert path is not None
-    page = path.read_bytes()[: arena.PAGE]
+    page = path.read_bytes()[:PAGE]
     reached = threading.Event()
     over = threading.Event()
     silent = Impostor(
@@ -264,7 +265,7 @@ class Impostor:
 
 
 def half(connection: socket.socket, stream: Stream, content: bytes) -> None:
-    sealed_stream.give(connection, stream.key, memoryview(content)[:CHUNK])
+    encrypted_stream.give(connection, stream.key, memoryview(content)[:CHUNK])
 
 
 def garbage(connection: socket.socket, stream: Stream, content: bytes) -> None:
@@ -287,12 +288,10 @@ def test_a_giver_that_fails_half_way_costs_the_fetch_alone(
     path = pair.held(5)
     assert path is not None
     data = path.read_bytes()
-    header = arena.unpack(data[: arena.PAGE])
+    header = arena.unpack(data[:PAGE])
     assert header is not None
-    content = data[arena.PAGE : header.size_bytes]
-    impostor = Impostor(
-        node, lambda stream: Have(0, 5, data[: arena.PAGE], stream), lambda c, stream: act(c, stream, content)
-    )
+    content = data[PAGE : header.size_bytes]
+    impostor = Impostor(node, lambda stream: Have(0, 5, data[:PAGE], stream), lambda c, stream: act(c, stream, content))
     node.taker.begin(Fetch(1, 5, [0], 8, impostor.endpoint))
     while not node.heard or isinstance(node.heard[-1], StillFetching):
         impostor.serve()
@@ -312,7 +311,7 @@ def test_a_giver_that_offers_something_else_is_refused(node: Node, header: bytes
     pair = node.save(1, 5)
     path = pair.held(5)
     assert path is not None
-    page = path.read_bytes()[: arena.PAGE] if header is None else header
+    page = path.read_bytes()[:PAGE] if header is None else header
     impostor = Impostor(node, lambda stream: Have(0, 5, page, stream), lambda c, stream: None)
     node.taker.begin(Fetch(1, 5, [0], 8, impostor.endpoint))
     while not node.heard:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from resilio_hpc.ckpt import Checkpointer
-from resilio_hpc.ckpt.space_trend import SpaceTrend
+from resilio_hpc.ckpt.store.space_trend import SpaceTrend
 
 GB = 10**9
 HOUR = 3600.0
@@ -57,8 +57,8 @@ def test_too_little_for_another_step_is_told_once_until_there_is_room_again() ->
 
 
 def test_a_run_hears_of_it(disk_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("resilio_hpc.ckpt.saver_process._new", lambda: None)  # a thread of this process writes
-    monkeypatch.setattr("resilio_hpc.ckpt.saver_process._idle", [])
+    monkeypatch.setattr("resilio_hpc.ckpt.saver.saver_process._new", lambda: None)  # a thread of this process writes
+    monkeypatch.setattr("resilio_hpc.ckpt.saver.saver_process._idle", [])
     checkpointer = Checkpointer(disk_path / "steps")
     checkpointer.save(1, {"x": np.ones(1000)}).wait(timeout_s=60)
     assert capfd.readouterr().err == ""
@@ -68,7 +68,7 @@ def test_a_run_hears_of_it(disk_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         f_bavail, f_frsize, f_flag = 1, 4096, 0
 
     monkeypatch.setattr(os, "statvfs", lambda path: Full if Path(path) == disk_path / "steps" else found(path))
-    monkeypatch.setattr("resilio_hpc.ckpt.bulk_io.check_space", lambda *_: None)
+    monkeypatch.setattr("resilio_hpc.ckpt.format.bulk_io.check_space", lambda *_: None)
     for step in (2, 3):
         checkpointer.save(step, {"x": np.ones(1000)}).wait(timeout_s=60)
     said = capfd.readouterr().err

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilio_hpc.ckpt.tree import TensorRef, component, decode, flatten
+from resilio_hpc.ckpt.state.tree import TensorRef, component, decode, flatten
 from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from resilio_hpc.ckpt import Checkpointer
-from resilio_hpc.ckpt.dcp import ResilioReader
+from resilio_hpc.ckpt.dcp.__init__ import ResilioReader
 from resilio_hpc.core.errors import ResilioError, UsageError
 from tests.support.waiting import PATIENCE_S
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt import catalogue
-from resilio_hpc.ckpt.extents import gaps
-from resilio_hpc.ckpt.verify import Damage, verify_step
+from resilio_hpc.ckpt.format.extents import gaps
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.verify import Damage, verify_step
 
 STATE = {"w": torch.arange(30_000.0), "half": torch.ones(5, dtype=torch.bfloat16), "empty": torch.ones(0), "n": 7}
 
@@ -31,12 +31,12 @@ def shard(directory: Path) -> Path:
 
 
 def found(directory: Path) -> list[Damage]:
-    return verify_step(directory, catalogue.manifest_of(directory, 3))
+    return verify_step(directory, checkpoint_index.manifest_of(directory, 3))
 
 
 def test_a_good_step_is_read_whole(directory: Path) -> None:
     read: list[int] = []
-    assert verify_step(directory, catalogue.manifest_of(directory, 3), read.append) == []
+    assert verify_step(directory, checkpoint_index.manifest_of(directory, 3), read.append) == []
     assert sum(read) == 30_000 * 4 + 10
 
 
@@ -86,7 +86,7 @@ def test_more_blocks_than_there_is_room_for_are_read_in_turns(directory: Path) -
             file.seek(place)
             file.write(b"\xff")
     read: list[int] = []
-    damages = verify_step(directory, catalogue.manifest_of(directory, 3), read.append, room_bytes=120_000)
+    damages = verify_step(directory, checkpoint_index.manifest_of(directory, 3), read.append, room_bytes=120_000)
     assert [damage.tensor for damage in damages] == ["w"]
     assert len(read) > 1
 

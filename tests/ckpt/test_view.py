@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from resilio_hpc.ckpt import REPLICATED, Slab, catalogue, verify
-from resilio_hpc.ckpt.view import why_wrong, write_view
+from resilio_hpc.ckpt import REPLICATED, Slab
+from resilio_hpc.ckpt.store import checkpoint_index, verify
+from resilio_hpc.ckpt.store.view import why_wrong, write_view
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import CheckpointError
 from tests.ckpt.test_slabs import boxes, cut, rank, save
@@ -24,12 +25,12 @@ from tests.support.ckpt.unchecked_step import save_unchecked
 
 
 def step_of(directory: Path, step: int = 1) -> Path:
-    return catalogue.step_directory(directory, step)
+    return checkpoint_index.step_directory(directory, step)
 
 
 def viewed(directory: Path, step: int = 1, in_parts: tuple[str, ...] = ()) -> Path:
     """Make it; where it is."""
-    manifest = catalogue.manifest_of(directory, step)
+    manifest = checkpoint_index.manifest_of(directory, step)
     assert tuple(write_view(directory, manifest)) == in_parts
     assert verify.verify_step(directory, manifest) == []
     return step_of(directory, step) / "checkpoint.h5"
@@ -145,7 +146,7 @@ def test_what_does_not_make_one_tensor_is_shown_in_parts(tmp_path: Path) -> None
 def test_a_step_of_dcp_is_shown_too(tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
-    from resilio_hpc.ckpt.dcp import ResilioWriter
+    from resilio_hpc.ckpt.dcp.__init__ import ResilioWriter
 
     state = {"model": {"w": torch.rand(3, 2)}, "n": 7}
     dcp.save(state, storage_writer=ResilioWriter(tmp_path, 1), no_dist=True)
@@ -187,14 +188,14 @@ def test_a_step_that_is_moved_or_copied_takes_its_view_along(
 def test_a_file_that_is_missing_is_seen_as_far_as_hdf5_lets_us(directory: Path) -> None:
     (step_of(directory) / "node-1.h5").unlink()
     assert np.isnan(read(step_of(directory) / "checkpoint.h5")).tolist() == [False, False, True, True]
-    (damage,) = verify.verify_step(directory, catalogue.manifest_of(directory, 1))
+    (damage,) = verify.verify_step(directory, checkpoint_index.manifest_of(directory, 1))
     assert damage.file == "node-1.h5"
 
 
 def test_whatever_byte_of_it_changes_verify_says_so_and_the_step_is_as_good_as_before(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, manifest = step_of(directory, 2) / "checkpoint.h5", catalogue.manifest_of(directory, 2)
+    path, manifest = step_of(directory, 2) / "checkpoint.h5", checkpoint_index.manifest_of(directory, 2)
     good = path.read_bytes()
     for at in (*range(0, 512, 7), *range(512, len(good), 97)):
         path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
@@ -206,7 +207,7 @@ def test_whatever_byte_of_it_changes_verify_says_so_and_the_step_is_as_good_as_b
     said = capsys.readouterr().out
     assert "checkpoint.h5: it was made for another step" in said
     assert "a restore does not need it: make it anew with 'resilio ckpt show --h5', or remove it" in said
-    assert catalogue.noted_damage(directory, 2) == ""
+    assert checkpoint_index.noted_damage(directory, 2) == ""
     assert main(["ckpt", "copy", str(directory), str(directory.parent / "archive"), "2"]) == 1
     mine = torch.zeros(4, 3)
     assert rank(directory, 0, 1).restore({"x": mine, "n": 0})
@@ -227,7 +228,7 @@ def test_a_link_in_its_place_is_read_and_what_it_leads_to_is_never_written(direc
     before = path.read_bytes()
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
-    manifest = catalogue.manifest_of(directory, 1)
+    manifest = checkpoint_index.manifest_of(directory, 1)
     assert why_wrong(path.parent, manifest) == ""
     elsewhere.write_bytes(before[:-1])
     assert "checksum" in why_wrong(path.parent, manifest)
@@ -270,14 +271,15 @@ def test_what_the_disk_or_a_damaged_table_refuses_leaves_the_former_one(
     shard = path.with_name("node-1.h5")
     shard.write_bytes(shard.read_bytes().replace(b'"tensors"', b'"tensorz"'))
     with pytest.raises(CheckpointError, match="the table of rank 1 does not match its checksum"):
-        write_view(directory, catalogue.manifest_of(directory, 2))
+        write_view(directory, checkpoint_index.manifest_of(directory, 2))
     assert path.read_bytes() == before
     assert len(list(path.parent.iterdir())) == 4
 
 
 def test_nobody_who_saves_or_verifies_needs_h5py_for_it() -> None:
     code = (
-        "import sys, resilio_hpc.ckpt.saver, resilio_hpc.ckpt.verify, resilio_hpc.launch.agent, resilio_hpc.cli.ckpt\n"
+        "import sys, resilio_hpc.ckpt.saver.saver, resilio_hpc.ckpt.store.verify\n"
+        "import resilio_hpc.launch.agent.agent, resilio_hpc.cli.ckpt.ckpt\n"
         "print([name for name in ('h5py', 'torch', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

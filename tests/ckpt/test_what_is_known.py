@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt import catalogue, fence
-from resilio_hpc.cli.ckpt import main as resilio_ckpt
+from resilio_hpc.ckpt.store import checkpoint_index, fence
+from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 from tests.ckpt.test_catalogue import KEEP, directory, restored, stage
 
@@ -28,12 +28,12 @@ def test_a_damaged_fence_is_neither_believed_nor_in_the_way(damaged: bytes, dire
     (directory / fence.NAME).write_bytes(damaged)
     assert fence.why_fence_is_wrong(directory)
     assert resilio_ckpt(["verify", str(directory)]) == 1
-    found = catalogue.manifest_of(directory, 20)
+    found = checkpoint_index.manifest_of(directory, 20)
     stage(directory, 30, epoch=4)
     with pytest.raises(CheckpointError, match="epoch 5 has taken over"):
-        catalogue.commit(directory, 30, 4, 0, 1, "own", found.shards, KEEP)
+        checkpoint_index.commit(directory, 30, 4, 0, 1, "own", found.shards, KEEP)
     stage(directory, 30, epoch=5)
-    catalogue.commit(directory, 30, 5, 0, 1, "own", found.shards, KEEP)
+    checkpoint_index.commit(directory, 30, 5, 0, 1, "own", found.shards, KEEP)
     assert (directory / fence.NAME).read_bytes() == good
     assert resilio_ckpt(["verify", str(directory)]) == 0
 
@@ -52,13 +52,13 @@ def test_fences_of_earlier_versions_are_read_and_raised(directory: Path) -> None
 
 
 def test_a_damaged_fence_without_a_run_holds_back_what_the_committed_steps_do(directory: Path) -> None:
-    found = catalogue.manifest_of(directory, 20)
+    found = checkpoint_index.manifest_of(directory, 20)
     stage(directory, 30, epoch=3)
-    catalogue.commit(directory, 30, 3, 0, 1, "own", found.shards, KEEP)
+    checkpoint_index.commit(directory, 30, 3, 0, 1, "own", found.shards, KEEP)
     (directory / fence.NAME).write_text("garbage")
     stage(directory, 40, epoch=2)
     with pytest.raises(CheckpointError, match="epoch 3 has taken over"):
-        catalogue.commit(directory, 40, 2, 0, 1, "own", found.shards, KEEP)
+        checkpoint_index.commit(directory, 40, 2, 0, 1, "own", found.shards, KEEP)
 
 
 def test_latest_that_names_a_step_which_is_gone_is_told(directory: Path, capfd: pytest.CaptureFixture[str]) -> None:

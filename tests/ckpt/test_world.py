@@ -12,7 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from resilio_hpc import train
-from resilio_hpc.ckpt import Checkpointer, Slab, world
+from resilio_hpc.ckpt import Checkpointer, Slab
+from resilio_hpc.ckpt.coordination import world
 from resilio_hpc.core.errors import UsageError
 from tests.support.ckpt.forked_ranks import in_ranks, join
 from tests.support.waiting import PATIENCE_S

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import Checkpointer, bulk_io, catalogue, worn_files
+from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.format import bulk_io
+from resilio_hpc.ckpt.store import checkpoint_index, recycled_files
 from resilio_hpc.core.durable import new_file
 from tests.support.ckpt.local_node import worn_in
 
@@ -29,7 +31,7 @@ def state(step: int, size: int = 300_000) -> dict[str, object]:
 
 
 def shard(directory: Path, step: int) -> Path:
-    return catalogue.step_directory(directory, step) / "node-0.h5"
+    return checkpoint_index.step_directory(directory, step) / "node-0.h5"
 
 
 def inode_of(directory: Path, step: int) -> int:
@@ -85,7 +87,7 @@ def test_what_somebody_else_has_is_not_written_over(how: str, disk_path: Path) -
         elif how == "link":
             assert kept.stat().st_nlink == 1
             assert inode_of(directory, 5) != kept.stat().st_ino
-        assert catalogue.committed_steps(directory) == [5]
+        assert checkpoint_index.committed_steps(directory) == [5]
     finally:
         reader.close()
         mapped.close()
@@ -113,8 +115,8 @@ def test_where_no_lease_can_be_had_removed_steps_go(disk_path: Path, monkeypatch
     directory = disk_path / "steps"
     for step in (1, 2, 3):
         Checkpointer(directory, keep_last=9).save(step, state(step)).wait(timeout_s=60)
-    monkeypatch.setattr(worn_files, "is_ours_alone", lambda fd: False)
-    catalogue._remove(directory, [1, 2], keep_worn=True)
+    monkeypatch.setattr(recycled_files, "is_ours_alone", lambda fd: False)
+    checkpoint_index._remove(directory, [1, 2], keep_worn=True)
     assert sorted(path.name for path in directory.iterdir()) == ["latest", "step-0000000003"]
 
 

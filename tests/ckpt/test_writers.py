@@ -17,10 +17,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from resilio_hpc.ckpt import Checkpointer, catalogue, writers
-from resilio_hpc.ckpt.dcp import ResilioWriter
-from resilio_hpc.ckpt.records import Writer, read_manifest, write_manifest
-from resilio_hpc.ckpt.staging import put_in_place, staging_directory
+from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.dcp.__init__ import ResilioWriter
+from resilio_hpc.ckpt.format.manifest import Writer, read_manifest, write_manifest
+from resilio_hpc.ckpt.store import checkpoint_index, writers
+from resilio_hpc.ckpt.store.staging import put_in_place, staging_directory
 from resilio_hpc.core.errors import CheckpointError
 from tests.support.waiting import PATIENCE_S, until
 
@@ -87,15 +88,15 @@ def test_a_job_on_another_machine_shows_itself_by_what_it_commits(tmp_path: Path
     me = writers.this_process("mine")
     Checkpointer(tmp_path).save(1, {"x": 1}).wait(timeout_s=PATIENCE_S)
     _sign(tmp_path, 1, 1)
-    assert writers.others_at_work(tmp_path, me, catalogue.committed(tmp_path)) == {}  # it may be long dead
-    shutil.copytree(catalogue.step_directory(tmp_path, 1), catalogue.step_directory(tmp_path, 2))
+    assert writers.others_at_work(tmp_path, me, checkpoint_index.committed(tmp_path)) == {}  # it may be long dead
+    shutil.copytree(checkpoint_index.step_directory(tmp_path, 1), checkpoint_index.step_directory(tmp_path, 2))
     _sign(tmp_path, 2, 2)
-    assert writers.others_at_work(tmp_path, me, catalogue.committed(tmp_path)) == {2: ELSEWHERE}
+    assert writers.others_at_work(tmp_path, me, checkpoint_index.committed(tmp_path)) == {2: ELSEWHERE}
 
 
 def _sign(directory: Path, step: int, order: int) -> None:
     """Make a step one of a job on another machine."""
-    path = catalogue.step_directory(directory, step) / catalogue.MANIFEST
+    path = checkpoint_index.step_directory(directory, step) / checkpoint_index.MANIFEST
     manifest = read_manifest(path.read_bytes(), 1)
     path.write_bytes(write_manifest(msgspec.structs.replace(manifest, step=step, order=order, writer=ELSEWHERE)))
 
@@ -155,7 +156,7 @@ def test_what_a_save_left_that_failed_goes_with_the_next(tmp_path: Path) -> None
 
 def test_results_of_another_step_are_not_committed(tmp_path: Path) -> None:
     """As when saves of one process group overlap, and the processes' collectives get mixed up."""
-    catalogue.open_staging(tmp_path, 1, 0, 0, writers.this_process("mine"))
+    checkpoint_index.open_staging(tmp_path, 1, 0, 0, writers.this_process("mine"))
     result = dcp.storage.WriteResult(
         dcp.metadata.MetadataIndex("node-0.h5"), 1, msgspec.json.encode((2, {"node_rank": 0, "file": "node-0.h5",
             "size_bytes": 1, "layout": "own", "ranks": []})),
@@ -179,13 +180,13 @@ def test_of_two_jobs_that_commit_a_step_at_the_same_time_one_has_it(tmp_path: Pa
     """The other one's step comes between the look and the exchange of names."""
     checkpoint = Checkpointer(tmp_path / "steps")
     save(checkpoint, 1)
-    (manifest,) = catalogue.committed(tmp_path / "steps")
-    step = catalogue.step_directory(tmp_path / "steps", 1)
+    (manifest,) = checkpoint_index.committed(tmp_path / "steps")
+    step = checkpoint_index.step_directory(tmp_path / "steps", 1)
     me = writers.this_process("mine")
 
     def theirs_comes(former: Path) -> None:
         signed = msgspec.structs.replace(manifest, writer=ELSEWHERE, order=9)
-        (former / catalogue.MANIFEST).write_bytes(write_manifest(signed))
+        (former / checkpoint_index.MANIFEST).write_bytes(write_manifest(signed))
         writers.check_former(tmp_path / "steps", me, signed)
 
     staging = staging_directory(tmp_path / "steps", 1, 0, 0, "abc")
@@ -193,4 +194,4 @@ def test_of_two_jobs_that_commit_a_step_at_the_same_time_one_has_it(tmp_path: Pa
     writers.others_at_work(tmp_path / "steps", me, [manifest])  # what was there when this job began
     with pytest.raises(CheckpointError, match=r"step 1 is another job's: another job .process 77 on n7. writes"):
         put_in_place(staging, step, theirs_comes)
-    assert catalogue.manifest_of(tmp_path / "steps", 1).writer == ELSEWHERE
+    assert checkpoint_index.manifest_of(tmp_path / "steps", 1).writer == ELSEWHERE

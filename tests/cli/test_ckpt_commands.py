@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt.records import VERSION, seal
-from resilio_hpc.cli.ckpt_common import size_text
+from resilio_hpc.ckpt.format.manifest import VERSION, seal
+from resilio_hpc.cli.common.steps import size_text
 from resilio_hpc.cli.main import main
 from tests.support.cli.saved_steps import alone, copy_of, save_steps
 from tests.support.environments import scrubbed

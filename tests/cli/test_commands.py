@@ -13,7 +13,7 @@ import pytest
 import resilio_hpc
 from resilio_hpc.cli import main, resilio_launch
 from resilio_hpc.core.errors import LaunchError, UsageError
-from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.config.options import LaunchOptions
 from tests.support.waiting import PATIENCE_S
 
 

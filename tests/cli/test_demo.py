@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.cli.main import main
-from resilio_hpc.demo.stage import why_no_slurm
+from resilio_hpc.devtools.demo.stage import why_no_slurm
 
 
 def play(out: Path, *options: str) -> dict[str, object]:

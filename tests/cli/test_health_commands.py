@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.cli import health_run
+from resilio_hpc.cli.health import run
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.check import Result, Verdict
 from resilio_hpc.prolog_epilog.node import boot_id, uptime_s
-from resilio_hpc.slurm.drain_reason import Finding, disowned_reason, write_reason
+from resilio_hpc.slurm.drain.reason import Finding, disowned_reason, write_reason
 from tests.support.requirements import need_program, need_root
 from tests.support.waiting import PATIENCE_S
 
@@ -180,7 +180,7 @@ def test_the_daemon_asks_for_its_nodes_name_until_slurm_tells_it() -> None:
             raise answer
         return answer
 
-    naming = health_run.Naming(known.append, told.append, ask)
+    naming = run.Naming(known.append, told.append, ask)
     for now_s in (0.0, 59.0, 60.0, 120.0, 180.0):
         naming.turn(now_s)
     assert (known, answers) == (["gpu001"], [])

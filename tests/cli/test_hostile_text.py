@@ -14,9 +14,9 @@ import pytest
 
 from resilio_hpc.cli import main as commands
 from resilio_hpc.core import terminal
-from resilio_hpc.core.event_words import KINDS
-from resilio_hpc.launch import run_directory
-from resilio_hpc.launch.patient_stream import PatientStream
+from resilio_hpc.events.event_text import KINDS
+from resilio_hpc.launch.process.stderr_writer import PatientStream
+from resilio_hpc.launch.rundir import run_directory
 from tests.support.environments import scrubbed
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mFAKE\u202e\x9b1m\r\nresilio: forged"

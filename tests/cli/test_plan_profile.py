@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from resilio_hpc.autoparallel import profile_file
-from resilio_hpc.autoparallel.comm_fit import FACTORS, fit
-from resilio_hpc.autoparallel.compute_samples import KINDS
+from resilio_hpc.autoparallel.measure import profile_file
+from resilio_hpc.autoparallel.measure.comm_fit import FACTORS, fit
+from resilio_hpc.autoparallel.measure.compute_samples import KINDS
 from resilio_hpc.cli import main
-from resilio_hpc.cli.plan_profile_comm import job_script
+from resilio_hpc.cli.plan.profile_comm import job_script
 from tests.support.requirements import need_program
 
 ROWS = """layers,hidden,heads,vocab,seq,global_batch,micro_batch,gpu,num_gpus,tp,pp,dp

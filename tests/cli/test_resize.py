@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.autoparallel import profile_file
-from resilio_hpc.autoparallel.comm_fit import Curve
-from resilio_hpc.autoparallel.efficiency import shipped
-from resilio_hpc.autoparallel.model_speed import any_degrees
+from resilio_hpc.autoparallel.base.efficiency import shipped
+from resilio_hpc.autoparallel.measure import profile_file
+from resilio_hpc.autoparallel.measure.comm_fit import Curve
+from resilio_hpc.autoparallel.search.model_speed import any_degrees
 from resilio_hpc.cli import resize
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import SlurmError, UsageError
-from resilio_hpc.launch.resize_facts import Decision
+from resilio_hpc.launch.resize.facts import Decision
 
 
 @pytest.mark.parametrize(

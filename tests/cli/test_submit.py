@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.cli import main
-from resilio_hpc.slurm import template_files
+from resilio_hpc.slurm.submit import template_files
 from tests.support.environments import scrubbed
 
 FAKE_SBATCH = """#!/bin/bash
@@ -133,7 +133,8 @@ def test_a_job_inherits_nothing_of_the_run_in_which_it_is_submitted(
     slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_a_run = {"SLURM_JOB_ID": "7", "SLURM_CPU_BIND": "x", "RESILIO_LINK": "3", "RESILIO_LOCAL_NODES": "6"}
-    kept = {"SLURM_CONF": "/etc/slurm.conf", "RESILIO_LOCAL_DIR": "/local", "SBATCH_ACCOUNT": "mine"}
+    (slurm / "slurm.conf").touch()  # Slurm's commands wait for a file that is not there
+    kept = {"SLURM_CONF": str(slurm / "slurm.conf"), "RESILIO_LOCAL_DIR": "/local", "SBATCH_ACCOUNT": "mine"}
     for name, value in {**of_a_run, **kept}.items():
         monkeypatch.setenv(name, value)
     assert submit("--template", "multi-node", "--", "train.py") == 0

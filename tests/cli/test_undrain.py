@@ -9,11 +9,11 @@ import pytest
 
 from resilio_hpc.cli.undrain import end
 from resilio_hpc.prolog_epilog.node_drains import DRAINED_LEAVE_S
-from resilio_hpc.slurm.audit import AuditLog
-from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.drain_policy import DrainPolicy
-from resilio_hpc.slurm.drain_reason import BY_HAND, Finding
-from resilio_hpc.slurm.drain_writer import DrainWriter, Outcome
+from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.drain.policy import DrainPolicy
+from resilio_hpc.slurm.drain.reason import BY_HAND, Finding
+from resilio_hpc.slurm.drain.writer import DrainWriter, Outcome
+from resilio_hpc.slurm.orders.audit import AuditLog
 from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
 POLICY = DrainPolicy(share=1.0, at_least=9, window_s=600, passes=3)

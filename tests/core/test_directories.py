@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.ckpt import Checkpointer
-from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
+from resilio_hpc.ckpt.dcp.__init__ import ResilioReader, ResilioWriter
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.demo.scenario import Fault, outcome
+from resilio_hpc.devtools.demo.scenario import Fault, outcome
 
 STRUCK = 100.0
 

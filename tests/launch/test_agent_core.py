@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core import rank_link
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.agent_core import beat_interval_s
+from resilio_hpc.launch.agent.agent_core import beat_interval_s
+from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from resilio_hpc.launch.agent_settings import AGENT_LIVES, AgentSettings
-from resilio_hpc.launch.agent_starts import QUIET_RETRY_S, VERDICT_WAIT_S
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.placements import Recipe, Site, placements, srun_argv
-from resilio_hpc.slurm.allocation import Allocation
+from resilio_hpc.launch.allocation.placements import Recipe, Site, placements, srun_argv
+from resilio_hpc.launch.allocation.restart_policy import QUIET_RETRY_S, VERDICT_WAIT_S
+from resilio_hpc.launch.config.agent_settings import AGENT_LIVES, AgentSettings
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.slurm.client.allocation import Allocation
 from tests.support.launch.keeper_bench import Bench, bench
 
 __all__ = ["bench"]

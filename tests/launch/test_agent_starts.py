@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.launch.agent_settings import AGENT_FAILED, AGENT_LIVES
-from resilio_hpc.launch.agent_starts import (
+from resilio_hpc.launch.allocation.restart_policy import (
     LONGEST_DELAY_S,
     QUIET_RETRY_S,
     QUIET_STEPS,
@@ -14,6 +13,7 @@ from resilio_hpc.launch.agent_starts import (
     Pace,
     agent_ran,
 )
+from resilio_hpc.launch.config.agent_settings import AGENT_FAILED, AGENT_LIVES
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.core.event_words import KINDS, words
-from resilio_hpc.launch.announce import announcement, stamped
-from resilio_hpc.launch.closing import ENDINGS
+from resilio_hpc.events.event_text import KINDS, words
+from resilio_hpc.launch.process.announce import announcement, stamped
+from resilio_hpc.launch.rundir.final_report import ENDINGS
 from tests.support.environments import ROOT
 
 FAILED = {"rank": 3, "node": "n2", "signal": None, "exit_code": None}
@@ -108,7 +108,7 @@ def test_every_kind_that_the_launcher_records_has_words_and_a_row_in_the_documen
     recorded = {kind for found in re.findall(entry, sources) for kind in found if kind}
     documented = set(re.findall(r"^\| `([a-z_]+)` \|", (ROOT / "docs" / "ledger.md").read_text(), re.MULTILINE))
     assert len(recorded) > 30
-    assert recorded == KINDS, "give a new event words in core/event_words.py and a row in docs/ledger.md"
+    assert recorded == KINDS, "give a new event words in events/event_text.py and a row in docs/ledger.md"
     assert recorded <= documented
     assert documented - recorded == {
         *ENDINGS,

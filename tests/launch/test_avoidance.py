@@ -12,13 +12,13 @@ import pytest
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.core.ledger import Ledger, read_ledger
-from resilio_hpc.launch import avoidance
-from resilio_hpc.launch.avoidance import avoid_faulty_nodes, decide_change, faulty_nodes, ours_of
-from resilio_hpc.slurm.model import Node
+from resilio_hpc.launch.chain import node_exclusion
+from resilio_hpc.launch.chain.node_exclusion import avoid_faulty_nodes, decide_change, faulty_nodes, ours_of
+from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.client.states import node_state
 from resilio_hpc.slurm.node_faults.exclusion import Exclusion
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger, users_directory
-from resilio_hpc.slurm.states import node_state
 
 
 def change(fields: dict[str, str], ours: Collection[str], chosen: Sequence[str]) -> tuple[list[str], list[str]] | None:
@@ -91,8 +91,8 @@ class Slurm:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     made = Slurm()
-    monkeypatch.setattr(avoidance, "CommandClient", lambda: made)
-    monkeypatch.setattr(avoidance.commands, "job_fields", lambda job: made.fields)
+    monkeypatch.setattr(node_exclusion, "CommandClient", lambda: made)
+    monkeypatch.setattr(node_exclusion.commands, "job_fields", lambda job: made.fields)
     monkeypatch.delenv("RESILIO_NODE_FAULTS", raising=False)
     monkeypatch.delenv("RESILIO_EXCLUDED", raising=False)
     monkeypatch.delenv("SLURM_CLUSTER_NAME", raising=False)

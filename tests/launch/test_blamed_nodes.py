@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.launch.blamed_nodes import blamed_nodes
+from resilio_hpc.launch.chain.suspect_nodes import blamed_nodes
 from resilio_hpc.slurm.node_faults.policy import fault_policy
 
 POLICY = fault_policy()

@@ -11,7 +11,10 @@ from pathlib import Path
 import resilio_hpc
 from tests.support.waiting import PATIENCE_S
 
-ASK = "import json; from resilio_hpc.launch import bootstrap; print(json.dumps(bootstrap.command('launch.agent')))"
+ASK = (
+    "import json; from resilio_hpc.launch.process import bootstrap; "
+    "print(json.dumps(bootstrap.command('launch.agent.agent')))"
+)
 WHERE = "import resilio_hpc; print(resilio_hpc.__file__)"
 
 
@@ -27,14 +30,14 @@ def copy_of_the_package(place: Path) -> Path:
     """Another checkout: enough of it to be asked."""
     source = Path(resilio_hpc.__file__).parent
     target = place / "resilio_hpc"
-    (target / "launch").mkdir(parents=True)
-    for name in ("__init__.py", "launch/__init__.py", "launch/bootstrap.py"):
+    (target / "launch" / "process").mkdir(parents=True)
+    for name in ("__init__.py", "launch/__init__.py", "launch/process/__init__.py", "launch/process/bootstrap.py"):
         shutil.copy(source / name, target / name)
     return place
 
 
 def test_an_installed_package_is_not_looked_for_in_the_working_directory(tmp_path: Path) -> None:
-    assert '"-P", "-m", "resilio_hpc.launch.agent"' in answer(["-c", ASK], tmp_path)
+    assert '"-P", "-m", "resilio_hpc.launch.agent.agent"' in answer(["-c", ASK], tmp_path)
     assert answer(["-P", "-c", WHERE], tmp_path) == resilio_hpc.__file__
 
 

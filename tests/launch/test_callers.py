@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.launch.callers import Callers, Names, speaks_for
+from resilio_hpc.launch.consensus.connections import Callers, Names, speaks_for
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,15 @@ import pytest
 
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import chain_order, chaining, link_lease, maintenance, preemption, run_directory, turns
-from resilio_hpc.launch.chain_order import ChainOrder
-from resilio_hpc.launch.chaining import Chain
-from resilio_hpc.launch.judge import Evidence
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.placements import Site
-from resilio_hpc.slurm import chain as slurm_chain
-from resilio_hpc.slurm import commands
+from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.chain import chaining, fencing, maintenance, preemption
+from resilio_hpc.launch.chain.chaining import Chain
+from resilio_hpc.launch.chain.continuation_policy import Evidence
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.rundir import chain_order, run_claim, run_directory
+from resilio_hpc.launch.rundir.chain_order import ChainOrder
+from resilio_hpc.slurm.chain import chain as slurm_chain
+from resilio_hpc.slurm.client import commands
 from tests.support.waiting import PATIENCE_S, until
 
 Begin = Callable[..., Chain]
@@ -167,11 +168,11 @@ def test_the_successor_is_queued_before_the_wait_for_nodes_of_the_part_before(
     begin: Begin, state: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     happened: list[str] = []
-    before = turns.Turn(1, "6", "6", 1, ("n1",), -1, 0.0)
-    assert turns.take(run_directory.open_run(tmp_path / "run").path, before)
+    before = run_claim.Turn(1, "6", "6", 1, ("n1",), -1, 0.0)
+    assert run_claim.take(run_directory.open_run(tmp_path / "run").path, before)
     monkeypatch.setattr(chaining, "gather", lambda *_: Evidence("6", chained=True, state="NODE_FAIL"))
 
-    def wait(path: Path, before: turns.Turn, limit_s: float, say: object, ended: bool, other_job: bool) -> float:
+    def wait(path: Path, before: run_claim.Turn, limit_s: float, say: object, ended: bool, other_job: bool) -> float:
         assert (before.part, ended, other_job) == ("6", False, True)
         newest = run_directory.newest_epoch(path)
         assert newest is not None
@@ -183,7 +184,7 @@ def test_the_successor_is_queued_before_the_wait_for_nodes_of_the_part_before(
         happened.append("submitted")
         return slurm_chain.Link(2, "8")
 
-    monkeypatch.setattr(link_lease, "wait_for_predecessor", wait)
+    monkeypatch.setattr(fencing, "wait_for_predecessor", wait)
     begin(submit=submit)
     assert happened == ["submitted", "waited"]
 

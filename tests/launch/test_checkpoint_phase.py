@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.checks import check, check_ranks, runs_here
-from resilio_hpc.launch.devices import NodeDevices, local_world_size, read_devices, visible_count
-from resilio_hpc.launch.dry_run import plan
-from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.cli.checks import check, check_ranks, runs_here
+from resilio_hpc.launch.cli.dry_run import plan
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.gpus.devices import NodeDevices, local_world_size, read_devices, visible_count
 
 GPU_NODE = NodeDevices(gpus=4, xpus=0, cpus=32, memory_bytes=64 << 30)
 CPU_NODE = NodeDevices(gpus=0, xpus=0, cpus=6, memory_bytes=64 << 30)

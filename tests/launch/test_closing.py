@@ -10,7 +10,14 @@ import pytest
 
 from resilio_hpc.core.json_fields import Fields
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.launch.closing import ENDINGS, MAX_TRACEBACK_LINES, Losses, failure_lines, losses, verdict_lines
+from resilio_hpc.launch.rundir.final_report import (
+    ENDINGS,
+    MAX_TRACEBACK_LINES,
+    Losses,
+    failure_lines,
+    losses,
+    verdict_lines,
+)
 
 RUN = Path("/runs/r1")
 SEE = "see: resilio ledger /runs/r1 for what happened, /runs/r1/logs for the ranks' output"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch.console import MAX_LINE_BYTES, PROGRESS_EVERY_S, Console, RankLogs, shown
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.streams import Std
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.streams import Std
+from resilio_hpc.launch.workers.console import MAX_LINE_BYTES, PROGRESS_EVERY_S, Console, RankLogs, shown
 
 
 def options(**changes: object) -> LaunchOptions:

@@ -9,10 +9,10 @@ import zmq
 
 from resilio_hpc.core import wire
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.controller import Controller
-from resilio_hpc.launch.controller_host import ControllerHost, LivesIn
-from resilio_hpc.launch.storage import Storage
+from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.controller.host import ControllerHost, LivesIn
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.rundir.io_worker import Storage
 
 KEYS = wire.Keys.derive(b"s" * 32)
 

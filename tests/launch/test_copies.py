@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
 

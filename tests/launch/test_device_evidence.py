@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resilio_hpc.launch import device_evidence as de
-from resilio_hpc.launch.device_look import DeviceLook
-from resilio_hpc.launch.devices import visible_devices
-from resilio_hpc.launch.eviction import Identity
+from resilio_hpc.launch.gpus import device_evidence as de
+from resilio_hpc.launch.gpus.device_look import DeviceLook
+from resilio_hpc.launch.gpus.devices import visible_devices
+from resilio_hpc.launch.gpus.eviction import Identity
 from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.check import Fault, Result, Verdict
 from resilio_hpc.prolog_epilog.node import Node, boot_id, uptime_s

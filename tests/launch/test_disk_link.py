@@ -11,10 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import Checkpointer, catalogue, local_disk
-from resilio_hpc.ckpt.peer_disks import PeerDisks
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.disk_link import MAX_DEATHS, DiskLink
+from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.tiers import local_disk
+from resilio_hpc.ckpt.tiers.peer_disks import PeerDisks
+from resilio_hpc.launch.agent.disk_link import MAX_DEATHS, DiskLink
+from resilio_hpc.launch.protocol import messages as m
 from tests.support.waiting import until
 
 SECRET = b"0123456789abcdef0123456789abcdef\n"
@@ -61,7 +63,7 @@ def start(ports: tuple[int, ...]) -> m.Start:
 
 def first_bytes(node: Node) -> bytes:
     """Of the file of the other node, by way of what ranks of this one know."""
-    (manifest,) = catalogue.committed(node.run.path / "checkpoints")
+    (manifest,) = checkpoint_index.committed(node.run.path / "checkpoints")
     shard = msgspec.structs.replace(manifest.shards[0], node="n1")
     disks = PeerDisks(node.link.known, manifest)
     file = disks.file(shard)
@@ -131,5 +133,5 @@ def test_it_ends_with_the_agent(nodes: tuple[Node, Node]) -> None:
     one.link.close()
     assert process.poll() is not None
     assert local_disk.copies(
-        one.disk, one.run.path / "checkpoints", catalogue.committed(one.run.path / "checkpoints")[0]
+        one.disk, one.run.path / "checkpoints", checkpoint_index.committed(one.run.path / "checkpoints")[0]
     )

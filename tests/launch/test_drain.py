@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch.drain import Drain
+from resilio_hpc.launch.rundir.log_spool import Drain
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.ballot import EpochRecord, Term
-from resilio_hpc.launch.quorum import next_membership
-from resilio_hpc.launch.roster import Entry, Roster
-from resilio_hpc.launch.succession import Succession
+from resilio_hpc.launch.consensus.follower import Succession
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import next_membership
+from resilio_hpc.launch.protocol.node_list import Entry, Roster
+from resilio_hpc.launch.protocol.vote import EpochRecord, Term
 from tests.support.launch.lone_agent import LIMIT_S, Ports, agent, follower, orphan, words
 
 # -- standing ------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch import node_directories
-from resilio_hpc.launch.run_directory import read_run
+from resilio_hpc.launch.rundir import node_directories
+from resilio_hpc.launch.rundir.run_directory import read_run
 from tests.support.environments import ROOT, scrubbed
 from tests.support.waiting import PATIENCE_S, until
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from resilio_hpc.core.ledger import read_ledger
-from resilio_hpc.launch.run_directory import read_verdict
+from resilio_hpc.launch.rundir.run_directory import read_verdict
 from resilio_hpc.prolog_epilog import reports
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resilio_hpc.launch import eviction
-from resilio_hpc.launch.device_errors import hardware_error, table
-from resilio_hpc.launch.device_eviction import Kept
-from resilio_hpc.launch.eviction import Evicted, Evidence, Identity, Rules, Strikes
-from resilio_hpc.launch.node_memory import NodeMemory
+from resilio_hpc.launch.agent.device_eviction import Kept
+from resilio_hpc.launch.gpus import eviction
+from resilio_hpc.launch.gpus.device_errors import hardware_error, table
+from resilio_hpc.launch.gpus.eviction import Evicted, Evidence, Identity, Rules, Strikes
+from resilio_hpc.launch.rundir.node_memory import NodeMemory
 
 A, B = "GPU-aaaaaaaa-1111-0000-0000-000000000000", "GPU-bbbbbbbb-1111-0000-0000-000000000000"
 NVML = (Identity(0, 2, A, "0000:1b:00", ("MIG-a0", "MIG-a1")), Identity(1, 3, B, "0000:1c:00"))

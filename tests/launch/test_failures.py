@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.ballot import Term
-from resilio_hpc.launch.controller import Controller
-from resilio_hpc.launch.controller_state import MAX_LOSSES, Clock
-from resilio_hpc.launch.enrolment import LEASE_SHARE
-from resilio_hpc.launch.quorum import first_membership
+from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.controller.state import MAX_LOSSES, Clock
+from resilio_hpc.launch.controller.voters import LEASE_SHARE
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import first_membership
+from resilio_hpc.launch.protocol.vote import Term
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
 

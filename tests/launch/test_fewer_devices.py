@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.local_round import LocalRound
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.local_round import LocalRound
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.world import World
 

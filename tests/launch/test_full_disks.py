@@ -54,7 +54,7 @@ set -e
 mount -t tmpfs -o size=24m,mode=755 none run/checkpoints
 mount -t tmpfs -o "$DISK" none disk
 "$@"
-"$PYTHON" -c 'import sys; from resilio_hpc.cli.ckpt import main; sys.exit(main(sys.argv[1:]))' verify run/checkpoints
+"$PYTHON" -m resilio_hpc.cli.main ckpt verify run/checkpoints
 """
 
 

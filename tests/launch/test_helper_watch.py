@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from resilio_hpc.launch.helper_watch import HelperWatch
+from resilio_hpc.launch.process.helper_watch import HelperWatch
 from tests.support.waiting import until
 
 LOOK_S, PATIENCE_S = 1.0, 2.0
@@ -48,23 +48,23 @@ def watch(told: list[tuple[str, int, str]], spared: tuple[int, ...] = ()) -> Hel
 
 def test_it_is_continued_and_replaced_where_that_does_not_help(told: list[tuple[str, int, str]]) -> None:
     watching = watch(told)
-    with stopped("resilio_hpc.launch.storage") as helper:
+    with stopped("resilio_hpc.launch.rundir.io_worker") as helper:
         watching.tick(0.0)
         watching.tick(LOOK_S)
         assert told == []  # Slurm resumes a job's processes one after the other
         watching.tick(PATIENCE_S)
-        assert told == [("storage", helper.pid, "continued")]
+        assert told == [("io_worker", helper.pid, "continued")]
         until(lambda: state(helper.pid) == "S", "it goes on")
         os.kill(helper.pid, signal.SIGSTOP)
         until(lambda: state(helper.pid) == "T", "it is stopped again")
         watching.tick(2 * PATIENCE_S)
-        assert told[1:] == [("storage", helper.pid, "killed")]
+        assert told[1:] == [("io_worker", helper.pid, "killed")]
         assert helper.wait() == -signal.SIGKILL
 
 
 def test_one_that_goes_on_by_itself_is_forgotten(told: list[tuple[str, int, str]]) -> None:
     watching = watch(told)
-    with stopped("resilio_hpc.ckpt.saver") as helper:
+    with stopped("resilio_hpc.ckpt.saver.saver") as helper:
         watching.tick(0.0)
         os.kill(helper.pid, signal.SIGCONT)
         until(lambda: state(helper.pid) == "S", "it goes on")
@@ -76,7 +76,7 @@ def test_one_that_goes_on_by_itself_is_forgotten(told: list[tuple[str, int, str]
 
 
 def test_others_and_those_that_we_stopped_are_left_alone(told: list[tuple[str, int, str]]) -> None:
-    with stopped("python train.py"), stopped("resilio_hpc.ckpt.saver") as ours:
+    with stopped("python train.py"), stopped("resilio_hpc.ckpt.saver.saver") as ours:
         watching = watch(told, (ours.pid,))
         for now in range(10):
             watching.tick(float(now))

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch import holder, run_directory, run_in_use, turns
-from resilio_hpc.launch.holder import Holder
-from resilio_hpc.launch.placements import Site
-from resilio_hpc.slurm.commands import Holding
+from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.chain import run_in_use
+from resilio_hpc.launch.rundir import holder, run_claim, run_directory
+from resilio_hpc.launch.rundir.holder import Holder
+from resilio_hpc.slurm.client.commands import Holding
 from tests.support.waiting import PATIENCE_S, until
 
 SHORT_S = 0.05  # for a pulse that stands still
@@ -47,11 +48,11 @@ def test_which_run_of_a_job_is_told() -> None:
     assert holder.slurm_part({}) == ""
     assert holder.slurm_part({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "0"}) == "12"
     assert holder.slurm_part({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "2"}) == "12r2"
-    assert [turns.part_name("12", 0, 1), turns.part_name("12", 0, 2), turns.part_name("12", 2, 1)] == [
+    assert [run_claim.part_name("12", 0, 1), run_claim.part_name("12", 0, 2), run_claim.part_name("12", 2, 1)] == [
         "12", "12r0.2", "12r2"
     ]  # fmt: skip
-    assert [turns.job_of(part) for part in ("12", "12r3", "12r0.2", "local-7-8")] == ["12", "12", "12", "local-7-8"]
-    assert [turns.run_of(part) for part in ("12", "12r3", "12r3.2", "local-7-8")] == [0, 3, 3, 0]
+    assert [run_claim.job_of(part) for part in ("12", "12r3", "12r0.2", "local-7-8")] == ["12", "12", "12", "local-7-8"]
+    assert [run_claim.run_of(part) for part in ("12", "12r3", "12r3.2", "local-7-8")] == [0, 3, 3, 0]
 
 
 @pytest.fixture
@@ -59,10 +60,10 @@ def run(tmp_path: Path) -> Path:
     return run_directory.open_run(tmp_path / "run").path
 
 
-def taken(run: Path, job: str, by: Holder, part: str = "") -> turns.Turn:
-    turn = turns.Turn(1, part or job, job, 1, ("n1",), -1, 1_790_000_000.0, by)
-    assert turns.take(run, turn)
-    found = turns.newest(run)[0]
+def taken(run: Path, job: str, by: Holder, part: str = "") -> run_claim.Turn:
+    turn = run_claim.Turn(1, part or job, job, 1, ("n1",), -1, 1_790_000_000.0, by)
+    assert run_claim.take(run, turn)
+    found = run_claim.newest(run)[0]
     assert found == turn
     return found
 
@@ -134,7 +135,7 @@ def test_a_second_launch_in_the_same_run_of_a_job_is_refused_and_a_requeued_job_
 def test_a_pulse_ends_with_its_launch(run: Path) -> None:
     pulse = holder.Pulse(holder.pulse_file(run, 3))
     pulse.tick(0.0)
-    assert [turn.number for turn in turns.newest(run)] == []  # no turn is made of it
+    assert [turn.number for turn in run_claim.newest(run)] == []  # no turn is made of it
     pulse.end()
     pulse.end()
     assert not holder.pulse_file(run, 3).exists()

@@ -70,7 +70,7 @@ code=$?
 touch freeze thaw
 wait
 cd shared/run
-"$PYTHON" -c 'import sys; from resilio_hpc.cli.ckpt import main; sys.exit(main(sys.argv[1:]))' verify checkpoints
+"$PYTHON" -c 'import sys; from resilio_hpc.cli.ckpt.ckpt import main; sys.exit(main(sys.argv[1:]))' verify checkpoints
 cd ../..
 umount shared
 exit $code

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resilio_hpc.launch import node_directories, notify_targets, run_directory
-from resilio_hpc.launch.agent_settings import AgentSettings
-from resilio_hpc.launch.identity import forget, identify
-from resilio_hpc.launch.notify_targets import parse_target
-from resilio_hpc.launch.options import LaunchOptions
+from resilio_hpc.launch.config.agent_settings import AgentSettings
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.rundir import node_directories, notify_targets, run_directory
+from resilio_hpc.launch.rundir.identity import forget, identify
+from resilio_hpc.launch.rundir.notify_targets import parse_target
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch.job_watch import JobView, JobWatch, parse_view
-from resilio_hpc.launch.time_limit import read_end_time, write_end_time
+from resilio_hpc.launch.allocation.job_watch import JobView, JobWatch, parse_view
+from resilio_hpc.launch.rundir.time_limit import read_end_time, write_end_time
 from tests.support.waiting import PATIENCE_S
 
 

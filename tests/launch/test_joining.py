@@ -10,17 +10,18 @@ import msgspec
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch import joining, run_directory
-from resilio_hpc.launch.ballot import EpochRecord
-from resilio_hpc.launch.controller_view import ControllerView
-from resilio_hpc.launch.join_plan import join_plan
-from resilio_hpc.launch.joining import Facts, LaunchRecord, judge
-from resilio_hpc.launch.option_values import Caller
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.options_parser import JoinRequest, parse_join
-from resilio_hpc.launch.placements import Site, joining_site
-from resilio_hpc.slurm import chain
-from resilio_hpc.slurm.allocation import Allocation
+from resilio_hpc.launch.allocation.placements import Site, joining_site
+from resilio_hpc.launch.chain import joining
+from resilio_hpc.launch.chain.joining import Facts, LaunchRecord, judge
+from resilio_hpc.launch.cli.join_plan import join_plan
+from resilio_hpc.launch.cli.option_values import Caller
+from resilio_hpc.launch.cli.options_parser import JoinRequest, parse_join
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.protocol.vote import EpochRecord
+from resilio_hpc.launch.rundir import run_directory
+from resilio_hpc.launch.rundir.controller_view import ControllerView
+from resilio_hpc.slurm.chain import chain
+from resilio_hpc.slurm.client.allocation import Allocation
 
 OPTIONS = LaunchOptions(script="train.py", kind="script", run_dir="/run", notify=("https://hook/secret",), view=True)
 RECORD = LaunchRecord("7", "7", OPTIONS, "/work", True)

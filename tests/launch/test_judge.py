@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.launch.handover import Handover
-from resilio_hpc.launch.judge import MAX_FRUITLESS, Evidence, judge
+from resilio_hpc.launch.chain.continuation_policy import MAX_FRUITLESS, Evidence, judge
+from resilio_hpc.launch.chain.handover import Handover
 
 
 def closed(carries_on: bool) -> Handover:

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.launch import handover, joining, last_one_out, predecessor, preemption, run_directory
-from resilio_hpc.launch.ballot import EpochRecord
-from resilio_hpc.launch.last_one_out import LIMIT_S, PATIENCE, STILL_S, Closing, Patience, Sight, stand_ins
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.placements import Site
-from resilio_hpc.slurm import chain, commands
-from resilio_hpc.slurm.commands import Holding
+from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.chain import handover, joining, orphaned_job, predecessor, preemption
+from resilio_hpc.launch.chain.orphaned_job import LIMIT_S, PATIENCE, STILL_S, Closing, Patience, Sight, stand_ins
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.protocol.vote import EpochRecord
+from resilio_hpc.launch.rundir import run_directory
+from resilio_hpc.slurm.chain import chain
+from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.commands import Holding
 
 QUICK = Patience(poll_s=0.01)
 LOST = Holding("n1", ("n2", "n3"), "RUNNING")
@@ -100,7 +102,7 @@ def cancelled(slurm: Path) -> list[str]:
 
 
 def test_the_record_is_there_before_the_job_is_cancelled(run: Path, slurm: Path) -> None:
-    assert last_one_out.close_job(run, "7", {"verdict": "needs_new_job"}, "batch_host_lost", patience=QUICK)
+    assert orphaned_job.close_job(run, "7", {"verdict": "needs_new_job"}, "batch_host_lost", patience=QUICK)
     assert cancelled(slurm) == ["7"]
     record = handover.read(run, "7")
     assert record is not None
@@ -109,7 +111,7 @@ def test_the_record_is_there_before_the_job_is_cancelled(run: Path, slurm: Path)
 
 def test_a_run_that_is_over_takes_its_successor_with_it(run: Path, slurm: Path) -> None:
     run_directory.write_verdict(run, "7", {"verdict": "completed", "exit_code": 0})
-    assert last_one_out.close_job(run, "7", patience=QUICK)
+    assert orphaned_job.close_job(run, "7", patience=QUICK)
     assert cancelled(slurm) == ["8", "7"]
     record = handover.read(run, "7")
     assert record is not None
@@ -118,14 +120,14 @@ def test_a_run_that_is_over_takes_its_successor_with_it(run: Path, slurm: Path) 
 
 def test_closing_again_after_a_crash_in_between_keeps_the_first_record(run: Path, slurm: Path) -> None:
     first = handover.leave(run, "7", "n2", "batch_host_lost", True)
-    assert last_one_out.close_job(run, "7", {"verdict": "needs_new_job"}, "another reason", patience=QUICK)
+    assert orphaned_job.close_job(run, "7", {"verdict": "needs_new_job"}, "another reason", patience=QUICK)
     assert handover.read(run, "7") == first
     assert cancelled(slurm) == ["7"]
 
 
 def test_slurmctld_may_be_away_for_a_while(run: Path, slurm: Path) -> None:
     (slurm / "refuse").touch()
-    assert last_one_out.close_job(run, "7", {"verdict": "needs_new_job"}, patience=QUICK)
+    assert orphaned_job.close_job(run, "7", {"verdict": "needs_new_job"}, patience=QUICK)
     assert cancelled(slurm) == ["7"]
 
 
@@ -134,17 +136,17 @@ def test_without_slurm_closing_gives_up_and_does_not_raise(
 ) -> None:
     monkeypatch.setenv("PATH", str(slurm / "nothing"))
     soon = Patience(supervisor_s=0.05, cancel_s=0.05, poll_s=0.01)
-    assert not last_one_out.close_job(run, "7", {"verdict": "needs_new_job"}, patience=soon)
+    assert not orphaned_job.close_job(run, "7", {"verdict": "needs_new_job"}, patience=soon)
 
 
 def test_a_run_directory_that_hangs_holds_nobody_up() -> None:
     hung = threading.Event()
-    assert last_one_out._bounded(lambda: hung.wait(), False, Patience(files_s=0.05)) is False
+    assert orphaned_job._bounded(lambda: hung.wait(), False, Patience(files_s=0.05)) is False
     hung.set()
 
 
 def test_a_requeued_part_is_closed_under_its_jobs_number(run: Path, slurm: Path) -> None:
-    assert last_one_out.close_job(run, "7r2", {"verdict": "needs_new_job"}, patience=QUICK)
+    assert orphaned_job.close_job(run, "7r2", {"verdict": "needs_new_job"}, patience=QUICK)
     assert cancelled(slurm) == ["7"]
     assert handover.read(run, "7r2") is not None
     assert handover.read(run, "7") is None
@@ -157,14 +159,14 @@ def test_where_no_next_job_could_be_submitted_the_job_itself_is_requeued(
     options = LaunchOptions("true", "command", str(run), chain=True)
     for part, chained in (("6", True), ("7", False)):  # another job's record, and a job without --chain
         joining.write_record(run, joining.record_of(options, Site("batch", part, ("n1",), True), chained))
-        assert last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
+        assert orphaned_job.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
     joining.write_record(run, joining.record_of(options, Site("batch", "7", ("n1",), True), True))
     (slurm / "job").write_text("JobId=7 JobState=RUNNING Requeue=0 Restarts=0\n")
-    assert last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
+    assert orphaned_job.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
     assert cancelled(slurm) == ["7"] * 3
     (slurm / "job").write_text("JobId=7 JobState=RUNNING Requeue=1 Restarts=0\n")
-    assert last_one_out.hand_over(run, "7", "completed", "batch_host_lost", QUICK)
-    assert last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
+    assert orphaned_job.hand_over(run, "7", "completed", "batch_host_lost", QUICK)
+    assert orphaned_job.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
     assert cancelled(slurm) == ["7"] * 4 + ["requeued 7"]
 
 
@@ -182,7 +184,7 @@ def test_a_job_that_is_being_preempted_is_left_to_slurm(
     (slurm / "job").write_text(
         "JobId=7 JobState=RUNNING Requeue=1 Restarts=0 StartTime=1795277625 EndTime=1795277642 PreemptTime=1795277627\n"
     )
-    assert last_one_out.close_job(run, "7", {"verdict": "terminated"}, patience=QUICK)
+    assert orphaned_job.close_job(run, "7", {"verdict": "terminated"}, patience=QUICK)
     assert order == ["7"]
 
 
@@ -222,7 +224,7 @@ def test_who_stands_in(
     held = '"n1|n[1-5]|RUNNING"' if lost != ["n1"] else '"n1|n[2-5]|RUNNING"'
     (slurm / "bin" / "squeue").write_text(f"#!/bin/sh\necho {held}\n")
     (slurm / "cancelled").touch()
-    last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4", "n5"), QUICK)
+    orphaned_job.stand_in(run, "7", ("n1", "n2", "n3", "n4", "n5"), QUICK)
     assert cancelled(slurm) == closed
 
 
@@ -236,12 +238,12 @@ def test_a_node_that_is_cut_off_with_slurmctld_closes_the_job_once_slurm_takes_t
     squeue = slurm / "bin" / "squeue"
     squeue.write_text('#!/bin/sh\necho "n1|n[1-4]|RUNNING"\n')
     (slurm / "cancelled").touch()
-    monkeypatch.setattr(last_one_out, "reaches_srun", lambda environment: True)
-    last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4"), QUICK)
+    monkeypatch.setattr(orphaned_job, "reaches_srun", lambda environment: True)
+    orphaned_job.stand_in(run, "7", ("n1", "n2", "n3", "n4"), QUICK)
     assert cancelled(slurm) == [], "the batch host lives, and ends the job when srun returns"
-    monkeypatch.setattr(last_one_out, "reaches_srun", lambda environment: False)
+    monkeypatch.setattr(orphaned_job, "reaches_srun", lambda environment: False)
     squeue.write_text('#!/bin/sh\necho "n1|n[3-4]|RUNNING"\n')
-    last_one_out.stand_in(run, "7", ("n1", "n2", "n3", "n4"), QUICK)
+    orphaned_job.stand_in(run, "7", ("n1", "n2", "n3", "n4"), QUICK)
     assert cancelled(slurm) == ["7"]
 
 
@@ -258,10 +260,10 @@ def test_whether_the_host_of_the_steps_srun_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         there = {"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_SRUN_COMM_PORT": port}
-        assert last_one_out.reaches_srun(there)
-    assert last_one_out.reaches_srun(there), "srun has gone, its host has not"
-    assert last_one_out.reaches_srun({})
-    assert not last_one_out.reaches_srun({**there, "SLURM_SRUN_COMM_HOST": "no-such-host.invalid"})
+        assert orphaned_job.reaches_srun(there)
+    assert orphaned_job.reaches_srun(there), "srun has gone, its host has not"
+    assert orphaned_job.reaches_srun({})
+    assert not orphaned_job.reaches_srun({**there, "SLURM_SRUN_COMM_HOST": "no-such-host.invalid"})
 
 
 # -- a record that no file takes -----------------------------------------------------------------------------------
@@ -270,7 +272,7 @@ def test_whether_the_host_of_the_steps_srun_answers() -> None:
 @pytest.fixture
 def hung(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run directory does not answer."""
-    monkeypatch.setattr(last_one_out, "_bounded", lambda _call, otherwise, _patience: otherwise)
+    monkeypatch.setattr(orphaned_job, "_bounded", lambda _call, otherwise, _patience: otherwise)
 
 
 def test_the_jobs_comment_takes_the_record_and_names_the_part(
@@ -286,7 +288,7 @@ def test_the_jobs_comment_takes_the_record_and_names_the_part(
 
     monkeypatch.setattr(commands, "set_comment", comment)
     monkeypatch.setattr(commands, "cancel", ended.append)
-    assert last_one_out.hand_over(run, "7r1", "needs_new_job", "batch_host_lost", QUICK)
+    assert orphaned_job.hand_over(run, "7r1", "needs_new_job", "batch_host_lost", QUICK)
     assert ended == ["7"]
     monkeypatch.setattr(commands, "job_fields", lambda _: {"Comment": comments[-1]})
     record = predecessor._comment_record("7r1")
@@ -304,7 +306,7 @@ def test_without_any_record_the_job_is_not_cancelled_since_the_chain_would_end(
     ended: list[str] = []
     monkeypatch.setattr(commands, "set_comment", refuse)
     monkeypatch.setattr(commands, "cancel", ended.append)
-    assert not last_one_out.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
+    assert not orphaned_job.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
     assert ended == []
-    assert last_one_out.hand_over(run, "7", "failed", "batch_host_lost", QUICK)  # nothing is left to do
+    assert orphaned_job.hand_over(run, "7", "failed", "batch_host_lost", QUICK)  # nothing is left to do
     assert ended == ["7"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.commits import CommitTracker
+from resilio_hpc.launch.controller.commits import CommitTracker
+from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
 

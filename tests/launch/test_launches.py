@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.launch import turns
+from resilio_hpc.launch.rundir import run_claim
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S, until
 
@@ -90,7 +90,7 @@ def test_a_run_in_use_is_refused_and_one_whose_launch_was_killed_goes_on(launch:
     assert second.wait(PATIENCE_S) == 2
     assert f"in use: process {first.pid} on" in second.said()
     assert second.said().count("\n") == 1
-    assert len(turns.newest(first.run_path, 9)) == 1  # nothing was taken from the first one
+    assert len(run_claim.newest(first.run_path, 9)) == 1  # nothing was taken from the first one
     first.kill()
     first.wait()
     (tmp_path / "go").touch()

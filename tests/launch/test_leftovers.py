@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch import leftovers
+from resilio_hpc.launch.rundir import stale_directories
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from resilio_hpc.launch.leftovers import Held
+from resilio_hpc.launch.rundir.stale_directories import Held
 held = Held([Path(sys.argv[1])])
 held.tick()
 print("held", flush=True)
@@ -36,13 +36,13 @@ def test_what_a_living_agent_holds_stays_and_a_killed_agents_waits_for_its_succe
     agent = subprocess.Popen([sys.executable, "-c", HOLDER, str(directory)], stdout=subprocess.PIPE)
     assert agent.stdout is not None
     assert agent.stdout.readline() == b"held\n"
-    assert leftovers.sweep([directory.parent], abandoned_s=-1.0) == []
+    assert stale_directories.sweep([directory.parent], abandoned_s=-1.0) == []
     agent.send_signal(signal.SIGKILL)
     agent.wait()
     agent.stdout.close()
-    assert leftovers.sweep([directory.parent]) == []  # a successor may come
-    os.utime(directory / leftovers.LOCK, (time.time() - 400, time.time() - 400))
-    assert leftovers.sweep([directory.parent]) == [directory]
+    assert stale_directories.sweep([directory.parent]) == []  # a successor may come
+    os.utime(directory / stale_directories.LOCK, (time.time() - 400, time.time() - 400))
+    assert stale_directories.sweep([directory.parent]) == [directory]
     assert not directory.exists()
 
 
@@ -51,16 +51,16 @@ def test_two_agents_cannot_hold_one_directory(directory: Path) -> None:
     assert agent.stdout is not None
     agent.stdout.readline()
     with pytest.raises(BlockingIOError):
-        leftovers.Held([directory])
+        stale_directories.Held([directory])
     agent.kill()
     agent.wait()
     agent.stdout.close()
-    leftovers.Held([directory])
+    stale_directories.Held([directory])
 
 
 def test_links_and_other_names_are_never_touched(tmp_path: Path, directory: Path) -> None:
     (tmp_path / f"resilio-{os.geteuid()}-link").symlink_to(directory)
     (tmp_path / "resilio-data").mkdir()
-    leftovers.sweep([tmp_path], abandoned_s=-1.0)
+    stale_directories.sweep([tmp_path], abandoned_s=-1.0)
     assert (tmp_path / "resilio-data").is_dir()
     assert (tmp_path / f"resilio-{os.geteuid()}-link").is_symlink()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch.link_guard import LEASE_S, QUIET_S, LinkGuard, holds_us
+from resilio_hpc.launch.controller.lease_guard import LEASE_S, QUIET_S, LinkGuard, holds_us
 from tests.support.waiting import PATIENCE_S
 
 

@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import LaunchError
-from resilio_hpc.launch import run_directory
-from resilio_hpc.launch.ballot import EpochRecord
-from resilio_hpc.launch.link_lease import (
+from resilio_hpc.launch.chain.fencing import (
     EPOCHS,
     LIMIT_S,
-    LINK_LEASE_S,
-    LinkLease,
     Seen,
     last_agents,
     last_pulse,
@@ -23,7 +19,10 @@ from resilio_hpc.launch.link_lease import (
     unconfirmed_nodes,
     wait_for_predecessor,
 )
-from resilio_hpc.launch.turns import Turn
+from resilio_hpc.launch.protocol.job_lease import JOB_LEASE_S, JobLease
+from resilio_hpc.launch.protocol.vote import EpochRecord
+from resilio_hpc.launch.rundir import run_directory
+from resilio_hpc.launch.rundir.run_claim import Turn
 
 BEAT_S = 10.0
 BEFORE = Turn(1, "7", "7", 1, ("n1", "n2"), -1, 0.0)
@@ -79,13 +78,13 @@ def test_nodes_that_slurm_has_cleared_are_waited_for_shortly(run: Path) -> None:
 @pytest.mark.parametrize("states", [CUT, None, {"n1": "IDLE"}, {"n1": "IDLE", "n2": "IDLE+COMPLETING"}])
 def test_a_node_that_may_still_run_is_waited_for_as_long_as_its_lease(run: Path, states: dict[str, str] | None) -> None:
     times = Times(states)
-    assert times.wait(run) == LINK_LEASE_S + BEAT_S
+    assert times.wait(run) == JOB_LEASE_S + BEAT_S
     assert len(times.said) == 1
     assert "n2" in times.said[0]
 
 
 def test_the_wait_counts_from_the_last_beat_of_the_old_pulse(run: Path) -> None:
-    assert Times(CUT, {20.0: 6, 33.0: 7}).wait(run) == 33.0 + LINK_LEASE_S + BEAT_S
+    assert Times(CUT, {20.0: 6, 33.0: 7}).wait(run) == 33.0 + JOB_LEASE_S + BEAT_S
 
 
 def test_the_wait_ends_early_when_slurm_clears_the_nodes(run: Path) -> None:
@@ -140,7 +139,7 @@ def test_after_a_verdict_only_nodes_that_may_not_have_heard_it_are_waited_for(
 
 def test_nodes_of_other_jobs_that_had_joined_are_waited_for_since_slurm_says_nothing_of_them(run: Path) -> None:
     times = Times(FREE, agents=("n1", "n7"))
-    assert times.wait(run) == LINK_LEASE_S + BEAT_S
+    assert times.wait(run) == JOB_LEASE_S + BEAT_S
     assert "n7" in times.said[0]
     assert "n1," not in times.said[0]
 
@@ -158,19 +157,19 @@ def test_which_nodes_are_known_to_be_free(state: str, free: bool) -> None:
 
 
 def test_a_lease_counts_from_the_question_and_never_shrinks() -> None:
-    lease = LinkLease(now=0.0)
-    assert not lease.expired(LINK_LEASE_S - 0.1)
+    lease = JobLease(now=0.0)
+    assert not lease.expired(JOB_LEASE_S - 0.1)
     lease.pulse_written(asked=30.0)
     lease.slurm_says_running(asked=10.0)  # a late answer to an older question
-    assert not lease.expired(30.0 + LINK_LEASE_S - 0.1)
-    assert lease.expired(30.0 + LINK_LEASE_S)
+    assert not lease.expired(30.0 + JOB_LEASE_S - 0.1)
+    assert lease.expired(30.0 + JOB_LEASE_S)
     lease.slurm_says_running(asked=100.0)
-    assert lease.ends_in_s(now=110.0) == LINK_LEASE_S - 10.0
+    assert lease.ends_in_s(now=110.0) == JOB_LEASE_S - 10.0
 
 
 def test_the_new_job_waits_longer_than_any_old_lease_lasts(run: Path) -> None:
     """The old side counts from its last beat at the latest; the new side sees that beat, or an earlier one."""
-    lease = LinkLease(now=0.0)
+    lease = JobLease(now=0.0)
     lease.pulse_written(asked=33.0)
     assert lease.expired(Times(CUT, {33.0: 6}).wait(run))
 

@@ -14,8 +14,8 @@ from resilio_hpc.core.rank_link import (
     StopConfirmed,
     Stopped,
 )  # fmt: skip
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.local_round import LINGERS_S, LocalRound
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
 
 MEMBER = m.Member("n2", 1, "n2-ib", 2, 2)
 STATE = m.RoundState(3, 7, (m.Member("n1", 0, "n1-ib", 2, 0), MEMBER), 1, 1, ())

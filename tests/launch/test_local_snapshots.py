@@ -12,33 +12,34 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import arena, saver_messages
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.records import ShardRecord
-from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.format.manifest import ShardRecord
+from resilio_hpc.ckpt.saver import messages
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
+from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core import rank_link
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.local_snapshots import LocalSnapshots
-from resilio_hpc.launch.saver_link import Request
+from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
+from resilio_hpc.launch.agent.saver_link import Request
+from resilio_hpc.launch.protocol import messages as m
 
 MEMBER = m.Member("n1", 0, "n1", 1, 0)
 RECORD = ShardRecord(0, "node-0.h5", 1, "own", ())
-Said = saver_messages.Progress | saver_messages.Answer
-DIED = saver_messages.SaverFailed(5, "the saver process was killed")
+Said = messages.Progress | messages.Answer
+DIED = messages.SaverFailed(5, "the saver process was killed")
 
 
 class FakeSaver:
     """Takes requests, and gives the answers that a test puts in."""
 
     def __init__(self) -> None:
-        self.requests: list[saver_messages.Persist | saver_messages.Commit] = []
+        self.requests: list[messages.Persist | messages.Commit] = []
         self.answers: list[tuple[Request, Said]] = []
         self.takes = True
         self.dead = False
 
-    def send(self, message: saver_messages.Persist | saver_messages.Commit) -> bool:
+    def send(self, message: messages.Persist | messages.Commit) -> bool:
         self.requests += [message] if self.takes else []
         return self.takes
 
@@ -123,10 +124,10 @@ def test_a_commit_that_fails_leaves_alone_what_is_being_persisted(node: Node) ->
     node.save(1, 2)
     node.commit(1)
     node.persist(2)
-    node.answer((Request(True, 0, 1), saver_messages.SaverFailed(1, "no space left")))
+    node.answer((Request(True, 0, 1), messages.SaverFailed(1, "no space left")))
     assert node.core.told == [("failed", 0, 1, "no space left")]
     assert node.save(3, 4) == [2, 4]
-    node.answer((Request(False, 0, 2), saver_messages.Persisted(2, 0, RECORD)))
+    node.answer((Request(False, 0, 2), messages.Persisted(2, 0, RECORD)))
     assert node.core.told[1:] == [("persisted", 0, 2)]
     assert node.save(5) == [4, 5]
 
@@ -135,9 +136,9 @@ def test_a_later_life_persists_the_same_step_while_the_former_one_is_at_it(node:
     node.save(1)
     node.persist(1)
     node.persist(1, round_number=1)
-    node.answer((Request(False, 0, 1), saver_messages.Persisted(1, 0, RECORD)))
+    node.answer((Request(False, 0, 1), messages.Persisted(1, 0, RECORD)))
     assert node.save(2, 3) == [1, 3]
-    node.answer((Request(False, 1, 1), saver_messages.Persisted(1, 1, RECORD)))
+    node.answer((Request(False, 1, 1), messages.Persisted(1, 1, RECORD)))
     assert node.save(4) == [3, 4]
 
 
@@ -155,7 +156,7 @@ def test_a_saver_that_dies_fails_all_that_it_was_asked_to_commit_too(node: Node)
 def test_the_saver_is_told_with_each_commit_which_steps_to_keep(node: Node) -> None:
     node.commit(1)
     (request,) = node.saver.requests
-    assert isinstance(request, saver_messages.Commit)
+    assert isinstance(request, messages.Commit)
     assert request.retention == Retention(3, keep_every=100, keep_gb=0.5)
 
 
@@ -174,37 +175,37 @@ def test_the_saver_is_told_of_the_nodes_own_disk(node: Node) -> None:
     node.save(1)
     node.persist(1)
     (request,) = node.saver.requests
-    assert isinstance(request, saver_messages.Persist)
+    assert isinstance(request, messages.Persist)
     assert (request.local, request.holder) == ("/nvme", "n1")
 
 
 def test_arenas_are_let_go_once_the_file_is_on_the_nodes_own_disk_though_no_answer_has_come(node: Node) -> None:
     node.save(1, 2)
     node.persist(1)
-    node.answer((Request(False, 0, 1), saver_messages.Local(1, 4096, 0.25)))
+    node.answer((Request(False, 0, 1), messages.Local(1, 4096, 0.25)))
     assert (node.recorded, node.fields) == (["local"], [{"step": 1, "size_bytes": 4096, "seconds": 0.25}])
     assert node.stages == [(0, rank_link.Stage(1, "local"))]
     assert node.core.told == []
     assert node.save(3, 4) == [3, 4]
     node.persist(4)
-    node.answer((Request(False, 0, 1), saver_messages.Persisted(1, 0, RECORD)))
+    node.answer((Request(False, 0, 1), messages.Persisted(1, 0, RECORD)))
     assert node.core.told == [("persisted", 0, 1)]
     assert node.save(5, 6) == [4, 6]  # the pin of step 4 was not taken for that of step 1
-    node.answer((Request(False, 0, 4), saver_messages.Persisted(4, 0, RECORD)))
+    node.answer((Request(False, 0, 4), messages.Persisted(4, 0, RECORD)))
     assert node.save(7) == [6, 7]
 
 
 def test_ranks_of_another_round_do_not_hear_of_it(node: Node) -> None:
     node.save(1)
     node.persist(1, round_number=3)
-    node.answer((Request(False, 3, 1), saver_messages.Local(1, 4096, 0.25)))
+    node.answer((Request(False, 3, 1), messages.Local(1, 4096, 0.25)))
     assert node.stages == []
 
 
 def test_a_saver_that_dies_after_that_has_failed_and_nothing_is_let_go_twice(node: Node) -> None:
     node.save(4, 5)
     node.persist(5)
-    node.answer((Request(False, 0, 5), saver_messages.Local(5, 4096, 0.25)))
+    node.answer((Request(False, 0, 5), messages.Local(5, 4096, 0.25)))
     node.saver.dead = True
     node.answer((Request(False, 0, 5), DIED))
     assert node.core.told == [("failed", 0, 5, DIED.error)]
@@ -218,9 +219,9 @@ def test_a_disk_that_does_not_take_it_is_told_once_and_the_arenas_are_kept_for_t
     node.save(1, 2)
     for step in (2, 2):
         node.persist(step)
-        node.answer((Request(False, 0, step), saver_messages.LocalFailed(step, "no space left: make room")))
+        node.answer((Request(False, 0, step), messages.LocalFailed(step, "no space left: make room")))
         assert node.save(3, 4) == [2, 4]
-        node.answer((Request(False, 0, step), saver_messages.Persisted(step, 0, RECORD)))
+        node.answer((Request(False, 0, step), messages.Persisted(step, 0, RECORD)))
     assert node.said == ["n1: no space left: make room"]
     assert node.recorded == ["local_failed"] * 2
     assert node.core.told == [("persisted", 0, 2)] * 2
@@ -230,13 +231,13 @@ def test_the_saver_is_told_where_to_write_and_how_fast(node: Node) -> None:
     node.save(1)
     node.persist(1)
     (request,) = node.saver.requests
-    assert isinstance(request, saver_messages.Persist)
+    assert isinstance(request, messages.Persist)
     assert (request.local, request.holder, request.bytes_per_s) == ("/nvme", "n1", 0.25e9)
 
 
 def test_room_that_runs_out_is_told_and_the_step_is_committed_all_the_same(node: Node) -> None:
-    node.answer((Request(True, 0, 3), saver_messages.Committed(3, 0.5, "/shared: 2.0 GB are free")))
-    node.answer((Request(True, 0, 4), saver_messages.Committed(4, 0.5)))
+    node.answer((Request(True, 0, 3), messages.Committed(3, 0.5, "/shared: 2.0 GB are free")))
+    node.answer((Request(True, 0, 4), messages.Committed(4, 0.5)))
     assert node.core.told == [("committed", 0, 3), ("committed", 0, 4)]
     assert node.recorded == ["space_short"]
     assert node.said == [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.launch.job_watch import JobView
-from resilio_hpc.launch.maintenance import LOOK_S, EndBeforeMaintenance
-from resilio_hpc.slurm.reservations import Reservation
+from resilio_hpc.launch.allocation.job_watch import JobView
+from resilio_hpc.launch.chain.maintenance import LOOK_S, EndBeforeMaintenance
+from resilio_hpc.slurm.client.reservations import Reservation
 
 FIX = Reservation("fix", 10_000.0, 20_000.0, ("n1",), maintenance=True)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from resilio_hpc.core.ledger import read_ledger
-from resilio_hpc.launch.run_directory import read_verdict
+from resilio_hpc.launch.rundir.run_directory import read_verdict
 from tests.support.environments import scrubbed
 from tests.support.launch.webhook_server import Server
 from tests.support.waiting import PATIENCE_S, until

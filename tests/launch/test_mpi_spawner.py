@@ -6,10 +6,10 @@ import json
 import os
 import signal
 
-from resilio_hpc.launch import process_tree
-from resilio_hpc.launch.mpi_spawner import RANK_VARIABLE
-from resilio_hpc.launch.mpi_tasks import STEP_KILLED
-from resilio_hpc.launch.spawner_messages import (
+from resilio_hpc.launch.process import process_tree
+from resilio_hpc.launch.workers.mpi.spawner import RANK_VARIABLE
+from resilio_hpc.launch.workers.mpi.tasks import STEP_KILLED
+from resilio_hpc.launch.workers.spawner_messages import (
     AllStopped,
     Exited,
     RankCommand,

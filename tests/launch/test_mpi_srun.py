@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.spawner_messages import (
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.spawner_messages import (
     AllStopped,
     Exited,
     SpawnFailed,

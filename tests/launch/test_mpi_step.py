@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.first_failure import origin
-from resilio_hpc.launch.mpi_check import check, plugin_types
-from resilio_hpc.launch.mpi_ranks import KILLED_WITH_STEP, abort_code
-from resilio_hpc.launch.mpi_spawner import last_error
-from resilio_hpc.launch.mpi_step import hostfile_text, srun_argv, step_environment, task_argv
+from resilio_hpc.launch.cli.mpi_check import check, plugin_types
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.root_cause import origin
+from resilio_hpc.launch.workers.mpi.ranks import KILLED_WITH_STEP, abort_code
+from resilio_hpc.launch.workers.mpi.spawner import last_error
+from resilio_hpc.launch.workers.mpi.step import hostfile_text, srun_argv, step_environment, task_argv
 
 MEMBERS = (
     m.Member("n7", 0, "n7", 2, 0),

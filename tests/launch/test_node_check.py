@@ -15,10 +15,11 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.diagnose import CheckRequest, CheckResult, NodeResult
 from resilio_hpc.diagnose.policy import pair_policy
 from resilio_hpc.diagnose.result import State
-from resilio_hpc.launch import checks, node_check
-from resilio_hpc.launch.devices import NodeDevices
-from resilio_hpc.launch.options import CheckNodes, LaunchOptions
-from resilio_hpc.launch.placements import Site
+from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.cli import checks
+from resilio_hpc.launch.config.options import CheckNodes, LaunchOptions
+from resilio_hpc.launch.gpus.devices import NodeDevices
+from resilio_hpc.launch.supervisor import node_check
 from tests.support.waiting import PATIENCE_S, until
 
 NODES = ("n1", "n2", "n3", "n4", "n5")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch import node_directories
+from resilio_hpc.launch.rundir import node_directories
 
 
 @pytest.mark.parametrize(

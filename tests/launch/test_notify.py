@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.launch.notify import Notifier
-from resilio_hpc.launch.notify_sender import deliver
-from resilio_hpc.launch.notify_targets import parse_target
-from resilio_hpc.launch.run_directory import Run
+from resilio_hpc.launch.notify.notify import Notifier
+from resilio_hpc.launch.notify.sender import deliver
+from resilio_hpc.launch.rundir.notify_targets import parse_target
+from resilio_hpc.launch.rundir.run_directory import Run
 from tests.support import waiting
 from tests.support.launch.webhook_server import Server
 from tests.support.waiting import PATIENCE_S

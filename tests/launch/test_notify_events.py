@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.launch.notify_events import SETTLE_S, Notice, NoticeMaker
+from resilio_hpc.launch.notify.events import SETTLE_S, Notice, NoticeMaker
 
 ECHO = "RuntimeError: Connection closed by peer"
 LATER = SETTLE_S + 0.01

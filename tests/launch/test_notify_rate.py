@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resilio_hpc.launch.notify_events import Notice
-from resilio_hpc.launch.notify_rate import LONGEST_PAUSE_S, Throttle
+from resilio_hpc.launch.notify.events import Notice
+from resilio_hpc.launch.notify.rate import LONGEST_PAUSE_S, Throttle
 
 
 def failure(number: int, event: str = "failure") -> Notice:

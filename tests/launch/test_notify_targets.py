@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.notify_targets import check_commands, kept, masked, parse_target, put_away, read_targets
+from resilio_hpc.launch.rundir.notify_targets import check_commands, kept, masked, parse_target, put_away, read_targets
 
 HOOK = "https://hooks.example.com/services/T00/SECRET"
 

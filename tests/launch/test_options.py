@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.option_table import GROUPS
-from resilio_hpc.launch.option_values import Caller
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.options_parser import build_parser, parse
+from resilio_hpc.launch.cli.option_table import GROUPS
+from resilio_hpc.launch.cli.option_values import Caller
+from resilio_hpc.launch.cli.options_parser import build_parser, parse
+from resilio_hpc.launch.config.options import LaunchOptions
 from tests.support.waiting import PATIENCE_S
 
 # torchrun's defaults that are not ours, and why
@@ -219,7 +219,7 @@ def test_the_help_names_every_flag_once_in_its_hyphen_spelling() -> None:
 
 def test_parsing_imports_nothing_heavy() -> None:
     code = (
-        "import sys, resilio_hpc.launch.options_parser\n"
+        "import sys, resilio_hpc.launch.cli.options_parser\n"
         "print([m for m in ('torch','numpy','h5py','zmq','rich','msgspec') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)

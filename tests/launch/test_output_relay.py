@@ -7,7 +7,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from resilio_hpc.launch.output_relay import Relay
+from resilio_hpc.launch.process.output_relay import Relay
 from tests.support.waiting import PATIENCE_S
 
 LINES = b"".join(b"%d a line of output\n" % number for number in range(20_000))

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch import handover, run_directory, turns
-from resilio_hpc.launch.joiner import Joiner
-from resilio_hpc.launch.owner_watch import OwnerState, OwnerWatch, state_of
-from resilio_hpc.slurm import commands
-from resilio_hpc.slurm.commands import PartEnd
+from resilio_hpc.launch.chain import handover
+from resilio_hpc.launch.rundir import run_claim, run_directory
+from resilio_hpc.launch.supervisor.joiner import Joiner
+from resilio_hpc.launch.supervisor.owner_watch import OwnerState, OwnerWatch, state_of
+from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.commands import PartEnd
 from tests.support.waiting import PATIENCE_S
 
 
@@ -84,7 +85,7 @@ def test_the_verdict_is_written_once_and_for_no_run_that_was_begun_anew(
     newest: str, before: str | None, written: bool, tmp_path: Path
 ) -> None:
     run_directory.open_run(tmp_path)
-    assert turns.take(tmp_path, turns.Turn(1, newest, newest, 1, ("n1",), -1, 0.0))
+    assert run_claim.take(tmp_path, run_claim.Turn(1, newest, newest, 1, ("n1",), -1, 0.0))
     if before is not None:
         run_directory.write_verdict(tmp_path, "7", {"verdict": before})
     joiner = Joiner.__new__(Joiner)

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import arena
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import wire
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch import partner_copies
-from resilio_hpc.launch.local_round import LocalRound
-from resilio_hpc.launch.message_parts import Partner
-from resilio_hpc.launch.partner_copies import SILENT_S, PartnerCopies
+from resilio_hpc.launch.agent import partner_copies
+from resilio_hpc.launch.agent.partner_copies import SILENT_S, PartnerCopies
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.message_parts import Partner
+from resilio_hpc.launch.workers.local_round import LocalRound
 from tests.support.waiting import until
 
 SECRET = wire.new_secret()

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from resilio_hpc.launch.patient_stream import PatientStream
+from resilio_hpc.launch.process.stderr_writer import PatientStream
 from tests.support.waiting import PATIENCE_S
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.launch import run_directory, turns
-from resilio_hpc.launch.placements import Site
-from resilio_hpc.launch.predecessor import gather, part_state
-from resilio_hpc.slurm import commands
-from resilio_hpc.slurm.commands import PartEnd
+from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.chain.predecessor import gather, part_state
+from resilio_hpc.launch.rundir import run_claim, run_directory
+from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.commands import PartEnd
 
 REQUEUED, BY_USER = PartEnd("REQUEUED"), PartEnd("CANCELLED", "20001")
 
@@ -67,8 +67,8 @@ def test_how_many_jobs_in_a_row_were_of_no_use(
     monkeypatch.setattr(commands, "job_fields", lambda _: {"JobState": "COMPLETED", "Restarts": "0"})
     path = run_directory.open_run(tmp_path / "run").path
     for number, verdict in enumerate(parts, 1):
-        assert turns.take(path, turns.Turn(number, str(number), str(number), number, ("n1",), -1, 0.0))
+        assert run_claim.take(path, run_claim.Turn(number, str(number), str(number), number, ("n1",), -1, 0.0))
         if verdict is not None:
             run_directory.write_verdict(path, str(number), verdict)
-    last = turns.newest(path)[0]
+    last = run_claim.newest(path)[0]
     assert gather(path, last, Site("batch", "9", ("n1",), True), last.job).fruitless == fruitless

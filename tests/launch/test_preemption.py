@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch.preemption import ANSWER_S, OVERDUE_S, Preemption, Stay, preemption, stay_until_ended
-from resilio_hpc.slurm.commands import parse_fields
+from resilio_hpc.launch.chain.preemption import ANSWER_S, OVERDUE_S, Preemption, Stay, preemption, stay_until_ended
+from resilio_hpc.slurm.client.commands import parse_fields
 from tests.support.slurm.times import in_unix_seconds
 
 SAMPLES = Path(__file__).parent.parent / "slurm" / "samples"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.launch.quorum import (
+from resilio_hpc.launch.protocol.membership import (
     NEVER,
     Membership,
     first_membership,
@@ -20,7 +20,7 @@ from resilio_hpc.launch.quorum import (
     silence_of_quorum,
     witnesses_needed,
 )
-from resilio_hpc.launch.roster import Entry, Roster
+from resilio_hpc.launch.protocol.node_list import Entry, Roster
 
 
 def voters(*names: str) -> Roster:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.rank_env import Placement, RoundSetting, rank_argv, rank_variables
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.workers.rank_env import Placement, RoundSetting, rank_argv, rank_variables
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.option_values import Caller
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.options_parser import parse
-from resilio_hpc.launch.rank_env import Placement, rank_argv
-from resilio_hpc.launch.rank_layout import Layout, fill, layout_of, values_of
+from resilio_hpc.launch.cli.option_values import Caller
+from resilio_hpc.launch.cli.options_parser import parse
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.rank_layout import Layout, fill, layout_of, values_of
+from resilio_hpc.launch.workers.rank_env import Placement, rank_argv
 
 VALUES = values_of(Layout(2, 3, 4), 3, 8)
 

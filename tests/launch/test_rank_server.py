@@ -11,7 +11,7 @@ import pytest
 
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.rank_link import Attach, RankMessage, StepDone, StopAt
-from resilio_hpc.launch.rank_server import RankServer
+from resilio_hpc.launch.workers.rank_server import RankServer
 
 Heard = list[tuple[int, int, RankMessage]]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt.checkpointer import REPLICATED, Checkpointer
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.local_round import LocalRound
-from resilio_hpc.launch.read_ahead_link import ReadAheadLink
+from resilio_hpc.ckpt import REPLICATED, Checkpointer
+from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.local_round import LocalRound
 from tests.support.mounts import hanging
 from tests.support.waiting import until
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.launch.first_failure import is_consequence, origin
-from resilio_hpc.launch.messages import RankFailure
-from resilio_hpc.launch.recovery import Budgets, Failure, Rung, World, decide
-from resilio_hpc.launch.rendezvous import Shape
+from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, Rung, World, decide
+from resilio_hpc.launch.controller.rendezvous import Shape
+from resilio_hpc.launch.protocol.messages import RankFailure
+from resilio_hpc.launch.protocol.root_cause import is_consequence, origin
 
 FRESH = Budgets(1, 3)
 FIXED, ELASTIC = Shape(4, 4), Shape(2, 4)

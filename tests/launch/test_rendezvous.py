@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.launch.rendezvous import Candidate, Shape, by_switch, choose, whole_first
+from resilio_hpc.launch.controller.rendezvous import Candidate, Shape, by_switch, choose, whole_first
 
 
 def nodes(*names: str, slots: int = 2) -> list[Candidate]:

@@ -13,18 +13,20 @@ import pytest
 from resilio_hpc.autoparallel import Inventory, Measurement, Pool
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.launch import joining, resizer, run_directory, turns
-from resilio_hpc.launch.joining import LaunchRecord
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.resize_facts import ResizeFacts, Successor
-from resilio_hpc.launch.resize_history import ResizeHistory, read_history
-from resilio_hpc.launch.resize_policy import resize_policy
-from resilio_hpc.launch.resize_view import ResizeLimits, ResizeView, joiner_of, nodes_of_user
-from resilio_hpc.launch.resizer import Resizer
-from resilio_hpc.slurm import reshape
-from resilio_hpc.slurm.joiner_job import comment_of, joiner_values, joiners_of, memory_mb, render_joiner
-from resilio_hpc.slurm.model import Job
-from resilio_hpc.slurm.states import job_state
+from resilio_hpc.launch.chain import joining
+from resilio_hpc.launch.chain.joining import LaunchRecord
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.resize import resizer
+from resilio_hpc.launch.resize.facts import ResizeFacts, Successor
+from resilio_hpc.launch.resize.history import ResizeHistory, read_history
+from resilio_hpc.launch.resize.policy import resize_policy
+from resilio_hpc.launch.resize.resizer import Resizer
+from resilio_hpc.launch.resize.view import ResizeLimits, ResizeView, joiner_of, nodes_of_user
+from resilio_hpc.launch.rundir import run_claim, run_directory
+from resilio_hpc.slurm.client.model import Job
+from resilio_hpc.slurm.client.states import job_state
+from resilio_hpc.slurm.orders import reshape
+from resilio_hpc.slurm.submit.joiner_job import comment_of, joiner_values, joiners_of, memory_mb, render_joiner
 
 FIELDS = {
     "Partition": "main", "Account": "(null)", "QOS": "normal", "TresPerNode": "gres:gpu:h100:8", "Features": "ib",
@@ -252,13 +254,13 @@ def test_a_successor_that_waits_gets_its_size_and_then_the_nodes_to_avoid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, error: str
 ) -> None:
     path = a_run(tmp_path / "run")
-    assert turns.take(path, turns.Turn(1, "7", "7", 1, ("n1", "n2", "n3"), -1, 0.0))
+    assert run_claim.take(path, run_claim.Turn(1, "7", "7", 1, ("n1", "n2", "n3"), -1, 0.0))
     slurm = PendingJob({
         "JobId": "8", "JobState": state, "UserId": f"me({os.geteuid()})", "Command": f"{path}/batch-7.sh",
         "NumNodes": "3-3", "NumTasks": "3", "NumCPUs": "3", "ExcNodeList": "(null)",
     })  # fmt: skip
     avoided: list[tuple[object, ...]] = []
-    monkeypatch.setattr(resizer.avoidance, "avoid_faulty_nodes", lambda *told: avoided.append(told[:4]))
+    monkeypatch.setattr(resizer.node_exclusion, "avoid_faulty_nodes", lambda *told: avoided.append(told[:4]))
     monkeypatch.setattr(reshape, "reshape", partial(reshape.reshape, look=slurm.look))
     facts = ResizeFacts(
         phase="between_jobs", nodes=0, least=1, most=3, unit=1, own_nodes=3, held=frozenset(), ranks_per_node=1,

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.checks import check_resize
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.resize_keeper import ResizeKeeper, command
+from resilio_hpc.launch.cli.checks import check_resize
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.resize.keeper import ResizeKeeper, command
 from tests.support.waiting import until
 
 NOTES = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'a'), flush=True); "
@@ -63,11 +63,12 @@ def test_what_cannot_be_started_ends_no_launch(tmp_path: Path) -> None:
 def test_it_dies_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     resizer = (
-        "import os; from resilio_hpc.launch.process_tree import die_with_parent; die_with_parent(int(sys.argv[2])); "
+        "import os; from resilio_hpc.launch.process import process_tree; "
+        "process_tree.die_with_parent(int(sys.argv[2])); "
     )
     code = "import sys; " + resizer + NOTES + "time.sleep(600)"
     launcher = (
-        "import os, sys, time; from resilio_hpc.launch.resize_keeper import ResizeKeeper; "
+        "import os, sys, time; from resilio_hpc.launch.resize.keeper import ResizeKeeper; "
         f"ResizeKeeper([sys.executable, '-c', {code!r}, sys.argv[1], str(os.getpid())]).start(); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", launcher, str(notes)]) as process:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from resilio_hpc.autoparallel import Inventory, Pool, Throughput, Waiting
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.resize_facts import Decision, JoinerJob, ResizeFacts, Successor
-from resilio_hpc.launch.resize_policy import resize_policy
-from resilio_hpc.launch.resizing import decide, job_sizes
+from resilio_hpc.launch.resize.facts import Decision, JoinerJob, ResizeFacts, Successor
+from resilio_hpc.launch.resize.policy import resize_policy
+from resilio_hpc.launch.resize.resizing import decide, job_sizes
 
 POLICY = resize_policy()
 NODES = tuple(f"n{number}" for number in range(1, 13))

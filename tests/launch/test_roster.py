@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.launch.roster import Entry, Roster
-from resilio_hpc.slurm.hostlist import compress, expand
+from resilio_hpc.launch.protocol.node_list import Entry, Roster
+from resilio_hpc.slurm.client.hostlist import compress, expand
 
 names = st.lists(st.from_regex(r"[a-z][a-z0-9]{0,3}(-?[0-9]{1,3})?", fullmatch=True), unique=True, max_size=30)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from resilio_hpc.ckpt.records import ShardRecord
-from resilio_hpc.launch import messages as m
+from resilio_hpc.ckpt.format.manifest import ShardRecord
+from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.network import Connection
 from tests.support.virtual_cluster.ranks import Script

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch import holder, joining, run_directory, turns
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.placements import Site
-from resilio_hpc.launch.run_choice import Command, choose, note_visit
-from resilio_hpc.slurm import chain
+from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.chain import joining
+from resilio_hpc.launch.chain.run_choice import Command, choose, note_visit
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.rundir import holder, run_claim, run_directory
+from resilio_hpc.slurm.chain import chain
 from tests.support.waiting import PATIENCE_S, until
 
 
@@ -44,8 +45,8 @@ class Script:
         process = process if lives else dataclasses.replace(process, born=process.born + 1)
         job, restarts = environment["SLURM_JOB_ID"], int(environment["SLURM_RESTART_COUNT"])
         site = Site("batch", job, ("n1",), True, restarts, options.launch)
-        turn = turns.Turn(turns.next_number(path), site.key, job, 1, ("n1",), -1, 0.0, process)
-        assert turns.take(path, turn)
+        turn = run_claim.Turn(run_claim.next_number(path), site.key, job, 1, ("n1",), -1, 0.0, process)
+        assert run_claim.take(path, turn)
         joining.write_record(path, joining.record_of(options, site, options.chain))
         return site.key
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import saver_messages
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.records import ShardRecord
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
-from resilio_hpc.launch import saver_link
-from resilio_hpc.launch.saver_link import SaverLink
+from resilio_hpc.ckpt.format.manifest import ShardRecord
+from resilio_hpc.ckpt.saver import messages
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
+from resilio_hpc.launch.agent import saver_link
+from resilio_hpc.launch.agent.saver_link import SaverLink
 from tests.support.waiting import until
 
 NODES = 3000
@@ -33,10 +33,10 @@ def link(tmp_path: Path) -> Iterator[SaverLink]:
     link.close()
 
 
-def commit(directory: Path, step: int) -> saver_messages.Commit:
+def commit(directory: Path, step: int) -> messages.Commit:
     """Of a step of many nodes: far more than a pipe holds."""
     records = [ShardRecord(number, f"node-{number}.h5", 1, "own", ()) for number in range(NODES)]
-    return saver_messages.Commit(step, 1, 0, NODES, str(directory), records)
+    return messages.Commit(step, 1, 0, NODES, str(directory), records)
 
 
 def stop(link: SaverLink) -> None:
@@ -58,7 +58,7 @@ def wait_until_stopped(link: SaverLink) -> None:
     until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "a saver that stands still")
 
 
-def answers(link: SaverLink, count: int) -> list[saver_messages.Progress | saver_messages.Answer]:
+def answers(link: SaverLink, count: int) -> list[messages.Progress | messages.Answer]:
     """As the agent's loop does."""
     return [answer for _, answer in heard(link, count)]
 
@@ -86,7 +86,7 @@ def test_a_long_request_to_a_saver_that_hangs_waits_and_is_answered_when_it_goes
     assert link.send(commit(tmp_path, 2))
     assert link.full_fileno is not None
     go_on(link)
-    assert [answer.step for answer in answers(link, 2) if isinstance(answer, saver_messages.SaverFailed)] == [1, 2]
+    assert [answer.step for answer in answers(link, 2) if isinstance(answer, messages.SaverFailed)] == [1, 2]
     assert link.full_fileno is None
 
 
@@ -113,7 +113,7 @@ def test_all_that_a_saver_was_asked_has_failed_when_it_dies_and_the_next_hears_n
     link: SaverLink, tmp_path: Path
 ) -> None:
     stop(link)
-    persist = saver_messages.Persist(9, 1, 4, 1, 0, [], str(tmp_path))
+    persist = messages.Persist(9, 1, 4, 1, 0, [], str(tmp_path))
     assert link.send(persist)
     assert link.send(commit(tmp_path, 1))
     assert link._process is not None
@@ -121,12 +121,12 @@ def test_all_that_a_saver_was_asked_has_failed_when_it_dies_and_the_next_hears_n
     received = until(link.receive, "the saver's death")
     died = "the saver process was killed"
     assert received == [
-        (saver_link.Request(False, 4, 9), saver_messages.SaverFailed(9, died)),
-        (saver_link.Request(True, 0, 1), saver_messages.SaverFailed(1, died)),
+        (saver_link.Request(False, 4, 9), messages.SaverFailed(9, died)),
+        (saver_link.Request(True, 0, 1), messages.SaverFailed(1, died)),
     ]
     assert (link.full_fileno, link.fileno()) == (None, None)
-    assert link.send(saver_messages.Commit(7, 1, 0, 1, str(tmp_path), []))
-    assert isinstance(answers(link, 1)[0], saver_messages.SaverFailed)
+    assert link.send(messages.Commit(7, 1, 0, 1, str(tmp_path), []))
+    assert isinstance(answers(link, 1)[0], messages.SaverFailed)
 
 
 def test_a_saver_is_not_paused_while_it_is_to_commit(link: SaverLink, tmp_path: Path) -> None:
@@ -147,16 +147,16 @@ def snapshot(directory: Path, owner: Owner, step: int, size: int = 10) -> str:
         return str(Snapshot(pair, step, flatten({"x": np.full(size, step)}), pool).finish()[0])
 
 
-def second_of_two(directory: Path, step: int) -> saver_messages.Persist:
+def second_of_two(directory: Path, step: int) -> messages.Persist:
     """Of a node that needs the checksums of rank 0, which is on another node."""
     taken = snapshot(directory, Owner(1, 0, 2, 1, 0, "replicated", "run"), step)
-    return saver_messages.Persist(step, 1, 0, 2, 1, [taken], str(directory / "shared"))
+    return messages.Persist(step, 1, 0, 2, 1, [taken], str(directory / "shared"))
 
 
-def persist(directory: Path, step: int, local: Path, size: int = 10) -> saver_messages.Persist:
+def persist(directory: Path, step: int, local: Path, size: int = 10) -> messages.Persist:
     """Of a rank that is alone, which takes a snapshot."""
     taken = snapshot(directory, Owner(0, 0, 1, 1, 0, "own", "run"), step, size)
-    return saver_messages.Persist(step, 1, 0, 1, 0, [taken], str(directory / "shared"), str(local), "n1")
+    return messages.Persist(step, 1, 0, 1, 0, [taken], str(directory / "shared"), str(local), "n1")
 
 
 def test_how_far_a_request_has_come_does_not_end_it(link: SaverLink, tmp_path: Path) -> None:
@@ -167,17 +167,17 @@ def test_how_far_a_request_has_come_does_not_end_it(link: SaverLink, tmp_path: P
     assert link.send(persist(tmp_path, 2, tmp_path / "none"))
     go_on(link)
     assert [(request, type(answer)) for request, answer in heard(link, 5)] == [
-        (saver_link.Request(False, 0, 1), saver_messages.Local),
-        (saver_link.Request(False, 0, 1), saver_messages.Persisted),
-        (saver_link.Request(True, 0, 9), saver_messages.SaverFailed),
-        (saver_link.Request(False, 0, 2), saver_messages.LocalFailed),
-        (saver_link.Request(False, 0, 2), saver_messages.Persisted),
+        (saver_link.Request(False, 0, 1), messages.Local),
+        (saver_link.Request(False, 0, 1), messages.Persisted),
+        (saver_link.Request(True, 0, 9), messages.SaverFailed),
+        (saver_link.Request(False, 0, 2), messages.LocalFailed),
+        (saver_link.Request(False, 0, 2), messages.Persisted),
     ]
 
 
 def failure(link: SaverLink) -> str:
     (answer,) = answers(link, 1)
-    assert isinstance(answer, saver_messages.SaverFailed), answer
+    assert isinstance(answer, messages.SaverFailed), answer
     return answer.error
 
 
@@ -206,10 +206,10 @@ def test_the_end_of_a_round_takes_back_no_commit(link: SaverLink, tmp_path: Path
     assert link.send(persist(tmp_path, 1, tmp_path / "none"))
     record = answers(link, 2)[1].record  # type: ignore[union-attr]
     stop(link)
-    assert link.send(saver_messages.Commit(1, 1, 0, 1, str(tmp_path / "shared"), [record]))
+    assert link.send(messages.Commit(1, 1, 0, 1, str(tmp_path / "shared"), [record]))
     link.abandon()
     go_on(link)
-    assert isinstance(answers(link, 1)[0], saver_messages.Committed)
+    assert isinstance(answers(link, 1)[0], messages.Committed)
 
 
 def test_a_saver_that_dies_while_it_drains_has_failed_and_the_next_one_writes_that_step_again(
@@ -221,16 +221,16 @@ def test_a_saver_that_dies_while_it_drains_has_failed_and_the_next_one_writes_th
     for _ in range(20):  # until it is killed in time
         assert link.send(request)
         local, *more = answers(link, 1)
-        assert isinstance(local, saver_messages.Local)
+        assert isinstance(local, messages.Local)
         assert link._process is not None
         link._process.kill()
         said = (more or answers(link, 1))[0]
         while link.fileno() is not None:
             link.receive()
-        if isinstance(said, saver_messages.SaverFailed):
+        if isinstance(said, messages.SaverFailed):
             break
-    assert said == saver_messages.SaverFailed(1, saver_link.DIED)
+    assert said == messages.SaverFailed(1, saver_link.DIED)
     assert link.send(request)
-    assert [type(answer) for answer in answers(link, 2)] == [saver_messages.Local, saver_messages.Persisted]
+    assert [type(answer) for answer in answers(link, 2)] == [messages.Local, messages.Persisted]
     (copy,) = disk.glob("*/step-*/*")
     assert copy.name == "node-0.h5"

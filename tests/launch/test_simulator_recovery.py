@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from resilio_hpc.launch.ballot import EpochRecord
-from resilio_hpc.launch.succession import Succession
+from resilio_hpc.launch.consensus.follower import Succession
+from resilio_hpc.launch.protocol.vote import EpochRecord
 from tests.support.simulator.faults import strike
 from tests.support.simulator.schedule import Fault, Schedule
 from tests.support.simulator.world import SeededWorld

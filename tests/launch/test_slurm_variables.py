@@ -7,10 +7,10 @@ import os
 import pytest
 
 from resilio_hpc.core.errors import LaunchError
-from resilio_hpc.launch import own_address
-from resilio_hpc.launch.message_parts import Member
-from resilio_hpc.launch.slurm_variables import SET_ASIDE, Task, absolute_path_list, for_agents, of_ranks, of_task
-from resilio_hpc.slurm.step_environment import gpu_flags
+from resilio_hpc.launch.config.slurm_variables import SET_ASIDE, Task, absolute_path_list, for_agents, of_ranks, of_task
+from resilio_hpc.launch.process import own_address
+from resilio_hpc.launch.protocol.message_parts import Member
+from resilio_hpc.slurm.client.step_environment import gpu_flags
 
 BATCH = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "my-run", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)",

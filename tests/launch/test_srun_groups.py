@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.launch.srun_groups import absent_agents, group_nodes, parse_topology
+from resilio_hpc.launch.allocation.srun_groups import absent_agents, group_nodes, parse_topology
 
 TREE = """\
 SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[1-20]

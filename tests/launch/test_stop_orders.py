@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch.agent_keeping import STOP_AGAIN_S, STOP_LIMIT_S
+from resilio_hpc.launch.supervisor.agent_supervisor import STOP_AGAIN_S, STOP_LIMIT_S
 from tests.support.launch.keeper_bench import Bench, bench
 
 __all__ = ["bench"]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.launch import run_directory
-from resilio_hpc.launch.holder import pulse_file
-from resilio_hpc.launch.storage import LOOK_S, MAX_QUEUED, Presence, Storage
-from resilio_hpc.launch.succession import EpochRecord
-from resilio_hpc.launch.time_limit import read_end_time
+from resilio_hpc.launch.consensus.follower import EpochRecord
+from resilio_hpc.launch.rundir import run_directory
+from resilio_hpc.launch.rundir.holder import pulse_file
+from resilio_hpc.launch.rundir.io_worker import LOOK_S, MAX_QUEUED, Presence, Storage
+from resilio_hpc.launch.rundir.time_limit import read_end_time
 from tests.support.waiting import until
 
 RECORD = {"epoch": 1, "node": "n1", "endpoint": "h:1", "job": "7"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.streams import Std, parse_std, std_of
+from resilio_hpc.launch.config.streams import Std, parse_std, std_of
 
 
 @pytest.mark.parametrize("text", ["0", "1", "2", "3", "0:1", "0:3,1:0,2:1,3:2"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.ballot import EpochRecord, Term
-from resilio_hpc.launch.quorum import NEVER, Membership, first_membership
-from resilio_hpc.launch.succession import Succession
+from resilio_hpc.launch.consensus.follower import Succession
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import NEVER, Membership, first_membership
+from resilio_hpc.launch.protocol.vote import EpochRecord, Term
 from tests.support.launch.lone_agent import ABC, LIMIT_S, agent, enrolled, follower, orphan, words
 
 # -- the first controller ------------------------------------------------------------------------------------------

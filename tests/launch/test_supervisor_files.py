@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.ledger import read_ledger
-from resilio_hpc.launch import run_directory
-from resilio_hpc.launch.run_directory import Run
-from resilio_hpc.launch.supervisor_files import SupervisorFiles
+from resilio_hpc.launch.rundir import run_directory
+from resilio_hpc.launch.rundir.run_directory import Run
+from resilio_hpc.launch.supervisor.supervisor_files import SupervisorFiles
 from tests.support.waiting import until
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch import handover, run_directory, turns
-from resilio_hpc.launch.turns import Turn
+from resilio_hpc.launch.chain import handover
+from resilio_hpc.launch.rundir import run_claim, run_directory
+from resilio_hpc.launch.rundir.run_claim import Turn
 
 
 @pytest.fixture
@@ -23,28 +24,28 @@ def turn(number: int, job: str) -> Turn:
 def test_of_many_that_want_a_turn_one_gets_it(run: Path) -> None:
     wanted = [turn(1, str(job)) for job in range(20)]
     with ThreadPoolExecutor(20) as pool:
-        won = list(pool.map(lambda wish: turns.take(run, wish), wanted))
+        won = list(pool.map(lambda wish: run_claim.take(run, wish), wanted))
     assert won.count(True) == 1
-    assert turns.newest(run) == [wanted[won.index(True)]]
+    assert run_claim.newest(run) == [wanted[won.index(True)]]
 
 
 def test_turns_come_back_newest_first(run: Path) -> None:
-    assert turns.newest(run) == []
+    assert run_claim.newest(run) == []
     for number in range(1, 12):
-        assert turns.take(run, turn(number, "7"))
-    assert [found.number for found in turns.newest(run, 3)] == [11, 10, 9]
+        assert run_claim.take(run, turn(number, "7"))
+    assert [found.number for found in run_claim.newest(run, 3)] == [11, 10, 9]
 
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"number": 1}', "\x00", '{"v": 1, "nodes": 3}'])
 def test_damage_is_no_record(run: Path, damage: str) -> None:
     (run / "links" / "turn.1.json").write_text(damage)
     (run / "links" / "7.handover.json").write_text(damage)
-    assert turns.newest(run) == []
+    assert run_claim.newest(run) == []
     assert handover.read(run, "7") is None
 
 
 def test_a_damaged_newest_turn_hides_no_older_one(run: Path) -> None:
-    turns.take(run, turn(1, "7"))
+    run_claim.take(run, turn(1, "7"))
     (run / "links" / "turn.2.json").write_text("")
-    assert [found.number for found in turns.newest(run)] == [1]
-    assert turns.next_number(run) == 3
+    assert [found.number for found in run_claim.newest(run)] == [1]
+    assert run_claim.next_number(run) == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilio_hpc.slurm import chain
+from resilio_hpc.slurm.chain import chain
 from tests.support.clusters import own_cluster
 from tests.support.requirements import need_program
 from tests.support.slurm.chain_runs import start, wait_for

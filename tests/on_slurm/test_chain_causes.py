@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from resilio_hpc.core.ledger import read_ledger
-from resilio_hpc.launch import handover, link_lease, turns
-from resilio_hpc.slurm import chain
+from resilio_hpc.launch.chain import handover
+from resilio_hpc.launch.protocol.job_lease import JOB_LEASE_S
+from resilio_hpc.launch.rundir import run_claim
+from resilio_hpc.slurm.chain import chain
 from tests.support.clusters import each_series
 from tests.support.slurm.chain_runs import ChainRun, command, wait_for
 
@@ -47,7 +49,7 @@ def time_out(run: ChainRun) -> None:
 def hand_over(run: ChainRun) -> None:
     """As a survivor does whose batch host is lost."""
     program = (
-        "from pathlib import Path; from resilio_hpc.launch.last_one_out import hand_over; "
+        "from pathlib import Path; from resilio_hpc.launch.chain.orphaned_job import hand_over; "
         f"hand_over(Path({run.inside!r}), {run.first!r}, '', 'batch_host_lost')"
     )
     run.cluster.run("n4", [sys.executable, "-c", program], env={"SLURMD_NODENAME": "n4"})
@@ -91,7 +93,7 @@ def test_the_next_job_knows_what_happened(cause: str, begin: Callable[..., Chain
         return
     assert said["over"] is None
     assert said["successor"] not in (None, following)
-    assert [turn.part for turn in turns.newest(run.path, 3)] == [following, run.first]
+    assert [turn.part for turn in run_claim.newest(run.path, 3)] == [following, run.first]
     assert said["argv"] == ["two words", "x"]
 
 
@@ -113,7 +115,7 @@ def test_a_requeued_job_goes_on_and_keeps_its_successor(cause: str, begin: Calla
     assert run.pending() == [following]  # no second one, which would start in the same second
     run.end(part, "time_limit")
     assert run.said(following)["over"] is None
-    assert [turn.part for turn in turns.newest(run.path, 3)] == [following, part, run.first]
+    assert [turn.part for turn in run_claim.newest(run.path, 3)] == [following, part, run.first]
 
 
 def test_a_job_that_is_cancelled_while_it_waits_to_run_again_was_cancelled(begin: Callable[..., ChainRun]) -> None:
@@ -154,7 +156,7 @@ def test_a_survivor_closes_the_job_once_although_several_try_and_slurmctld_is_aw
     run.cluster.wait_until_saved(int(run.first))
     run.cluster.kill_slurmctld()
     program = (
-        "from pathlib import Path; from resilio_hpc.launch.last_one_out import hand_over; "
+        "from pathlib import Path; from resilio_hpc.launch.chain.orphaned_job import hand_over; "
         f"print(hand_over(Path({run.inside!r}), {run.first!r}, 'needs_new_job', 'batch_host_lost'))"
     )
     survivors = {
@@ -179,7 +181,7 @@ def test_a_lost_batch_host_leaves_a_record_and_its_node_is_waited_for(begin: Cal
     host, survivor = run.said(run.first)["nodes"]
     run.cluster.crash(host)
     program = (
-        "from pathlib import Path; from resilio_hpc.launch.last_one_out import close_job; "
+        "from pathlib import Path; from resilio_hpc.launch.chain.orphaned_job import close_job; "
         f"print(close_job(Path({run.inside!r}), {run.first!r}, None, 'batch_host_lost'))"
     )
     closer = run.cluster.spawn(survivor, [sys.executable, "-c", program], env={"SLURMD_NODENAME": survivor})
@@ -191,4 +193,4 @@ def test_a_lost_batch_host_leaves_a_record_and_its_node_is_waited_for(begin: Cal
     run.cluster.boot(host)  # Slurm hears of it: nothing of the job runs there any more
     assert run.said(following)["over"] is None
     waited = next(event for event in read_ledger(run.path / "ledger") if event.kind == "waited_for_predecessor")
-    assert waited.fields["seconds"] < link_lease.LINK_LEASE_S
+    assert waited.fields["seconds"] < JOB_LEASE_S

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from resilio_hpc.core.process import Completed
-from resilio_hpc.launch import chain_order, run_directory, turns
-from resilio_hpc.slurm import chain
-from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.launch.rundir import chain_order, run_claim, run_directory
+from resilio_hpc.slurm.chain import chain
 from tests.support.clusters import each_series
 from tests.support.environments import ROOT
 from tests.support.slurm.chain_runs import ChainRun, wait_for
@@ -59,7 +59,7 @@ def test_stopped_and_revived(begin: Begin) -> None:
     said = run.said(third)
     assert said["over"] is None
     assert said["argv"] == ["two words", "x"]
-    assert [(turn.part, turn.link) for turn in turns.newest(run.path, 3)] == [(third, 3), (run.first, 1)]
+    assert [(turn.part, turn.link) for turn in run_claim.newest(run.path, 3)] == [(third, 3), (run.first, 1)]
     run.end(third, "time_limit")
     assert run.said(said["successor"])["over"] is None  # and the chain goes on as ever
 
@@ -80,7 +80,7 @@ def test_a_stop_while_slurmctld_is_away_holds(begin: Begin) -> None:
     finally:
         run.cluster.start_slurmctld()
     wait_for(lambda: not in_queue(run), run.queue)
-    assert [turn.part for turn in turns.newest(run.path, 3)] == [run.first]
+    assert [turn.part for turn in run_claim.newest(run.path, 3)] == [run.first]
     if run.cluster.job_state(following) != "CANCELLED":  # it started before the one before it could cancel it
         assert run.said(following)["over"] is not None
 
@@ -105,7 +105,7 @@ def test_a_waiting_successor_is_reshaped_and_what_runs_is_not(begin: Begin, clus
     run = begin("--ntasks-per-node=2", "--nodes=2")
     following = run.said(run.first)["successor"]
     program = (
-        "import sys; from pathlib import Path; from resilio_hpc.slurm import reshape as r; "
+        "import sys; from pathlib import Path; from resilio_hpc.slurm.orders import reshape as r; "
         "print(r.reshape(sys.argv[1], r.Shape(nodes=int(sys.argv[2]), time_limit_s=600.0, exclude=['n4']), "
         f"Path({run.inside!r}), look=(lambda job: dict(r.commands.job_fields(job), JobState='PENDING'))).result)"
     )

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.process import Completed
-from resilio_hpc.slurm.audit import AuditLog
-from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.commands import Unanswered
-from resilio_hpc.slurm.devcluster import DevCluster
-from resilio_hpc.slurm.drain_policy import DrainPolicy
-from resilio_hpc.slurm.drain_reason import Finding, read_reason, write_reason
-from resilio_hpc.slurm.drain_writer import DrainWriter
-from resilio_hpc.slurm.model import Job, Node
+from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.client.commands import Unanswered
+from resilio_hpc.slurm.client.model import Job, Node
+from resilio_hpc.slurm.drain.policy import DrainPolicy
+from resilio_hpc.slurm.drain.reason import Finding, read_reason, write_reason
+from resilio_hpc.slurm.drain.writer import DrainWriter
+from resilio_hpc.slurm.orders.audit import AuditLog
 from tests.support.clusters import each_series
 from tests.support.waiting import PATIENCE_S, until
 

@@ -15,8 +15,8 @@ import pytest
 
 from resilio_hpc.cli.devcluster import main
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
-from resilio_hpc.slurm.devcluster import DevCluster, RootlessCluster, names
-from resilio_hpc.slurm.devcluster.spec import base_directory, layout
+from resilio_hpc.devtools.devcluster import DevCluster, RootlessCluster, names
+from resilio_hpc.devtools.devcluster.spec import base_directory, layout
 from tests.support.clusters import each_series, unique_name
 from tests.support.requirements import need_slurm
 from tests.support.waiting import until
@@ -191,7 +191,9 @@ def test_two_clusters_run_side_by_side_and_leave_nothing(cluster: DevCluster) ->
 def test_a_killed_start_leaves_no_process_and_down_sweeps_its_files(delay_s: float) -> None:
     need_slurm()
     name = unique_name("killed")
-    program = f"from resilio_hpc.slurm.devcluster import DevCluster; DevCluster.start({name!r}, nodes=3, conf=['X=1'])"
+    program = (
+        f"from resilio_hpc.devtools.devcluster import DevCluster; DevCluster.start({name!r}, nodes=3, conf=['X=1'])"
+    )
     # an unknown setting makes slurmctld refuse, so this start can never succeed before it is killed
     starter = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
     until((layout(name).state / "spec.json").exists, "the cluster's files", names)

@@ -15,8 +15,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.process import Completed
-from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.slurm.client.command_client import CommandClient
 from tests.support.clusters import each_series
 from tests.support.slurm.drain_meetings import NODES, AdminAndUs
 from tests.support.slurm.fake_slurmctld import FakeNode, nothing

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.demo.stage import events_of
+from resilio_hpc.devtools.demo.stage import events_of
+from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.prolog_epilog.hook_files import package_folder
-from resilio_hpc.slurm.devcluster import DevCluster
 from tests.support.environments import ROOT
 from tests.support.waiting import until
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.ledger import Event, read_ledger
-from resilio_hpc.demo.drill import DrillRun
-from resilio_hpc.demo.drill_table import Act, Drill
+from resilio_hpc.devtools.drills.drill import DrillRun
+from resilio_hpc.devtools.drills.table import Act, Drill
 from tests.support.clusters import own_cluster
 from tests.support.requirements import need_shared_mounts
 

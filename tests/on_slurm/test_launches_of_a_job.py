@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster import DevCluster
 from tests.support.waiting import until
 
 SCRIPT = """#!/bin/bash

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.demo.drill import progressed
-from resilio_hpc.demo.drill_acts import last
-from resilio_hpc.demo.drill_judge import rounds_overlap
-from resilio_hpc.demo.stage import events_of
-from resilio_hpc.slurm.devcluster import DevCluster
-from resilio_hpc.slurm.devcluster.processes import NodeProcess
+from resilio_hpc.devtools.demo.stage import events_of
+from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster.processes import NodeProcess
+from resilio_hpc.devtools.drills.acts import last
+from resilio_hpc.devtools.drills.drill import progressed
+from resilio_hpc.devtools.drills.judge import rounds_overlap
 from tests.support.waiting import until
 
 PMIX = sorted(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"))
@@ -105,7 +105,7 @@ def modes(events: list[Event]) -> set[str]:
 
 
 def is_agent(process: NodeProcess) -> bool:
-    return "resilio_hpc.launch.agent" in process.argv and process.program.startswith("python")
+    return "resilio_hpc.launch.agent.agent" in process.argv and process.program.startswith("python")
 
 
 def is_srun_of_the_step(process: NodeProcess) -> bool:
@@ -113,7 +113,7 @@ def is_srun_of_the_step(process: NodeProcess) -> bool:
 
 
 def is_task(process: NodeProcess) -> bool:
-    return any("launch.mpi_task" in word for word in process.argv)
+    return any("launch.workers.mpi.task" in word for word in process.argv)
 
 
 @pytest.mark.slow

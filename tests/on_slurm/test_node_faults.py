@@ -10,12 +10,12 @@ from pathlib import Path
 
 import resilio_hpc
 from resilio_hpc.core.process import Completed
-from resilio_hpc.demo import counting
-from resilio_hpc.demo.stage import events_of
-from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.devcluster import DevCluster
-from resilio_hpc.slurm.drain_reason import Finding, read_reason, write_reason
-from resilio_hpc.slurm.model import Node
+from resilio_hpc.devtools.demo.stage import events_of
+from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.drills import counting
+from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.drain.reason import Finding, read_reason, write_reason
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
 from tests.support.clusters import each_series

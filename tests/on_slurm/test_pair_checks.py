@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resilio_hpc.demo.stage import events_of
+from resilio_hpc.devtools.demo.stage import events_of
+from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.diagnose import CheckResult
-from resilio_hpc.slurm.devcluster import DevCluster
 from tests.support.environments import SUPPORT
 from tests.support.waiting import until
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from resilio_hpc.ckpt import catalogue
-from resilio_hpc.demo.stage import events_of
-from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.devtools.demo.stage import events_of
+from resilio_hpc.devtools.devcluster import DevCluster
 from tests.support.ckpt.local_node import lose_tensors
 
 NODES = 3
@@ -58,11 +58,11 @@ def test_the_next_job_reads_its_parts_from_the_disks_that_they_went_by(cluster: 
     (cluster.shared / "peer-disks.py").write_text(SCRIPT)
     said = launch(cluster, "rows")
     checkpoints = cluster.shared / "peer-disks" / "checkpoints"
-    assert [manifest.step for manifest in catalogue.committed(checkpoints)] == [1, 2], said
-    manifest = catalogue.committed(checkpoints)[-1]
+    assert [manifest.step for manifest in checkpoint_index.committed(checkpoints)] == [1, 2], said
+    manifest = checkpoint_index.committed(checkpoints)[-1]
     assert {shard.node for shard in manifest.shards} == {f"n{number}" for number in range(1, NODES + 1)}
     lose_tensors(checkpoints, manifest)
     said = launch(cluster, "columns")
     firsts = [event.fields for event in events_of(cluster.shared / "peer-disks") if event.kind == "first_step"]
     assert (firsts[-1]["restored"], firsts[-1]["source"]) == (2, "peer"), said
-    assert catalogue.committed(checkpoints)[-1].step == 4
+    assert checkpoint_index.committed(checkpoints)[-1].step == 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from resilio_hpc.autoparallel import profile_file
-from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.autoparallel.measure import profile_file
+from resilio_hpc.devtools.devcluster import DevCluster
 
 
 def test_a_job_measures_over_nodes(cluster: DevCluster) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.demo.stage import binds
-from resilio_hpc.slurm.audit import AuditLog
-from resilio_hpc.slurm.commands import Unanswered
-from resilio_hpc.slurm.drain_policy import drain_policy
-from resilio_hpc.slurm.drain_reason import Finding
-from resilio_hpc.slurm.drain_writer import DrainWriter
-from resilio_hpc.slurm.pyslurm_client import PyslurmClient
-from resilio_hpc.slurm.pyslurm_reader import PyslurmReader
+from resilio_hpc.devtools.demo.stage import binds
+from resilio_hpc.slurm.client.commands import Unanswered
+from resilio_hpc.slurm.client.pyslurm_client import PyslurmClient
+from resilio_hpc.slurm.client.pyslurm_reader import PyslurmReader
+from resilio_hpc.slurm.drain.policy import drain_policy
+from resilio_hpc.slurm.drain.reason import Finding
+from resilio_hpc.slurm.drain.writer import DrainWriter
+from resilio_hpc.slurm.orders.audit import AuditLog
 from tests.support.clusters import own_cluster
 from tests.support.environments import ROOT
 
@@ -27,7 +27,7 @@ def test_a_real_pyslurm_says_what_the_commands_say() -> None:
     shown = [*binds(), *(Path(one) for one in os.environ.get("RESILIO_TEST_PYSLURM_BINDS", "").split(":") if one)]
     why = "it shows the Python with pyslurm"
     with own_cluster("pyslurm", why=why, nodes=3, gpus=2, slurm="26.05", binds=shown) as cluster:
-        inside = ["env", f"PYTHONPATH={ROOT}", python, "-m", "resilio_hpc.slurm.pyslurm_child"]
+        inside = ["env", f"PYTHONPATH={ROOT}", python, "-m", "resilio_hpc.slurm.client.pyslurm_child"]
         variables = [f"{key}={value}" for key, value in cluster.environment().items()]
         child = PyslurmReader(["env", "-i", *variables, *cluster.command("ctl", inside)])
         client = PyslurmClient(child, lambda argv, timeout_s, extra: cluster.run("ctl", argv, timeout_s, env=extra))

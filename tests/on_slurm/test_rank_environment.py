@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster import DevCluster
 from tests.support.clusters import each_series
 from tests.support.environments import ROOT
 from tests.support.waiting import PATIENCE_S

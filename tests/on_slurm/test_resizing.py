@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.demo.stage import events_of
-from resilio_hpc.slurm.chain import read_links
-from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.devtools.demo.stage import events_of
+from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.slurm.chain.chain import read_links
 from tests.support.clusters import each_series
 from tests.support.slurm import resized_training
 from tests.support.slurm.submitted import Submitted

@@ -6,7 +6,7 @@ import pytest
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.process import Completed
-from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster import DevCluster
 from tests.support.clusters import own_cluster
 from tests.support.requirements import need_shared_mounts
 

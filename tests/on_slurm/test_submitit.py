@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster import DevCluster
 from tests.support.clusters import each_series
 from tests.support.environments import SUPPORT
 from tests.support.waiting import PATIENCE_S, until

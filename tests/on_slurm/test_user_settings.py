@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster import DevCluster
 from tests.slurm.test_runner import ROWS
 from tests.support.clusters import each_series
 from tests.support.environments import ROOT
@@ -15,9 +15,12 @@ from tests.support.environments import ROOT
 pytestmark = each_series("22.05", slow=["26.05"])
 ASK = """
 import dataclasses, json, sys
-from resilio_hpc.launch import job_watch, preemption
-from resilio_hpc.slurm import commands, find_run, submitit_states
-from resilio_hpc.slurm.command_client import CommandClient
+from resilio_hpc.launch.allocation import job_watch
+from resilio_hpc.launch.chain import preemption
+from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.orders import find_run
+from resilio_hpc.slurm.submit import submitit_states
+from resilio_hpc.slurm.client.command_client import CommandClient
 job, held = sys.argv[1:]
 client, tables = CommandClient(), CommandClient(use_json=False)
 told = {

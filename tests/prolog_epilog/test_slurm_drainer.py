@@ -9,10 +9,10 @@ import pytest
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.slurm_drainer import SlurmDrainer
-from resilio_hpc.slurm.audit import AuditLog
-from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.drain_policy import DrainPolicy
-from resilio_hpc.slurm.drain_writer import ACT, OBSERVE, DrainWriter
+from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.drain.policy import DrainPolicy
+from resilio_hpc.slurm.drain.writer import ACT, OBSERVE, DrainWriter
+from resilio_hpc.slurm.orders.audit import AuditLog
 from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
 POLICY = DrainPolicy(share=0.1, at_least=2, window_s=600, passes=3)

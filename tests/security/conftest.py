@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resilio_hpc.launch import node_directories, run_directory
+from resilio_hpc.launch.rundir import node_directories, run_directory
 from tests.support.environments import open_the_way_to, scrubbed
 from tests.support.security.live_run import Running
 from tests.support.waiting import PATIENCE_S, until

@@ -12,13 +12,17 @@ PACKAGE = ROOT / "resilio_hpc"
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 FORBIDDEN_CALLS = {"eval", "os.system", "os.popen", "torch.load", "yaml.load", "subprocess.getoutput", "numpy.load"}
 BECOMING_SOMEBODY = {"os.setuid", "os.seteuid", "os.setreuid", "os.setresuid", "os.setgid", "os.setgroups"}
-RUNS_THE_USERS_OWN_PROGRAM = {"launch/rank_main.py", "launch/forked_child.py", "launch/zygote.py"}
+RUNS_THE_USERS_OWN_PROGRAM = {
+    "launch/workers/rank_main.py",
+    "launch/workers/forked_child.py",
+    "launch/workers/zygote.py",
+}
 
 
 READS_OTHERS_FORMATS = {  # torch.load there has weights_only (tests/test_layout.py), pickle finds no class or function
-    "ckpt/dcp_values.py": {"torch.load"},  # what this very process has pickled
-    "ckpt/formats/torch_file.py": {"torch.load"},
-    "ckpt/formats/dcp_metadata.py": {"pickle"},
+    "ckpt/dcp/values.py": {"torch.load"},  # what this very process has pickled
+    "ckpt/convert/torch_file.py": {"torch.load"},
+    "ckpt/convert/dcp_metadata.py": {"pickle"},
 }
 
 
@@ -45,7 +49,7 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
 
 
 def test_the_one_unpickler_looks_nothing_up() -> None:
-    tree = parsed(PACKAGE / "ckpt/formats/dcp_metadata.py")
+    tree = parsed(PACKAGE / "ckpt/convert/dcp_metadata.py")
     used = {ast.unparse(node) for node in walked(tree) if isinstance(node, ast.Attribute)}
     assert {name for name in used if name.startswith("pickle.")} == {"pickle._Unpickler"}
     assert not {"importlib.import_module", "__import__", "getattr"} & {function for function, _ in calls(tree)}

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 import zmq
 
-from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.controller_host import ControllerHost
-from resilio_hpc.launch.storage import Storage
+from resilio_hpc.launch.controller.host import ControllerHost
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.rundir.io_worker import Storage
 from tests.support.waiting import PATIENCE_S, until
 
 KEYS = wire.Keys.derive(b"a" * 64)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import Untrusted, UsageError
-from resilio_hpc.launch import leftovers, node_directories, run_directory
+from resilio_hpc.launch.rundir import node_directories, run_directory, stale_directories
 from tests.support.security.another_user import NOBODY, as_another_user, needs_root
 from tests.support.waiting import PATIENCE_S
 
@@ -131,9 +131,9 @@ def test_what_somebody_else_left_under_our_name_is_not_swept(public: Path, tmp_p
             os.utime(planted, (1, 1), follow_symlinks=False)
 
     as_another_user(plant)
-    assert leftovers.sweep([public], 0.0) == []
-    leftovers.remove(public / f"{name}-1")
-    leftovers.remove(public / f"{name}-2")
+    assert stale_directories.sweep([public], 0.0) == []
+    stale_directories.remove(public / f"{name}-1")
+    stale_directories.remove(public / f"{name}-2")
     assert (precious / "file").read_text() == "x"
     assert (public / f"{name}-1" / "link").is_symlink()
 
@@ -144,7 +144,7 @@ def test_sweeping_our_own_follows_no_link(public: Path, tmp_path: Path) -> None:
     ours.mkdir()
     (ours / "link").symlink_to(tmp_path / "precious")
     os.utime(ours, (1, time.time() - 1000))
-    assert leftovers.sweep([public], 10.0) == [ours]
+    assert stale_directories.sweep([public], 10.0) == [ours]
     assert (tmp_path / "precious").read_text() == "x"
 
 

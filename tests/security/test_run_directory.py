@@ -12,22 +12,22 @@ import pytest
 from resilio_hpc.cli import main as commands
 from resilio_hpc.core.errors import Untrusted
 from resilio_hpc.core.ledger import Ledger, LedgerReader, read_ledger
-from resilio_hpc.launch import (
+from resilio_hpc.launch.agent.saver_link import SaverLink
+from resilio_hpc.launch.chain import handover, joining
+from resilio_hpc.launch.rundir import (
     chain_order,
     controller_view,
-    handover,
-    joining,
-    live,
+    io_worker,
     notify_targets,
+    run_claim,
     run_directory,
-    storage,
     time_limit,
-    turns,
-)  # fmt: skip
-from resilio_hpc.launch.drain import Drain
-from resilio_hpc.launch.saver_link import SaverLink
+)
+from resilio_hpc.launch.rundir.log_spool import Drain
+from resilio_hpc.launch.supervisor import live  # fmt: skip
 from resilio_hpc.report.overview import RunReader
-from resilio_hpc.slurm import chain, submitit_states
+from resilio_hpc.slurm.chain import chain
+from resilio_hpc.slurm.submit import submitit_states
 from tests.support.environments import open_the_way_to
 from tests.support.security.another_user import NOBODY, as_another_user, needs_root
 
@@ -44,7 +44,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "the verdict": ("verdict.json", run_directory.read_verdict),
     "the verdict, from Python": ("verdict.json", submitit_states.read_verdict),
     "a part's verdict": ("links/7.json", lambda path: run_directory.read_verdict(path, "7")),
-    "a turn": ("links/turn.1.json", turns.newest),
+    "a turn": ("links/turn.1.json", run_claim.newest),
     "a handover": ("links/7.handover.json", lambda path: handover.read(path, "7")),
     "an end": ("links/7.end", lambda path: time_limit.read_end_time(path, "7")),
     "an order": ("links/order.json", chain_order.read),
@@ -86,7 +86,7 @@ def test_what_another_user_wrote_is_not_believed(what: str, run: Path) -> None:
 def test_a_live_run_believes_none_of_it_and_goes_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     theirs(run / "links" / "7.json")
     for _ in range(2):
-        reply = storage._serve({"id": 1, "op": "look"}, run, "7")
+        reply = io_worker._serve({"id": 1, "op": "look"}, run, "7")
         assert "belongs to user" in reply["error"]
     assert capsys.readouterr().err.count("7.json belongs to user") == 1  # said once
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm.allocation import detect
+from resilio_hpc.slurm.client.allocation import detect
 
 BATCH = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1", "SLURM_PROCID": "0",

@@ -11,11 +11,11 @@ import pytest
 
 from resilio_hpc.core.errors import CommandError, SlurmError
 from resilio_hpc.core.process import Completed
-from resilio_hpc.slurm.answers import Garbled
-from resilio_hpc.slurm.command_client import CommandClient, parse_series
-from resilio_hpc.slurm.commands import SubmitLimit, Unanswered
-from resilio_hpc.slurm.order_writer import DRY_RUN_JOB
-from resilio_hpc.slurm.text_output import NODE_COLUMNS
+from resilio_hpc.slurm.client.answers import Garbled
+from resilio_hpc.slurm.client.command_client import CommandClient, parse_series
+from resilio_hpc.slurm.client.commands import SubmitLimit, Unanswered
+from resilio_hpc.slurm.client.order_writer import DRY_RUN_JOB
+from resilio_hpc.slurm.client.text_output import NODE_COLUMNS
 
 SAMPLES = Path(__file__).with_name("samples")
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import CommandError, Untrusted, UsageError
-from resilio_hpc.slurm import chain, commands
-from resilio_hpc.slurm import successor_options as options
-from resilio_hpc.slurm.allocation import detect
-from resilio_hpc.slurm.commands import parse_fields
+from resilio_hpc.slurm.chain import chain
+from resilio_hpc.slurm.chain import successor_options as options
+from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.allocation import detect
+from resilio_hpc.slurm.client.commands import parse_fields
 
 SAMPLES = Path(__file__).with_name("samples")
 SERIES = ("22.05", "24.11", "26.05")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm.devcluster.files import remove
-from resilio_hpc.slurm.devcluster.image import debian_mirror
-from resilio_hpc.slurm.devcluster.interpreter import missing_libraries
-from resilio_hpc.slurm.devcluster.node import disk_mounts
-from resilio_hpc.slurm.devcluster.slurm_conf import render_gres_conf, render_slurm_conf
-from resilio_hpc.slurm.devcluster.spec import ClusterSpec, validate
+from resilio_hpc.devtools.devcluster.files import remove
+from resilio_hpc.devtools.devcluster.image import debian_mirror
+from resilio_hpc.devtools.devcluster.interpreter import missing_libraries
+from resilio_hpc.devtools.devcluster.node import disk_mounts
+from resilio_hpc.devtools.devcluster.slurm_conf import render_gres_conf, render_slurm_conf
+from resilio_hpc.devtools.devcluster.spec import ClusterSpec, validate
 from tests.support.environments import open_the_way_to
 from tests.support.security.another_user import as_another_user, needs_root
 

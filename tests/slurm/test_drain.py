@@ -10,13 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm.drain import PROLOG_ERROR, Action, decide_drain, decide_slurms_own, decide_undrain, slurm_reasons
-from resilio_hpc.slurm.drain_policy import DrainPolicy, drain_policy
-from resilio_hpc.slurm.drain_reason import BY_HAND, Finding, disowned_reason, read_reason, write_reason
-from resilio_hpc.slurm.model import Node
-from resilio_hpc.slurm.states import node_state
-from resilio_hpc.slurm.storm_breaker import no_room, one_too_many
-from resilio_hpc.slurm.update_count import came_alone, parse_update_count
+from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.client.states import node_state
+from resilio_hpc.slurm.client.update_count import came_alone, parse_update_count
+from resilio_hpc.slurm.drain.drain import (
+    PROLOG_ERROR,
+    Action,
+    decide_drain,
+    decide_slurms_own,
+    decide_undrain,
+    slurm_reasons,
+)
+from resilio_hpc.slurm.drain.policy import DrainPolicy, drain_policy
+from resilio_hpc.slurm.drain.reason import BY_HAND, Finding, disowned_reason, read_reason, write_reason
+from resilio_hpc.slurm.drain.storm_breaker import no_room, one_too_many
 
 XID = Finding("gpu.xid", "Xid 79 on GPU 3")
 DISK = Finding("disk.full", "/ is full")

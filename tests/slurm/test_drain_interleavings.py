@@ -9,11 +9,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from resilio_hpc.slurm.audit import AuditLog
-from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.drain_policy import drain_policy
-from resilio_hpc.slurm.drain_reason import Finding, disowned_reason, read_reason
-from resilio_hpc.slurm.drain_writer import DrainWriter
+from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.drain.policy import drain_policy
+from resilio_hpc.slurm.drain.reason import Finding, disowned_reason, read_reason
+from resilio_hpc.slurm.drain.writer import DrainWriter
+from resilio_hpc.slurm.orders.audit import AuditLog
 from tests.support.slurm.drain_meetings import NODES, AdminAndUs
 from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 

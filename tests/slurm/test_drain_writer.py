@@ -12,11 +12,11 @@ import pytest
 
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.process import Completed
-from resilio_hpc.slurm.audit import AuditEntry, AuditLog
-from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.drain_policy import DrainPolicy
-from resilio_hpc.slurm.drain_reason import Finding, read_reason, write_reason
-from resilio_hpc.slurm.drain_writer import DRY_RUN, OBSERVE, DrainWriter
+from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.drain.policy import DrainPolicy
+from resilio_hpc.slurm.drain.reason import Finding, read_reason, write_reason
+from resilio_hpc.slurm.drain.writer import DRY_RUN, OBSERVE, DrainWriter
+from resilio_hpc.slurm.orders.audit import AuditEntry, AuditLog
 from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
 XID = Finding("gpu.xid", "Xid 79 on GPU 3")

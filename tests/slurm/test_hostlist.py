@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm.hostlist import MAX_NODES, expand, expand_counts, told
+from resilio_hpc.slurm.client.hostlist import MAX_NODES, expand, expand_counts, told
 
 
 @pytest.mark.parametrize(

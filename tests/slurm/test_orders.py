@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm import orders
+from resilio_hpc.slurm.client import orders
 
 
 def test_orders_are_what_scontrol_and_sbatch_read() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.slurm import which_client
-from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.pyslurm_client import PyslurmClient
-from resilio_hpc.slurm.pyslurm_reader import PyslurmLost, PyslurmReader
+from resilio_hpc.slurm.client import which_client
+from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.client.pyslurm_client import PyslurmClient
+from resilio_hpc.slurm.client.pyslurm_reader import PyslurmLost, PyslurmReader
 from tests.support.environments import ROOT
 from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
@@ -43,7 +43,7 @@ def reader(tmp_path: Path, behaviour: str = "pass") -> PyslurmReader:
     """The real child with a module named pyslurm that is not pyslurm."""
     (tmp_path / "pyslurm.py").write_text(PYSLURM.replace("BEHAVIOUR", behaviour))
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    command = ["env", f"PYTHONPATH={path}", sys.executable, "-m", "resilio_hpc.slurm.pyslurm_child"]
+    command = ["env", f"PYTHONPATH={path}", sys.executable, "-m", "resilio_hpc.slurm.client.pyslurm_child"]
     return PyslurmReader(command)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.slurm.answers import Garbled
-from resilio_hpc.slurm.reservations import (
+from resilio_hpc.slurm.client.answers import Garbled
+from resilio_hpc.slurm.client.reservations import (
     Reservation,
     in_the_way,
     maintenance_of,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import SlurmError, UsageError
-from resilio_hpc.slurm import commands
-from resilio_hpc.slurm.reshape import Shape, changes, reshape
+from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.orders.reshape import Shape, changes, reshape
 
 RUN = Path("/shared/run")
 WAITS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.slurm.runner import READING, environment_of, run_here, start_here
+from resilio_hpc.slurm.client.runner import READING, environment_of, run_here, start_here
 from tests.support.environments import ROOT
 from tests.support.sources import calls, parsed, walked
 
@@ -21,8 +21,12 @@ PROGRAMS = frozenset(
 )
 # They run commands inside of a dev cluster's machines, whose environment has nothing of ours; or start steps, which
 # are no questions: what tasks inherit is their own subject.
-ELSEWHERE = ("slurm/devcluster/", "resilio_hpc/demo/")
-STEPS = {"resilio_hpc/launch/placements.py", "resilio_hpc/launch/mpi_step.py", "resilio_hpc/diagnose/starters.py"}
+ELSEWHERE = "resilio_hpc/devtools/"
+STEPS = {
+    "resilio_hpc/launch/allocation/placements.py",
+    "resilio_hpc/launch/workers/mpi/step.py",
+    "resilio_hpc/diagnose/starters.py",
+}
 STARTS = re.compile(
     r"(?:.*\.)?(?:run|Popen|call|check_call|check_output|system|popen|execv\w*|spawnv\w*|posix_spawnp?)"
 )

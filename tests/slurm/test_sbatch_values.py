@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm import sbatch_options, template_settings
+from resilio_hpc.slurm.submit import sbatch_options, template_settings
 
 TAKEN = {
     "time": ["90", "90:00", "24:00:00", "1-12", "1-12:30", "1-12:30:15", "unlimited", "0:30"],

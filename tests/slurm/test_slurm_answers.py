@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.slurm import job_json, node_json, text_output
-from resilio_hpc.slurm.answers import Garbled
-from resilio_hpc.slurm.commands import Unanswered
-from resilio_hpc.slurm.gres import Gres
+from resilio_hpc.slurm.client import job_json, node_json, text_output
+from resilio_hpc.slurm.client.answers import Garbled
+from resilio_hpc.slurm.client.commands import Unanswered
+from resilio_hpc.slurm.client.gres import Gres
 
 SAMPLES = Path(__file__).with_name("samples")
 SERIES = ("22.05", "24.11", "26.05")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.slurm.gres import Gres, parse_gres
-from resilio_hpc.slurm.json_values import limit, moment, texts, whole
-from resilio_hpc.slurm.states import job_state, node_state
+from resilio_hpc.slurm.client.gres import Gres, parse_gres
+from resilio_hpc.slurm.client.json_values import limit, moment, texts, whole
+from resilio_hpc.slurm.client.states import job_state, node_state
 
 
 @pytest.mark.parametrize(

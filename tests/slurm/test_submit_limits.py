@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.slurm.gres import Gres
-from resilio_hpc.slurm.model import Node, Partition
-from resilio_hpc.slurm.states import node_state
-from resilio_hpc.slurm.submit_limits import Site, mebibytes, never_starts, seconds
+from resilio_hpc.slurm.client.gres import Gres
+from resilio_hpc.slurm.client.model import Node, Partition
+from resilio_hpc.slurm.client.states import node_state
+from resilio_hpc.slurm.submit.limits import Site, mebibytes, never_starts, seconds
 
 
 def node(name: str, *partitions: str, gpus: int = 4, state: str = "idle", **more: Any) -> Node:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from submitit.core import utils
 
-from resilio_hpc.slurm.submitit_job import ChainWatcher, ResilioJob
+from resilio_hpc.slurm.submit.submitit_job import ChainWatcher, ResilioJob
 
 FAKE_SQUEUE = """#!/bin/bash
 # A fake of squeue: answers what its file says to the one question that it knows.

@@ -17,13 +17,14 @@ import submitit
 from submitit.core import core, job_environment, plugins, utils
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm import ResilioExecutor, template_files
-from resilio_hpc.slurm.submitit_environment import ResilioJobEnvironment, save
-from resilio_hpc.slurm.submitit_executor import knows_torch
-from resilio_hpc.slurm.submitit_job import LocalResilioJob, lines_of
-from resilio_hpc.slurm.submitit_parameters import Shape, checked, converted, job_script, local_command, shape
+from resilio_hpc.slurm import ResilioExecutor
+from resilio_hpc.slurm.submit import template_files
+from resilio_hpc.slurm.submit.submitit_environment import ResilioJobEnvironment, save
+from resilio_hpc.slurm.submit.submitit_executor import knows_torch
+from resilio_hpc.slurm.submit.submitit_job import LocalResilioJob, lines_of
+from resilio_hpc.slurm.submit.submitit_parameters import Shape, checked, converted, job_script, local_command, shape
+from resilio_hpc.slurm.submit.template import Job, parse, render
 from resilio_hpc.slurm.submitit_task import forget_earlier_life
-from resilio_hpc.slurm.template import Job, parse, render
 from tests.support.environments import ROOT
 from tests.support.waiting import PATIENCE_S, until
 
@@ -41,7 +42,10 @@ def test_submitit_finds_the_executor_and_its_environment() -> None:
 
 
 def test_the_launcher_does_not_import_submitit() -> None:
-    code = "import sys, resilio_hpc.slurm.chain, resilio_hpc.launch.supervisor; print('submitit' in sys.modules)"
+    code = (
+        "import sys, resilio_hpc.slurm.chain.chain, resilio_hpc.launch.supervisor.supervisor; "
+        "print('submitit' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stdout == "False\n"
 

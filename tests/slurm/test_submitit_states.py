@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.slurm.submitit_states import Answer, Verdict, chain_state, jobs_of, living, parse, read_verdict
+from resilio_hpc.slurm.submit.submitit_states import Answer, Verdict, chain_state, jobs_of, living, parse, read_verdict
 
 STATES = [
     # states of the jobs, verdict, chained → word

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm import sbatch_options, template_files, template_settings
-from resilio_hpc.slurm.template import Template, parse, render
+from resilio_hpc.slurm.submit import sbatch_options, template_files, template_settings
+from resilio_hpc.slurm.submit.template import Template, parse, render
 
 SCRIPT = """#!/bin/bash
 # Trains. Something more about it,

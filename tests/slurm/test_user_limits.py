@@ -9,12 +9,12 @@ import pytest
 
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.process import Completed
-from resilio_hpc.slurm.commands import Unanswered
-from resilio_hpc.slurm.gpu_utilisation import NO_ANSWER_S, GpuLooks, parse_utilisation
-from resilio_hpc.slurm.model import Job
-from resilio_hpc.slurm.runner import Runner
-from resilio_hpc.slurm.states import job_state
-from resilio_hpc.slurm.user_limits import NodeLimit, fetch_limits, nodes_left, parse_associations, parse_qos
+from resilio_hpc.slurm.client.commands import Unanswered
+from resilio_hpc.slurm.client.gpu_utilisation import NO_ANSWER_S, GpuLooks, parse_utilisation
+from resilio_hpc.slurm.client.model import Job
+from resilio_hpc.slurm.client.runner import Runner
+from resilio_hpc.slurm.client.states import job_state
+from resilio_hpc.slurm.client.user_limits import NodeLimit, fetch_limits, nodes_left, parse_associations, parse_qos
 
 MINE = Job(1, job_state(["RUNNING"]), user="bob", account="physics", qos="normal", node_count=3)
 

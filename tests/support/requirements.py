@@ -9,9 +9,9 @@ import subprocess
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.slurm.devcluster import image
-from resilio_hpc.slurm.devcluster.requirements import check
-from resilio_hpc.slurm.devcluster.spec import ClusterSpec
+from resilio_hpc.devtools.devcluster import image
+from resilio_hpc.devtools.devcluster.requirements import check
+from resilio_hpc.devtools.devcluster.spec import ClusterSpec
 
 
 def need_slurm(series: str = image.HOST_SERIES) -> None:

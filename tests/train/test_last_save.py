@@ -14,7 +14,10 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt import Checkpointer, SaveHandle, agent_link, arena, saver_process
+from resilio_hpc.ckpt import Checkpointer, SaveHandle
+from resilio_hpc.ckpt.coordination import agent_link
+from resilio_hpc.ckpt.saver import saver_process
+from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core.errors import CheckpointError, SaveRefused
 from resilio_hpc.core.rank_link import Finished, Restored, SnapshotTaken, Stage
 from resilio_hpc.train import Run

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from resilio_hpc.launch.spawner import (
+from resilio_hpc.launch.workers.spawner import (
     AllStopped,
     Exited,
     RankCommand,

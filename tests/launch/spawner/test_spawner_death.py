@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import LaunchError
-from resilio_hpc.launch import process_tree
-from resilio_hpc.launch.spawner import Exited, Ready, Spawner, SpawnerDied, Started
+from resilio_hpc.launch.process import process_tree
+from resilio_hpc.launch.workers.spawner import Exited, Ready, Spawner, SpawnerDied, Started
 
 RANK_WITH_DAEMON = """
     import os, time
@@ -31,7 +31,7 @@ RANK_WITH_DAEMON = """
 AGENT = """
     import os, select, sys, time
     from pathlib import Path
-    from resilio_hpc.launch.spawner import RankCommand, Spawner
+    from resilio_hpc.launch.workers.spawner import RankCommand, Spawner
     here = Path(sys.argv[1])
     environment = {**os.environ, "RESILIO_TREE_TOKEN": sys.argv[2]}
     spawner = Spawner(environment, use_zygote=sys.argv[3] == "fork", directory=here)

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from resilio_hpc.launch import process_tree
+from resilio_hpc.launch.process import process_tree
 
 SEGMENTS = """
 import os, time

@@ -252,11 +252,13 @@ def test_ctrl_c_in_a_script_is_a_keyboard_interrupt(bench) -> None:
 
 def test_a_python_of_another_directory_finds_the_package(tmp_path: Path) -> None:
     """Neither the working directory nor PYTHONPATH is needed to find this package in a new interpreter."""
-    from resilio_hpc.launch import bootstrap
+    from resilio_hpc.launch.process import bootstrap
 
-    source = bootstrap.source("zygote").replace("import main; main()", "import main; print(main.__module__, sys.path)")
+    source = bootstrap.source("launch.workers.zygote").replace(
+        "import main; main()", "import main; print(main.__module__, sys.path)"
+    )
     bare = scrubbed()
     del bare["PYTHONPATH"]
     done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, env=bare, capture_output=True, text=True)
-    assert done.stdout.startswith("resilio_hpc.launch.zygote ["), done.stderr
+    assert done.stdout.startswith("resilio_hpc.launch.workers.zygote ["), done.stderr
     assert "['', " not in done.stdout

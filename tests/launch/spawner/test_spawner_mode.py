@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.launch import load_time_variables, process_tree
-from resilio_hpc.launch.spawner import RESOLVER_OPTIONS, Exited, SpawnFailed, Started, StoreDied, StoreReady
+from resilio_hpc.launch.process import process_tree
+from resilio_hpc.launch.workers import load_time_variables
+from resilio_hpc.launch.workers.spawner import RESOLVER_OPTIONS, Exited, SpawnFailed, Started, StoreDied, StoreReady
 from tests.support.environments import ROOT, scrubbed
 from tests.support.waiting import PATIENCE_S
 
@@ -66,7 +67,10 @@ def test_what_forbids_forking_is_named_in_one_line(tmp_path, source, why) -> Non
     """In a process of its own; its torch is a stand-in that can say that CUDA is initialised."""
     (tmp_path / "torch.py").write_text("initialised = False\nclass cuda: is_initialized = lambda: initialised\n")
     (tmp_path / "bad.py").write_text(source)
-    check = "from resilio_hpc.launch import preload as p; print(p.import_all(['bad'], 0) or p.why_not_fork(), end='')"
+    check = (
+        "from resilio_hpc.launch.workers import preload as p; "
+        "print(p.import_all(['bad'], 0) or p.why_not_fork(), end='')"
+    )
     env = scrubbed(PYTHONPATH=python_path(tmp_path))
     done = subprocess.run([sys.executable, "-c", check], env=env, stdout=subprocess.PIPE, text=True, check=True)
     assert why in done.stdout and bool(why) == bool(done.stdout)

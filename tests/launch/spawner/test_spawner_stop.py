@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from resilio_hpc.launch import process_tree
-from resilio_hpc.launch.spawner import AllStopped, Exited, Started, StopFailed
+from resilio_hpc.launch.process import process_tree
+from resilio_hpc.launch.workers.spawner import AllStopped, Exited, Started, StopFailed
 
 SLEEP = "import time; print('up'); time.sleep(1000)"
 IGNORES_SIGTERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(1000)"

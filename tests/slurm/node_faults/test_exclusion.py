@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.slurm.gres import Gres
-from resilio_hpc.slurm.model import Node
+from resilio_hpc.slurm.client.gres import Gres
+from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.client.states import node_state
 from resilio_hpc.slurm.node_faults.exclusion import alike, choose, that_have
 from resilio_hpc.slurm.node_faults.policy import fault_policy
 from resilio_hpc.slurm.node_faults.score import NodeScore
-from resilio_hpc.slurm.states import node_state
 
 POLICY = fault_policy()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.slurm.drain_reason import BY_HAND, Finding, write_reason
-from resilio_hpc.slurm.model import Node
+from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.client.states import node_state
+from resilio_hpc.slurm.drain.reason import BY_HAND, Finding, write_reason
 from resilio_hpc.slurm.node_faults.from_slurm import DRAINED_FOR_FAULTS, faults_seen
-from resilio_hpc.slurm.states import node_state
 
 OURS = write_reason([Finding("gpu-xid", "Xid 79 on GPU 3"), Finding("disk-space", "full")])
 

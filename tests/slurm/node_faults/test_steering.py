@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.core.errors import HealthError, SlurmError
-from resilio_hpc.slurm.audit import AuditLog
-from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.drain_policy import DrainPolicy
-from resilio_hpc.slurm.drain_reason import Finding, read_reason, write_reason
-from resilio_hpc.slurm.drain_writer import ACT, DRY_RUN, OBSERVE, DrainWriter
+from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.drain.policy import DrainPolicy
+from resilio_hpc.slurm.drain.reason import Finding, read_reason, write_reason
+from resilio_hpc.slurm.drain.writer import ACT, DRY_RUN, OBSERVE, DrainWriter
+from resilio_hpc.slurm.node_faults.node_weights import KnownWeight, Step, decide_weight
 from resilio_hpc.slurm.node_faults.policy import fault_policy
 from resilio_hpc.slurm.node_faults.score import NodeScore
-from resilio_hpc.slurm.node_faults.site_weights import KnownWeight, Step, decide_weight
-from resilio_hpc.slurm.node_faults.steering import Steered, Steering
 from resilio_hpc.slurm.node_faults.weight_file import WeightFile
+from resilio_hpc.slurm.node_faults.weight_updater import Steered, Steering
+from resilio_hpc.slurm.orders.audit import AuditLog
 from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
 POLICY = fault_policy()

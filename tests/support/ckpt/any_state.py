@@ -20,7 +20,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from resilio_hpc.ckpt.numpy_types import bytes_of
+from resilio_hpc.ckpt.state.numpy_types import bytes_of
 
 Pair = namedtuple("Pair", "a b")
 

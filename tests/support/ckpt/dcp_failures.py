@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from resilio_hpc.ckpt import catalogue
-from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
+from resilio_hpc.ckpt.dcp.__init__ import ResilioReader, ResilioWriter
+from resilio_hpc.ckpt.store import checkpoint_index
 from tests.support.ckpt.dtensor_layouts import in_processes
 
 ROWS = 1 << 20
@@ -59,7 +59,7 @@ def fails(directory: Path, fill: float, ranks: int, **options: Any) -> str:
         dcp.save(state(fill, ranks), storage_writer=ResilioWriter(directory, 2), **options)
     except dcp.CheckpointException as error:
         dist.barrier()
-        assert catalogue.committed_steps(directory) == [1]
+        assert checkpoint_index.committed_steps(directory) == [1]
         return "".join(str(one) for one, _ in error.failures.values())
     raise AssertionError("the save did not fail")
 
@@ -125,7 +125,7 @@ def asynchronous(rank: int, directory: Path, ranks: int, kind: AsyncCheckpointer
         saved["last"].zero_()
         future.result()
     dist.barrier()
-    assert catalogue.committed_steps(directory) == [3, 4]
+    assert checkpoint_index.committed_steps(directory) == [3, 4]
     check(directory, 4.0, ranks)
 
 
@@ -154,7 +154,7 @@ def again(directory: Path, ranks: int) -> None:
     dcp.save(state(3.0, ranks), storage_writer=ResilioWriter(directory, 2))
     check(directory, 3.0, ranks)
     dist.barrier()
-    assert catalogue.committed_steps(directory) == [1, 2]
+    assert checkpoint_index.committed_steps(directory) == [1, 2]
     assert not [path for path in directory.iterdir() if path.name.startswith(".")]
 
 

@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from resilio_hpc.ckpt import catalogue
-from resilio_hpc.ckpt.dcp import ResilioReader, ResilioWriter
-from resilio_hpc.ckpt.shard_reader import ShardReader
+from resilio_hpc.ckpt.dcp.__init__ import ResilioReader, ResilioWriter
+from resilio_hpc.ckpt.format.shard_reader import ShardReader
+from resilio_hpc.ckpt.store import checkpoint_index
 from tests.support.ckpt.dtensor_layouts import (
     RANKS,
     Model,
@@ -44,10 +44,10 @@ def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 def written(directory: Path, step: int) -> dict[str, list[int]]:
     """The ranks that wrote each tensor."""
     found: dict[str, list[int]] = {}
-    manifest = catalogue.manifest_of(directory, step)
+    manifest = checkpoint_index.manifest_of(directory, step)
     for rank in range(manifest.world_size):
         shard, record = manifest.shard_of(rank)
-        with ShardReader(catalogue.step_directory(directory, step), shard) as reader:
+        with ShardReader(checkpoint_index.step_directory(directory, step), shard) as reader:
             for tensor in reader.table(record).tensors:
                 if tensor.offset >= 0:
                     found.setdefault(tensor.path, []).append(rank)

@@ -22,12 +22,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from resilio_hpc.ckpt import Checkpointer, catalogue, coordinator
-from resilio_hpc.ckpt.committed_source import CommittedSource
-from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
-from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.view import write_view
+from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.coordination import coordinator
+from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.restore.committed_source import CommittedSource
+from resilio_hpc.ckpt.restore.restore import restore
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.retention import Retention
+from resilio_hpc.ckpt.store.view import write_view
 from resilio_hpc.core.gloo_groups import keep_alive
 
 RANKS = 4
@@ -56,10 +58,10 @@ def checkpointer(directory: Path, rank: int, world: int) -> Checkpointer:
 
 def restored_alone(directory: Path, target: dict[str, Any]) -> bool:
     """As one process would restore it that is in no group."""
-    (manifest,) = catalogue.committed(directory)
+    (manifest,) = checkpoint_index.committed(directory)
     with (
         ThreadPoolExecutor(1) as pool,
-        CommittedSource(catalogue.step_directory(directory, manifest.step), manifest, 0, 1, "own") as source,
+        CommittedSource(checkpoint_index.step_directory(directory, manifest.step), manifest, 0, 1, "own") as source,
     ):
         return restore(source, target, pool) is target
 
@@ -120,8 +122,8 @@ def check(found: Any, expected: Any, where: str) -> None:
 
 def check_view(directory: Path, expected: dict[Any, Any]) -> None:
     """Plain h5py sees every tensor in checkpoint.h5, DTensors whole."""
-    assert write_view(directory, catalogue.manifest_of(directory, 4)) == []
-    with h5py.File(catalogue.step_directory(directory, 4) / "checkpoint.h5") as file:
+    assert write_view(directory, checkpoint_index.manifest_of(directory, 4)) == []
+    with h5py.File(checkpoint_index.step_directory(directory, 4) / "checkpoint.h5") as file:
         seen = {f"model/{name}": value for name, value in expected["model"].items()}
         for number, values in expected["optimizer"].items():
             seen |= {f"optimizer/state/{number}/{name}": value for name, value in values.items()}

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from resilio_hpc.ckpt.device_copy import Mark
+from resilio_hpc.ckpt.snapshot.device_copy import Mark
 
 
 class FakeMark:

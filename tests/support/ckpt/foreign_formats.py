@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from resilio_hpc.ckpt import Checkpointer, catalogue, coordinator
-from resilio_hpc.ckpt.formats.export import Format, export_step, size_in
-from resilio_hpc.ckpt.formats.whole_state import WholeState
-from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
-from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.convert.export import Format, export_step, size_in
+from resilio_hpc.ckpt.convert.whole_state import WholeState
+from resilio_hpc.ckpt.coordination import coordinator
+from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.retention import Retention
 
 TARGETS: dict[Format, str] = {"torch": "model.pt", "safetensors": "model.safetensors", "dcp": "model"}
 ALL = pytest.mark.parametrize("form", TARGETS)
@@ -39,7 +41,7 @@ def save(directory: Path, states: list[Any], layout: Any = None) -> None:
 
 def export(directory: Path, form: Format, rank: int | None = None, name: str = "") -> tuple[Path, list[str]]:
     target = directory.parent / (name or TARGETS[form])
-    with WholeState(directory, catalogue.manifest_of(directory, 1), rank) as whole:
+    with WholeState(directory, checkpoint_index.manifest_of(directory, 1), rank) as whole:
         heard: list[int] = []
         notes = export_step(whole, target, form, overwrite=False, progress=heard.append)
         assert sum(heard) == size_in(whole, form)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from resilio_hpc.ckpt import arena
-from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.restore import restore
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
 
 
 def state_of(step: int) -> dict[str, object]:

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from resilio_hpc.ckpt import catalogue, saver
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.hung_disk import PATIENCE, Patience
-from resilio_hpc.ckpt.records import Manifest
-from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.saver_messages import Answer, Commit, Committed, Local, Persist, Persisted, Progress
-from resilio_hpc.ckpt.shard_reader import ShardReader
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
-from resilio_hpc.ckpt.verify import verify_step
+from resilio_hpc.ckpt.format.manifest import Manifest
+from resilio_hpc.ckpt.format.shard_reader import ShardReader
+from resilio_hpc.ckpt.saver import saver
+from resilio_hpc.ckpt.saver.messages import Answer, Commit, Committed, Local, Persist, Persisted, Progress
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.retention import Retention
+from resilio_hpc.ckpt.store.verify import verify_step
+from resilio_hpc.ckpt.tiers.bounded_io import PATIENCE, Patience
 from resilio_hpc.core.file_system import is_of_this_machine
 
 POOL = ThreadPoolExecutor(1)
@@ -81,7 +82,7 @@ class Node:
 
     def is_committed(self, step: int) -> bool:
         """Whole, with the content of ``take``."""
-        return verify_step(self.shared, catalogue.manifest_of(self.shared, step)) == []
+        return verify_step(self.shared, checkpoint_index.manifest_of(self.shared, step)) == []
 
 
 @contextmanager
@@ -113,7 +114,7 @@ def worn_in(directory: Path) -> list[str]:
 
 def lose_tensors(checkpoints: Path, manifest: Manifest) -> None:
     """Whoever reads them from the committed files fails; tables and trees are there."""
-    directory = catalogue.step_directory(checkpoints, manifest.step)
+    directory = checkpoint_index.step_directory(checkpoints, manifest.step)
     for shard in manifest.shards:
         with ShardReader(directory, shard) as reader, (directory / shard.file).open("r+b") as file:
             for tensor in (tensor for rank in shard.ranks for tensor in reader.table(rank).tensors):

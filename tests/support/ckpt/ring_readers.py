@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resilio_hpc.ckpt.bulk_io import Segment
+from resilio_hpc.ckpt.format.bulk_io import Segment
 from resilio_hpc.native import crc32c
 from tests.support.waiting import PATIENCE_S
 
@@ -59,8 +59,8 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 READER = """
 import os, sys, time
 from pathlib import Path
-from resilio_hpc.ckpt import shared_blocks
-from resilio_hpc.ckpt.bulk_io import Segment
+from resilio_hpc.ckpt.restore import shared_blocks
+from resilio_hpc.ckpt.format.bulk_io import Segment
 from resilio_hpc.native import crc32c
 rings, path, act = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 content = Path(path).read_bytes()

@@ -12,10 +12,8 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from resilio_hpc.ckpt import arena
-from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.replicator_messages import (
+from resilio_hpc.ckpt.replication.client import SnapshotTaker
+from resilio_hpc.ckpt.replication.messages import (
     Answer,
     Have,
     StillFetching,
@@ -23,10 +21,12 @@ from resilio_hpc.ckpt.replicator_messages import (
     asking,
     giving,
 )
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.snapshot_giver import SnapshotGiver
-from resilio_hpc.ckpt.snapshot_taker import SnapshotTaker
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.replication.server import SnapshotGiver
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import wire
 from tests.support.waiting import until
 

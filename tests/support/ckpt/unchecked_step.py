@@ -7,18 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.ckpt import catalogue
-from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.shard_file import write_shard
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
-from resilio_hpc.ckpt.writers import this_process
+from resilio_hpc.ckpt.format.shard_file import write_shard
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.writers import this_process
 
 
 def save_unchecked(directory: Path, states: Sequence[dict[str, Any]]) -> None:
     """Step 1 of as many ranks as there are states."""
-    staging = catalogue.open_staging(directory, 1, 0, 0, this_process(""))
+    staging = checkpoint_index.open_staging(directory, 1, 0, 0, this_process(""))
     shards = []
     for number, state in enumerate(states):
         arenas = ArenaPair(None, Owner(number, 0, len(states), 1, 0, "own", ""), directory)
@@ -27,4 +27,4 @@ def save_unchecked(directory: Path, states: Sequence[dict[str, Any]]) -> None:
         with ArenaSource(path) as source:
             shards.append(write_shard([source], staging, number))
         arenas.close()
-    catalogue.commit(directory, 1, 0, 0, len(states), "own", shards, None)
+    checkpoint_index.commit(directory, 1, 0, 0, len(states), "own", shards, None)

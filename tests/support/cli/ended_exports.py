@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch.distributed.checkpoint  # noqa: F401  which every export into a DCP folder would import
 
-from resilio_hpc.ckpt.formats import whole_state
+from resilio_hpc.ckpt.convert import whole_state
 from resilio_hpc.cli.main import main
 
 

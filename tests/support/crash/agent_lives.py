@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from resilio_hpc.ckpt import arena
-from resilio_hpc.ckpt import saver as saver_process
-from resilio_hpc.ckpt.arena_source import ArenaSource
-from resilio_hpc.ckpt.arena_writer import ArenaPair, Owner
-from resilio_hpc.ckpt.restore import restore
-from resilio_hpc.ckpt.saver_messages import Commit, Committed, Persist, Persisted, decode_answer
-from resilio_hpc.ckpt.snapshot import Snapshot
-from resilio_hpc.ckpt.tree import flatten
+from resilio_hpc.ckpt.restore.arena_source import ArenaSource
+from resilio_hpc.ckpt.restore.restore import restore
+from resilio_hpc.ckpt.saver import saver as saver_process
+from resilio_hpc.ckpt.saver.messages import Commit, Committed, Persist, Persisted, decode_answer
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
+from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
+from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core.json_lines import encode_line
 from tests.support.crash.harm import Harm, arm
 from tests.support.crash.lives import RETENTION, end_of, fork, is_state_of, state_of

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from resilio_hpc.ckpt import Checkpointer, catalogue
-from resilio_hpc.ckpt.retention import Retention
+from resilio_hpc.ckpt import Checkpointer
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core.errors import CheckpointError
 from tests.support.crash.harm import Harm, arm, read_log
 from tests.support.crash.lives import (
@@ -101,7 +102,7 @@ def prune(directory: Path, mode: str, error: int) -> Counter[str]:
     for call in read_log(log):
         assert end_of(fork(lambda call=call: rank(Harm(mode, call.number, error)))) == 0, call
         check(work, [8])
-        assert catalogue.committed_steps(work) == [3, 6, 8], call
+        assert checkpoint_index.committed_steps(work) == [3, 6, 8], call
         check_nothing_is_left(work)
         seen[told.read_text().replace(str(work), "DIRECTORY")] += 1
     return seen

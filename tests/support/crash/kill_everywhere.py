@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from resilio_hpc.ckpt import catalogue
-from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.view import why_wrong
-from resilio_hpc.cli.ckpt import main as resilio_ckpt
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.retention import Retention
+from resilio_hpc.ckpt.store.view import why_wrong
+from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 from tests.support.crash.agent_lives import arenas_of, check_arenas, persist_and_commit, save_to_arenas
 from tests.support.crash.harm import Call, Harm, arm, read_log
 from tests.support.crash.lives import check, check_disk, check_nothing_is_left, copy_of, end_of, fork, save
@@ -226,9 +226,9 @@ def prune(directory: Path) -> Result:
     def act(harm: Harm) -> int:
         assert save(copy_of(base, work), [7], [harm], retention=keep) == ["killed"]
         left = check(work, [6, 7])
-        assert {3, 6} <= set(catalogue.committed_steps(work))
+        assert {3, 6} <= set(checkpoint_index.committed_steps(work))
         assert save(work, [8], [None], retention=keep) == ["committed"]
-        assert catalogue.committed_steps(work) == [3, 6, 8]
+        assert checkpoint_index.committed_steps(work) == [3, 6, 8]
         check_nothing_is_left(work)
         return left
 
@@ -261,7 +261,7 @@ def view(directory: Path) -> Result:
         assert made(harm) == -9
         found = (copied := copy_of(work, directory / "seen") / where).read_bytes()
         if found != (base / where).read_bytes():
-            assert why_wrong(copied.parent, catalogue.manifest_of(copied.parents[1], 1)) == ""
+            assert why_wrong(copied.parent, checkpoint_index.manifest_of(copied.parents[1], 1)) == ""
         left = 1 if found.endswith(b"former") else 2
         assert made(Harm("off")) == 0
         check(work, [1])

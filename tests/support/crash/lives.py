@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from resilio_hpc import ckpt
-from resilio_hpc.ckpt import catalogue, coordinator, shard_file
-from resilio_hpc.ckpt.local_coordinator import LocalCoordinator
-from resilio_hpc.ckpt.records import is_shard_name
-from resilio_hpc.ckpt.retention import Retention
-from resilio_hpc.ckpt.worn_files import worn
-from resilio_hpc.cli.ckpt import main as resilio_ckpt
+from resilio_hpc.ckpt.coordination import coordinator
+from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
+from resilio_hpc.ckpt.format import shard_file
+from resilio_hpc.ckpt.format.manifest import is_shard_name
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.recycled_files import worn
+from resilio_hpc.ckpt.store.retention import Retention
+from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError
 from tests.support.crash.harm import Harm, arm
 
@@ -165,8 +167,8 @@ def check(directory: Path, allowed: Sequence[int], world: int = 1, **options: An
         if rank:
             assert json.loads(result.read_text()) == step, "the ranks restored different steps"
             return
-        assert catalogue.committed_steps(directory)[-1] == step
-        assert catalogue.damaged_steps(directory) == {}
+        assert checkpoint_index.committed_steps(directory)[-1] == step
+        assert checkpoint_index.damaged_steps(directory) == {}
         assert resilio_ckpt(["verify", "--json", str(directory)]) == 0
         result.write_text(json.dumps(step))
 
@@ -192,11 +194,11 @@ def check_disk(disk: Path, *allowed: Sequence[int]) -> None:
 def check_nothing_is_left(directory: Path, world: int = 1, nodes: int | None = None) -> None:
     """Nothing but committed steps, ``latest`` and what the next step may write over, nothing in the steps but what
     belongs there."""
-    steps = catalogue.committed_steps(directory)
+    steps = checkpoint_index.committed_steps(directory)
     assert all(is_shard_name(path.name) for path in worn(directory).glob("*"))
     names = sorted(path.name for path in directory.iterdir() if path != worn(directory))
     assert names == ["latest", *(f"step-{step:010d}" for step in steps)], names
     for step in steps:
-        files = sorted(path.name for path in catalogue.step_directory(directory, step).iterdir())
+        files = sorted(path.name for path in checkpoint_index.step_directory(directory, step).iterdir())
         assert files == ["manifest.json", *(f"node-{node}.h5" for node in range(nodes or world))], (step, files)
     assert (directory / "latest").read_text() == f"{steps[-1]}\n"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from resilio_hpc.cli.ckpt import main as resilio_ckpt
+from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 from tests.support.crash.agent_lives import arenas_of, persist_and_commit
 from tests.support.crash.harm import Harm, arm
 from tests.support.crash.lives import become, end_of, fork, state_of

@@ -11,7 +11,7 @@ import msgspec
 from resilio_hpc.diagnose import CheckRequest, check
 from resilio_hpc.diagnose.policy import pair_policy
 from resilio_hpc.diagnose.starters import SrunStarter
-from resilio_hpc.slurm.allocation import detect
+from resilio_hpc.slurm.client.allocation import detect
 
 CHECKER = str(Path(__file__).with_name("faulty_checker.py"))
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from resilio_hpc.core.ledger import Ledger, read_ledger
-from resilio_hpc.launch import run_directory
-from resilio_hpc.launch.agent_keeping import AgentKeeper
-from resilio_hpc.launch.agent_settings import AgentSettings
-from resilio_hpc.launch.job_watch import JobView, JobWatch
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.placements import GROUP_VARIABLE, Placement, Recipe, Site
-from resilio_hpc.launch.run_directory import Run
-from resilio_hpc.slurm.allocation import Allocation
+from resilio_hpc.launch.allocation.job_watch import JobView, JobWatch
+from resilio_hpc.launch.allocation.placements import GROUP_VARIABLE, Placement, Recipe, Site
+from resilio_hpc.launch.config.agent_settings import AgentSettings
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.rundir import run_directory
+from resilio_hpc.launch.rundir.run_directory import Run
+from resilio_hpc.launch.supervisor.agent_supervisor import AgentKeeper
+from resilio_hpc.slurm.client.allocation import Allocation
 from tests.support.waiting import until
 
 SRUN = """#!/bin/sh

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
-from resilio_hpc.launch.quorum import Membership, first_membership
-from resilio_hpc.launch.roster import Entry, Roster
-from resilio_hpc.launch.succession import Succession
+from resilio_hpc.launch.consensus.follower import Succession
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import Membership, first_membership
+from resilio_hpc.launch.protocol.node_list import Entry, Roster
+from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord, Term
 
 LIMIT_S = 5.0
 ABC = ("a", "b", "c")

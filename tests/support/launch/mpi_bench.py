@@ -13,10 +13,12 @@ from typing import TypeVar
 
 import pytest
 
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch import mpi_step, node_directories, process_tree
-from resilio_hpc.launch.mpi_spawner import MpiSpawner
-from resilio_hpc.launch.spawner_messages import (
+from resilio_hpc.launch.process import process_tree
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.rundir import node_directories
+from resilio_hpc.launch.workers.mpi import step
+from resilio_hpc.launch.workers.mpi.spawner import MpiSpawner
+from resilio_hpc.launch.workers.spawner_messages import (
     RankCommand,
     SpawnerEvent,
 )
@@ -54,7 +56,7 @@ class Bench:
     def task(self, number: int, round_number: int = 0) -> subprocess.Popen[bytes]:
         """A task as slurmstepd starts it."""
         environment = {**self.environment, "SLURMD_NODENAME": NODE, "SLURM_PROCID": str(number)}
-        argv = mpi_step.task_argv(RUN, round_number)
+        argv = step.task_argv(RUN, round_number)
         self.tasks.append(subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, start_new_session=True))
         return self.tasks[-1]
 

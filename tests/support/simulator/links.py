@@ -9,9 +9,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from resilio_hpc.launch.ballot import EpochRecord
-from resilio_hpc.launch.link_guard import LEASE_S, LinkGuard
-from resilio_hpc.launch.link_lease import EPOCHS, LINK_LEASE_S, NOWHERE, POLL_S, PredecessorWait, unconfirmed_nodes
+from resilio_hpc.launch.chain.fencing import EPOCHS, NOWHERE, POLL_S, PredecessorWait, unconfirmed_nodes
+from resilio_hpc.launch.controller.lease_guard import LEASE_S, LinkGuard
+from resilio_hpc.launch.protocol.job_lease import JOB_LEASE_S
+from resilio_hpc.launch.protocol.vote import EpochRecord
 from tests.support.virtual_cluster.invariants import Violation
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 WATCHED_S = 60.0  # how long the second job is watched while it trains
 # until it trains, but for two heartbeat timeouts: a left-over agent of the first job may move the pulse once more
-LONGEST_S = 2 * LINK_LEASE_S + 10.0
+LONGEST_S = 2 * JOB_LEASE_S + 10.0
 
 
 class VirtualGuard(LinkGuard):

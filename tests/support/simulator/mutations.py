@@ -8,18 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilio_hpc.launch import callers, enrolment, quorum
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.agent_core import AgentCore
-from resilio_hpc.launch.checkpoint_phase import CheckpointPhase
-from resilio_hpc.launch.controller import Controller
-from resilio_hpc.launch.election import Election
-from resilio_hpc.launch.enrolment import LEASE_SHARE, Enrolment
-from resilio_hpc.launch.incidents import Incidents
-from resilio_hpc.launch.node_ranks import NodeRanks
-from resilio_hpc.launch.quorum import Membership
-from resilio_hpc.launch.rounds import Rounds
-from resilio_hpc.launch.succession import Succession
+from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.agent.node_ranks import NodeRanks
+from resilio_hpc.launch.consensus import connections
+from resilio_hpc.launch.consensus.candidate import Election
+from resilio_hpc.launch.consensus.follower import Succession
+from resilio_hpc.launch.controller import voters as enrolment
+from resilio_hpc.launch.controller.checkpoint_phase import CheckpointPhase
+from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.controller.failures import Incidents
+from resilio_hpc.launch.controller.rounds import Rounds
+from resilio_hpc.launch.controller.voters import LEASE_SHARE, Enrolment
+from resilio_hpc.launch.protocol import membership
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import Membership
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.copies import VirtualCopies
 from tests.support.virtual_cluster.directory import Directory
@@ -58,14 +60,14 @@ def leases_do_not_end(patch: Patch) -> None:
 
 def orders_are_said_once(patch: Patch) -> None:
     """To the connection that was heard last, though nobody may listen there any more."""
-    patch.setattr(callers, "_is_older", lambda name, known: False)
+    patch.setattr(connections, "_is_older", lambda name, known: False)
     patch.setattr(Rounds, "_say_again", lambda self: None)
     patch.setattr(CheckpointPhase, "tick", lambda self: None)
 
 
 def half_is_enough(patch: Patch) -> None:
     """Exactly half of the votes is a quorum without the witness."""
-    patch.setattr(quorum, "_needed", lambda group, witnessed: max(1, len(group) // 2))
+    patch.setattr(membership, "_needed", lambda group, witnessed: max(1, len(group) // 2))
 
 
 def everybody_gets_the_witness(patch: Patch) -> None:

@@ -14,7 +14,7 @@ from multiprocessing.context import SpawnProcess
 
 import pytest
 
-from resilio_hpc.launch.process_tree import die_with_parent
+from resilio_hpc.launch.process.process_tree import die_with_parent
 from tests.support.simulator.mutations import MUTATIONS
 from tests.support.simulator.run import Outcome, simulate
 

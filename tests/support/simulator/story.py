@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from resilio_hpc.launch import messages as m
+from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.agent import VirtualAgent
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from resilio_hpc.launch.link_guard import LinkGuard
+from resilio_hpc.launch.controller.lease_guard import LinkGuard
 from tests.support.simulator.links import Chain, VirtualGuard
 from tests.support.simulator.network import SeededNetwork
 from tests.support.simulator.schedule import Schedule

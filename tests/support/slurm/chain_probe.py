@@ -14,11 +14,11 @@ from pathlib import Path
 
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch import chain_order, run_directory
-from resilio_hpc.launch.chaining import Chain
-from resilio_hpc.launch.options import LaunchOptions
-from resilio_hpc.launch.placements import site_of
-from resilio_hpc.slurm.allocation import detect
+from resilio_hpc.launch.allocation.placements import site_of
+from resilio_hpc.launch.chain.chaining import Chain
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.rundir import chain_order, run_directory
+from resilio_hpc.slurm.client.allocation import detect
 
 
 def main(run_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.slurm.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster import DevCluster
 from tests.support.environments import ROOT
 from tests.support.waiting import until
 

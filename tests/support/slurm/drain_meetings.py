@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from resilio_hpc.core.process import Completed
-from resilio_hpc.slurm.audit import AuditLog
-from resilio_hpc.slurm.command_client import CommandClient
-from resilio_hpc.slurm.drain_policy import drain_policy
-from resilio_hpc.slurm.drain_reason import Finding, read_reason
-from resilio_hpc.slurm.drain_writer import RESULTS, DrainWriter
+from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.drain.policy import drain_policy
+from resilio_hpc.slurm.drain.reason import Finding, read_reason
+from resilio_hpc.slurm.drain.writer import RESULTS, DrainWriter
+from resilio_hpc.slurm.orders.audit import AuditLog
 from tests.support.slurm.fake_slurmctld import FakeNode
 
 NODES = ("n1", "n2")

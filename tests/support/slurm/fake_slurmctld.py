@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.process import Completed
-from resilio_hpc.slurm.hostlist import expand
+from resilio_hpc.slurm.client.hostlist import expand
 
 
 @dataclass

@@ -15,7 +15,7 @@ import numpy as np
 
 from resilio_hpc import train
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
-from resilio_hpc.demo.worlds import world_of
+from resilio_hpc.devtools.drills.worlds import world_of
 
 SAMPLES, BATCH, MICRO, PASS_S = 240, 12, 2, 0.05
 REFERENCE_RANKS = 2  # scaled: so many have the whole batch

@@ -6,15 +6,16 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from resilio_hpc.ckpt.records import ShardRecord
+from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core import rank_link
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.agent_core import AgentCore
-from resilio_hpc.launch.agent_ports import Graces, StopHow
-from resilio_hpc.launch.ballot import Ballot, EpochRecord, Term
-from resilio_hpc.launch.controller import Controller
-from resilio_hpc.launch.local_round import LocalRound
-from resilio_hpc.launch.quorum import first_membership
+from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.config.agent_settings import Graces
+from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import first_membership
+from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord, Term
+from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.rank_owner import StopHow
 from tests.support.virtual_cluster.copies import VirtualCopies
 from tests.support.virtual_cluster.directory import JOB
 from tests.support.virtual_cluster.host import VirtualHost

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.local_round import LocalRound
-from resilio_hpc.launch.message_parts import Partner
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.message_parts import Partner
+from resilio_hpc.launch.workers.local_round import LocalRound
 
 if TYPE_CHECKING:
     from tests.support.virtual_cluster.agent import VirtualAgent

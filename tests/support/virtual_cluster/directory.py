@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from resilio_hpc.launch.ballot import EpochRecord
+from resilio_hpc.launch.protocol.vote import EpochRecord
 
 if TYPE_CHECKING:
     from tests.support.virtual_cluster.agent import VirtualAgent

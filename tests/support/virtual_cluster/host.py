@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch import verdict_writer
-from resilio_hpc.launch.ballot import EpochRecord, Term
-from resilio_hpc.launch.callers import Callers
-from resilio_hpc.launch.controller import Controller
-from resilio_hpc.launch.controller_host import STATUS_INTERVAL_S
-from resilio_hpc.launch.controller_state import (
+from resilio_hpc.launch.consensus.connections import Callers
+from resilio_hpc.launch.controller import verdict_writer
+from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.controller.host import STATUS_INTERVAL_S
+from resilio_hpc.launch.controller.lease_guard import LinkGuard
+from resilio_hpc.launch.controller.state import (
     Action,
     AskPast,
     ClaimWitness,
@@ -22,7 +21,8 @@ from resilio_hpc.launch.controller_state import (
     Send,
     StepDown,
 )
-from resilio_hpc.launch.link_guard import LinkGuard
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.vote import EpochRecord, Term
 from tests.support.virtual_cluster.directory import JOB
 from tests.support.virtual_cluster.network import Connection
 

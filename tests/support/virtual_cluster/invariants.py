@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.checkpoint_phase import SETTLE_S
-from resilio_hpc.launch.controller import Controller
-from resilio_hpc.launch.quorum import NEVER, quorum_since
+from resilio_hpc.launch.controller.checkpoint_phase import SETTLE_S
+from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import NEVER, quorum_since
 
 if TYPE_CHECKING:
     from tests.support.virtual_cluster.agent import VirtualAgent

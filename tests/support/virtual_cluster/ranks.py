@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilio_hpc.core import rank_link
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.local_round import LocalRound
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.local_round import LocalRound
 
 if TYPE_CHECKING:
     from tests.support.virtual_cluster.agent import VirtualAgent

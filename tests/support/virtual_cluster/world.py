@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resilio_hpc.core import rank_link
-from resilio_hpc.launch import messages as m
-from resilio_hpc.launch.ballot import Ballot
-from resilio_hpc.launch.controller import Controller
-from resilio_hpc.launch.controller_state import ControllerConfig
-from resilio_hpc.launch.link_guard import LinkGuard
-from resilio_hpc.launch.rendezvous import Shape
+from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.controller.lease_guard import LinkGuard
+from resilio_hpc.launch.controller.rendezvous import Shape
+from resilio_hpc.launch.controller.state import ControllerConfig
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.vote import Ballot
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.directory import Directory, SharedStorage
 from tests.support.virtual_cluster.invariants import Invariants, Violation

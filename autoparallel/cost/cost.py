@@ -1,0 +1,197 @@
+"""Time of one training iteration, for many layouts at once: operators, collectives, pipeline schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from resilio_hpc.autoparallel.base.efficiency import Efficiency
+from resilio_hpc.autoparallel.base.hardware import Machines
+from resilio_hpc.autoparallel.base.layout import Column, Layouts, Recompute
+from resilio_hpc.autoparallel.base.stack import Stacks
+from resilio_hpc.autoparallel.cost.collectives import Groups, all_reduce, all_to_all, gather, groups, transfer
+from resilio_hpc.autoparallel.cost.schedule import pipeline_time
+from resilio_hpc.autoparallel.model import operators
+from resilio_hpc.autoparallel.model.operators import Work
+from resilio_hpc.autoparallel.model.transformer import Transformers
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is costed: models, layouts, machines and software as columns of one length, or of length 1."""
+
+    models: Transformers
+    layouts: Layouts
+    machines: Machines
+    stacks: Stacks
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds per iteration and where they go, as columns. ``bubble`` is idle time of the slowest stage's GPUs."""
+
+    iteration: Column
+    compute: Column
+    tensor_parallel: Column
+    expert_parallel: Column
+    context_parallel: Column
+    pipeline_transfers: Column
+    bubble: Column
+    data_parallel: Column
+    optimizer: Column
+    host: Column
+
+
+def norm(first: Column, second: Column, power: float) -> Column:
+    """Two things that overlap: between the longer of them (large power) and their sum (power 1)."""
+    largest = np.maximum(np.maximum(first, second), 1e-12)
+    return largest * ((first / largest) ** power + (second / largest) ** power) ** (1 / power)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Seconds of one layer and one micro-batch on one GPU, forward and backward together."""
+
+    compute: Column
+    tensor_parallel: Column
+    expert_parallel: Column
+    context_parallel: Column
+    sharding: Column
+    total: Column
+
+
+def _communication(problem: Problem, group: Groups, efficiency: Efficiency) -> tuple[Column, Column, Column]:
+    """Tensor-, expert- and context-parallel seconds of one layer, forward and backward, recomputation included."""
+    models, layouts, machines = problem.models, problem.layouts, problem.machines
+    tokens = layouts.micro_batch * models.seq / layouts.cp
+    whole_layers = np.where(problem.stacks.fine_recompute > 0, 0.0, 0.5)
+    again = (layouts.recompute == Recompute.FULL) + (layouts.recompute == Recompute.ALTERNATE) * whole_layers
+    activations = tokens * models.hidden * 2
+    exposed = 1 - efficiency.tp_overlap * problem.stacks.overlap_tp / 2
+    # Two all-reduces per pass; with sequence parallelism a gather and a scatter take the place of each.
+    reduced = all_reduce(activations, group.tp, machines, efficiency)
+    spread = 2 * gather(activations, group.tp, machines, efficiency)
+    tensor = (2 + again) * 2 * np.where(layouts.sequence_parallel > 0, spread, reduced)
+    routed = activations * models.topk / np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
+    once = problem.stacks.dispatch_once > 0
+    inner = routed * np.where(once, _distinct(models.topk, group.ep.size), 1.0)
+    outer = routed * np.where(once, _distinct(models.topk, group.ep.size / group.ep.local), 1.0)
+    exchange = all_to_all(inner, outer, group.ep, machines, efficiency)
+    expert = (2 + again) * 2 * models.moe_share * exchange
+    keys = 2 * tokens * layouts.cp * 2 * models.kv_heads * models.head_dim / layouts.tp
+    context = (1.5 + again / 2) * 2 * gather(keys, group.cp, machines, efficiency)
+    hidden = efficiency.ep_overlap * problem.stacks.overlap_ep * (layouts.vpp > 1)
+    return tensor * exposed, expert * (1 - hidden), context
+
+
+def _distinct(topk: Column, places: Column) -> Column:
+    """Part of the copies of a token that is left when it goes once to each place that has one of its experts."""
+    places = np.maximum(places, 1)
+    return places * (1 - (1 - 1 / places) ** np.maximum(topk, 1)) / np.maximum(topk, 1)
+
+
+def _sharding(problem: Problem, group: Groups, efficiency: Efficiency) -> Column:
+    """Seconds per layer and micro-batch to gather parameters twice and scatter gradients once (ZeRO-3).
+
+    Beside a pipeline, parameters stay gathered and gradients unreduced until the last micro-batch (torchtitan).
+    """
+    models, layouts = problem.models, problem.layouts
+    experts = models.layer_expert_parameters / layouts.ep
+    size = (models.layer_parameters + experts) / layouts.tp * 2
+    once = gather(size, group.dp, problem.machines, efficiency)
+    across = group.dp.size > group.dp.local
+    slow = np.where((problem.stacks.gather_whole > 0) & across, efficiency.zero3_rails, 1.0)
+    times = np.where(layouts.pp > 1, 2 / layouts.micro_batches, 3.0)
+    return np.where(layouts.zero >= 3, times * once / slow, 0.0)
+
+
+def _layer(problem: Problem, work: Work, group: Groups, efficiency: Efficiency) -> _Layer:
+    tensor, expert, context = _communication(problem, group, efficiency)
+    sharding = _sharding(problem, group, efficiency)
+    # A collective starts when the last of its ranks has launched it, so slow launches do not hide it.
+    moving = tensor + expert + context
+    device = norm(work.layer, work.host, efficiency.host_norm) + moving
+    total = norm(device, sharding, efficiency.fsdp_norm)
+    return _Layer(work.layer, tensor, expert, context, total - device, total)
+
+
+def _gradients(problem: Problem, group: Groups, efficiency: Efficiency) -> Column:
+    """Seconds of the data-parallel reduction of one stage's gradients (and gathering of parameters, ZeRO-1)."""
+    models, layouts, stacks = problem.models, problem.layouts, problem.stacks
+    held = held_parameters(problem)
+    size, machines = held * stacks.grad_bytes, problem.machines
+    scattered = gather(size, group.dp, machines, efficiency) + gather(held * 2.0, group.dp, machines, efficiency)
+    time = np.where(layouts.zero >= 1, scattered, all_reduce(size, group.dp, machines, efficiency))
+    return np.where((layouts.zero >= 3) | (models.hidden == 0), 0.0, time)
+
+
+def stage_layers(problem: Problem) -> tuple[Column, Column]:
+    """Layers of the fullest stage in the middle of the pipeline, and of its first and last stage.
+
+    Embedding and loss head count as a layer each where that makes the stages even: "type:transformer|embedding" of
+    DeepSpeed, --account-for-embedding-in-pipeline-split of Megatron-Core, the 126 layers of Llama 3 (arXiv:2407.21783).
+    """
+    layers, parts = problem.models.layers, problem.layouts.pp * problem.layouts.vpp
+    most = np.ceil(layers / parts) * problem.layouts.vpp
+    counted = (np.mod(layers, parts) > 0) & (np.mod(layers + 2, parts) == 0) & (problem.layouts.pp > 1)
+    return most, most - counted
+
+
+def held_parameters(problem: Problem) -> Column:
+    """Parameters of the fullest pipeline stage on one GPU before sharding over dp."""
+    models, layouts = problem.models, problem.layouts
+    most, ends = stage_layers(problem)
+    layer = models.layer_parameters + models.layer_expert_parameters / layouts.ep
+    embeddings = np.where(layouts.pp > 1, 1, np.where(models.tied > 0, 1, 2)) * models.embedding_parameters
+    return np.maximum(most * layer, ends * layer + embeddings) / layouts.tp
+
+
+def iteration(problem: Problem, efficiency: Efficiency) -> Cost:
+    """Seconds of one iteration of every row."""
+    models, layouts, machines, stacks = problem.models, problem.layouts, problem.machines, problem.stacks
+    group = groups(layouts, machines)
+    work = operators.work(models, layouts, machines, stacks, efficiency)
+    layer = _layer(problem, work, group, efficiency)
+    layers, ends = stage_layers(problem)
+    pieces = np.where(stacks.scatter_p2p > 0, layouts.tp, 1)
+    size = layouts.micro_batch * models.seq / layouts.cp * models.hidden * 2 / pieces
+    step = np.where(layouts.pp > 1, 2 * layouts.vpp * transfer(size, group.stage_is_local, machines, efficiency), 0.0)
+    micro = efficiency.host_micro_us * 1e-6
+    head = norm(work.head, np.array([micro]), 4.0)
+    slowest = np.maximum(layers * layer.total, ends * layer.total + head) + step
+    total = models.layers * layer.total + layouts.pp * step + head
+    count = layouts.micro_batches
+    pipeline = pipeline_time(slowest, np.maximum(total, slowest), count, layouts.vpp, layouts.zero_bubble)
+    reduction = _gradients(problem, group, efficiency)
+    hidden = np.where(stacks.overlap_dp > 0, efficiency.dp_overlap * layers * layer.total * 0.6, 0.0)
+    exposed = np.maximum(reduction - hidden, 0.1 * reduction)
+    optimizer = operators.optimizer_time(held_parameters(problem), layouts, machines, efficiency)
+    fixed = efficiency.host_step_us * 1e-6
+    nodes = np.maximum(layouts.num_gpus / machines.node_gpus, 1)
+    waiting = 1 + efficiency.straggler * np.log2(nodes)
+    time = (pipeline + exposed) * waiting + optimizer + fixed
+    return Cost(
+        iteration=time,
+        compute=count * (layers * layer.compute + work.head),
+        tensor_parallel=count * layers * layer.tensor_parallel,
+        expert_parallel=count * layers * layer.expert_parallel,
+        context_parallel=count * layers * layer.context_parallel,
+        pipeline_transfers=count * step,
+        bubble=pipeline - count * slowest,
+        data_parallel=exposed + count * layers * layer.sharding,
+        optimizer=optimizer,
+        host=count
+        * (
+            layers
+            * (
+                layer.total
+                - layer.compute
+                - layer.tensor_parallel
+                - layer.expert_parallel
+                - layer.context_parallel
+                - layer.sharding
+            )
+        )
+        + fixed,
+    )

@@ -1,0 +1,235 @@
+"""Peak memory of one GPU, for many layouts at once: states, activations in flight, the loss head, buffers.
+
+Activations follow Korthikanti et al. (arXiv:2205.05198), extended to grouped queries, gated MLPs and experts; in-flight
+micro-batches follow the schedules of arXiv:2104.04473.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from resilio_hpc.autoparallel.base.layout import Column, Layouts, Recompute
+from resilio_hpc.autoparallel.cost.cost import Problem, stage_layers
+
+WORKSPACE = 0.09e9  # cuBLAS and Transformer Engine workspaces, allocated through PyTorch
+CONTEXT = 1.2e9  # CUDA context and loaded kernels; seen by nvidia-smi only
+CHANNELS = 0.6e9  # NCCL's buffers of one kind of process group; seen by nvidia-smi only
+CACHED = 0.12  # of what is allocated: cached by PyTorch and in no use at the peak, given back before memory runs out
+FRAGMENTS = 0.05  # the part of it that cannot be given back: gaps in segments that are in use
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that PyTorch has allocated at the peak, as columns. ``first``: of the fuller of the first two stages.
+
+    ``gaps``: cached beside these, since nothing else can use it; ``cached``: part of the peak that the allocator holds
+    in no use while there is room; ``buckets``: of communication libraries.
+    """
+
+    states: Column
+    activations: Column
+    head: Column
+    first: Column
+    last: Column
+    gaps: Column
+    cached: Column
+    buckets: Column
+
+    @property
+    def peak(self) -> Column:
+        return np.maximum(self.first, self.last)
+
+    @property
+    def device(self) -> Column:
+        """What nvidia-smi shows where there is room, and what a plan has to fit into the GPU."""
+        return (self.peak + self.gaps) * (1 + self.cached) + CONTEXT + self.buckets
+
+    @property
+    def least(self) -> Column:
+        """What it takes to run at all, when the allocator has given back what it can."""
+        return (self.peak + self.gaps) * (1 + FRAGMENTS) + CONTEXT + self.buckets
+
+    def seen(self, capacity: Column) -> Column:
+        """What nvidia-smi shows of a GPU of so many bytes."""
+        return np.minimum(self.device, np.maximum(capacity, self.least))
+
+    def reserved(self, capacity: Column) -> Column:
+        """What PyTorch's allocator holds in a GPU of so many bytes."""
+        return self.seen(capacity) - CONTEXT - self.buckets
+
+
+@dataclass(frozen=True)
+class _Activations:
+    """Bytes of one stage: ``kept`` by the micro-batches in flight; ``working``: more in one layer's backward pass."""
+
+    kept: Column
+    working: Column
+
+
+def _state_bytes(problem: Problem) -> tuple[Column, Column]:
+    """Bytes of states per parameter that a rank holds: of those outside experts, and of experts'."""
+    stacks, layouts = problem.stacks, problem.layouts
+    zero = layouts.zero
+    half_grads = stacks.grad_bytes < 4
+    optimizer = np.where(half_grads, 16.0, 12.0)  # fp16 gradients are copied to fp32 before the step
+    weights, grads = 2.0 * np.ones_like(optimizer), stacks.grad_bytes + 2 * stacks.both_grads
+    sharded_all = np.where(stacks.fp32_weights > 0, 16.0, weights + grads + optimizer)
+    whole = np.where(zero >= 3, 0.0, weights + np.where(zero >= 2, 0.0, grads))
+    sharded = np.where(zero >= 3, sharded_all, np.where(zero >= 2, grads + optimizer, optimizer))
+    replicas = np.where(zero >= 1, layouts.dp * layouts.cp, 1)
+    alike = layouts.tp * layouts.dp * layouts.cp / (layouts.ep * _expert_tp(problem))
+    return whole + sharded / replicas, whole + sharded / np.where(zero >= 1, np.maximum(alike, 1), 1)
+
+
+def _layer_parameters(problem: Problem) -> tuple[Column, Column]:
+    """Parameters of an average layer on one GPU before sharding: outside experts, and experts'."""
+    models, layouts = problem.models, problem.layouts
+    experts = models.layer_expert_parameters / (layouts.ep * _expert_tp(problem))
+    return models.layer_parameters / layouts.tp, experts
+
+
+def _expert_tp(problem: Problem) -> Column:
+    """Tensor-parallel ranks that share an expert: all of a group, or as many as expert parallelism leaves."""
+    layouts = problem.layouts
+    left = np.floor(layouts.tp * layouts.dp * layouts.cp / layouts.ep)
+    return np.where(problem.stacks.expert_tp > 0, np.maximum(np.minimum(layouts.tp, left), 1), 1.0)
+
+
+def _layer_activations(problem: Problem) -> tuple[Column, Column]:
+    """Bytes of one layer and micro-batch: all that backward needs, and the layer's input alone."""
+    models, layouts, stacks = problem.models, problem.layouts, problem.stacks
+    tokens = layouts.micro_batch * models.seq / layouts.cp
+    whole = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
+    masks = 2.0 * ((stacks.dropout > 0) & (models.gated == 0))
+    inputs = (8 + masks) * models.hidden / whole
+    attention = 2 * (models.qkv_width + models.attention_width) / layouts.tp
+    scores = np.where(stacks.flash > 0, 0.0, 5 * models.heads * models.seen_keys / layouts.tp)
+    scores = np.where(layouts.recompute == Recompute.SELECTIVE, 0.0, scores)
+    return tokens * (inputs + attention + _mlp(problem) + scores), tokens * 2 * models.hidden / whole
+
+
+def _mlp(problem: Problem) -> Column:
+    """Bytes per token between the matrices of an average layer's MLP, and of the copies that experts work on.
+
+    Ranks that share an expert gather each other's tokens for it.
+    """
+    models, tp = problem.models, problem.layouts.tp
+    moe, split = models.moe_share, _expert_tp(problem)
+    dense = (1 - moe) * models.ffn + moe * models.shared_ffn
+    copies = moe * models.topk / tp
+    routed = copies * models.expert_ffn
+    return 2 * (models.matrices + 1) * (dense / tp + routed) + 2 * (split + 1) * copies * models.hidden
+
+
+def _checkpointed(problem: Problem) -> Column:
+    """Bytes of one layer and micro-batch that torchtitan's operator-level checkpointing keeps.
+
+    Kept are the layer's input, attention's output, and what every second matrix product gives: of q, k, v, o, w1, w3,
+    w2 the first, third, fifth and last. Compiled, the last one is not kept, since no backward pass reads it.
+    """
+    models, layouts = problem.models, problem.layouts
+    tokens = layouts.micro_batch * models.seq / layouts.cp
+    whole = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
+    moe = models.moe_share
+    width = (1 - moe) * models.ffn + moe * (models.topk * models.expert_ffn + models.shared_ffn)
+    split = models.attention_width * 2 + models.kv_heads * models.head_dim + width
+    last = np.where((problem.stacks.fused == 0) & (models.gated > 0), models.hidden, 0.0)
+    return tokens * 2 * (models.hidden / whole + split / layouts.tp + last)
+
+
+def _in_flight(problem: Problem, after: Column) -> Column:
+    """Micro-batches whose activations a stage with so many after it holds at once, in units of all its layers."""
+    layouts = problem.layouts
+    vpp = layouts.vpp
+    chunks = 2 * after + (vpp - 1) * layouts.pp + 1
+    held = np.where(vpp > 1, np.minimum(chunks, layouts.micro_batches * vpp) / vpp, after + 1)
+    return np.minimum(held, layouts.micro_batches)
+
+
+def _activations(problem: Problem, layers: Column, after: Column) -> _Activations:
+    layouts, stacks = problem.layouts, problem.stacks
+    full, stored = _layer_activations(problem)
+    some = np.where(stacks.keeps_products > 0, _checkpointed(problem), (full + stored) / 2)
+    each = np.select(
+        [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.ALTERNATE], [stored, some], full
+    )
+    sent = np.where((stacks.keeps_outputs > 0) & (after > 0), layouts.vpp * stored, 0.0)
+    working = np.where(layouts.recompute == Recompute.NONE, 0.0, full)
+    # Of attention and MLP, where sequence parallelism has sharded them.
+    again = np.where((stacks.keeps_gathered > 0) & (layouts.sequence_parallel > 0), 2 * (layouts.tp - 1) * stored, 0.0)
+    return _Activations(_in_flight(problem, after) * (layers * each + sent), working + again)
+
+
+def _head(problem: Problem) -> tuple[Column, Column]:
+    """Bytes of the logits and their gradients at the peak, and of the gap that they leave."""
+    models, layouts, stacks = problem.models, problem.layouts, problem.stacks
+    tokens = layouts.micro_batch * models.seq / layouts.cp
+    logits = tokens * models.vocab / layouts.tp
+    parallel = (layouts.tp > 1) & (stacks.parallel_loss_bytes > 0)
+    whole = np.where((layouts.sequence_parallel > 0) & (stacks.keeps_gathered == 0), layouts.tp, 1)
+    inputs = tokens * 2 * models.hidden / whole  # of the product, behind the last norm
+    return np.where(parallel, stacks.parallel_loss_bytes, stacks.loss_bytes) * logits + inputs, (
+        stacks.loss_gap_bytes * logits
+    )
+
+
+def _group_kinds(layouts: Layouts) -> Column:
+    """Kinds of process groups that communicate, and the one of all ranks."""
+    degrees = (layouts.tp, layouts.pp, layouts.dp, layouts.cp, layouts.ep)
+    kinds = np.ones(1)
+    for degree in degrees:
+        kinds = kinds + (degree > 1)
+    return kinds
+
+
+def _unit(problem: Problem, layer: Column) -> Column:
+    """Parameters that ZeRO-3 gathers at once: of a layer, or of its largest matrix."""
+    models, layouts = problem.models, problem.layouts
+    return np.where(problem.stacks.gather_whole > 0, models.hidden * models.ffn / layouts.tp, layer)
+
+
+def _gathered(problem: Problem, layers: Column, unit: Column, ends: Column) -> Column:
+    """Bytes that ZeRO-3 holds gathered. ``unit``: parameters of a layer; ``ends``: of embedding and loss head."""
+    layouts = problem.layouts
+    # With a pipeline, FSDP keeps a stage's parameters gathered and its gradients whole over all its micro-batches.
+    stage = (2 + problem.stacks.grad_bytes) * (layers * unit + ends)
+    held = np.where(layouts.pp > 1, stage, 2 * (ends + 2 * unit))  # else of one layer, and of the next one
+    return np.where(layouts.zero >= 3, held, 0.0)
+
+
+def _gathering(problem: Problem, unit: Column, ends: Column) -> Column:
+    """Bytes of the buffers of the stream that gathers for ZeRO-3."""
+    return np.where(problem.layouts.zero >= 3, 2 * np.maximum(ends, 2 * unit), 0.0)
+
+
+def memory(problem: Problem) -> Memory:
+    """Peak bytes of every row."""
+    models, layouts, stacks = problem.models, problem.layouts, problem.stacks
+    dense, experts = _layer_parameters(problem)
+    dense_bytes, expert_bytes = _state_bytes(problem)
+    most, layers = stage_layers(problem)
+    layer = dense * dense_bytes + experts * expert_bytes
+    end = np.where((layouts.pp == 1) & (models.tied == 0), 2, 1) * models.embedding_parameters / layouts.tp
+    unit = _unit(problem, dense + experts)
+    states = layers * layer + end * dense_bytes + _gathered(problem, layers, unit, end)
+    head, gap = _head(problem)
+    reducing = np.where(layouts.zero >= 3, (2 + stacks.grad_bytes) * unit, 0.0)
+    first, last = _activations(problem, layers, layouts.pp - 1), _activations(problem, layers, 0 * layouts.pp)
+    working = first.working + reducing
+    fullest = states + first.kept + np.where(layouts.pp == 1, np.maximum(head, working), working)
+    if np.any(most > layers):  # the second stage has a layer in the place of the embedding
+        second = _activations(problem, most, np.maximum(layouts.pp - 2, 0))
+        fuller = most * layer + _gathered(problem, most, unit, 0 * end) + second.kept + working
+        fullest = np.where(most > layers, np.maximum(fullest, fuller), fullest)
+    return Memory(
+        states=states,
+        activations=np.maximum(first.kept + working, last.kept),
+        head=head,
+        first=WORKSPACE + fullest,
+        last=WORKSPACE + states + last.kept + np.maximum(head, working),
+        gaps=_gathering(problem, unit, end) + np.where(layouts.pp == 1, gap, 0.0),
+        cached=np.where(stacks.expandable > 0, FRAGMENTS, CACHED) * np.ones_like(states),
+        buckets=stacks.buckets * (stacks.grad_bytes + 2) + CHANNELS * _group_kinds(layouts) * np.ones_like(states),
+    )

@@ -1,0 +1,40 @@
+"""Seconds of one micro-batch on every pipeline stage, from the cost of an iteration. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from resilio_hpc.autoparallel.base.efficiency import Efficiency
+from resilio_hpc.autoparallel.base.layout import Layout
+from resilio_hpc.autoparallel.cost.cost import Cost, Problem
+from resilio_hpc.autoparallel.model import operators
+
+
+def stage_times(
+    cost: Cost, asked: Problem, layout: Layout, efficiency: Efficiency, host_s: float = 0.0
+) -> tuple[list[float], list[float]]:
+    """p_i and c_(i,i+1): of each stage, forward and backward, traffic inside the layers included; and between them.
+
+    Layers are spread evenly, the first stages take what is left over, and the loss head is on the last. ``host_s``:
+    what the launching of kernels adds to an iteration.
+    """
+    work = operators.work(asked.models, asked.layouts, asked.machines, asked.stacks, efficiency)
+    head, count = _first(work.head), layout.micro_batches
+    layers = int(asked.models.layers[0])
+    moving = _first(cost.tensor_parallel) + _first(cost.expert_parallel) + _first(cost.context_parallel)
+    layer = ((_first(cost.compute) + moving + host_s) / count - head) / -(-layers // layout.pp)
+    stages = [layer * held for held in layers_of(layers, layout.pp)]
+    stages[-1] += head
+    return stages, [_first(cost.pipeline_transfers) / count] * (layout.pp - 1)
+
+
+def layers_of(layers: int, stages: int) -> list[int]:
+    """How many layers each stage has; see ``cost.stage_layers``."""
+    even, more = divmod(layers, stages)
+    if more and stages > 1 and (layers + 2) % stages == 0:
+        return [even, *[even + 1] * (stages - 2), even]
+    return [even + (stage < more) for stage in range(stages)]
+
+
+def _first(column: object) -> float:
+    return float(np.ravel(np.asarray(column))[0])

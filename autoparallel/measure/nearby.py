@@ -1,0 +1,133 @@
+"""What measurements of a cluster say of layouts that resemble them, beyond what the model's parameters can tell.
+
+A Gaussian process over ln(time): one part for the cluster as a whole, one that fades with the distance between layouts,
+and one that mixtures of experts share with others of the same model.
+The distances and standard deviations below hold for all clusters: round numbers that do well on the published tables
+together, none of them for one cluster.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resilio_hpc.autoparallel.base.efficiency import Efficiency
+from resilio_hpc.autoparallel.base.layout import Column
+from resilio_hpc.autoparallel.cost.cost import Cost, Problem, iteration
+from resilio_hpc.core.errors import UsageError
+
+Matrix = NDArray[np.float64]
+CLUSTER = 0.1  # standard deviation of ln(time) from cluster to cluster, all else equal
+EXPERTS = 0.35  # the same from one mixture of experts to another: kernels differ, and what of them is fused
+LAYOUT = 0.12  # the same from layout to layout of one cluster, after the model
+NOISE = 0.03  # the same from run to run: BLOOM's logs differ by 3 % within a day, 6.5 % over four days
+
+# Doublings after which two layouts have half an influence or less on each other; of the last five: per unit.
+DISTANCES = {
+    "tp": 1.0, "pp": 3.0, "micro_batch": 4.0, "hidden": 3.0, "seq": 3.0, "replicas": 4.0, "micro_batches": 4.0,
+    "heads": 4.0, "layers": 8.0, "recompute": 1.0, "zero": 2.0, "experts": 2.0, "precision": 2.0, "arch": 2.0,
+}  # fmt: skip
+# The same for what mixtures of experts have in common beyond that: the model, its precision, the GPU.
+ALIKE = {"hidden": 1.0, "heads": 1.0, "layers": 1.0, "precision": 3.0, "arch": 1.0}
+
+
+def features(problem: Problem) -> Matrix:
+    """One row per layout; a distance of 1 is far."""
+    models, layouts = problem.models, problem.layouts
+    doublings = (
+        layouts.tp,
+        layouts.pp,
+        layouts.micro_batch,
+        models.hidden,
+        models.seq,
+        layouts.dp * layouts.cp,
+        layouts.micro_batches,
+        models.heads,
+        models.layers,
+    )
+    kinds = (
+        layouts.recompute,
+        layouts.zero,
+        (models.experts > 0) * 1.0,
+        np.log2(16 / problem.stacks.precision),
+        problem.machines.arch,
+    )
+    columns = np.broadcast_arrays(*(np.log2(column) for column in doublings), *kinds)
+    return np.asarray(np.stack(columns, axis=-1) / np.array(list(DISTANCES.values())))
+
+
+def likeness(first: Matrix, second: Matrix) -> Matrix:
+    """From 1 for the same layout down to 0."""
+    apart = first[:, None, :] - second[None, :, :]
+    return np.asarray(np.exp(-np.sqrt((apart**2).sum(-1))))
+
+
+def shared(first: Matrix, second: Matrix) -> Matrix:
+    """Covariance of ln(time) of layouts with layouts (``features``), the parameters of the model being known."""
+    names = list(DISTANCES)
+    places = [names.index(name) for name in ALIKE]
+    scale = np.array([DISTANCES[name] / distance for name, distance in ALIKE.items()])
+    experts = np.outer(first[:, names.index("experts")] > 0, second[:, names.index("experts")] > 0)
+    models = experts * likeness(first[:, places] * scale, second[:, places] * scale)
+    return np.asarray(CLUSTER**2 + EXPERTS**2 * models + LAYOUT**2 * likeness(first, second))
+
+
+def covariance(points: Matrix) -> Matrix:
+    """Of ln(time) of these measurements, the parameters of the model being known."""
+    return shared(points, points) + NOISE**2 * np.eye(len(points))
+
+
+@dataclass(frozen=True)
+class Nearby:
+    """Measured layouts (``features``) and how much ln(time) of layouts like them departs from the model."""
+
+    points: Matrix
+    weights: NDArray[np.float64]
+
+    def factor(self, problem: Problem) -> Column:
+        """By which times of the model are to be multiplied."""
+        return np.asarray(np.exp(shared(features(problem), self.points) @ self.weights))
+
+    def text(self) -> str:
+        """As TOML, the end of a calibration."""
+        lines = [
+            f"[[nearby]]\nweight = {weight:.6g}\nfeatures = [{', '.join(f'{value:.6g}' for value in point)}]\n"
+            for point, weight in zip(self.points, self.weights, strict=True)
+        ]
+        return "".join(lines)
+
+
+def costed(problem: Problem, efficiency: Efficiency, measured: Nearby | None) -> Cost:
+    """What the model says, corrected by measurements of this cluster where there are some."""
+    cost = iteration(problem, efficiency)
+    if measured is None:
+        return cost
+    factor = measured.factor(problem)
+    return Cost(**{field.name: getattr(cost, field.name) * factor for field in fields(Cost)})
+
+
+def read(text: str) -> Nearby | None:
+    """The part of a calibration that ``Nearby.text`` wrote, if it is there; UsageError where it is damaged."""
+    found = tomllib.loads(text).get("nearby", [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise UsageError("calibration: [[nearby]] is no list of tables")
+    if not found:
+        return None
+    return Nearby(np.array([_point(one.get("features")) for one in found]), _numbers([o.get("weight") for o in found]))
+
+
+def _point(values: object) -> NDArray[np.float64]:
+    if not isinstance(values, list) or len(values) != len(DISTANCES):
+        raise UsageError(f"calibration: [[nearby]] needs {len(DISTANCES)} features: calibrate again")
+    return _numbers(values)
+
+
+def _numbers(values: Sequence[object]) -> NDArray[np.float64]:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e6:
+            raise UsageError(f"calibration: [[nearby]] holds {value!r}, which is no number that calibrate wrote")
+    return np.array(values, dtype=float)

@@ -1,0 +1,201 @@
+"""Time and memory of given layouts: rows of a table in, the same rows with predictions out."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resilio_hpc.autoparallel.base.efficiency import Efficiency
+from resilio_hpc.autoparallel.base.hardware import Machines
+from resilio_hpc.autoparallel.base.layout import Layouts, Recompute
+from resilio_hpc.autoparallel.base.stack import Stacks
+from resilio_hpc.autoparallel.cost.cost import Cost, Problem
+from resilio_hpc.autoparallel.cost.memory import Memory, memory
+from resilio_hpc.autoparallel.measure.measured import apply_each
+from resilio_hpc.autoparallel.measure.nearby import Nearby, costed
+from resilio_hpc.autoparallel.measure.profile import Profile
+from resilio_hpc.autoparallel.measure.rows import Case, case
+from resilio_hpc.autoparallel.model.transformer import Transformers
+from resilio_hpc.core.errors import UsageError
+
+COLUMNS = (
+    "pred_iter_time_s",
+    "pred_iter_low_s",
+    "pred_iter_high_s",
+    "pred_memory_gb",
+    "pred_fits",
+    "pred_tflops_per_gpu",
+    "pred_note",
+)
+GIB = 2**30
+LEAST_FIRST = (Recompute.NONE, Recompute.SELECTIVE, Recompute.ALTERNATE, Recompute.FULL)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Rows, understood or not: ``cases[i]`` belongs to row ``index[i]``; ``notes`` says of the others why."""
+
+    cases: list[Case]
+    index: list[int]
+    notes: dict[int, str]
+
+
+def problem(cases: Sequence[Case]) -> Problem:
+    """Cases as columns."""
+    return Problem(
+        Transformers.of([c.model for c in cases]),
+        Layouts.of([c.layout for c in cases]),
+        Machines.of([c.machine for c in cases]),
+        Stacks.of([c.stack for c in cases]),
+    )
+
+
+def read(rows: Sequence[Mapping[str, str]]) -> Read:
+    """Rows, understood; where nothing is said of recomputation or ZeRO, as little of them as fits into the GPU."""
+    done = Read([], [], {})
+    for number, row in enumerate(rows):
+        try:
+            done.cases.append(case(row))
+            done.index.append(number)
+        except UsageError as error:
+            done.notes[number] = str(error)
+    return replace(done, cases=_filled(done.cases))
+
+
+def _filled(cases: list[Case]) -> list[Case]:
+    """Fills open recomputation with the least that fits, and open ZeRO with stage 1 where that helps."""
+    filled = list(cases)
+    waiting = [number for number, found in enumerate(cases) if found.open_recompute or found.open_zero]
+    for kind in LEAST_FIRST:
+        for zero in (0, 1):
+            for number in waiting:
+                filled[number] = _filled_with(cases[number], kind, zero)
+            fits = _fits(problem([filled[number] for number in waiting])) if waiting else ()
+            waiting = [number for number, enough in zip(waiting, fits, strict=True) if not enough]
+    return filled
+
+
+def _filled_with(found: Case, kind: Recompute, zero: int) -> Case:
+    layout, assumed = found.layout, found.assumed
+    if found.open_recompute:
+        layout, assumed = replace(layout, recompute=kind), (*assumed, f"recompute={kind.name.lower()}")
+    if found.open_zero:
+        layout, assumed = replace(layout, zero=zero), (*assumed, f"zero={zero}")
+    return replace(found, layout=layout, assumed=assumed)
+
+
+def _fits(asked: Problem) -> NDArray[np.bool_]:
+    return np.asarray(memory(asked).device <= asked.machines.memory)
+
+
+@cache
+def band() -> Mapping[str, float]:
+    """Half-widths of the band in the logarithm of the time, and the share of measurements that it is to cover."""
+    text = files("resilio_hpc.autoparallel.measure").joinpath("band.toml").read_text()
+    return {key: float(value) for key, value in tomllib.loads(text).items() if key != "source"}
+
+
+def half_width(asked: Problem, cost: Cost, calibrated: bool) -> NDArray[np.float64]:
+    """Of the band around each time: wider where kernels are launched slower than they run, and for experts."""
+    table = band()
+    launching = cost.host > 0.3 * cost.iteration
+    width = np.where(
+        asked.models.experts > 0, table["experts"], np.where(launching, table["launching"], table["plain"])
+    )
+    return np.where(calibrated, width * table["calibrated"], width)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of every case, in order."""
+
+    problem: Problem
+    cost: Cost
+    memory: Memory
+    half_width: NDArray[np.float64]
+
+
+def predict(
+    cases: Sequence[Case], efficiency: Efficiency, calibrated: bool = False, nearby: Nearby | None = None
+) -> Prediction:
+    """Time and memory of these cases. ``nearby``: measurements of this cluster."""
+    asked = problem(cases)
+    cost = costed(asked, efficiency, nearby)
+    return Prediction(asked, cost, memory(asked), half_width(asked, cost, calibrated))
+
+
+def _memory_gb(found: Prediction, number: int, kind: str) -> float:
+    """Memory of the kind that the row measures: GiB or GB; allocated, held by the allocator, or all; of which rank."""
+    kind = kind.lower()
+    held, capacity = found.memory, found.problem.machines.memory
+    if "smi" in kind:
+        return float(held.seen(capacity)[number]) / GIB
+    reported = "reserved" if found.problem.stacks.reports_reserved[number] else "allocated"
+    if "reserved" in kind or ("allocated" not in kind and reported == "reserved"):
+        size = held.reserved(capacity)
+    else:
+        size = held.last if "rank that logs" in kind else held.peak
+    return float(size[number]) / (GIB if "gib" in kind else 1e9)
+
+
+def _noted(noted: Sequence[str]) -> str:
+    measured = [one for one in noted if one.startswith("profile: ")]
+    assumed = [one for one in noted if one not in measured]
+    return "; ".join([*([f"assumed {', '.join(assumed)}"] if assumed else []), *measured])
+
+
+def cells(found: Prediction, number: int, row: Mapping[str, str], noted: Sequence[str]) -> dict[str, str]:
+    """The new cells of one row."""
+    time = float(found.cost.iteration[number])
+    if not math.isfinite(time) or time <= 0:
+        return {**dict.fromkeys(COLUMNS, ""), "pred_note": "no finite time: are the numbers of this row possible?"}
+    layouts, models = found.problem.layouts, found.problem.models
+    tokens = layouts.global_batch[number] * models.seq[number]
+    flops = models.flops_per_token[number] * tokens / time / layouts.num_gpus[number]
+    spread = math.exp(float(found.half_width[number]))
+    fits = found.memory.least[number] <= found.problem.machines.memory[number]
+    values = (time, time / spread, time * spread, _memory_gb(found, number, row.get("memory_kind") or ""))
+    texts = [f"{value:.6g}" for value in values]
+    note = _noted(noted)
+    return dict(zip(COLUMNS, [*texts, str(int(fits)), f"{flops / 1e12:.4g}", note], strict=True))
+
+
+def as_measured(cases: Sequence[Case], efficiency: Efficiency, profile: Profile) -> tuple[list[Case], list[Efficiency]]:
+    """Machines and efficiencies of a measured profile; its notes stand beside what was assumed."""
+    measured = apply_each(profile, [one.machine for one in cases], efficiency)
+    changed = [
+        replace(one, machine=machine, assumed=(*one.assumed, *notes))
+        for one, (machine, _, notes) in zip(cases, measured, strict=True)
+    ]
+    return changed, [own for _, own, _ in measured]
+
+
+def predict_rows(
+    rows: Sequence[Mapping[str, str]],
+    efficiency: Efficiency,
+    calibrated: bool = False,
+    nearby: Nearby | None = None,
+    profile: Profile | None = None,
+) -> list[dict[str, str]]:
+    """Every row with the columns of ``COLUMNS``; a row that cannot be predicted says why in ``pred_note``."""
+    understood = read(rows)
+    cases, efficiencies = understood.cases, [efficiency] * len(understood.cases)
+    if profile is not None:
+        cases, efficiencies = as_measured(cases, efficiency, profile)
+    done = [{**row, **dict.fromkeys(COLUMNS, "")} for row in rows]
+    for number, why in understood.notes.items():
+        done[number]["pred_note"] = why
+    for known in dict.fromkeys(efficiencies):
+        places = [place for place, own in enumerate(efficiencies) if own == known]
+        found = predict([cases[place] for place in places], known, calibrated, nearby)
+        for at, place in enumerate(places):
+            number = understood.index[place]
+            done[number].update(cells(found, at, rows[number], cases[place].assumed))
+    return done

@@ -1,0 +1,238 @@
+"""Rows of published measurements (CSV, one layout per row) as models, layouts, machines and software.
+
+What a cell leaves open is filled by the defaults below, each of which is said in the row's note.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+
+from resilio_hpc.autoparallel.base.hardware import Machine, machine
+from resilio_hpc.autoparallel.base.layout import Layout, Recompute
+from resilio_hpc.autoparallel.base.stack import Stack
+from resilio_hpc.autoparallel.model.transformer import Transformer
+from resilio_hpc.core.errors import UsageError
+
+DEFAULT_VOCAB = 51200  # GPT-2's, padded by Megatron
+LARGEST = 10**12
+# Of the rate of a rail, what NCCL gets through Omni-Path without GPUDirect: one group measured 5.06 of 12.5 GB/s
+# (bigscience experiments/bandwidth, nodes of 8 A100).
+OMNIPATH = 0.4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row, understood. ``assumed``: what was filled in; ``open_…``: nothing is said of recomputation, of ZeRO."""
+
+    model: Transformer
+    layout: Layout
+    machine: Machine
+    stack: Stack
+    framework: str
+    assumed: tuple[str, ...] = field(default=())
+    open_recompute: bool = False
+    open_zero: bool = False
+
+
+class Cells:
+    """Cells of one row: numbers checked, defaults written down."""
+
+    def __init__(self, row: Mapping[str, str]) -> None:
+        self.row = row
+        self.assumed: list[str] = []
+
+    def text(self, name: str) -> str:
+        return (self.row.get(name) or "").strip()
+
+    def stated(self, name: str) -> bool:
+        """Whether the cell holds something that its source says."""
+        return bool(self.text(name)) and name not in re.split("[;,]", self.text("not_stated"))
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A positive whole number, or the default; UsageError where there is neither."""
+        text = self.text(name)
+        if not text:
+            if default is None:
+                raise UsageError(f"{name} is empty")
+            self.assumed.append(f"{name}={default}")
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            raise UsageError(f"{name} = {text[:40]!r} is no number") from None
+        if not 1 <= value <= LARGEST or value != int(value):
+            raise UsageError(f"{name} = {text[:40]!r} is no whole number from 1 to {LARGEST:g}")
+        return int(value)
+
+
+def case(row: Mapping[str, str]) -> Case:
+    """A row, understood; UsageError says which cell stands in the way."""
+    cells = Cells(row)
+    model = _model(cells)
+    framework = cells.text("framework").lower()
+    layout, stated = _layout(cells, model, framework)
+    if layout.pp * layout.vpp > model.layers + 2:  # embedding and head may count as layers
+        raise UsageError(f"pp * vpp = {layout.pp * layout.vpp} stages, but the model has {model.layers} layers")
+    if layout.tp > model.heads:
+        raise UsageError(f"tp = {layout.tp} does not divide {model.heads} heads")
+    stack, assumed = _stack(cells, framework), tuple(cells.assumed)
+    return Case(model, layout, _machine(cells), stack, framework, assumed, not stated, not cells.stated("zero"))
+
+
+def _number_in(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0
+
+
+def _model(cells: Cells) -> Transformer:
+    hidden, mlp = cells.whole("hidden"), cells.text("mlp").lower()
+    head_dim = _number_in(r"head_dim (\d+)", mlp)
+    heads = cells.whole("heads", max(1, hidden // (head_dim or 128)))
+    ffn = cells.whole("ffn", 4 * hidden)
+    experts = cells.whole("experts") if cells.text("experts") else 0
+    layers = cells.whole("layers")
+    dense = min(_number_in(r"first (\d+) layers? dense", mlp), layers) if experts else 0
+    return Transformer(
+        name=cells.text("model") or "model",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=min(cells.whole("kv_heads", heads), heads),
+        head_dim=head_dim,
+        ffn=_number_in(r"dense ffn (\d+)", mlp) or ffn,
+        gated="swiglu" in mlp or "geglu" in mlp,
+        tied="swiglu" not in mlp,
+        vocab=cells.whole("vocab", DEFAULT_VOCAB),
+        seq=cells.whole("seq"),
+        experts=experts,
+        topk=min(cells.whole("topk", 1), experts) if experts else 0,
+        expert_ffn=ffn if experts else 0,
+        shared_ffn=_number_in(r"\+(\d+) shared", mlp) * ffn if experts else 0,
+        dense_layers=dense,
+        window=_number_in(r"sliding window (\d+)", mlp),
+    )
+
+
+def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, bool]:
+    """The layout, and whether the row says anything of recomputation."""
+    tp, pp, cp = (cells.whole(name, 1) for name in ("tp", "pp", "cp"))
+    gpus = cells.whole("num_gpus") if cells.text("num_gpus") else 0
+    if not gpus and not cells.text("dp"):
+        raise UsageError("num_gpus and dp are both empty")
+    dp = cells.whole("dp", max(1, gpus // (tp * pp * cp)))
+    if gpus and tp * pp * cp * dp != gpus:
+        raise UsageError(f"tp * pp * cp * dp = {tp * pp * cp * dp}, but num_gpus = {gpus}")
+    schedule = cells.text("schedule").lower()
+    interleaved = "interleaved" in schedule and not cells.text("vpp") and pp > 1
+    vpp = 2 if interleaved else (cells.whole("vpp", 1) if pp > 1 else 1)
+    micro = cells.whole("micro_batch", _micro_batch(cells, framework, dp, pp * vpp))
+    recompute, stated = _recompute(cells.text("recompute").lower(), framework)
+    sequence = cells.text("sequence_parallel")
+    return Layout(
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        cp=cp,
+        ep=min(cells.whole("ep", 1), max(1, model.experts)),
+        micro_batch=micro,
+        global_batch=cells.whole("global_batch", micro * dp * max(1, 4 * (pp - 1))),
+        vpp=vpp,
+        sequence_parallel=tp > 1 and (sequence == "1" if sequence else bool(_rule(framework).get("sequence_parallel"))),
+        recompute=recompute,
+        zero=_zero(cells.text("zero").lower()),
+        zero_bubble="zero" in schedule and "bubble" in schedule,
+    ), stated
+
+
+def _micro_batch(cells: Cells, framework: str, dp: int, stages: int) -> int:
+    """Where none is stated: torchtitan cuts a replica's batch into as many micro-batches as there are stages."""
+    text = cells.text("global_batch")
+    if "torchtitan" not in framework or stages == 1 or not text:
+        return 1
+    return max(1, cells.whole("global_batch") // (dp * stages))
+
+
+def _recompute(text: str, framework: str) -> tuple[Recompute, bool]:
+    if "selective" in text:
+        return (Recompute.ALTERNATE if "torchtitan" in framework else Recompute.SELECTIVE), True
+    if "full" in text:
+        return Recompute.FULL, True
+    return Recompute.NONE, text.startswith("none") or text == "0"
+
+
+def _zero(text: str) -> int:
+    if "zero-2" in text or "shard_grad" in text:
+        return 2
+    if "fsdp" in text or "zero-3" in text:
+        return 3
+    if "distributed optimizer" in text:
+        return 1
+    return min(int(text[0]), 3) if text[:1].isdigit() else 0
+
+
+@cache
+def _rules() -> tuple[Mapping[str, object], ...]:
+    text = files("resilio_hpc.autoparallel").joinpath("stacks.toml").read_text()
+    return tuple(tomllib.loads(text)["stack"])
+
+
+def _rule(framework: str) -> Mapping[str, object]:
+    return next(rule for rule in _rules() if str(rule["pattern"]) in framework)
+
+
+def _stack(cells: Cells, framework: str) -> Stack:
+    rule = {key: value for key, value in _rule(framework).items() if key in Stack.__dataclass_fields__}
+    stack = Stack(**rule)  # type: ignore[arg-type]
+    kernel = cells.text("attn_kernel").lower()
+    if kernel:
+        plain = any(word in kernel for word in ("softmax", "local", "unfused"))
+        stack = replace(stack, flash=0 if plain else max(stack.flash, 1), causal=not plain)
+    precision = cells.text("precision").lower()
+    bits = 4 if "fp4" in precision else 8 if "fp8" in precision else 32 if "fp32" in precision else 16
+    return replace(
+        stack,
+        precision=bits,
+        row_scales="rowwise" in precision,
+        fused_experts=_fused_experts(cells, framework, precision),
+        overlap_tp=2 if "asynctp" in framework else stack.overlap_tp,
+        both_grads="deepspeed" in framework and precision.startswith("bf16"),
+        grad_bytes=_gradient_bytes(stack, framework, precision),
+    )
+
+
+def _fused_experts(cells: Cells, framework: str, precision: str) -> bool:
+    """Whether this release has the kernels; tables name it in the framework or in the source of the row."""
+    since = str(_rule(framework).get("fused_experts_since", ""))
+    found = re.search(r"\b(\d\d\.\d\d)(?:\.\d+)? nemo container", f"{framework} {cells.text('source').lower()}")
+    return bool(since and found and found[1] >= since and ("mx" in precision))
+
+
+def _gradient_bytes(stack: Stack, framework: str, precision: str) -> int:
+    if "deepspeed" in framework and precision.startswith("bf16"):
+        return 4
+    return 2 if precision.startswith("fp16") else stack.grad_bytes
+
+
+def _machine(cells: Cells) -> Machine:
+    found = machine(cells.text("gpu") or "unnamed")
+    node = cells.whole("gpus_per_node", found.node_gpus)
+    found = replace(found, node_gpus=node, domain_gpus=max(node, found.domain_gpus if found.domain_gpus > 8 else 0))
+    nic = _network(cells.text("interconnect").lower(), node)
+    return replace(found, nic_gbytes_s=nic) if nic else found
+
+
+def _network(text: str, node_gpus: int) -> float:
+    """GB/s of a node's network, if it is stated."""
+    found = re.search(r"(\d+)\s*x\s*(?:\w+ )?(\d+)\s*gb/s", text)
+    if found:
+        return int(found[1]) * int(found[2]) / 8 * (OMNIPATH if "omnipath" in text else 1.0)
+    found = re.search(r"(\d+)\s*gb/s[^;,]*per gpu", text)
+    if found:
+        return int(found[1]) * node_gpus / 8
+    found = re.search(r"(\d+)\s*gb/s[^;,]*per node", text)
+    return int(found[1]) / 8 if found else 0.0

@@ -1,0 +1,214 @@
+"""Roofline of a transformer's operators on one GPU: matrix products, attention, elementwise passes, optimizer, host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from resilio_hpc.autoparallel.base.efficiency import Efficiency
+from resilio_hpc.autoparallel.base.hardware import Machines
+from resilio_hpc.autoparallel.base.layout import Column, Layouts, Recompute
+from resilio_hpc.autoparallel.base.stack import Stacks
+from resilio_hpc.autoparallel.model.transformer import Transformers
+
+TILE = 128.0
+WIDE_TILE = 256.0
+ALIGNED = 64.0
+IDLE_POWER = 0.2  # of the board's power: static and memory. Clocks under matrix products go with the root of the rest
+KERNEL_S = 3e-6  # ramp and tail of one kernel, CUDA launch-to-launch on the device
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds per micro-batch on one GPU, forward, backward, recomputation: of a layer, of both ends of the model.
+
+    ``host``: the host's seconds per layer.
+    """
+
+    layer: Column
+    head: Column
+    host: Column
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """What this software reaches on this machine."""
+
+    products: Column
+    attention: Column
+    plain: Column
+    memory: Column
+    sms: Column
+    wave: float
+    depth: float
+    misaligned: float
+
+
+def _by_arch(machines: Machines, volta: float, ampere: float, hopper: float, blackwell: float) -> Column:
+    values: Column = np.array([volta, ampere, hopper, blackwell])
+    return np.asarray(values[machines.arch.astype(int)])
+
+
+def _rates(machines: Machines, stacks: Stacks, efficiency: Efficiency) -> _Rates:
+    part = _by_arch(
+        machines, efficiency.gemm_volta, efficiency.gemm_ampere, efficiency.gemm_hopper, efficiency.gemm_blackwell
+    )
+    clocks = np.sqrt((machines.power - IDLE_POWER) / (1 - IDLE_POWER))
+    plain = machines.bf16 * part * clocks
+    eight = np.where(machines.fp8 > 0, machines.fp8 * part * clocks * efficiency.fp8, plain)
+    four = np.where(machines.fp4 > 0, machines.fp4 * part * clocks * efficiency.fp4, eight)
+    products = np.where(stacks.precision <= 4, four, np.where(stacks.precision <= 8, eight, plain))
+    products = np.where(stacks.row_scales > 0, np.maximum(products * efficiency.rows, plain), products)
+    products = np.where(stacks.precision >= 32, plain / 2, products)
+    flash = _by_arch(
+        machines,
+        efficiency.flash_ampere,
+        efficiency.flash_ampere,
+        efficiency.flash_hopper,
+        efficiency.flash_blackwell,
+    )
+    newer = _by_arch(machines, 0.0, 0.0, efficiency.cudnn_hopper, 0.0)
+    flash = np.where(stacks.flash >= 3, np.maximum(flash, newer), flash)
+    flash = np.where(stacks.flash <= 1, flash * efficiency.flash_one, flash)
+    return _Rates(
+        products=products,
+        attention=machines.bf16 * flash * clocks,
+        plain=plain,
+        memory=machines.memory_bandwidth * efficiency.memory,
+        sms=machines.sms,
+        wave=efficiency.wave,
+        depth=efficiency.depth,
+        misaligned=efficiency.misaligned,
+    )
+
+
+def _product(m: Column, n: Column, k: Column, count: Column | float, rates: _Rates) -> Column:
+    """Seconds of ``count`` products of (m, k) by (k, n) in one kernel."""
+    waves = count * np.ceil(m / TILE) * np.ceil(n / WIDE_TILE) / rates.sms
+    reach = waves / (waves + rates.wave) * k / (k + rates.depth)
+    aligned = (np.mod(n, ALIGNED) == 0) & (np.mod(k, ALIGNED) == 0)
+    reach = reach * np.where(aligned, 1.0, rates.misaligned)
+    compute = 2 * count * m * n * k / (rates.products * reach)
+    traffic = 2 * count * (m * n + m * k + k * n) / rates.memory
+    return np.maximum(compute, traffic) + KERNEL_S
+
+
+def _linear(m: Column, n: Column, k: Column, count: Column | float, rates: _Rates) -> tuple[Column, Column]:
+    """Seconds of a linear layer: forward, and backward (gradients of its input and of its weights)."""
+    forward = _product(m, n, k, count, rates)
+    return forward, _product(m, k, n, count, rates) + _product(k, n, m, count, rates)
+
+
+def _attention(
+    models: Transformers, layouts: Layouts, stacks: Stacks, rates: _Rates, efficiency: Efficiency
+) -> tuple[Column, Column]:
+    """Seconds of the attention core: forward and backward."""
+    tokens = layouts.micro_batch * models.seq / layouts.cp
+    heads = models.heads / layouts.tp
+    scores = tokens * models.seen_keys * heads
+    seen = np.where(stacks.causal > 0, 0.5, 1.0)
+    flops = 4 * scores * models.head_dim
+    # A head of 64 fills half of a tile of 128.
+    width = models.head_dim / (models.head_dim + 32) * 1.25
+    fused = flops * seen / (rates.attention * np.minimum(width, 1.1)) + KERNEL_S
+    rounded = np.ceil(models.head_dim / TILE) * TILE
+    ragged = np.where(np.mod(models.head_dim, 8) == 0, 1.0, 0.25)
+    products = 4 * scores * (models.head_dim + rounded) / 2 / (rates.plain * 0.6 * ragged)
+    passes = efficiency.unfused_softmax * scores * 2 / rates.memory
+    forward = np.where(stacks.flash > 0, fused, products + 5.5 * passes)
+    return forward, np.where(stacks.flash > 0, 2.5 * fused, 2 * products + 7 * passes)
+
+
+def _elementwise(models: Transformers, layouts: Layouts, stacks: Stacks, efficiency: Efficiency) -> Column:
+    """Bytes of the forward pass of one layer outside products and attention."""
+    tokens = layouts.micro_batch * models.seq / layouts.cp
+    whole = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
+    # Eager PyTorch: each step of a norm, of positions, of casts between precisions is a kernel of its own.
+    slow = np.where(stacks.fused == 0, efficiency.eager, 1.0)
+    norms = (
+        (4 * slow + 6 + 2 * (stacks.flash == 0)) * models.hidden / whole
+    )  # norms, residual sums, dropout before 2023
+    inner = 2 * slow * models.qkv_width / layouts.tp  # positions, transposes
+    moe = models.moe_share
+    widths = (1 - moe) * models.ffn + moe * (models.topk * models.expert_ffn + models.shared_ffn)
+    activation = (1 + models.matrices) * widths / layouts.tp
+    # Fused: of the passes over routed tokens the exchange alone, there and back; of the activation the products' own.
+    fused = stacks.fused_experts > 0
+    passes = np.where(fused, efficiency.dispatch / 3, efficiency.dispatch)
+    routed = moe * models.topk * passes * models.hidden / layouts.tp
+    casts = np.where((stacks.precision <= 8) & ~fused, 1.25, 1.0)
+    total: Column = (norms + inner + activation) * efficiency.elementwise + routed
+    return 2 * tokens * total * casts
+
+
+def _layer_products(
+    models: Transformers, layouts: Layouts, stacks: Stacks, rates: _Rates, efficiency: Efficiency
+) -> tuple[Column, Column]:
+    """Seconds of all linear layers of an average layer: forward and backward."""
+    tokens = layouts.micro_batch * models.seq / layouts.cp
+    tp = layouts.tp
+    parts = [
+        (_linear(tokens, models.qkv_width / tp, models.hidden, 1, rates), np.ones(1)),
+        (_linear(tokens, models.hidden, models.attention_width / tp, 1, rates), np.ones(1)),
+    ]
+    dense = 1 - models.moe_share
+    up, down = models.matrices * models.ffn / tp, models.ffn / tp
+    parts.append((_linear(tokens, up, models.hidden, 1, rates), dense))
+    parts.append((_linear(tokens, models.hidden, down, 1, rates), dense))
+    if np.any(models.moe_share > 0):
+        local = np.maximum(models.experts / layouts.ep, 1)
+        fullest = np.where(stacks.balanced > 0, 1.0, efficiency.imbalance)
+        each = tokens / tp * np.maximum(models.topk, 1) * fullest / local
+        width = np.maximum(models.expert_ffn, 1)
+        for n, k in ((models.matrices * width, models.hidden), (models.hidden, width)):
+            parts.append((_linear(each, n, k, local, rates), models.moe_share))
+        shared = np.maximum(models.shared_ffn, 1) / tp
+        with_shared = models.moe_share * (models.shared_ffn > 0)
+        parts.append((_linear(tokens, models.matrices * shared, models.hidden, 1, rates), with_shared))
+        parts.append((_linear(tokens, models.hidden, shared, 1, rates), with_shared))
+    return sum(f * w for (f, _), w in parts), sum(b * w for (_, b), w in parts)  # type: ignore[return-value]
+
+
+def _accumulation(models: Transformers, layouts: Layouts, stacks: Stacks) -> Column:
+    """Bytes to add one micro-batch's gradients of one layer to those of the others.
+
+    FSDP first lays the layer's gradients side by side and casts them for the reduction.
+    """
+    held = (models.layer_parameters + models.layer_expert_parameters / layouts.ep) / layouts.tp
+    added = np.where(layouts.micro_batches > 1, held * (2 * stacks.grad_bytes + 2), 0.0)
+    return np.where(layouts.zero >= 3, added / layouts.dp + held * (6 + stacks.grad_bytes), added)
+
+
+def work(models: Transformers, layouts: Layouts, machines: Machines, stacks: Stacks, efficiency: Efficiency) -> Work:
+    """Seconds of one layer and of embedding, head and loss for one micro-batch on one GPU."""
+    rates = _rates(machines, stacks, efficiency)
+    forward, backward = _layer_products(models, layouts, stacks, rates, efficiency)
+    core, core_back = _attention(models, layouts, stacks, rates, efficiency)
+    passes = _elementwise(models, layouts, stacks, efficiency) / rates.memory
+    full = (layouts.recompute == Recompute.FULL) * 1.0
+    selective = (layouts.recompute == Recompute.SELECTIVE) * 1.0
+    again = np.where(stacks.fine_recompute > 0, passes, (forward + passes + core) / 2)
+    layer = (1 + full) * (forward + passes + core) + selective * core + backward + core_back + 1.5 * passes
+    layer = layer + (layouts.recompute == Recompute.ALTERNATE) * again
+    layer = layer + _accumulation(models, layouts, stacks) / rates.memory
+    tokens = layouts.micro_batch * models.seq / layouts.cp
+    vocab = models.vocab / layouts.tp
+    logits, logits_back = _linear(tokens, vocab, models.hidden, 1, rates)
+    loss = 2 * tokens * (vocab * 10 + models.hidden * 8) / rates.memory
+    host = efficiency.host_us * np.where(stacks.fused > 0, 1.0, 1.3) * (1 + full / 3)
+    batches = layouts.micro_batch * models.heads / layouts.tp
+    refused = (stacks.flash == 0) & (np.mod(batches, 4) != 0)
+    host = host * np.where(refused, efficiency.host_softmax, 1.0)
+    collectives = np.where(layouts.tp > 1, (4 + 2 * full) * efficiency.host_comm_us, 0.0)
+    return Work(layer, logits + logits_back + loss, (host + collectives) * 1e-6)
+
+
+def optimizer_time(held: Column, layouts: Layouts, machines: Machines, efficiency: Efficiency) -> Column:
+    """Seconds of Adam over the parameters of a GPU: 30 bytes per parameter, and the norm of its gradients."""
+    share = np.where(layouts.zero >= 1, layouts.dp * layouts.cp, 1)
+    return (
+        held
+        * (30 / share + 4 / np.where(layouts.zero >= 2, share, 1))
+        / (machines.memory_bandwidth * efficiency.memory)
+    )

@@ -1,0 +1,47 @@
+"""Well-known models by name (``presets.toml``)."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from resilio_hpc.autoparallel.model.huggingface_config import from_mapping
+from resilio_hpc.autoparallel.model.model_description import TransformerModel
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.json_fields import printable
+
+
+@dataclass(frozen=True)
+class Preset:
+    """``published``: parameters as published, exact (int), or rounded, in billions (str). ``source``: where."""
+
+    model: TransformerModel
+    published: int | str
+    source: str
+
+
+@functools.cache
+def presets() -> Mapping[str, Preset]:
+    """All, by name, in the table's order."""
+    table = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
+    return {name: _preset(name, row) for name, row in table.items()}
+
+
+def _preset(name: str, row: Mapping[str, object]) -> Preset:
+    config, published = row["config"], row["published"]
+    assert isinstance(config, dict) and isinstance(published, int | str)
+    return Preset(replace(from_mapping(config, f"preset {name}"), name=name), published, str(row["source"]))
+
+
+def preset(name: str) -> TransformerModel:
+    """The model of that name. Raises UsageError that says what is near."""
+    known = presets()
+    if name.lower() in known:
+        return known[name.lower()].model
+    near = difflib.get_close_matches(name.lower(), known, 3, 0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the presets are {', '.join(known)}"
+    raise UsageError(f"no model is named {printable(repr(name), 60)}, and there is no such file: {hint}")

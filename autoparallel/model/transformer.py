@@ -1,0 +1,139 @@
+"""Uniform transformers: what one layer multiplies, moves and holds, for many layouts at once.
+
+Counts follow Narayanan et al. (arXiv:2104.04473, appendix) and Korthikanti et al. (arXiv:2205.05198), extended to
+grouped-query attention, gated MLPs and mixtures of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from resilio_hpc.autoparallel.base.layout import Column
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A uniform decoder. ``ffn`` is the width of a dense layer's MLP, ``expert_ffn`` of one expert.
+
+    ``dense_layers``: layers of a mixture of experts that have a dense MLP. ``head_dim`` 0 means hidden / heads.
+    ``window``: keys that a query may see in every second layer (0: all of them in all layers).
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    seq: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    gated: bool = False
+    tied: bool = False
+    experts: int = 0
+    topk: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    dense_layers: int = 0
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class Transformers:
+    """Transformers as columns; ``of`` fills what is 0 by its meaning."""
+
+    layers: Column
+    hidden: Column
+    heads: Column
+    ffn: Column
+    vocab: Column
+    seq: Column
+    kv_heads: Column
+    head_dim: Column
+    gated: Column
+    tied: Column
+    experts: Column
+    topk: Column
+    expert_ffn: Column
+    shared_ffn: Column
+    dense_layers: Column
+    window: Column
+
+    @classmethod
+    def of(cls, models: Sequence[Transformer]) -> Transformers:
+        raw = {f.name: np.array([getattr(m, f.name) for m in models], dtype=float) for f in fields(cls)}
+        raw["kv_heads"] = np.where(raw["kv_heads"] > 0, raw["kv_heads"], raw["heads"])
+        raw["head_dim"] = np.where(raw["head_dim"] > 0, raw["head_dim"], raw["hidden"] / raw["heads"])
+        raw["expert_ffn"] = np.where(raw["expert_ffn"] > 0, raw["expert_ffn"], raw["ffn"])
+        raw["dense_layers"] = np.where(raw["experts"] > 0, raw["dense_layers"], raw["layers"])
+        return cls(**raw)
+
+    @property
+    def matrices(self) -> Column:
+        """Matrices into the MLP: two when it is gated."""
+        return 1.0 + self.gated
+
+    @property
+    def attention_width(self) -> Column:
+        return self.heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> Column:
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def attention_parameters(self) -> Column:
+        return self.hidden * (self.qkv_width + self.attention_width)
+
+    @property
+    def dense_mlp_parameters(self) -> Column:
+        return self.hidden * self.ffn * (self.matrices + 1)
+
+    @property
+    def expert_parameters(self) -> Column:
+        """Of one expert."""
+        return self.hidden * self.expert_ffn * (self.matrices + 1)
+
+    @property
+    def shared_parameters(self) -> Column:
+        return self.hidden * (self.shared_ffn * (self.matrices + 1) + self.experts)
+
+    @property
+    def moe_share(self) -> Column:
+        """Part of the layers that are mixtures of experts."""
+        return np.where(self.experts > 0, 1 - self.dense_layers / self.layers, 0.0)
+
+    @property
+    def layer_parameters(self) -> Column:
+        """Of an average layer without its experts, norms and biases left out."""
+        moe = self.moe_share
+        return self.attention_parameters + (1 - moe) * self.dense_mlp_parameters + moe * self.shared_parameters
+
+    @property
+    def layer_expert_parameters(self) -> Column:
+        return self.moe_share * self.experts * self.expert_parameters
+
+    @property
+    def embedding_parameters(self) -> Column:
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> Column:
+        """All of them."""
+        head = np.where(self.tied > 0, 1, 2) * self.embedding_parameters
+        return self.layers * (self.layer_parameters + self.layer_expert_parameters) + head
+
+    @property
+    def seen_keys(self) -> Column:
+        """Keys that a query meets in an average layer, causal masks not yet counted."""
+        return np.where(self.window > 0, (self.seq + np.minimum(2 * self.window, self.seq)) / 2, self.seq)
+
+    @property
+    def flops_per_token(self) -> Column:
+        """Model FLOPs of forward and backward per token: 6 per active parameter, 12·keys·width of attention."""
+        active = self.layer_parameters + self.moe_share * self.topk * self.expert_parameters
+        attention = 12 * self.seen_keys * self.attention_width
+        return self.layers * (6 * active + attention) + 6 * self.embedding_parameters

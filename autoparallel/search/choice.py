@@ -1,0 +1,102 @@
+"""One ranked answer of the search: a shape, its layout, what is expected of it, and how a job is told. RES-21."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from resilio_hpc.autoparallel.base.layout import Layout
+from resilio_hpc.autoparallel.base.shapes import Shape
+
+Start = Literal["now", "soon", "ever"]
+PART = "part of nodes"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A shape that a partition has room for. ``gpu``: the GPU's type as Slurm names it, "" where it has none.
+
+    ``start``: "now", "soon" (when jobs that run there have reached their limits) or "ever" (it is large enough, nobody
+    knows when); ``wait_s`` until then, None where it is not known. ``marks``: "over-subscribed", "preemptible",
+    "part of nodes": the shape leaves GPUs of its nodes to others.
+    """
+
+    shape: Shape
+    partition: str
+    gpu: str
+    start: Start = "now"
+    wait_s: float | None = 0.0
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An offer with a layout. Seconds, bytes; shares are parts of the iteration.
+
+    ``low_s`` to ``high_s``: the uncertainty band of ``iteration_s``. ``memory_bytes``: of the fullest GPU, of which it
+    has ``gpu_bytes``. ``overhead``: part of the time that checkpoints, failures and restarts take; ``run_s``: the whole
+    run with them, or 1,000 iterations where its length is not known; infinite where failures never let it end.
+    """
+
+    offer: Offer
+    layout: Layout
+    iteration_s: float
+    low_s: float
+    high_s: float
+    mfu: float
+    bubble: float
+    communication: float
+    memory_bytes: float
+    gpu_bytes: float
+    overhead: float = 0.0
+    run_s: float = 0.0
+
+    @property
+    def gpus(self) -> int:
+        return self.offer.shape.ranks
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of ``run_s``."""
+        return self.gpus * self.run_s / 3600
+
+    @property
+    def finish_s(self) -> float:
+        """From now: the wait and the run; the run alone where the wait is not known."""
+        return (self.offer.wait_s or 0.0) + self.run_s
+
+    @property
+    def headroom_bytes(self) -> float:
+        return self.gpu_bytes - self.memory_bytes
+
+    def environment(self) -> dict[str, str]:
+        """What the training script reads. As the launcher counts, RESILIO_DP holds context-parallel ranks too."""
+        layout = self.layout
+        return {
+            "RESILIO_TP": str(layout.tp),
+            "RESILIO_PP": str(layout.pp),
+            "RESILIO_DP": str(layout.dp * layout.cp),
+            "RESILIO_CP": str(layout.cp),
+            "RESILIO_EP": str(layout.ep),
+            "RESILIO_VPP": str(layout.vpp),
+            "RESILIO_ZERO": str(layout.zero),
+            "RESILIO_SEQUENCE_PARALLEL": str(int(layout.sequence_parallel)),
+            "RESILIO_RECOMPUTE": layout.recompute.name.lower(),
+            "RESILIO_MICRO_BATCH": str(layout.micro_batch),
+            "RESILIO_GLOBAL_BATCH": str(layout.global_batch),
+            "RESILIO_ACCUMULATION": str(layout.micro_batches),
+        }
+
+    def launch_arguments(self) -> list[str]:
+        """Of resilio-launch, which gives the ranks RESILIO_TP, RESILIO_PP and RESILIO_DP in each round."""
+        degrees = f"tp={self.layout.tp},pp={self.layout.pp}"
+        return ["--nproc-per-node", str(self.offer.shape.ranks_per_node), "--layout", degrees]
+
+    def sbatch_options(self) -> dict[str, str]:
+        """By the keys of ``resilio submit``."""
+        offer = self.offer
+        gpus = f"{offer.gpu}:{offer.shape.ranks_per_node}" if offer.gpu else str(offer.shape.ranks_per_node)
+        options = {"nodes": str(offer.shape.nodes), "gpus_per_node": gpus}
+        if PART in offer.marks:
+            options["exclusive"] = "false"
+        return {**options, "partition": offer.partition} if offer.partition else options

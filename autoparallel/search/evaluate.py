@@ -1,0 +1,140 @@
+"""The evaluator: walks down a ranking until Slurm takes a choice. RES-21.
+
+At most one job of ours is in the queue at a time: the next choice is tried when the last one is known to be cancelled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from resilio_hpc.autoparallel.search import evaluator
+from resilio_hpc.autoparallel.search.choice import Choice
+from resilio_hpc.autoparallel.search.evaluator import Attempt, Event, Patience, Verdict, wait_s
+from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.slurm.client.commands import SubmitLimit, Unanswered
+from resilio_hpc.slurm.client.expected_start import Expected
+from resilio_hpc.slurm.submit.trial import Look, Request
+
+POLL_S = 2.0
+SILENCE_S = 120.0
+"""How long slurmctld may say nothing of a job that it has taken."""
+
+
+class Scheduler(Protocol):
+    """``slurm.trial.Trials``."""
+
+    def expected(self, request: Request) -> Expected:
+        """When it would start."""
+
+    def submit(self, request: Request) -> str:
+        """The job's number."""
+
+    def look(self, job: str) -> Look:
+        """How it stands."""
+
+    def take_back(self, job: str) -> None:
+        """Cancel it if it still waits."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Unix seconds, and how to let time pass."""
+
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """``prepare``: a choice as a job; ``tell``: hears of every attempt as it happens."""
+
+    prepare: Callable[[Choice], Request]
+    tell: Callable[[Attempt], None]
+    scheduler: Scheduler
+    patience: Patience
+    clock: Clock = field(default_factory=Clock)
+
+    def run(self, choices: Sequence[Choice], dry_run: bool = False) -> Attempt | None:
+        """The attempt with which it ended: started, queued, or would-submit; None where no choice is left.
+
+        Raises SlurmError where Slurm does not answer, or takes no more jobs of this user at all."""
+        for rank, choice in evaluator.shapes_once(choices):
+            request = self.prepare(choice)
+            expected = self.scheduler.expected(request)
+            verdict = evaluator.after_test(expected, self.clock.now(), self.patience)
+            wait = wait_s(expected, self.clock.now())
+            if verdict.act == "next" or dry_run:
+                event: Event = "passed" if verdict.act == "next" else "would-submit"
+                told = self._told(rank, choice, event, verdict.why, wait)
+            else:
+                told = self._submit(rank, choice, request, wait)
+            if told.event in ("started", "queued", "would-submit"):
+                return told
+        return None
+
+    def _told(
+        self, rank: int, choice: Choice, event: Event, why: str, wait: float | None = None, job: str = ""
+    ) -> Attempt:
+        shape = choice.offer.shape
+        attempt = Attempt(
+            rank, str(choice.layout), choice.offer.partition, shape.nodes, shape.ranks_per_node, event, why, wait, job
+        )
+        self.tell(attempt)
+        return attempt
+
+    def _submit(self, rank: int, choice: Choice, request: Request, wait: float | None) -> Attempt:
+        try:
+            job = self.scheduler.submit(request)
+        except (Unanswered, SubmitLimit):
+            raise
+        except SlurmError as error:
+            return self._told(rank, choice, "passed", str(error), wait)
+        self._told(
+            rank, choice, "submitted", "it can start now" if not wait else f"expected in {wait:.0f} s", wait, job
+        )
+        verdict = self._settled(job, request)
+        if verdict.act == "next":
+            verdict = self._taken_back(job, verdict)
+        elif verdict.event == "taken-back":
+            raise SlurmError(f"job {job} was cancelled by somebody else while it waited: nothing more is submitted")
+        return self._told(rank, choice, verdict.event, verdict.why, job=job)
+
+    def _settled(self, job: str, request: Request) -> Verdict:
+        """Looks at the job until it has started, is known to start in time, or is known not to."""
+        submitted = self.clock.now()
+        while True:
+            look = self.scheduler.look(job)
+            expected = self._asked(request) if evaluator.must_ask(look) else None
+            now = self.clock.now()
+            verdict = evaluator.after_submit(look, expected, now, now - submitted, self.patience)
+            if verdict.act != "look":
+                return verdict
+            if look.state == "UNKNOWN" and now - submitted > max(SILENCE_S, self.patience.settle_s):
+                raise Unanswered(f"job {job} was submitted, and Slurm tells nothing of it: look with squeue -j {job}")
+            self.clock.sleep(POLL_S)
+
+    def _asked(self, request: Request) -> Expected | None:
+        try:
+            return self.scheduler.expected(request)
+        except Unanswered:
+            return None
+
+    def _taken_back(self, job: str, verdict: Verdict) -> Verdict:
+        """Cancels a waiting job; one that started meanwhile is kept. The next choice waits until this is certain."""
+        began = self.clock.now()
+        while True:
+            try:
+                self.scheduler.take_back(job)
+            except Unanswered:
+                pass
+            look = self.scheduler.look(job)
+            if look.state == "CANCELLED" or look.state in evaluator.LOST:
+                return verdict
+            if look.state not in ("PENDING", "UNKNOWN"):
+                return Verdict("go", f"on {look.nodes}, while it was being taken back", "started")
+            if self.clock.now() - began > SILENCE_S:
+                raise Unanswered(f"job {job} could not be cancelled and may start yet: scancel {job}")
+            self.clock.sleep(POLL_S)

@@ -1,0 +1,48 @@
+"""Training software by name: the layouts that it can run (``spaces.toml``), its kernels, and the machine it runs on."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from resilio_hpc.autoparallel.base.hardware import Machine
+from resilio_hpc.autoparallel.base.layout import Recompute
+from resilio_hpc.autoparallel.base.stack import Stack
+from resilio_hpc.autoparallel.measure.rows import case
+from resilio_hpc.autoparallel.search.search import Space
+
+DEFAULT = "Megatron-Core"
+
+
+@cache
+def _spaces() -> tuple[Mapping[str, Any], ...]:
+    text = files("resilio_hpc.autoparallel.search").joinpath("spaces.toml").read_text()
+    return tuple(tomllib.loads(text)["space"])
+
+
+def space_of(framework: str) -> Space:
+    """Layouts that this software can run."""
+    row = next(row for row in _spaces() if row["pattern"] in framework.lower())
+    return Space(
+        zero=tuple(row["zero"]),
+        recompute=tuple(Recompute[kind.upper()] for kind in row["recompute"]),
+        interleaving=row.get("interleaving", True),
+        zero_bubble=row.get("zero_bubble", False),
+        sharded_pipeline=row.get("sharded_pipeline", False),
+        only={name: row[name] for name in ("tp", "pp") if name in row},
+    )
+
+
+def machine_and_stack(
+    gpu: str, per_node: int, framework: str, precision: str = "", interconnect: str = ""
+) -> tuple[Machine, Stack]:
+    """As ``resilio plan predict`` reads these words. Raises UsageError for an unknown GPU."""
+    row = {
+        "layers": "1", "hidden": "128", "heads": "1", "seq": "1", "num_gpus": "1", "gpu": gpu or "unnamed",
+        "gpus_per_node": str(per_node), "framework": framework, "precision": precision, "interconnect": interconnect,
+    }  # fmt: skip
+    found = case(row)
+    return found.machine, found.stack

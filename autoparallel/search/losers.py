@@ -1,0 +1,113 @@
+"""Why the other layouts of a shape lost: one answer for each class of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resilio_hpc.autoparallel.base.hardware import Machine
+from resilio_hpc.autoparallel.base.layout import Layout
+from resilio_hpc.autoparallel.cost.cost import Cost
+from resilio_hpc.autoparallel.search.ranking import Training, find
+from resilio_hpc.autoparallel.search.search import Found
+
+Rows: TypeAlias = NDArray[np.intp]
+_CLASSES = {
+    "tp": "tensor parallel degree",
+    "pp": "pipeline depth",
+    "vpp": "interleaving",
+    "zero": "ZeRO stage",
+    "recompute": "recomputation",
+    "micro_batch": "micro-batch",
+    "ep": "expert parallel degree",
+    "cp": "context parallel degree",
+    "sequence_parallel": "sequence parallelism",
+    "zero_bubble": "schedule",
+}
+_PARTS = {
+    "compute": "computing",
+    "tensor_parallel": "tensor parallel traffic",
+    "expert_parallel": "expert parallel traffic",
+    "context_parallel": "context parallel traffic",
+    "pipeline_transfers": "pipeline transfers",
+    "bubble": "pipeline bubble",
+    "data_parallel": "data parallel traffic",
+    "optimizer": "optimizer step",
+    "host": "launching of kernels",
+}
+
+
+@dataclass(frozen=True)
+class Loser:
+    """The nearest layout of a class. ``others``: in what the class differs, empty for those that do not fit.
+
+    ``slower``: part of the best time that it takes more, below 0 where it would be faster; ``excess_bytes``: by which
+    it does not fit, 0 where it does; ``because``: the part of the iteration that grows most.
+    """
+
+    others: tuple[str, ...]
+    count: int
+    layout: Layout
+    slower: float
+    excess_bytes: float
+    because: str
+
+    def line(self) -> str:
+        """For a person."""
+        if self.excess_bytes > 0:
+            pace = f"{-self.slower:.1%} faster" if self.slower < 0 else f"{self.slower:.1%} slower"
+            size = f"{self.excess_bytes / 1e9:.1f} GB"
+            return f"{self.count:,} do not fit: {self.layout}, {pace}, is too large by {size}"
+        why = f": more {self.because}" if self.because else ""
+        other = ", ".join(self.others)
+        return f"{self.count:,} with other {other}: the best, {self.layout}, is {self.slower:.1%} slower{why}"
+
+
+def losers(training: Training, machine: Machine, gpus: int) -> list[Loser]:
+    """Of the layouts of so many GPUs: those that do not fit, and those that differ from the best one, by degree."""
+    every = find(training, replace(machine, memory_gb=1e9), gpus)
+    over = every.memory.device - machine.memory_gb * 1e9
+    fitting = np.flatnonzero(over <= 0)
+    if not fitting.size:
+        return []
+    best = int(fitting[0])
+    return [*_too_large(every, over, best), *_slower(every, best, fitting)]
+
+
+def _too_large(every: Found, over: NDArray[np.float64], best: int) -> list[Loser]:
+    """Of those that would be faster, the one that lacks least; of all, where none would be."""
+    large = np.flatnonzero(over > 0)
+    if not large.size:
+        return []
+    wanted = large[large < best] if np.any(large < best) else large
+    row = int(wanted[np.argmin(over[wanted])])
+    return [_loser(every, (), int(large.size), row, best, float(over[row]))]
+
+
+def _slower(every: Found, best: int, fitting: Rows) -> list[Loser]:
+    """Classes whose best layout is the same one are told together."""
+    together: dict[int, list[str]] = {}
+    members: dict[int, set[int]] = {}
+    for name, words in _CLASSES.items():
+        column = getattr(every.layouts, name)
+        others = fitting[column[fitting] != column[best]]
+        if others.size:
+            together.setdefault(int(others[0]), []).append(words)
+            members.setdefault(int(others[0]), set()).update(map(int, others))
+    return [_loser(every, together[row], len(members[row]), row, best, 0.0) for row in sorted(together)]
+
+
+def _loser(every: Found, others: Sequence[str], count: int, row: int, best: int, excess: float) -> Loser:
+    times = every.cost.iteration
+    slower = float(times[row] / times[best] - 1)
+    because = _grown(every.cost, row, best) if slower > 0 else ""
+    return Loser(tuple(others), count, every.layouts.row(row), slower, excess, because)
+
+
+def _grown(cost: Cost, row: int, best: int) -> str:
+    grown = {words: float(getattr(cost, name)[row] - getattr(cost, name)[best]) for name, words in _PARTS.items()}
+    return max(grown, key=lambda words: grown[words])

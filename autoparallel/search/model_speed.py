@@ -1,0 +1,123 @@
+"""The full cost model as what ``plan`` and the resizer ask: how fast is a run on so many nodes. RES-23.
+
+Each number of nodes gets its best layout; where step times were measured, they scale what is predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from resilio_hpc.autoparallel.base.hardware import Machine
+from resilio_hpc.autoparallel.base.layout import Layout
+from resilio_hpc.autoparallel.measure.throughput import Measurement
+from resilio_hpc.autoparallel.search.ranking import Training, at_shape, communication, find
+from resilio_hpc.core.errors import UsageError
+
+NEVER_S = 1e12  # of a step where no layout is possible: finite, since sizes are compared by their ratios
+Degrees = Callable[[int], tuple[int, int] | None]
+"""(tensor, pipeline) parallel of so many ranks where they are given, else None."""
+
+
+def any_degrees(ranks: int) -> tuple[int, int] | None:
+    """Whatever is best."""
+    return None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The best layout of a number of nodes, as predicted; of none, no layout is possible."""
+
+    step_s: float = NEVER_S
+    communication_s: float = 0.0
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True)
+class ModelSpeed:
+    """A ``Speed``. ``machine``: a whole node; ``measured``: of this run, fewer or none is fine.
+
+    ``nodes``: that it has now, at which ``communication_s`` is told. ``assumed``: what other sizes bring is predicted.
+    """
+
+    training: Training
+    machine: Machine
+    ranks_per_node: int
+    degrees: Degrees = any_degrees
+    measured: tuple[Measurement, ...] = ()
+    nodes: int = 1
+    assumed: bool = True
+    _known: dict[int, Planned] = field(default_factory=dict, compare=False, repr=False)
+
+    def step_s(self, nodes: int) -> float:
+        """Seconds per step with so many nodes; ``NEVER_S`` where no layout is possible."""
+        return self.planned(nodes).step_s * self.scale(nodes)
+
+    def speed(self, nodes: int) -> float:
+        """Batches per second with so many nodes."""
+        return 1 / self.step_s(nodes)
+
+    def layout(self, nodes: int) -> Layout | None:
+        """The best one."""
+        return self.planned(nodes).layout
+
+    @property
+    def communication_s(self) -> float:
+        """Seconds of a step of the run as it is now."""
+        return self.planned(self.nodes).communication_s * self.scale(self.nodes)
+
+    def scale(self, nodes: int) -> float:
+        """Measured over predicted, of the measured number of nodes that is nearest; 1 without any."""
+        ratios: dict[int, list[float]] = {}
+        for one in self.measured:
+            predicted = self.planned(one.nodes).step_s if one.nodes > 0 and one.step_s > 0 else NEVER_S
+            if predicted < NEVER_S:
+                ratios.setdefault(one.nodes, []).append(one.step_s / predicted)
+        if not ratios:
+            return 1.0
+        return median(ratios[min(ratios, key=lambda size: (abs(math.log(size / nodes)), size))])
+
+    def planned(self, nodes: int) -> Planned:
+        """As predicted, from one search for each number of nodes."""
+        if nodes not in self._known:
+            self._known[nodes] = self._search(nodes)
+        return self._known[nodes]
+
+    def _search(self, nodes: int) -> Planned:
+        ranks = nodes * self.ranks_per_node
+        given = self.degrees(ranks)
+        space = self.training.space
+        if given is not None:
+            space = replace(space, only={**space.only, "tp": given[0], "pp": given[1]})
+        machine = at_shape(self.machine, min(self.ranks_per_node, self.machine.node_gpus))
+        found = find(replace(self.training, space=space), machine, ranks)
+        if not found.cost.iteration.size:
+            return Planned()
+        return Planned(float(found.cost.iteration[0]), float(communication(found.cost)[0]), found.layouts.row(0))
+
+
+@dataclass(frozen=True)
+class SpeedModel:
+    """What is known of a run's model before the run is seen: makes its ``ModelSpeed``.
+
+    ``on``: (type, GPUs of a node) of the run's nodes → the training and their machine, with what was measured of it;
+    raises UsageError for an unknown one.
+    """
+
+    on: Callable[[str, int], tuple[Training, Machine]]
+
+    def speed(
+        self, measured: Sequence[Measurement], nodes: int, ranks_per_node: int, gpu: tuple[str, int], degrees: Degrees
+    ) -> ModelSpeed:
+        """Of a run of ``nodes`` nodes with these GPUs. Raises UsageError where it could not run as it does."""
+        training, machine = self.on(gpu[0], gpu[1] or ranks_per_node)
+        speed = ModelSpeed(training, machine, ranks_per_node, degrees, tuple(measured), nodes)
+        if speed.layout(nodes) is None:
+            name, batch = training.model.name, training.global_batch
+            raise UsageError(
+                f"--model {name}: no layout of it runs on the {nodes} x {ranks_per_node} {machine.gpu} of this run "
+                f"with a global batch of {batch}, its --layout kept: is it this model, GPU and batch?"
+            )
+        return speed

@@ -1,0 +1,176 @@
+"""All layouts of a number of GPUs, what does not fit left out, the rest ranked by iteration time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resilio_hpc.autoparallel.base.efficiency import Efficiency, shipped
+from resilio_hpc.autoparallel.base.hardware import Machine, Machines
+from resilio_hpc.autoparallel.base.layout import Column, Layout, Layouts, Recompute
+from resilio_hpc.autoparallel.base.stack import Stack, Stacks
+from resilio_hpc.autoparallel.cost.cost import Cost, Problem
+from resilio_hpc.autoparallel.cost.memory import Memory, memory
+from resilio_hpc.autoparallel.measure.nearby import Nearby, costed
+from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
+
+CHUNK = 16_384  # rows at once: the columns of a chunk stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class Space:
+    """Which layouts are looked at. ``micro_batch``, ``tp``: largest; ``cp``, ``zero``, ``recompute``: values.
+
+    ``only``: degrees that are given, by name (tp, pp, ep, micro_batch, vpp). ``sharded_pipeline``: ZeRO-3 goes with
+    pipeline parallelism.
+    """
+
+    micro_batch: int = 16
+    tp: int = 64
+    cp: tuple[int, ...] = (1,)
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+    interleaving: bool = True
+    zero_bubble: bool = False
+    sharded_pipeline: bool = False
+    only: Mapping[str, int] = field(default_factory=dict)
+
+    def may(self, name: str, value: int) -> bool:
+        """Whether the degree of this name may have this value."""
+        return self.only.get(name, value) == value
+
+
+@dataclass(frozen=True)
+class Found:
+    """Layouts that fit, fastest first, with their cost and memory; ``looked_at`` counts all, ``too_large`` the others.
+
+    ``least_excess``: bytes by which the smallest layout misses the GPU when none fits, else 0.
+    """
+
+    layouts: Layouts
+    cost: Cost
+    memory: Memory
+    looked_at: int
+    too_large: int
+    least_excess: float
+    smallest: Layout | None
+
+
+def divisors(number: int) -> list[int]:
+    """Ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _grids(model: Transformer, gpus: int, global_batch: int, space: Space, largest_tp: int) -> Iterator[list[Column]]:
+    """Columns of all layouts of one (tp, cp, pp), in the order of ``_AXES``."""
+    for tp in (
+        d for d in divisors(gpus) if d <= min(space.tp, largest_tp) and model.heads % d == 0 and space.may("tp", d)
+    ):
+        for cp in (d for d in space.cp if (gpus // tp) % d == 0 and model.seq % d == 0):
+            for pp in (d for d in divisors(gpus // tp // cp) if d <= model.layers and space.may("pp", d)):
+                dp = gpus // tp // cp // pp
+                if global_batch % dp:
+                    continue
+                each = global_batch // dp
+                micro = [d for d in divisors(each) if d <= space.micro_batch and space.may("micro_batch", d)]
+                inside = model.layers // pp
+                chunks = [d for d in divisors(inside) if pp > 1 and space.interleaving and inside * pp == model.layers]
+                chunks = [d for d in chunks or [1] if space.may("vpp", d)]
+                experts = [d for d in divisors(dp * cp * tp) if model.experts % d == 0] if model.experts else [1]
+                experts = [d for d in experts if space.may("ep", d)]
+                axes = (
+                    micro,
+                    chunks,
+                    experts,
+                    [0, 1] if tp > 1 else [0],
+                    list(space.recompute),
+                    list(space.zero) if dp * cp > 1 else [0],
+                    [0, 1] if space.zero_bubble and pp > 1 else [0],
+                )
+                mesh = [axis.ravel().astype(float) for axis in np.meshgrid(*axes, indexing="ij")]
+                legal = (mesh[1] == 1) | (np.mod(each / mesh[0], pp) == 0)  # interleaving wants whole rounds
+                legal &= (mesh[6] == 0) | (mesh[1] == 1)
+                # a pipeline keeps its gradients over all micro-batches
+                legal &= (mesh[5] < 2) | (pp == 1) | (space.sharded_pipeline & (mesh[5] == 3))
+                kept = [axis[legal] for axis in mesh]
+                yield [np.full(kept[0].size, float(value)) for value in (tp, pp, dp, cp)] + kept
+
+
+_AXES = ("tp", "pp", "dp", "cp", "micro_batch", "vpp", "ep", "sequence_parallel", "recompute", "zero", "zero_bubble")
+
+
+def enumerate_layouts(model: Transformer, machine: Machine, gpus: int, global_batch: int, space: Space) -> Layouts:
+    """Every layout of the space, as columns."""
+    grids = list(_grids(model, gpus, global_batch, space, machine.domain_gpus))
+    if not grids:
+        empty = np.zeros(0)
+        return Layouts(**dict.fromkeys(_AXES, empty), global_batch=empty)
+    columns = {name: np.concatenate(parts) for name, parts in zip(_AXES, zip(*grids, strict=True), strict=True)}
+    return Layouts(**columns, global_batch=np.array([float(global_batch)]))
+
+
+def _concatenated(parts: Sequence[Cost | Memory], kind: type[Cost | Memory]) -> dict[str, Column]:
+    return {f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(kind)}
+
+
+def search(
+    model: Transformer,
+    machine: Machine,
+    gpus: int,
+    global_batch: int,
+    stack: Stack | None = None,
+    space: Space | None = None,
+    efficiency: Efficiency | None = None,
+    nearby: Nearby | None = None,
+) -> Found:
+    """Every layout of the space is looked at: those that fit are costed and sorted by iteration time."""
+    models, machines = Transformers.of([model]), Machines.of([machine])
+    stacks, known = Stacks.of([stack or Stack()]), efficiency or shipped()
+    layouts = enumerate_layouts(model, machine, gpus, global_batch, space or Space())
+    count = layouts.tp.size
+    costs: list[Cost] = []
+    memories: list[Memory] = []
+    kept: list[NDArray[np.intp]] = []
+    excess, smallest = np.inf, None
+    for start in range(0, count, CHUNK):
+        asked = Problem(models, _slice(layouts, slice(start, start + CHUNK)), machines, stacks)
+        held = memory(asked)
+        over = held.device - machines.memory
+        if over.size and over.min() < excess:
+            excess, smallest = float(over.min()), start + int(over.argmin())
+        fits = np.flatnonzero(over <= 0)
+        if fits.size:
+            some = replace(asked, layouts=_slice(asked.layouts, fits))
+            costs.append(_full(costed(some, known, nearby), fits.size))
+            memories.append(Memory(**{f.name: getattr(held, f.name)[fits] for f in fields(Memory)}))
+            kept.append(fits + start)
+    least = layouts.row(smallest) if smallest is not None else None
+    if not kept:
+        none = np.zeros(0)
+        nothing = Cost(**{f.name: none for f in fields(Cost)}), Memory(**{f.name: none for f in fields(Memory)})
+        return Found(_slice(layouts, np.zeros(0, dtype=np.intp)), *nothing, count, count, max(excess, 0.0), least)
+    cost, held = Cost(**_concatenated(costs, Cost)), Memory(**_concatenated(memories, Memory))
+    order = np.argsort(cost.iteration, kind="stable")
+    return Found(
+        layouts=_slice(layouts, np.concatenate(kept)[order]),
+        cost=Cost(**{f.name: getattr(cost, f.name)[order] for f in fields(Cost)}),
+        memory=Memory(**{f.name: getattr(held, f.name)[order] for f in fields(Memory)}),
+        looked_at=count,
+        too_large=count - order.size,
+        least_excess=0.0,
+        smallest=least,
+    )
+
+
+def _slice(layouts: Layouts, rows: slice | NDArray[np.intp]) -> Layouts:
+    """These rows; columns that hold one value for all rows stay so."""
+    columns = {f.name: getattr(layouts, f.name) for f in fields(Layouts)}
+    return Layouts(**{name: value if name == "global_batch" else value[rows] for name, value in columns.items()})
+
+
+def _full(cost: Cost, size: int) -> Cost:
+    return Cost(**{f.name: np.broadcast_to(getattr(cost, f.name), (size,)) for f in fields(Cost)})

@@ -1,0 +1,304 @@
+"""Folders of torch.distributed.checkpoint (DCP): ``.metadata``, and files with what torch.save makes of each item.
+
+DCP's own reader unpickles whatever it finds; ours reads what ``dcp_metadata`` and torch.load with ``weights_only`` do.
+Beside a folder's own files ``resilio.json`` holds what DCP loses: types of keys, tuples, empty containers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import warnings
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from resilio_hpc.ckpt.convert.dcp_metadata import DcpMetadata, DcpTensor, Stored, read_metadata
+from resilio_hpc.ckpt.convert.flat_names import state_from, text_of
+from resilio_hpc.ckpt.convert.imported import Imported, library
+from resilio_hpc.ckpt.convert.target import DCP_METADATA
+from resilio_hpc.ckpt.convert.torch_file import first_line, load
+from resilio_hpc.ckpt.convert.torch_state import tensors_of, torch_state
+from resilio_hpc.ckpt.convert.whole_state import WholeState
+from resilio_hpc.ckpt.format.source import Progress
+from resilio_hpc.ckpt.state import tensors
+from resilio_hpc.ckpt.state.tensors import Leaf, is_tensor
+from resilio_hpc.core import regular_file
+from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError
+
+_STATE, _DATA = "resilio.json", "__0_0.distcp"
+_METADATA_LIMIT = 1 << 30
+
+
+class _State(msgspec.Struct, forbid_unknown_fields=True):
+    """``metadata_sha256``: of the .metadata that this belongs to; another one is of another save into the folder."""
+
+    metadata_sha256: str
+    state: msgspec.Raw
+
+
+def write(whole: WholeState, path: Path, progress: Progress) -> list[str]:
+    """Make the folder ``path``, durable; notes on what was converted. Holds one tensor in memory at a time.
+
+    Raises UsageError for what the format cannot hold, CheckpointError, OSError.
+    """
+    made = torch_state(whole)
+    _check_dtypes(whole)
+    if not isinstance(made.state, dict):
+        raise UsageError(f"a DCP folder holds a dict, and the state is a {type(made.state).__name__}")
+    text = text_of(whole)  # before anything is written: two tensors may have one name
+    state, tuples = _lists(made.state)
+    numbers = {id(tensor): number for number, tensor in enumerate(made.tensors)}
+    _save(state, path, whole, numbers, progress)
+    digest = hashlib.sha256((path / DCP_METADATA).read_bytes()).hexdigest()
+    write_atomic(path / _STATE, msgspec.json.encode(_State(digest, msgspec.Raw(text))))
+    return made.notes + ([f"tuples with tensors made lists: {tuples}"] if tuples else [])
+
+
+def _check_dtypes(whole: WholeState) -> None:
+    """DCP asks torch for the size of an element, which torch does not say of all."""
+    import torch
+
+    for tensor in whole.tensors:
+        dtype = tensors.torch_dtype(tensor.torch_name)
+        try:
+            if dtype != torch.bool:
+                (torch.finfo if dtype.is_floating_point or dtype.is_complex else torch.iinfo)(dtype)
+        except TypeError as error:
+            raise UsageError(f"{tensor.path} has dtype {tensor.torch_name}, which DCP cannot save") from error
+
+
+def _lists(node: Any) -> tuple[Any, int]:
+    """DCP takes a tuple for one value, tensors and all: as a list its tensors are tensors. How many there were, too."""
+    count = 0
+
+    def change(node: Any) -> Any:
+        nonlocal count
+        if isinstance(node, dict):
+            return {key: change(item) for key, item in node.items()}
+        if type(node) is list:
+            return [change(item) for item in node]
+        if type(node) is tuple and next(tensors_of(node), None) is not None:
+            count += 1
+            return [change(item) for item in node]
+        return node
+
+    return change(node), count
+
+
+def _save(state: dict[Any, Any], path: Path, whole: WholeState, numbers: dict[int, int], progress: Progress) -> None:
+    """``numbers``: of the tensors, by the identity of those in ``state`` that stand for them."""
+    import torch
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+    from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.checkpoint.storage import WriteResult
+
+    class Writer(FileSystemWriter):
+        """torch's own keeps every tensor until the last one is written."""
+
+        def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+            results = []
+            with open(path / _DATA, "xb") as file:
+                for item in plan.items:
+                    offset = file.tell()
+                    data = planner.resolve_data(item)
+                    if isinstance(data, io.BytesIO):
+                        file.write(data.getbuffer())
+                    else:
+                        _write_tensor(whole, numbers[id(data)], file)
+                        progress(whole.tensors[numbers[id(data)]].size_bytes)
+                    length = file.tell() - offset
+                    results.append(WriteResult(item.index, length, _StorageInfo(_DATA, offset, length)))
+                file.flush()
+                os.fsync(file.fileno())
+            done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+            done.set_result(results)
+            return done
+
+        def storage_meta(self) -> None:
+            """It would name the place where the folder was made."""
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nothing is distributed
+        try:
+            save(state, storage_writer=Writer(path), no_dist=True)
+        except CheckpointException as error:  # DCP wraps everything, Ctrl-C too
+            cause = next(iter(error.failures.values()))[0]
+            if isinstance(cause, CheckpointError | UsageError | OSError | KeyboardInterrupt | SystemExit):
+                raise cause from None
+            raise CheckpointError(f"DCP could not write it: {first_line(cause)}") from error
+
+
+def _write_tensor(whole: WholeState, number: int, file: IO[bytes]) -> None:
+    import torch
+
+    tensor = whole.tensors[number]
+    made = tensors.empty("torch", tensor.torch_name, tensor.shape)
+    memory = tensors.bytes_of(made)
+    assert memory is not None
+    whole.read(number, memory)
+    torch.save(made, file)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> Imported:
+    """A folder's state; its tensors are read one at a time, when they are fetched.
+
+    Raises UsageError for a folder that needs code or is none, CorruptCheckpoint, OSError.
+    """
+    library("torch", "reading DCP folders")
+    try:
+        data = _read_file(path / DCP_METADATA)
+    except FileNotFoundError:
+        raise UsageError(f"{path} is no DCP folder: it has no {DCP_METADATA}") from None
+    metadata = read_metadata(data)
+    reader = _Reader(path, metadata)
+    state = _nested_from_ours(path, data, reader.places)
+    if state is None:
+        values = {name: reader.value(name) for name in metadata.values}
+        state = _nested({metadata.paths[name]: value for name, value in {**reader.places, **values}.items()})
+    return Imported(state, reader.fetch)
+
+
+def _nested_from_ours(path: Path, metadata: bytes, places: dict[str, Any]) -> Any:
+    """The state as it was exported, if we wrote this folder; else None."""
+    try:
+        found = msgspec.json.decode(_read_file(path / _STATE), type=_State)
+    except FileNotFoundError:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptCheckpoint(f"{path / _STATE} cannot be read: {error}") from error
+    if found.metadata_sha256 != hashlib.sha256(metadata).hexdigest():
+        return None
+    return state_from(bytes(found.state), places)
+
+
+def _read_file(path: Path) -> bytes:
+    data = regular_file.read_file(path, _METADATA_LIMIT + 1, follow=False)
+    if len(data) > _METADATA_LIMIT:
+        raise CorruptCheckpoint(f"{path} is larger than {_METADATA_LIMIT} bytes")
+    return data
+
+
+class _Node(dict[Any, Any]):
+    """A container on the way to the nested state."""
+
+
+def _nested(values: dict[tuple[int | str, ...], Any]) -> Any:
+    """The nested state of the values at these places. DCP has made strings of all keys; numbers are positions."""
+    root = _Node()
+    for place, value in values.items():
+        node = root
+        for key in place[:-1]:
+            node = node.setdefault(key, _Node())
+            if type(node) is not _Node:
+                break
+        if type(node) is not _Node or place[-1] in node:
+            raise CorruptCheckpoint(f"{DCP_METADATA} has a value at {'.'.join(map(str, place))}, and others below it")
+        node[place[-1]] = value
+    return _finished(root)
+
+
+def _finished(node: Any) -> Any:
+    if type(node) is not _Node:
+        return node
+    made: Any = {key: _finished(item) for key, item in node.items()}
+    if made and sorted(made, key=str) == sorted(range(len(made)), key=str):
+        return [made[number] for number in range(len(made))]
+    state = made.get("state")
+    if "param_groups" in made and isinstance(state, dict) and all(str(key).isdecimal() for key in state):
+        made["state"] = {int(key): item for key, item in state.items()}  # an optimizer's, by number
+    return made
+
+
+class _Reader:
+    """``places``: by name, tensors that stand for the folder's; their memory is never touched."""
+
+    def __init__(self, path: Path, metadata: DcpMetadata) -> None:
+        self._path, self._metadata = path, metadata
+        self.places: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
+        for name, tensor in metadata.tensors.items():
+            size = sum(chunk.stored.length for chunk in tensor.chunks)
+            self.places[name] = made = _stand_in(name, tensor, size)
+            if made.nbytes:
+                self._names[_address(made)] = name
+
+    def fetch(self, leaf: Leaf) -> Any:
+        """A tensor with its content."""
+        name = self._names.get(_address(leaf.value)) if leaf.size_bytes else None
+        if name is None:
+            return leaf.value  # in the midst of another value, it came with that
+        tensor = self._metadata.tensors[name]
+        dtype, made = tensors.torch_dtype(tensor.dtype), None
+        for chunk in tensor.chunks:
+            part = self._load(name, chunk.stored)
+            if not is_tensor(part) or (part.dtype, tuple(part.shape)) != (dtype, chunk.box.shape):
+                raise CorruptCheckpoint(f"{self._path / chunk.stored.relative_path} holds something else than {name}")
+            if chunk.box.shape == tensor.shape:
+                return part
+            made = tensors.empty("torch", tensor.dtype, tensor.shape) if made is None else made
+            box = zip(chunk.box.start, chunk.box.shape, strict=True)
+            made[tuple(slice(first, first + length) for first, length in box)] = part
+        return made
+
+    def value(self, name: str) -> Any:
+        """A value that is no tensor."""
+        return self._load(name, self._metadata.values[name])
+
+    def _load(self, name: str, stored: Stored) -> Any:
+        path = self._path / stored.relative_path
+        try:
+            with open(regular_file.open_file(path, follow=False), "rb", buffering=0) as file:
+                if stored.offset + stored.length > os.fstat(file.fileno()).st_size:
+                    raise CorruptCheckpoint(f"{path} ends too early for {name}")
+                return load(io.BufferedReader(_Window(file.fileno(), stored)), f"{name} in {path}")
+        except FileNotFoundError as error:
+            raise CorruptCheckpoint(f"{path} is missing") from error
+
+
+class _Window(io.RawIOBase):
+    """An item of a file as a file of its own."""
+
+    def __init__(self, fd: int, stored: Stored) -> None:
+        self._fd, self._stored, self._at = fd, stored, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._stored.length}[whence]
+        self._at = max(base + offset, 0)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: max(self._stored.length - self._at, 0)]
+        done = os.preadv(self._fd, [view], self._stored.offset + self._at) if view else 0
+        self._at += done
+        return done
+
+
+def _address(tensor: Any) -> int:
+    return int(tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data)
+
+
+def _stand_in(name: str, tensor: DcpTensor, size: int) -> Any:
+    """A tensor whose memory is never touched. None larger than its parts are in the files."""
+    try:
+        item = tensors.torch_dtype(tensor.dtype).itemsize
+    except ValueError as error:
+        raise CorruptCheckpoint(f"{DCP_METADATA}: {name}: {error}") from error
+    if prod(tensor.shape) * item > size:
+        raise CorruptCheckpoint(f"{DCP_METADATA}: {name} is larger than its parts in the files")
+    return tensors.empty("torch", tensor.dtype, tensor.shape)

@@ -1,0 +1,234 @@
+"""A rank's side of the link to its agent (messages: ``resilio_hpc.core.rank_link``), and the coordinator over it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from resilio_hpc.ckpt.coordination import fresh_start
+from resilio_hpc.ckpt.coordination.coordinator import (
+    ARRIVING,
+    READ_AHEAD_VARIABLE,
+    OnStage,
+    Place,
+    RestorePoint,
+    local_directory,
+    peer_disks_file,
+)
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.core import rank_link
+from resilio_hpc.core.errors import UsageError, WireError
+
+EXIT_RESTORE_FAILED = 98
+"""Exit code of a rank whose restore point turned out bad; the controller chooses another."""
+
+_STEP_DONE_INTERVAL_S = 0.05
+_LOOK_S = 0.01
+
+Message = TypeVar("Message", rank_link.StopAt, rank_link.StopConfirmed, rank_link.Stage)
+
+
+class AgentLink:
+    """One connection per process to the agent of this node. Safe to use from any thread.
+
+    When the agent is gone, sending does nothing: the agent's end is the end of its ranks anyway. In a forked child
+    (a DataLoader's worker) everything does nothing: the connection belongs to the rank.
+    """
+
+    def __init__(self, link: socket.socket, place: Place) -> None:
+        self.place = place
+        self.rank = place.rank
+        self.world_size = place.world_size
+        self._link = link
+        self._pid = os.getpid()
+        self._send_lock = threading.Lock()
+        self._subscribers: dict[type, list[Callable[[Any], None]]] = defaultdict(list)
+        self._on_close: list[Callable[[], None]] = []
+        self._closed = False
+        self._last_step_done = -float("inf")
+        self.report_every_step = False
+        """Set while a stop is pending: then the agent must see every step."""
+        self.send(rank_link.Attach(place.rank, place.local_rank, place.round, self._pid))
+        threading.Thread(target=self._listen, name="resilio-agent-link", daemon=True).start()
+
+    @property
+    def usable(self) -> bool:
+        """Is there still an agent, and is this the process that it knows?"""
+        return not self._closed and os.getpid() == self._pid
+
+    def send(self, message: rank_link.RankMessage) -> None:
+        """Send one message; quietly nothing when the agent is gone."""
+        if not self.usable:
+            return
+        packet = rank_link.encode(message)
+        try:
+            with self._send_lock:
+                self._link.send(packet, socket.MSG_NOSIGNAL)
+        except OSError:
+            self._close()
+
+    def step_done(self, step: int) -> None:
+        """Report a finished step, at most twenty times a second."""
+        now = time.monotonic()
+        if self.report_every_step or now - self._last_step_done >= _STEP_DONE_INTERVAL_S:
+            self._last_step_done = now
+            self.send(rank_link.StepDone(step, time.time()))
+
+    def subscribe(self, kind: type[Message], callback: Callable[[Message], None]) -> None:
+        """Call ``callback``, in the listening thread, with every message of that type."""
+        self._subscribers[kind].append(callback)
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when the agent is gone (at once if it is already)."""
+        self._on_close.append(callback)
+        if self._closed:
+            callback()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                packet = self._link.recv(rank_link.MAX_BYTES)
+            except OSError:
+                packet = b""
+            if not packet:
+                self._close()
+                with self._send_lock:
+                    self._link.close()
+                return
+            try:
+                message = rank_link.decode_agent_message(packet)
+            except WireError as error:
+                print(f"resilio: ignored a message of the agent: {error}", file=sys.stderr)
+                continue
+            if isinstance(message, rank_link.StopAt):
+                self.report_every_step = True
+            for callback in list(self._subscribers[type(message)]):
+                callback(message)
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)  # wakes the listening thread, which closes
+        for callback in list(self._on_close):
+            callback()
+
+
+_link: AgentLink | None = None
+_link_lock = threading.Lock()
+
+
+def current(environment: Mapping[str, str] = os.environ) -> AgentLink | None:
+    """This process's link, connected at the first call; None without our launcher, or in a forked child."""
+    global _link
+    with _link_lock:
+        if _link is not None:
+            return _link if _link.usable else None
+        link = rank_link.connect(environment)
+        if link is not None:
+            _link = AgentLink(link, Place.read(environment))
+        return _link
+
+
+def parse_restore_point(text: str) -> RestorePoint | None:
+    """$RESILIO_RESTORE: "", "memory:<step>" (or, while it is on its way there, "arriving:<step>"), or
+    "committed:<step>". Raises UsageError."""
+    if not text:
+        return None
+    source, _, step = text.partition(":")
+    if step.isdecimal() and source in ("memory", ARRIVING):
+        return RestorePoint("memory", int(step))
+    if step.isdecimal() and source == "committed":
+        return RestorePoint("committed", int(step))
+    raise UsageError(f"RESILIO_RESTORE={text!r} is not memory:STEP, {ARRIVING}:STEP or committed:STEP")
+
+
+class AgentCoordinator:
+    """Coordinator under resilio-launch: the controller decides, the agent's saver writes."""
+
+    def __init__(self, link: AgentLink, environment: Mapping[str, str]) -> None:
+        self.place = link.place
+        arenas = environment.get("RESILIO_ARENA_DIR")
+        self.arena_directory = Path(arenas) if arenas else None
+        self.local_directory = local_directory(None, environment)
+        self.peer_disks = peer_disks_file(environment)
+        begun = environment.get(READ_AHEAD_VARIABLE)
+        self.read_ahead = Path(begun) if begun else None
+        self._directory = environment.get("RESILIO_CHECKPOINT_DIR")
+        self._link = link
+        text = environment.get("RESILIO_RESTORE", "")
+        self._point = parse_restore_point(text)
+        self._arrives = self._point is not None and text.startswith(ARRIVING)
+        in_memory = self._point is not None and self._point.source == "memory" and not self._arrives
+        self.memory_step = self._point.step if self._point is not None and in_memory else -1
+        self._saved: set[int] = set()
+        link.subscribe(rank_link.Stage, self._note_commit)
+
+    def await_arenas(self) -> None:
+        """Until the snapshot is whole. If it never will be, the agent says so, and all ranks are ended."""
+        while self._arrives and self._link.usable:
+            if self._is_here():
+                self._arrives = False
+            else:
+                time.sleep(_LOOK_S)
+
+    def _is_here(self) -> bool:
+        if self.arena_directory is None or self._point is None:
+            return True
+        slots = (arena.slot_path(self.arena_directory, self.place.rank, number) for number in (0, 1))
+        held = (arena.read_header(path) for path in slots)
+        return any(header is not None and header.step == self._point.step for header in held)
+
+    def restore_points(self) -> Sequence[RestorePoint]:
+        """The one that all ranks of this round restore; later on, what they saved and committed last.
+
+        Raises CorruptCheckpoint when there is none because all are damaged."""
+        if self.place.rank == 0 and self._directory:
+            directory, point = Path(self._directory), self._point
+            if point is None:
+                fresh_start.check_not_all_damaged(directory)
+            elif point.source == "committed" and (why := fresh_start.why_newest_is_gone(directory)):
+                print(f"resilio: {why}: going on from step {point.step}", file=sys.stderr)
+        return [] if self._point is None else [self._point]
+
+    def restored(self, step: int, source: str, seconds: float) -> None:
+        """Tell the agent."""
+        self._link.send(rank_link.Restored(step, source, seconds))
+
+    def restore_failed(self, point: RestorePoint, error: str) -> None:
+        """Tell the agent and end this process: all ranks must take the same other copy, so a new round begins.
+
+        At once and without clean-up: the other ranks may already be waiting for this one in a collective.
+        """
+        self._link.send(rank_link.RestoreFailed(point.step, point.source, error[:2000]))
+        print(f"resilio: rank {self.place.rank}: {point.source} copy of step {point.step}: {error}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_RESTORE_FAILED)
+
+    def before_save(self, step: int) -> None:
+        """Nothing to wait for: the two arenas are the only limit."""
+
+    def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
+        """Tell the agent."""
+        self._saved.add(step)
+        self._link.send(rank_link.SnapshotTaken(step, str(arena), size_bytes, blocked_s))
+
+    def _note_commit(self, stage: rank_link.Stage) -> None:
+        if stage.stage == "committed" and stage.step in self._saved:
+            self._saved.discard(stage.step)
+            self._point, self._arrives = RestorePoint("committed", stage.step), False
+
+    def on_stage(self, callback: OnStage) -> None:
+        """From the agent's Stage messages; its end fails everything that is still waited for."""
+        self._link.subscribe(rank_link.Stage, lambda stage: callback(stage.step, stage.stage, stage.error))
+        self._link.on_close(lambda: callback(-1, "failed", "the agent of this node is gone"))

@@ -1,0 +1,42 @@
+"""Whether a run may begin anew: not where there were checkpoints, and none can be had."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.core import regular_file
+from resilio_hpc.core.errors import CorruptCheckpoint
+
+
+def check_not_all_damaged(directory: Path) -> None:
+    """Raises CorruptCheckpoint when there were steps and none is good: to begin anew then is not ours to decide."""
+    if checkpoint_index.committed_steps(directory):
+        return
+    if damaged := checkpoint_index.damaged_steps(directory):
+        step, why = max(damaged.items())
+        raise CorruptCheckpoint(
+            f"every step in {directory} is damaged; step {step}: {why} (to begin anew, remove them)"
+        )
+    if step_of_latest(directory) is not None:
+        raise CorruptCheckpoint(
+            f"{why_newest_is_gone(directory)}; no other step is there (to begin anew, remove {directory / 'latest'})"
+        )
+
+
+def why_newest_is_gone(directory: Path) -> str:
+    """That ``latest`` names a step which is not there any more, in words; "" when it is there."""
+    step = step_of_latest(directory)
+    if step is None or checkpoint_index.step_directory(directory, step).exists():
+        return ""
+    return f"step {step} was committed last in {directory}, and it is gone"
+
+
+def step_of_latest(directory: Path) -> int | None:
+    """The number in ``latest``; None without one."""
+    try:
+        text = regular_file.read_file(directory / "latest", 40)
+    except OSError:
+        return None
+    return int(text) if re.fullmatch(rb"[0-9]{1,18}\n?", text) else None

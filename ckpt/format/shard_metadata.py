@@ -1,0 +1,301 @@
+"""The HDF5 metadata of a shard file, made by h5py; everything else is written at the offsets of its datasets.
+
+Dataset ``/rank<R>/<path of the tensor>`` for each tensor, contiguous; ``/rank<R>/$tree`` and ``/rank<R>/$table`` (JSON
+as bytes, filled up with spaces) for the plain values and the table. The attribute ``dtype`` names what HDF5 has no name
+for: see ``stored_types``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import h5py
+import msgspec
+
+from resilio_hpc.ckpt.format import bulk_io
+from resilio_hpc.ckpt.format.extents import gaps, hash_gaps
+from resilio_hpc.ckpt.format.manifest import Extent, Layout, RankRecord, SlabRecord, Table, TensorRecord, sha256
+from resilio_hpc.ckpt.format.pages import PAGE
+from resilio_hpc.ckpt.format.stored_types import BYTE, Stored, stored_as
+from resilio_hpc.native import crc32c
+
+_PIECE_BYTES = 1 << 20
+_ALIGNED = {"alignment_threshold": 64 * 1024, "alignment_interval": PAGE}
+Tensors = tuple[tuple[Any, ...], ...]
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """What a rank puts into the file. ``offset`` of its tensors: where their bytes are now. ``own``: the numbers of
+    replicated ones that it writes, too, since they differ from those of rank 0."""
+
+    step: int
+    rank: int
+    layout: Layout
+    tree: bytes
+    tensors: Sequence[TensorRecord]
+    own: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something goes: ``size`` bytes from ``start`` of an arena on, or ``data``, to ``offset`` of the file."""
+
+    offset: int
+    size: int
+    start: int = 0
+    data: bytes | None = None
+
+
+class HdfImage:
+    """An HDF5 file in memory that is nothing but metadata, with a hole for each tensor, tree and table.
+
+    libhdf5 never touches the disk: it would not take an error of the disk well, and h5py keeps the interpreter locked
+    while libhdf5 waits, so a file system that hangs would stop training.
+    """
+
+    def __init__(self, parts: Sequence[RankPart]) -> None:
+        """``places``: of each rank, what goes where, tree and table last. ``slabs``: see ``manifest.Checks``. Raises
+        OSError."""
+        self.places: list[list[Place]] = []
+        self.ranks: list[RankRecord] = []
+        try:
+            self._skeleton = self._take_kept(parts) or self._make(parts)
+        except (RuntimeError, ValueError) as error:  # how h5py reports what libhdf5 could not do
+            raise OSError(errno.ENOMEM, f"libhdf5: {error}") from error
+        self._fd = self._skeleton.fd
+        self.slabs = self._skeleton.slabs
+        self.size_bytes = os.fstat(self._fd).st_size
+
+    def _take_kept(self, parts: Sequence[RankPart]) -> _Skeleton | None:
+        """That of the save before, where this one has the same tensors and its tree and table have room."""
+        try:
+            skeleton = _kept.pop()
+        except IndexError:
+            return None
+        if skeleton.tensors != _tensors(parts):
+            return None
+        for part, room in zip(parts, skeleton.rooms, strict=True):
+            if not self._fill(part, room):
+                self.places.clear()
+                self.ranks.clear()
+                return None
+        with _hdf(skeleton.fd, "r+") as file:
+            file.attrs.modify("step", parts[0].step)
+        return skeleton
+
+    def _make(self, parts: Sequence[RankPart]) -> _Skeleton:
+        skeleton = _Skeleton(os.memfd_create("resilio-hdf5", os.MFD_CLOEXEC), _tensors(parts))
+        with _hdf(skeleton.fd, "w") as file:
+            file.attrs["format"] = "resilio-checkpoint"
+            file.attrs["step"] = parts[0].step
+            for part in parts:
+                room = _make_room(_Group(file.id, f"rank{part.rank}"), part)
+                skeleton.rooms.append(room)
+                is_filled = self._fill(part, room)
+                assert is_filled
+        return skeleton
+
+    def _fill(self, part: RankPart, room: _Room) -> bool:
+        """Where everything of this rank goes; False when its tree or table is too long for that."""
+        tree = _padded(part.tree, room.tree)
+        table = _padded(_table(part, room), room.table)
+        if tree is None or table is None:
+            return False
+        places = [
+            Place(offset, record.size_bytes, record.offset)
+            for record, offset in zip(part.tensors, room.tensors, strict=True)
+            if offset >= 0
+        ]
+        ends = [Place(room.tree.offset, len(tree), data=tree), Place(room.table.offset, len(table), data=table)]
+        self.places.append([*places, *ends])
+        extent = Extent(room.table.offset, len(table), crc32c(table))
+        self.ranks.append(RankRecord(part.rank, extent, sha256(table)))
+        return True
+
+    def write(self, fd: int) -> str:
+        """Make a file as large as it will be, and write the metadata; the hash of these. Raises OSError.
+
+        One that is not empty has the content of another: that is written over between the tensors, too.
+        """
+        extents = [(place.offset, place.size) for places in self.places for place in places]
+        is_empty = not os.fstat(fd).st_size
+        if not is_empty:
+            os.ftruncate(fd, self.size_bytes)
+        os.posix_fallocate(fd, 0, self.size_bytes)  # a full disk shows now
+        for start, size in self._data() if is_empty else _pieces(gaps(extents, self.size_bytes)):
+            bulk_io.write_cached(fd, memoryview(os.pread(self._fd, size, start)), start)
+        return hash_gaps(fd, extents, self.size_bytes)
+
+    def _data(self) -> Iterator[tuple[int, int]]:
+        """(start, size) of all that is not a hole, in pieces."""
+        yield from _pieces(self._runs())
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        end = 0
+        while end < self.size_bytes:
+            try:
+                at = os.lseek(self._fd, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but a hole until the end
+                    return
+                raise
+            end = os.lseek(self._fd, at, os.SEEK_HOLE)
+            yield at, end - at
+
+    def close(self) -> None:
+        """Keep it for the next save."""
+        _kept[:] = [self._skeleton]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """Room in the file for a tree or a table, which spaces fill up."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Of a rank: where its tensors begin in the file (-1: another rank's is the one that is written)."""
+
+    tensors: tuple[int, ...]
+    tree: _Hole
+    table: _Hole
+
+
+class _Skeleton:
+    """The file in memory, and of which tensors it is. h5py takes 0.1 ms for each of them, so one serves many saves."""
+
+    def __init__(self, fd: int, tensors: Tensors) -> None:
+        self.fd, self.tensors = fd, tensors
+        slabs = [(rank, one) for rank, _, _, *records in tensors for one in records if one[-1] is not None]
+        self.slabs = sha256(_encode(slabs)) if slabs else ""
+        self.rooms: list[_Room] = []
+        weakref.finalize(self, os.close, fd)
+
+
+_kept: list[_Skeleton] = []
+"""Of the last save, or of none; whoever pops it has it alone."""
+os.register_at_fork(after_in_child=_kept.clear)  # it is the parent's file
+
+
+def _pieces(runs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for at, size in runs:
+        for start in range(at, at + size, _PIECE_BYTES):
+            yield start, min(_PIECE_BYTES, at + size - start)
+
+
+def _tensors(parts: Sequence[RankPart]) -> Tensors:
+    return tuple(
+        (
+            part.rank,
+            part.layout,
+            part.own,
+            *((one.path, one.kind, one.dtype, one.shape, one.slab) for one in part.tensors),
+        )
+        for part in parts
+    )
+
+
+@contextlib.contextmanager
+def _hdf(fd: int, mode: str) -> Iterator[Any]:
+    with (
+        open(fd, "r+b", buffering=0, closefd=False) as memory,
+        h5py.File(memory, mode, libver="latest", **(_ALIGNED if mode == "w" else {})) as file,
+    ):
+        yield file
+
+
+def _padded(data: bytes, hole: _Hole) -> bytes | None:
+    return data.ljust(hole.size) if len(data) <= hole.size else None
+
+
+def _table(part: RankPart, room: _Room) -> bytes:
+    records = tuple(
+        msgspec.structs.replace(record, offset=offset, checksums=record.checksums if offset >= 0 else ())
+        for record, offset in zip(part.tensors, room.tensors, strict=True)
+    )
+    tree = part.tree.ljust(room.tree.size)
+    return _encode(Table(Extent(room.tree.offset, len(tree), crc32c(tree)), records))
+
+
+class _Group:
+    """A group of an HDF5 file, without times, so that the same tensors always have the same metadata."""
+
+    def __init__(self, parent: Any, name: str) -> None:
+        self.links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+        self.links.set_char_encoding(h5py.h5t.CSET_UTF8)
+        self._properties = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+        self._properties.set_obj_track_times(False)
+        self.id = h5py.h5g.create(parent, name.encode("utf-8"), self.links, self._properties)
+        self._made: set[str] = set()
+
+    def make_parents(self, name: str) -> None:
+        """The groups on the way to ``name``, once each."""
+        parent = name.rpartition("/")[0]
+        if parent and parent not in self._made:
+            self.make_parents(parent)
+            h5py.h5g.create(self.id, parent.encode("utf-8"), self.links, self._properties)
+            self._made.add(parent)
+
+
+def _make_room(group: _Group, part: RankPart) -> _Room:
+    mine = part.layout == "own" or part.rank == 0
+    tensors = tuple(
+        _make_dataset(group, name, stored_as(record), record.slab)
+        if (mine or number in part.own if record.slab is None else record.slab.replica == 0)
+        else -1
+        for number, (record, name) in enumerate(zip(part.tensors, dataset_names(part.tensors), strict=True))
+    )
+    tree = _make_hole(group, "$tree", len(part.tree))
+    table = _table(part, _Room(tensors, tree, _Hole(0, 0)))
+    return _Room(tensors, tree, _make_hole(group, "$table", len(table)))
+
+
+def _make_hole(group: _Group, name: str, size: int) -> _Hole:
+    """With some room to grow: numbers in it have more digits another time."""
+    size += size // 64 + 64
+    return _Hole(_make_dataset(group, name, Stored(BYTE, (size,))), size)
+
+
+def dataset_names(records: Sequence[TensorRecord]) -> Iterator[str]:
+    """Of a rank's tensors, below its group: the paths, numbered where a rank has several parts of one tensor."""
+    seen: Counter[str] = Counter()
+    for record in records:
+        seen[record.path] += 1
+        yield record.path if seen[record.path] == 1 else f"{record.path}${seen[record.path]}"
+
+
+def _make_dataset(group: _Group, name: str, stored: Stored, slab: SlabRecord | None = None) -> int:
+    """Allocate a contiguous dataset without writing to it; where its bytes begin in the file."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)
+    group.make_parents(name)
+    space = h5py.h5s.create_simple(stored.shape) if stored.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+    dataset = h5py.h5d.create(group.id, name.encode("utf-8"), stored.type, space, dcpl=properties, lcpl=group.links)
+    if stored.name:
+        h5py.Dataset(dataset).attrs["dtype"] = stored.name
+    if slab is not None and slab.global_shape != stored.shape:
+        h5py.Dataset(dataset).attrs["global_shape"] = slab.global_shape
+        h5py.Dataset(dataset).attrs["start"] = slab.start
+    return dataset.get_offset() or 0

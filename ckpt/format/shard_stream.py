@@ -1,0 +1,146 @@
+"""Writing a shard file of one rank from tensors that need not fit into memory: each is read once, piece by piece.
+
+``shard_file`` writes from arenas, whose checksums are known beforehand. Here they come with the bytes, so the table is
+written last, into the room that the longest possible one needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from resilio_hpc.ckpt.format import bulk_io
+from resilio_hpc.ckpt.format.bulk_io import Piece
+from resilio_hpc.ckpt.format.manifest import (
+    Extent,
+    Layout,
+    RankRecord,
+    ShardRecord,
+    SlabRecord,
+    Table,
+    TensorRecord,
+    blocks,
+    sha256,
+)
+from resilio_hpc.ckpt.format.pages import PAGE
+from resilio_hpc.ckpt.format.shard_metadata import HdfImage, RankPart
+from resilio_hpc.ckpt.format.source import Progress
+from resilio_hpc.ckpt.state import tensors
+from resilio_hpc.ckpt.state.slab import runs
+from resilio_hpc.ckpt.state.tensors import Leaf
+from resilio_hpc.ckpt.state.tree import Flattened
+from resilio_hpc.core.durable import sync_directory
+from resilio_hpc.native import crc32c
+
+_PART_BYTES = 16 << 20
+_LONGEST_CHECKSUM = (1 << 32) - 1
+_MADV_PAGEOUT = 21  # asm-generic/mman-common.h; Linux 5.4
+_encode = msgspec.json.Encoder().encode
+_libc = ctypes.CDLL(None)
+
+
+def write_stream(
+    step: int,
+    layout: Layout,
+    state: Flattened,
+    directory: Path,
+    progress: Progress,
+    fetch: Callable[[Leaf], Any] | None = None,
+) -> ShardRecord:
+    """Write ``directory/node-0.h5`` for rank 0 of a world of one, durable on return.
+
+    ``fetch``: gives a leaf's tensor, of which one is held at a time; None: the leaves' own are mapped from files, and
+    their pages are let go once they are written. In layout "own" each tensor is a slab of itself, so
+    that any number of processes can take parts of it. ``progress`` hears of every byte. Raises OSError.
+    """
+    bulk_io.check_space(directory, sum(leaf.size_bytes for leaf in state.leaves) + len(state.tree))
+    path = directory / "node-0.h5"
+    part = RankPart(step, 0, layout, state.tree, [_record(leaf, layout) for leaf in state.leaves])
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with HdfImage([part]) as image:
+            metadata = image.write(fd)
+        *of_tensors, tree, table = image.places[0]
+        records = []
+        writer = _Writer(fd, progress, let_go=fetch is None)
+        for leaf, record, place in zip(state.leaves, part.tensors, of_tensors, strict=True):
+            checksums = writer.write(leaf.value if fetch is None else fetch(leaf), place.offset)
+            records.append(msgspec.structs.replace(record, offset=place.offset, checksums=tuple(checksums)))
+        text = state.tree.ljust(tree.size)
+        bulk_io.write_cached(fd, memoryview(text), tree.offset)
+        extent = Extent(tree.offset, len(text), crc32c(text))
+        data = _encode(Table(extent, tuple(records))).ljust(table.size)
+        bulk_io.write_cached(fd, memoryview(data), table.offset)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    sync_directory(directory)
+    rank = RankRecord(0, Extent(table.offset, len(data), crc32c(data)), sha256(data))
+    return ShardRecord(0, path.name, image.size_bytes, layout, (rank,), metadata)
+
+
+def _record(leaf: Leaf, layout: Layout) -> TensorRecord:
+    checksums = tuple(_LONGEST_CHECKSUM for _ in blocks(leaf.size_bytes))
+    slab = SlabRecord(leaf.shape, (0,) * len(leaf.shape)) if layout == "own" else None
+    return TensorRecord(leaf.path, leaf.kind, leaf.dtype, leaf.shape, 0, leaf.size_bytes, checksums, slab)
+
+
+class _Writer:
+    """Writes tensors past the page cache, by way of a room of many blocks."""
+
+    def __init__(self, fd: int, progress: Progress, let_go: bool) -> None:
+        self._fd, self._progress, self._let_go = fd, progress, let_go
+        self._room = memoryview(mmap.mmap(-1, bulk_io.ROOM_BYTES))
+
+    def write(self, tensor: Any, offset: int) -> list[int]:
+        """Write a tensor; the CRC32C of each of its blocks."""
+        checksums: list[int] = []
+        filled = 0
+        for run in _runs_of(tensor):
+            at = 0
+            while at < len(run):
+                size = min(len(run) - at, bulk_io.ROOM_BYTES - filled)
+                self._room[filled : filled + size] = run[at : at + size]
+                at, filled = at + size, filled + size
+                if filled == bulk_io.ROOM_BYTES:
+                    checksums += self._flush(filled, offset)
+                    offset, filled = offset + filled, 0
+            if self._let_go and len(run) >= _PART_BYTES:
+                _let_go(run)
+        return checksums + self._flush(filled, offset)
+
+    def _flush(self, size: int, offset: int) -> list[int]:
+        whole = size - size % PAGE if offset % PAGE == 0 else 0
+        if whole:
+            bulk_io.write(self._fd, self._room, [Piece(0, offset, whole)], [])
+        bulk_io.write_cached(self._fd, self._room[whole:size], offset + whole)
+        self._progress(size)
+        return [crc32c(self._room[start : start + length]) for start, length in blocks(size)]
+
+
+def _runs_of(tensor: Any) -> Iterator[memoryview]:
+    """The bytes of a tensor in row-major order: its own memory, in pieces, or copies of parts if it is strided."""
+    memory = tensors.bytes_of(tensor)
+    if memory is not None:
+        for start in range(0, len(memory), bulk_io.ROOM_BYTES):
+            yield memory[start : start + bulk_io.ROOM_BYTES]
+        return
+    for box in runs(tuple(tensor.shape), _PART_BYTES // tensor.itemsize):
+        part = tensor[tuple(slice(first, first + length) for first, length in zip(box.start, box.shape, strict=True))]
+        copy = memoryview(bytearray(part.nbytes))
+        tensors.copy_out(part, copy)
+        yield copy
+
+
+def _let_go(run: memoryview) -> None:
+    """Have the kernel take these pages out of memory; in a file they are as they were."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(run))
+    first = -(-address // PAGE) * PAGE
+    size = (address + len(run) - first) // PAGE * PAGE
+    _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _MADV_PAGEOUT)

@@ -1,0 +1,94 @@
+"""Where the bytes of a checkpoint are read from: what ``restore`` asks, and what all sources share.
+
+Every block is verified as it is read. All raise CorruptCheckpoint for bytes that do not match their checksum, and
+OSError for a device that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+from resilio_hpc.ckpt.format.manifest import TensorRecord
+from resilio_hpc.ckpt.state.slab import Box, Shape
+from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.native import populate_missing
+
+_POPULATE_BYTES = 1 << 20
+
+Progress = Callable[[int], None]
+"""Is told of bytes that were read or written."""
+
+Wanted = tuple[TensorRecord, memoryview]
+"""A tensor, and the memory of its size that it goes to."""
+
+
+class Piece(NamedTuple):
+    """``box`` of a saved tensor goes to the equally large box that begins at ``start`` of a wanted one."""
+
+    fd: int
+    record: TensorRecord
+    box: Box
+    start: Shape
+
+
+WantedSlab = tuple[Sequence[Piece], memoryview, Shape]
+"""Where the bytes of a tensor are, the memory of its size that they go to, and its shape."""
+
+
+class Source(Protocol):
+    """One rank's state, to be read. ``is_foreign``: as another number of processes saved it."""
+
+    step: int
+    tree: bytes
+    tensors: Sequence[TensorRecord]
+    is_foreign: bool
+
+    @property
+    def tier(self) -> str:
+        """Where it was read: "memory", "local" (this node's own disk), "peer" (and other nodes') or
+        "committed"."""
+        ...
+
+    def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
+        """Where ``box`` of the global tensor that ``record`` is a part of lies, whoever saved it.
+
+        Raises LayoutMismatch when the checkpoint does not hold all of it, CorruptCheckpoint when it holds some twice.
+        """
+        ...
+
+    def elsewhere(self, path: Sequence[Any]) -> Any:
+        """What others saved at a place of the state where this rank saved nothing, else containers.NOTHING.
+
+        As ``tree.decode`` gives it; ``tensors`` grows by the tensors that it refers to.
+        """
+        ...
+
+    def is_the_same_everywhere(self, record: TensorRecord) -> bool:
+        """Did all processes that saved a plain tensor under this path save the same?"""
+        ...
+
+    def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
+        """As ``fill``, from pieces."""
+        ...
+
+    def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
+        """Copy every wanted tensor whole into its target, verified. Nothing writes to a target after the return."""
+        ...
+
+
+def checksum_at(record: TensorRecord, start: int) -> int:
+    """The CRC32C of the block that begins at ``start``."""
+    return record.checksums[start // record.block_bytes]
+
+
+def mismatch(step: int, record: TensorRecord, start: int) -> CorruptCheckpoint:
+    """The error for a block that is not as it was written."""
+    return CorruptCheckpoint(f"step {step}: tensor {record.path} does not match its checksum at byte {start}")
+
+
+def populate_large(target: memoryview) -> None:
+    """Fresh pages all at once: faults one by one double the time of the copy."""
+    if len(target) >= _POPULATE_BYTES:
+        populate_missing(target)

@@ -1,0 +1,147 @@
+"""What an agent and its replicator say to each other (JSON lines), and what replicators of two nodes say (wire)."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from resilio_hpc.core.json_lines import LineDecoder
+from resilio_hpc.core.wire import Codec
+
+Life = tuple[int, int]
+"""(epoch, round) of a start of all ranks; later ones are larger."""
+ANY: Life = (-1, -1)
+TOKEN_BYTES = KEY_BYTES = 32
+SILENT_S = 10.0
+"""Nothing came for so long: the other side is gone."""
+
+
+class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → replicator, once and first: listen on ``host``. Answer: Serving.
+
+    ``arenas``: this node's own snapshots; ``copies``: those of others; ``spill``: where copies go that memory has no
+    room for; ``silent_s``: another node that says nothing for so long is gone.
+    """
+
+    secret: str
+    host: str
+    arenas: str
+    copies: str
+    spill: str
+    silent_s: float = SILENT_S
+
+
+class Fetch(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → replicator: copy the snapshots of ``step`` of these ranks of a world from the replicator at ``endpoint``.
+
+    ``into_arenas``: they become snapshots of this node's own ranks, the first of which is local rank 0 of
+    ``local_world_size``; else they are kept for the other node, which gives them when it has begun ``life``. Answer:
+    Fetched or FetchFailed, with ``number``.
+    """
+
+    number: int
+    step: int
+    ranks: list[int]
+    world_size: int
+    endpoint: str
+    life: Life = ANY
+    into_arenas: bool = False
+    first_rank: int = 0
+    local_world_size: int = 0
+
+
+class Begin(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → replicator: this node has begun ``life``, and its arenas hold only what belongs to it.
+
+    Of the copies only these (rank, step) do. Before this is said, who asks because of that life has to wait.
+    """
+
+    life: Life
+    copies: list[tuple[int, int]]
+
+
+class Cancel(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → replicator: give up these fetches, if they are not done. They have no answer any more."""
+
+    numbers: list[int]
+
+
+class Serving(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """replicator → agent: others may fetch here."""
+
+    port: int
+
+
+class Fetched(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """replicator → agent: all of it is here, whole."""
+
+    number: int
+    size_bytes: int
+    seconds: float
+
+
+class StillFetching(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """replicator → agent, every second or so: it is being fetched."""
+
+    number: int
+
+
+class FetchFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """replicator → agent: some of it could not be had."""
+
+    number: int
+    error: str
+
+
+Request = Serve | Fetch | Begin | Cancel
+Answer = Serving | StillFetching | Fetched | FetchFailed
+
+decode_request = LineDecoder[Request](Request, "a request to the replicator").decode
+decode_answer = LineDecoder[Answer](Answer, "an answer of the replicator").decode
+
+
+class Want(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """Keep the snapshot of ``step`` of ``rank`` for me, of ``life``. Answer: Have or Miss, but none before you have
+    begun that one."""
+
+    rank: int
+    step: int
+    world_size: int
+    life: Life = ANY
+
+
+class Release(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """I need no more of it."""
+
+
+class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the bytes can be had once (see ``core.encrypted_stream``), by whoever says ``token`` there first."""
+
+    port: int
+    token: bytes
+    key: bytes
+
+    @classmethod
+    def new(cls, port: int) -> Stream:
+        """One that nobody can guess."""
+        return cls(port, secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(KEY_BYTES))
+
+
+class Have(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """It is kept; ``header``: the first page of its arena. The rest comes over ``stream``."""
+
+    rank: int
+    step: int
+    header: bytes
+    stream: Stream
+
+
+class Miss(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """It cannot be had here (any more)."""
+
+    error: str
+
+
+asking: Codec[Want | Release] = Codec(Want | Release)
+giving: Codec[Have | Miss] = Codec(Have | Miss)

@@ -1,0 +1,113 @@
+"""The replicator: a process beside the agent that keeps copies of other nodes' snapshots in this node's memory, and
+gives away what is held here.
+
+``python -m resilio_hpc.ckpt.replication.replicator`` reads requests (see ``messages``) as JSON lines from standard
+input, answers on standard output, and ends with its input or its parent. Who wants a snapshot reads it from the one who
+has it, over an authenticated and encrypted connection; the arena is pinned for as long. One fetch at a time; threads do
+what takes long. Needs neither torch nor h5py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from resilio_hpc.ckpt.replication.client import SnapshotTaker
+from resilio_hpc.ckpt.replication.messages import (
+    Answer,
+    Begin,
+    Cancel,
+    Fetch,
+    Request,
+    Serve,
+    Serving,
+    decode_request,
+)
+from resilio_hpc.ckpt.replication.server import SnapshotGiver
+from resilio_hpc.core import helper_process, wire
+from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.json_lines import encode_line
+
+_TICK_MS = 500
+
+
+class Replicator:
+    """The sockets, and what comes in."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        keys = wire.Keys.derive(serve.secret.encode())
+        self._gatekeeper = wire.Gatekeeper(self._context, keys, wire.Counters())
+        socket, self.port = wire.listen_anywhere(self._context, keys, serve.host)
+        arenas, copies = Path(serve.arenas), Path(serve.copies)
+        copies.mkdir(mode=0o700, exist_ok=True)
+        self._giver = SnapshotGiver(socket, serve.host, (arenas, copies))
+        self._taker = SnapshotTaker(self._context, keys, arenas, copies, Path(serve.spill), serve.silent_s)
+
+    def take(self, request: Request) -> None:
+        """Begin what the agent wants."""
+        if isinstance(request, Fetch):
+            self._taker.begin(request)
+        elif isinstance(request, Cancel):
+            self._taker.cancel(request.numbers)
+        elif isinstance(request, Begin):
+            self._taker.forget_all_but(request.copies)
+            self._giver.begin(request.life)
+
+    def serve_once(self, stdin: int) -> bool:
+        """Wait for something to do, and do it, but for standard input. True: that can be read."""
+        poller = zmq.Poller()
+        listener = self._giver.listener.fileno()
+        for watched in (stdin, self._gatekeeper.socket, self._giver.socket, listener, self._taker.wakes):
+            poller.register(watched, zmq.POLLIN)
+        ready = dict(poller.poll(_TICK_MS))
+        if self._gatekeeper.socket in ready:
+            self._gatekeeper.serve()
+        if self._giver.socket in ready:
+            self._giver.serve()
+        if listener in ready:
+            self._giver.accept()
+        self._giver.tick()
+        self._taker.tick()
+        return stdin in ready
+
+    def answers(self) -> list[Answer]:
+        """What the agent is to hear."""
+        return self._taker.answers()
+
+
+def main() -> int:
+    """Serve until the input ends."""
+    answers = helper_process.begin(is_urgent=True)
+    if answers is None:
+        return 0
+    replicator: Replicator | None = None
+    buffer = b""
+    while True:
+        if replicator is None or replicator.serve_once(0):
+            data = os.read(0, 1 << 16)
+            if not data:
+                return 0
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                try:
+                    request = decode_request(line)
+                except WireError as error:
+                    print(f"resilio: replicator: {error}", file=sys.stderr)
+                    continue
+                if isinstance(request, Serve):
+                    replicator = replicator or Replicator(request)
+                    answers.write(encode_line(Serving(replicator.port)))
+                elif replicator is not None:
+                    replicator.take(request)
+        if replicator is not None:
+            for answer in replicator.answers():
+                answers.write(encode_line(answer))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

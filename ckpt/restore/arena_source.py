@@ -1,0 +1,151 @@
+"""Reading a snapshot from an arena in memory."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from resilio_hpc.ckpt.format.manifest import TensorRecord, read_table
+from resilio_hpc.ckpt.format.source import Piece, Wanted, WantedSlab
+from resilio_hpc.ckpt.restore.whole_reader import copy_whole, read_whole
+from resilio_hpc.ckpt.snapshot import arena
+from resilio_hpc.ckpt.state.containers import NOTHING
+from resilio_hpc.ckpt.state.slab import Box
+from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.native import crc32c, map_shared, populate
+
+_NAMELESS_SAVES = 3
+
+
+class Mappings:
+    """Arenas that stay mapped from one save to the next: to map the pages anew takes longer than to copy them."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[tuple[int, int], tuple[Path, memoryview]] = {}  # by device and inode
+        self._unused: Counter[tuple[int, int]] = Counter()  # in how many saves
+
+    def view(self, fd: int, path: Path, size: int) -> memoryview:
+        """At least ``size`` bytes of the open file."""
+        found = os.fstat(fd)
+        file = (found.st_dev, found.st_ino)
+        if file not in self._mapped or len(self._mapped[file][1]) < size:
+            self._mapped[file] = path, _map(fd, found.st_size)
+        self._unused[file] = 0
+        return self._mapped[file][1]
+
+    def let_go(self) -> None:
+        """After a save: of those that were removed or replaced, which would keep their memory. Of a file without a name
+        that is not known; it is taken for replaced after some saves to others."""
+        for file, (path, _) in list(self._mapped.items()):
+            self._unused[file] += 1
+            nameless = path.is_relative_to("/proc")
+            if self._unused[file] > _NAMELESS_SAVES if nameless else not _is_at(path, file):
+                del self._mapped[file], self._unused[file]
+
+
+class ArenaSource:
+    """A snapshot in an arena. The caller makes sure that nobody overwrites it (``arena.pin``)."""
+
+    is_foreign = False
+    tier = "memory"
+
+    def __init__(self, path: Path, mappings: Mappings | None = None, memory: memoryview | None = None) -> None:
+        """``mappings``: where it is mapped, beyond this object's life. ``memory``: what of the arena is mapped already,
+        from its begin.
+
+        Raises CorruptCheckpoint unless the arena holds a whole snapshot with a right table.
+        """
+        self._path, self._mappings = path, mappings
+        self._memory = memoryview(b"") if memory is None else memory
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise CorruptCheckpoint(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            header = arena.header_of(fd)
+            if header is None:
+                raise CorruptCheckpoint(f"{path} holds no whole snapshot")
+            self.header = header
+            self.step = header.step
+            data = os.pread(fd, header.table_size, header.table_offset)
+            if crc32c(data) != header.table_crc32c:
+                raise CorruptCheckpoint(f"{path}: the table does not match its checksum")
+            self.table = read_table(data, header.size_bytes)
+            self.tensors: Sequence[TensorRecord] = self.table.tensors
+            self.tree = os.pread(fd, self.table.tree.size_bytes, self.table.tree.offset)
+            if crc32c(self.tree) != self.table.tree.crc32c:
+                raise CorruptCheckpoint(f"{path}: the tree does not match its checksum")
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+
+    @cached_property
+    def view(self) -> memoryview:
+        """All bytes of the arena, not copied and not verified."""
+        size = self.header.size_bytes
+        if self._mappings is not None:
+            return self._mappings.view(self._fd, self._path, size)[:size]
+        return _map(self._fd, size)
+
+    def slice(self, offset: int, size: int) -> memoryview:
+        """Some of them."""
+        return self.view[offset : offset + size]
+
+    def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:
+        """See Source. Read where it is not mapped: to map the pages first would take as long again."""
+        mapped = [each for each in wanted if each[0].offset + each[0].size_bytes <= len(self._memory)]
+        others = [each for each in wanted if each[0].offset + each[0].size_bytes > len(self._memory)]
+        copy_whole(self.step, self._memory, mapped, pool)
+        read_whole(self.step, [(self._fd, record, target) for record, target in others], False, pool)
+
+    def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
+        """See Source: what other ranks hold in memory cannot be had here."""
+        raise CorruptCheckpoint(
+            f"the snapshot in memory holds {list(record.shape)} of {record.path}, and another part of it is wanted"
+        )
+
+    def elsewhere(self, path: Sequence[Any]) -> Any:
+        """See Source: others' snapshots are not here."""
+        return NOTHING
+
+    def is_the_same_everywhere(self, record: TensorRecord) -> bool:
+        """See Source: not known here."""
+        return False
+
+    def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
+        """See Source; ``find`` found none."""
+
+    def close(self) -> None:
+        """Close; what was mapped goes with the last slice of it."""
+        self.__dict__.pop("view", None)
+        self._memory.release()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _is_at(path: Path, file: tuple[int, int]) -> bool:
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == file
+
+
+def _map(fd: int, size: int) -> memoryview:
+    view = map_shared(fd, size, False)
+    populate(view)  # faults one by one cost seven times the copy
+    return view

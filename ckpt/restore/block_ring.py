@@ -1,0 +1,221 @@
+"""The ring in shared memory of ``shared_blocks``: slots for blocks, and a table of what is in them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from resilio_hpc.ckpt.format.bulk_io import BoxSegment, Segment, size_of
+from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES
+from resilio_hpc.ckpt.format.pages import HUGE_PAGE, PAGE
+from resilio_hpc.ckpt.restore import block_table
+from resilio_hpc.ckpt.restore.block_table import BATCH, LIMITS, POLL_S, Claim, Key, Limits, Reader, Table
+from resilio_hpc.core.memory_left import refuse_to_fill_memory
+from resilio_hpc.native import copy_crc32c, direct_io, map_shared
+
+_GAP_BYTES = 64 << 10  # between two blocks that are still read in one go
+
+Fetch = Callable[[memoryview, int], None]
+"""Fills the memory with the bytes from that offset on. Raises OSError."""
+
+
+class Ring:
+    """The slots, and a table of what is in them.
+
+    All who use its file hold a lock of it (flock). A slot is used again only once it is known that nobody writes to it
+    any more: that of a reader who did not come to an end is given up.
+    """
+
+    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
+        """Raises OSError where it cannot be had."""
+        self._path, self._limits = path, limits
+        size = size_bytes(limits)
+        self._mutex = threading.Lock()
+        self._rooms = threading.local()
+        self._files: dict[tuple[int, int, int], int] = {}
+        self._fd = self._open()
+        try:
+            with block_table.locked(self._fd, limits.lock_patience_s):
+                if os.fstat(self._fd).st_size < size:
+                    refuse_to_fill_memory(size)
+                os.posix_fallocate(self._fd, 0, block_table.BYTES)  # who made it may have been killed
+                os.ftruncate(self._fd, size)
+                self._memory = map_shared(self._fd, size, True)
+            self.table = Table(self._memory, self._fd, limits)
+        except BaseException:
+            remove_if_unused(self._fd, self._path)
+            os.close(self._fd)
+            raise
+
+    def _open(self) -> int:
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                    raise PermissionError(errno.EPERM, "it is not ours alone", str(self._path))
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if _is_at(fd, self._path):
+                    return fd
+            except BlockingIOError:
+                time.sleep(POLL_S)  # somebody is about to remove it
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def read(
+        self,
+        fd: int,
+        segments: Sequence[Segment | BoxSegment],
+        fetch: Fetch | None = None,
+        ahead: Sequence[Segment | BoxSegment] = (),
+    ) -> list[int]:
+        """The indices of those that are to be read from the file: they did not match, or the ring was of no use.
+
+        ``fetch``: reads what the file has, but from elsewhere. ``ahead``: what of it is wanted soon; instead of waiting
+        for others, this thread reads that."""
+        status = os.fstat(fd)
+        fetch = fetch or partial(self._read_file, self._direct(fd, status))
+        wanted, coming = _keys(status, segments), _keys(status, ahead)
+        rest: list[int] = []
+        reader = Reader()
+        patient_until = self._patient_until()
+        with contextlib.suppress(OSError):  # TimeoutError is one, too
+            while wanted and time.monotonic() < patient_until:
+                look = self.table.look(wanted, reader)
+                here, mine = look.here, look.mine
+                if mine:
+                    here |= self._fill(fetch, mine, segments)
+                copied = self._copied(here, segments) if here else set()
+                rest += [index for index in here.keys() | mine.keys() if index not in copied]
+                wanted = {index: key for index, key in wanted.items() if index not in here and index not in mine}
+                if here or mine:
+                    patient_until = self._patient_until()
+                elif coming and (early := self.table.look_ahead(coming)):
+                    self._fill(fetch, early, ahead)
+                    coming = {index: key for index, key in coming.items() if index not in early}
+                else:
+                    self.table.await_change(look)
+        self.table.leave(reader)
+        return sorted([*rest, *wanted])
+
+    def _patient_until(self) -> float:
+        return time.monotonic() + 3 * self._limits.patience_s
+
+    def _direct(self, fd: int, status: os.stat_result) -> int:
+        """The file, opened once to be read past the page cache where that goes."""
+        with self._mutex:
+            key = (fd, status.st_dev, status.st_ino)
+            if key not in self._files:
+                try:
+                    self._files[key] = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+                except OSError:
+                    self._files[key] = os.dup(fd)
+            return self._files[key]
+
+    def _read_file(self, file: int, room: memoryview, begin: int) -> None:
+        """``room`` is the begin of this thread's, and is read in whole pages."""
+        pages = self._room()[: (len(room) + PAGE - 1) & -PAGE]
+        if os.preadv(file, [pages], begin) < len(room):
+            raise OSError(errno.ENODATA, "the file ends too early")
+
+    def _fill(
+        self, fetch: Fetch, mine: Mapping[int, Claim], segments: Sequence[Segment | BoxSegment]
+    ) -> dict[int, Claim]:
+        """Those of ``mine`` that were read, neighbours in one go, and verified. Raises OSError: there is no memory."""
+        filled: dict[int, Claim] = {}
+        try:
+            for claim in mine.values():
+                if claim.is_new:  # small pages: to gather huge ones would take longer
+                    os.posix_fallocate(self._fd, self._start(claim.slot), BLOCK_BYTES)
+            for run in _runs([(segments[index].offset, size_of(segments[index]), index) for index in mine]):
+                begin = run[0][0] & -PAGE
+                needed = run[-1][0] + run[-1][1] - begin
+                with contextlib.suppress(OSError):  # who reads from the file instead will say so
+                    fetch(self._room()[:needed], begin)
+                    for offset, size, index in run:
+                        start, data = self._start(mine[index].slot), offset - begin
+                        slot = self._memory[start : start + size]
+                        if copy_crc32c(slot, self._room()[data : data + size]) == segments[index].crc32c:
+                            filled[index] = mine[index]
+        finally:
+            self.table.release(mine, filled)
+        return filled
+
+    def _room(self) -> memoryview:
+        """Of this thread: large pages, since a device is told of each."""
+        if not hasattr(self._rooms, "memory"):
+            size = BATCH * (BLOCK_BYTES + _GAP_BYTES) + 2 * PAGE
+            room = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):
+                room.madvise(mmap.MADV_HUGEPAGE)
+            first = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % HUGE_PAGE
+            self._rooms.memory = memoryview(room)[first : first + size]
+        memory: memoryview = self._rooms.memory
+        return memory
+
+    def _start(self, slot: int) -> int:
+        return block_table.BYTES + slot * BLOCK_BYTES
+
+    def _copied(self, here: Mapping[int, Claim], segments: Sequence[Segment | BoxSegment]) -> set[int]:
+        """Those that are where they belong: no slot was another one's by the time it was copied."""
+        order = sorted(here, key=lambda index: here[index].slot)
+        moved = [segments[index]._replace(offset=self._start(here[index].slot)) for index in order]
+        direct_io.copy_segments(self._memory, moved)
+        return {index for index in order if self.table.entry(here[index].slot).token == here[index].token}
+
+    def close(self) -> None:
+        """The last one removes the file."""
+        for file in self._files.values():
+            os.close(file)
+        remove_if_unused(self._fd, self._path)
+        self._memory.release()
+        os.close(self._fd)
+
+
+def size_bytes(limits: Limits) -> int:
+    """Of the file of a ring."""
+    return block_table.BYTES + limits.slots * BLOCK_BYTES
+
+
+def _keys(status: os.stat_result, segments: Sequence[Segment | BoxSegment]) -> dict[int, Key]:
+    return {
+        index: (status.st_dev, status.st_ino, segment.offset, segment.crc32c & 0xFFFFFFFF)
+        for index, segment in enumerate(segments)
+    }
+
+
+def _runs(blocks: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """(offset, size, ...) of blocks, by offset: those together that are to be read in one go."""
+    runs: list[list[tuple[int, int, int]]] = []
+    for block in blocks:
+        if runs and block[0] - sum(runs[-1][-1][:2]) <= _GAP_BYTES:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return runs
+
+
+def remove_if_unused(fd: int, path: Path) -> None:
+    """The file of a ring of this user's that nobody uses. Raises nothing."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(fd, path) and os.fstat(fd).st_uid == os.geteuid():
+            path.unlink()
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    return False

@@ -1,0 +1,296 @@
+"""The table of a ring of shared blocks: which block is in which slot, and how far the readers have come.
+
+Words in shared memory, whose writers may be killed or stopped between any two of them. A lock, of a byte of the file,
+guards them; it is held for a look alone.
+
+A block that a reader who is close behind will want is not replaced: once readers are further apart than the ring is
+long, each of them would have to read everything. Instead those in front wait, but never for one who has not been seen
+for a moment; so nobody needs anybody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import struct
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from resilio_hpc.ckpt.format.pages import PAGE
+from resilio_hpc.native import await_word, change_word
+
+SLOTS = 64
+BATCH = 4
+"""Blocks that a thread reads in one go: what the disk likes to get."""
+PATIENCE_S = 2.0
+"""Then a block that somebody else reads is read here, too."""
+READERS = 128  # threads; more are not waited for
+_SEEN_S = 0.2  # a reader who has looked since is alive
+_NEAR_BYTES = 256 << 20  # who is further behind reads on his own
+_LOCK_PATIENCE_S = 1.0  # who holds the lock does nothing but look into the table; this one was stopped
+POLL_S = 0.0002
+_HEADER = struct.Struct("=QII")  # see _Header
+_CURSOR_AT, _CHANGES_AT, _HELD_AT = 0, 8, 12
+_CLAIMED, _CONTENT = struct.Struct("=Q"), struct.Struct("=QQQQQ")
+_ENTRY = struct.Struct("=QQQQQQ")  # written in this order
+_WORDS = _ENTRY.size // 8
+_READER = struct.Struct("=QQQQ")  # seen at; device, inode, offset of the first byte that is still wanted
+_READERS_AT = PAGE
+BYTES = 2 * PAGE
+
+Key = tuple[int, int, int, int]
+"""A block: device, inode, offset, checksum."""
+_NOTHING = (0, 0, 0, 0, 0)
+_File = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a ring; ``slots`` is the same for all who share it.
+
+    ``near_bytes``: a reader further behind reads on its own. ``patience_s``: after so long a block that another process
+    reads is read here, too. ``seen_s``: a reader that has looked since is alive. ``lock_patience_s``: for the table.
+    """
+
+    slots: int = SLOTS
+    readers: int = READERS
+    near_bytes: int = _NEAR_BYTES
+    patience_s: float = PATIENCE_S
+    seen_s: float = _SEEN_S
+    lock_patience_s: float = _LOCK_PATIENCE_S
+
+
+LIMITS = Limits()
+
+
+class _Header(NamedTuple):
+    """``cursor``: the slot to be used next, if it can be. ``changes``: how often something came that readers wait for.
+    ``held``: whether one of them waits for a slot."""
+
+    cursor: int
+    changes: int
+    held: int
+
+
+class Entry(NamedTuple):
+    """What a slot has. ``claimed``: since when (CLOCK_MONOTONIC, ns) somebody has been reading it; 0: it is there.
+    ``token``: another one each time; 0: the slot may have no memory yet."""
+
+    claimed: int
+    token: int
+    key: Key
+
+
+class Claim(NamedTuple):
+    """A slot with a certain content. ``is_new``: it may have no memory yet."""
+
+    slot: int
+    token: int
+    is_new: bool = False
+
+
+class Look(NamedTuple):
+    """Which of the wanted blocks are in which slots; some that nobody had, which are the looker's to read now; for
+    ``Table.await_change``."""
+
+    here: dict[int, Claim]
+    mine: dict[int, Claim]
+    changes: int
+
+
+class Reader:
+    """A thread, from when it wants blocks of a file until it has them all."""
+
+    number: int | None = None
+    """Of its entry; None: it has none, and nobody waits for it."""
+    offset = -1
+
+
+class Table:
+    """The one at the beginning of this memory. A mutex keeps the threads of a process apart."""
+
+    def __init__(self, memory: memoryview, fd: int, limits: Limits = LIMITS) -> None:
+        """``memory``: at least ``BYTES`` of the file ``fd``."""
+        self._memory, self._fd, self._limits = memory, fd, limits
+        self._mutex = threading.Lock()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._mutex, locked(self._fd, self._limits.lock_patience_s):
+            yield
+
+    def look(self, wanted: Mapping[int, Key], reader: Reader) -> Look:
+        """What there is of a reader's blocks, all of one file, by offset. Raises TimeoutError."""
+        now = time.monotonic_ns()
+        first = min(wanted.values())
+        with self._locked():
+            lets_go = self._note(reader, first, now) and self._let_go()
+            found = self._look(wanted, now, first)
+        if lets_go:
+            change_word(self._memory, _CHANGES_AT)
+        return found
+
+    def look_ahead(self, wanted: Mapping[int, Key]) -> dict[int, Claim]:
+        """Some blocks that nobody has, which are the looker's to read now, as ``look``; it does not want them yet."""
+        with self._locked():
+            return self._look(wanted, time.monotonic_ns(), None).mine
+
+    def _look(self, wanted: Mapping[int, Key], now: int, at: Key | None) -> Look:
+        here: dict[int, Claim] = {}
+        mine: dict[int, Claim] = {}
+        words = struct.unpack_from(f"={self._limits.slots * _WORDS}Q", self._memory, _HEADER.size)
+        filling = {slot: claimed for slot, claimed in enumerate(words[::_WORDS]) if claimed}
+        late = {slot for slot, claimed in filling.items() if now - claimed > self._limits.patience_s * 1e9}
+        keys = list(zip(*(words[word::_WORDS] for word in range(2, _WORDS)), strict=True))
+        found = {key: slot for slot, key in enumerate(keys) if slot not in late}
+        missing: list[tuple[int, Key]] = []
+        for index, key in wanted.items():
+            slot = found.get(key)
+            if slot is None:
+                missing.append((index, key))
+            elif slot not in filling:
+                here[index] = Claim(slot, words[slot * _WORDS + 1])
+        if missing:
+            taken = {*filling, *(claim.slot for claim in here.values())}
+            choose = self._chooser(keys, now, at)
+            for index, key in missing[:BATCH]:
+                slot = choose(key, taken)
+                if slot is None:
+                    struct.pack_into("=I", self._memory, _HELD_AT, 1)
+                    break
+                mine[index] = Claim(slot, secrets.randbits(63) + 1, words[slot * _WORDS + 1] == 0)
+                taken.add(slot)
+                self.claim(mine[index], now, key)
+        if len(late) == self._limits.slots:
+            raise TimeoutError("all who shared blocks have stopped")
+        return Look(here, mine, self._header().changes)
+
+    def _chooser(self, keys: list[Key], now: int, at: Key | None) -> Callable[[Key, Collection[int]], int | None]:
+        """Which slot to use next for a block, but for those that are taken; None: those who are close behind want the
+        content of all others. ``at``: what is wanted first by who asks; None: nothing for now."""
+        places: dict[_File, list[int]] = defaultdict(list)
+        for _, device, inode, offset in self._readers(now):
+            places[device, inode].append(offset)
+        for offsets in places.values():
+            offsets.sort()
+        slots, near_bytes = self._limits.slots, self._limits.near_bytes
+
+        def is_wanted(slot: int) -> bool:
+            device, inode, offset, _ = keys[slot]
+            offsets = places.get((device, inode), [])
+            behind = bisect_right(offsets, offset)
+            return behind > 0 and offset - offsets[behind - 1] <= near_bytes
+
+        def is_hindmost() -> bool:
+            if at is None:
+                return False
+            offsets = places.get(at[:2], [])
+            behind = bisect_left(offsets, at[2])
+            return behind == 0 or at[2] - offsets[behind - 1] > near_bytes
+
+        def choose(key: Key, taken: Collection[int]) -> int | None:
+            cursor = self._header().cursor
+            for slot in ((cursor + step) % slots for step in range(slots)):
+                if slot not in taken and not is_wanted(slot):
+                    struct.pack_into("=Q", self._memory, _CURSOR_AT, (slot + 1) % slots)
+                    return slot
+            if not is_hindmost():
+                return None
+            # the others wait for it: what is wanted later than that block has to go, the last one first
+            later = [slot for slot in range(slots) if slot not in taken and keys[slot][:3] > key[:3]]
+            return max(later, key=lambda slot: keys[slot][:3], default=None)
+
+        return choose
+
+    def _readers(self, now: int) -> Iterator[tuple[int, ...]]:
+        words = struct.unpack_from(f"={self._limits.readers * 4}Q", self._memory, _READERS_AT)
+        for number, seen in enumerate(words[::4]):
+            if abs(now - seen) < self._limits.seen_s * 1e9:
+                yield words[4 * number : 4 * number + 4]
+
+    def _note(self, reader: Reader, first: Key, now: int) -> bool:
+        """How far the reader is; has it moved?"""
+        if reader.number is None:
+            seen = struct.unpack_from(f"={self._limits.readers * 4}Q", self._memory, _READERS_AT)[::4]
+            # another one that comes back after so long shares the entry: of the two, one may not be waited for
+            free = (number for number, at in enumerate(seen) if abs(now - at) > self._limits.patience_s * 1e9)
+            reader.number = next(free, None)
+        has_moved = 0 <= reader.offset < first[2]
+        reader.offset = first[2]
+        if reader.number is not None:
+            _READER.pack_into(self._memory, _READERS_AT + reader.number * _READER.size, now, *first[:3])
+        return has_moved
+
+    def leave(self, reader: Reader) -> None:
+        """It has all that it wants, or reads it elsewhere."""
+        with suppress(TimeoutError), self._locked():
+            if reader.number is not None:
+                _READER.pack_into(self._memory, _READERS_AT + reader.number * _READER.size, 0, 0, 0, 0)
+            if not self._let_go():
+                return
+        change_word(self._memory, _CHANGES_AT)
+
+    def _let_go(self) -> bool:
+        """Was somebody held?"""
+        is_held = self._header().held != 0
+        struct.pack_into("=I", self._memory, _HELD_AT, 0)
+        return is_held
+
+    def _header(self) -> _Header:
+        return _Header(*_HEADER.unpack_from(self._memory))
+
+    def await_change(self, look: Look) -> None:
+        """Until there may be something new since that look, and not for long."""
+        await_word(self._memory, _CHANGES_AT, look.changes, self._limits.seen_s)
+
+    def entry(self, slot: int) -> Entry:
+        """What a slot has now."""
+        claimed, token, *key = _ENTRY.unpack_from(self._memory, self._at(slot))
+        return Entry(claimed, token, tuple(key))
+
+    def _at(self, slot: int) -> int:
+        return _HEADER.size + slot * _ENTRY.size
+
+    def claim(self, claim: Claim, now: int, key: Key) -> None:
+        """From now on a slot is being filled with that block."""
+        _ENTRY.pack_into(self._memory, self._at(claim.slot), now, claim.token, *key)
+
+    def release(self, mine: Mapping[int, Claim], filled: Collection[int]) -> None:
+        """Those of ``mine`` that are ``filled`` are there; the others are not. Raises TimeoutError."""
+        with self._locked():
+            for index, claim in mine.items():
+                if self.entry(claim.slot).token == claim.token:
+                    if index not in filled:
+                        _CONTENT.pack_into(self._memory, self._at(claim.slot) + _CLAIMED.size, *_NOTHING)
+                    _CLAIMED.pack_into(self._memory, self._at(claim.slot), 0)
+        change_word(self._memory, _CHANGES_AT)
+
+
+@contextmanager
+def locked(fd: int, patience_s: float = _LOCK_PATIENCE_S) -> Iterator[None]:
+    """The lock of a table, against other processes. Raises TimeoutError."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            lock(fd, fcntl.F_WRLCK)
+            break
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() > deadline:
+                raise TimeoutError("a process that shares blocks does not let go of their table") from None
+            time.sleep(POLL_S)
+    try:
+        yield
+    finally:
+        lock(fd, fcntl.F_UNLCK)
+
+
+def lock(fd: int, kind: int) -> None:
+    """Of the open file, not of the process: others may have it open there, too. fcntl(2)."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("@hhqqi", kind, os.SEEK_SET, 0, 1, 0))

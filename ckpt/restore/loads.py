@@ -1,0 +1,171 @@
+"""Objects that take their state by ``load_state_dict``, one after the other; should one refuse, all are what they were.
+
+Each is called once: a data loader may go forward by as much as it is told. Only a module that has more than tensors, or
+a way of its own to load them, first loads what it has with the saved values beside it, so that it refuses in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from resilio_hpc.ckpt.state import saved_optimizer
+from resilio_hpc.ckpt.state.containers import holds_scalars_only
+from resilio_hpc.ckpt.state.overlap import is_optimizer
+from resilio_hpc.ckpt.state.tensors import is_tensor
+from resilio_hpc.ckpt.state.tree import has_state, place
+from resilio_hpc.core.errors import LayoutMismatch
+
+_SMALL_BYTES = 64 << 10
+
+
+class Undo:
+    """How to make everything what it was. Of large tensors it keeps nothing but which object had which."""
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], None]] = []
+
+    def add(self, step: Callable[[], None]) -> None:
+        """``step``: to be done before those that were added earlier."""
+        self._steps.append(step)
+
+    def roll_back(self) -> None:
+        """Do it, once."""
+        while self._steps:
+            self._steps.pop()()
+
+    def remember(self, live: Any) -> None:
+        """What an object holds, and objects with a state that it holds: attributes, containers, small tensors."""
+        seen: set[int] = set()
+        waiting = [live]
+        tensors_too = not is_optimizer(live)  # torch's replace their tensors, of which there may be thousands
+        while waiting:
+            value = waiting.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, dict | list | set | deque):
+                self._remember_container(value)
+                if not holds_scalars_only(value):
+                    waiting += value.values() if isinstance(value, dict) else value
+            elif isinstance(value, tuple):
+                waiting += value
+            elif is_tensor(value):
+                if tensors_too and value.nbytes <= _SMALL_BYTES:
+                    self._remember_tensor(value)
+            elif is_optimizer(value) and value is not live:
+                waiting.append(value.param_groups)  # what schedulers change
+            elif has_state(value) and not _is_module(value):
+                self._remember_object(value, waiting)
+
+    def _remember_object(self, value: Any, waiting: list[Any]) -> None:
+        if isinstance(getattr(value, "__dict__", None), dict):
+            waiting.append(vars(value))
+        else:
+            before = copy.deepcopy(value.state_dict())
+            self.add(lambda: value.load_state_dict(before))
+
+    def _remember_container(self, value: Any) -> None:
+        kept = dict(value) if isinstance(value, dict) else list(value)
+
+        def put_back() -> None:
+            value.clear()
+            if isinstance(value, dict | set):
+                value.update(kept)
+            else:
+                value.extend(kept)
+
+        self.add(put_back)
+
+    def _remember_tensor(self, value: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # one without memory
+            kept = value.detach().clone() if hasattr(value, "detach") else value.copy()
+            put = value.detach().copy_ if hasattr(value, "detach") else lambda old: value.__setitem__(..., old)
+            self.add(lambda: put(kept))
+
+
+def _is_module(value: Any) -> bool:
+    return hasattr(value, "named_buffers") and hasattr(value, "named_parameters")
+
+
+@dataclass(frozen=True)
+class _Load:
+    live: Any
+    path: tuple[Any, ...]
+    build: Callable[[], Any]
+    fills_tensors: bool = False
+
+    def run(self, state: Any = None) -> Any:
+        """``state``: another than ``build`` makes. Raises LayoutMismatch, with the place, for whatever it raises."""
+        state = self.build() if state is None else state
+        try:
+            self.live.load_state_dict(state)
+        except Exception as error:
+            raise LayoutMismatch(
+                f"{place(self.path)}: {type(self.live).__name__} refused its state: {str(error) or repr(error)}"
+            ) from error
+        return state
+
+
+@dataclass
+class Loads:
+    """What is to be loaded, in the order of the state."""
+
+    _objects: list[_Load] = field(default_factory=list)
+    _modules: list[_Load] = field(default_factory=list)
+
+    def add(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any], fills_tensors: bool) -> None:
+        """An object that is no module. ``build``: its state, once what is new is read. ``fills_tensors``: it may write
+        to large tensors in place, which nothing undoes, and so comes after those that do not."""
+        self._objects.append(_Load(live, path, build, fills_tensors))
+
+    def add_module(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any]) -> None:
+        """``build``: its state, of its own tensors."""
+        self._modules.append(_Load(live, path, build))
+
+    def load_objects(self, undo: Undo) -> None:
+        """All but the tensors of modules. Raises LayoutMismatch; ``undo`` then knows what has changed."""
+        for load in sorted(self._objects, key=lambda load: load.fills_tensors):
+            undo.remember(load.live)
+            state = load.run()
+            if is_optimizer(load.live) and isinstance(state, dict) and isinstance(state.get("state"), dict):
+                saved_optimizer.keep_dtypes(load.live, state)
+        for load in self._modules:
+            if _may_refuse(load.live):
+                undo.add(partial(_put_back, load, load.live.state_dict()))
+                load.run()
+
+    def load_modules(self) -> None:
+        """Modules, whose tensors have their values by now. Raises LayoutMismatch."""
+        for load in self._modules:
+            load.run()
+
+
+def _put_back(load: _Load, before: Any) -> None:
+    with contextlib.suppress(LayoutMismatch):  # a module that refuses what it has still has it
+        load.run(before)
+
+
+def _may_refuse(module: Any) -> bool:
+    """Has it a state beside its tensors, or code of its own that loads it?"""
+    import torch
+
+    plain = torch.nn.Module
+    for part in module.modules():
+        kind = type(part)
+        own_ways = (kind.load_state_dict, kind._load_from_state_dict)
+        if kind.set_extra_state is not plain.set_extra_state or not all(_is_torchs(way) for way in own_ways):
+            return True
+        hooks = (*part._load_state_dict_pre_hooks.values(), *part._load_state_dict_post_hooks.values())
+        if not all(map(_is_torchs, hooks)):
+            return True
+    return False
+
+
+def _is_torchs(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("torch.")

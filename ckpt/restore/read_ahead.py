@@ -1,0 +1,142 @@
+"""Reading ahead: the kernel reads what this node's ranks will restore while they initialise (RES-6, RES-14).
+
+``python -m resilio_hpc.ckpt.restore.read_ahead REQUEST`` (a ReadAhead as JSON) is a process of its own, because the
+file system may hang. What was read waits in the page cache, which the kernel takes back where memory runs short; ranks
+that are faster than the disk wait for the rest as for any read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.ckpt.format import bulk_io
+from resilio_hpc.ckpt.format.manifest import Manifest
+from resilio_hpc.ckpt.restore.committed_source import CommittedSource
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.tiers import local_disk
+from resilio_hpc.core import helper_process
+from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.core.json_lines import encode_line
+from resilio_hpc.core.memory_left import MemoryLeft, memory_left
+
+NEWEST = -1
+_PIECE_BYTES = 1 << 20
+_MEMORY_FACTOR = 4  # the ranks' tensors and two snapshots are still to come, beside the cache
+
+
+class ReadAhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Read the parts of ``ranks`` of a world. ``step``: NEWEST, the one that was committed last.
+
+    ``begun``: a file that holds the number of the step as soon as it is being read; ranks look there. ``others``:
+    nodes from whose disks ranks read what is not on their own (``peer_disks``); that is not read ahead.
+    """
+
+    directory: str
+    step: int
+    world_size: int
+    ranks: tuple[int, ...]
+    begun: str
+    local: str = ""
+    others: tuple[str, ...] = ()
+
+
+class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """So much of a step was read, or is about to be; 0: nothing, for the reason given, or because there is no step."""
+
+    step: int
+    size_bytes: int
+    seconds: float
+    why_not: str = ""
+
+
+def read_ahead(request: ReadAhead, left: MemoryLeft | None) -> Done:
+    """``left``: the memory that may still be taken. Raises CheckpointError, OSError; may hang with the file system."""
+    started = time.monotonic()
+    manifest = _manifest(Path(request.directory), request.step)
+    if manifest is None:
+        return Done(NEWEST, 0, 0.0)
+    if manifest.layout == "own" and manifest.world_size != request.world_size:
+        return Done(manifest.step, 0, 0.0, "another number of ranks saved it: which parts are wanted is not known")
+    with contextlib.ExitStack() as stack:
+        parts = _parts(request, manifest, stack)
+        size = sum(length for part in parts for _, _, length in part)
+        if left is not None and left.left_bytes < _MEMORY_FACTOR * size:
+            return Done(manifest.step, 0, 0.0, f"{left.left_bytes >> 20} MiB of memory are left for {size >> 20} MiB")
+        write_atomic(Path(request.begun), b"%d" % manifest.step, durable=False)
+        for some in zip_longest(*map(_pieces, parts)):  # no rank waits until all of another one is read
+            for fd, offset, length in filter(None, some):
+                bulk_io.read_ahead(fd, offset, length)
+        return Done(manifest.step, size, time.monotonic() - started)
+
+
+def _manifest(directory: Path, step: int) -> Manifest | None:
+    if step != NEWEST:
+        return checkpoint_index.manifest_of(directory, step)
+    good = [
+        found
+        for found in checkpoint_index.committed(directory)
+        if not checkpoint_index.noted_damage(directory, found.step)
+    ]
+    return good[-1] if good else None
+
+
+def _parts(request: ReadAhead, manifest: Manifest, stack: contextlib.ExitStack) -> list[list[tuple[int, int, int]]]:
+    """Of each rank what it will read: (descriptor, offset, size), in the order of the file, each once."""
+    directory = Path(request.directory)
+    copies: Mapping[str, Path] = {}
+    if request.local:
+        with contextlib.suppress(OSError):  # the ranks, which will read past it too, tell of it
+            copies = local_disk.copies(Path(request.local), directory, manifest)
+    known: set[tuple[int, int]] = set()
+    parts = []
+    for rank in request.ranks:
+        source = stack.enter_context(
+            CommittedSource(
+                checkpoint_index.step_directory(directory, manifest.step), manifest, rank, request.world_size,
+                manifest.layout, copies=copies,
+            )
+        )  # fmt: skip
+        mine = []
+        for record in source.tensors:
+            fd = source.whole(record).fd
+            where = os.fstat(fd).st_ino, record.offset
+            if source.node_of(record) in request.others:
+                continue
+            if record.offset >= 0 and record.size_bytes and where not in known:
+                known.add(where)
+                mine.append((fd, record.offset, record.size_bytes))
+        parts.append(sorted(mine))
+    return parts
+
+
+def _pieces(part: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    for fd, offset, size in part:
+        for at in range(offset, offset + size, _PIECE_BYTES):
+            yield fd, at, min(_PIECE_BYTES, offset + size - at)
+
+
+def main() -> int:
+    """Read, and tell how it went in one line on standard output."""
+    answers = helper_process.begin()
+    if answers is None:
+        return 0
+    request = msgspec.json.decode(sys.argv[1], type=ReadAhead)
+    try:
+        done = read_ahead(request, memory_left())
+    except (CheckpointError, OSError) as error:
+        done = Done(request.step, 0, 0.0, str(error))
+    answers.write(encode_line(done))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

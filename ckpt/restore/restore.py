@@ -1,0 +1,306 @@
+"""Bringing a saved state back: into the tensors of a given state, in place, or as new tensors.
+
+First the whole state is matched against the description; then what is new is read, and objects get their state. Only
+when all that can refuse has not, live tensors are filled and values assigned: a refusal leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from resilio_hpc.ckpt.format.manifest import TensorRecord
+from resilio_hpc.ckpt.format.source import Source
+from resilio_hpc.ckpt.restore.loads import Loads, Undo
+from resilio_hpc.ckpt.restore.targets import Path, Targets
+from resilio_hpc.ckpt.state import containers, overlap, saved_optimizer, tensors, tree
+from resilio_hpc.ckpt.state.containers import NOTHING, SEQUENCES
+from resilio_hpc.ckpt.state.plain_values import SCALARS
+from resilio_hpc.ckpt.state.slab import Box, Shape, Slab, slab_of
+from resilio_hpc.ckpt.state.tree import TensorRef, has_state, place, refs
+from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
+
+Build = Callable[[], Any]
+
+
+def restore(source: Source, state: Any, pool: ThreadPoolExecutor) -> Any:
+    """The state that ``source`` holds, in ``state``'s own tensors and containers where it has them.
+
+    ``state`` None: everything new. Raises LayoutMismatch or UsageError naming the place: nothing is changed then.
+    CorruptCheckpoint or OSError: live tensors may be overwritten, all else is what it was.
+    """
+    matching = _Matching(source)
+    build = matching.match(NOTHING if state is None else state, matching.saved, ())
+    matching.check_optimizers()
+    targets, loads, undo = matching.targets, matching.loads, Undo()
+    targets.check()
+    try:
+        targets.give_memory(undo)
+        targets.read_new(source, pool)
+        loads.load_objects(undo)
+        targets.read_live(source, pool)
+        loads.load_modules()
+    except BaseException:
+        undo.roll_back()
+        raise
+    return build()
+
+
+class _Matching:
+    """Collects what goes into which live tensors and objects; ``match`` returns how to build the rest afterwards."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._records: list[TensorRecord] = []
+        self._mine = len(source.tensors)  # the others come from elsewhere
+        self._learn()
+        self.saved, self._parameters = tree.read(source.tree)
+        self.targets = Targets(self._records)
+        self.loads = Loads()
+        self._is_new = False  # what is matched belongs to an object, which takes it from us
+        self._is_shared_out_anew = False
+        self._optimizers: list[Path] = []
+
+    # -- matching --------------------------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        """Take the descriptions that the source has by now."""
+        for record in self._source.tensors[len(self._records) :]:
+            tensors.check_description(record.kind, record.dtype, record.shape, record.size_bytes)
+            self._records.append(record)
+
+    def _elsewhere(self, path: Path) -> Any:
+        found = self._source.elsewhere(path)
+        self._learn()
+        return found
+
+    def _in_parts(self, saved: Any) -> bool:
+        """Does it hold parts of tensors, which others may take?"""
+        return any(ref.index < len(self._records) and self._records[ref.index].slab is not None for ref in refs(saved))
+
+    def match(self, live: Any, saved: Any, path: Path) -> Build:
+        """How to make ``saved`` out of ``live`` once the bytes are read."""
+        if live is not NOTHING and type(live) not in SCALARS and has_state(live):
+            return self._object(live, saved, path)
+        if isinstance(saved, TensorRef):
+            return self._tensor(live, saved, path)
+        if live is not NOTHING and _is_tensor(live):
+            raise LayoutMismatch(f"{place(path)}: the state has a tensor, the checkpoint a {type(saved).__name__}")
+        if isinstance(saved, dict):
+            return self._dict(live, saved, path)
+        if type(saved) in SEQUENCES:
+            return self._sequence(live, saved, path)
+        _refuse_to_lose(live, saved, path)
+        return lambda: saved if type(saved) in SCALARS else copy.deepcopy(saved)
+
+    def _tensor(self, live: Any, saved: TensorRef, path: Path) -> Build:
+        if saved.index >= len(self._records):
+            raise CorruptCheckpoint(f"{place(path)}: the checkpoint has no tensor number {saved.index}")
+        record = self._records[saved.index]
+        if record.slab is not None or (live is not NOTHING and slab_of(live) is not None):
+            return self._slab(live, saved, record, path)
+        foreign = self._source.is_foreign or saved.index >= self._mine
+        if foreign and record.size_bytes and not self._source.is_the_same_everywhere(record):
+            raise LayoutMismatch(
+                f"{place(path)}: the processes that saved this tensor had others each, and there were more or fewer of "
+                "them; say with Slab or DTensor which part of a whole each process holds"
+            )
+        if live is NOTHING or not tensors.is_tensor(live):
+            _refuse_to_lose(live, saved, path)
+            self.targets.want(saved.index)
+            return lambda: self.targets.fresh(saved.index)
+        self._check_fits(live, record, record.shape, path)
+        self.targets.note_meta(live)
+        self.targets.add(path, live, self._is_new, saved.index)
+        return lambda: live
+
+    def _slab(self, live: Any, saved: TensorRef, record: TensorRecord, path: Path) -> Build:
+        """A part of a tensor into a part of it, the same or another; ``live`` may also be a plain tensor: all of it."""
+        whole = record.slab.global_shape if record.slab is not None else record.shape
+        first = record.slab.start if record.slab is not None else (0,) * len(whole)
+        is_new = self._is_new
+        if live is NOTHING or not _is_tensor(live):
+            _refuse_to_lose(live, saved, path)
+            if self._source.is_foreign:
+                raise LayoutMismatch(f"{place(path)}: saved in parts by others; give a state that says which to take")
+            tensor = tensors.empty(record.kind, record.dtype, record.shape)
+            live = made = Slab(tensor, whole, first, record.slab.replica if record.slab is not None else 0)
+            is_new = True
+        else:
+            made = slab_of(live) or Slab(live, tuple(live.shape), (0,) * live.ndim)
+            self.targets.note_meta(live.tensor if type(live) is Slab else live)
+        self._check_fits(made.tensor, record, tuple(made.tensor.shape), path)
+        if tuple(made.global_shape) != whole:
+            raise LayoutMismatch(
+                f"{place(path)}: the checkpoint holds shape {list(whole)}, the state {list(made.global_shape)}"
+            )
+        box = Box(tuple(made.start), tuple(made.tensor.shape))
+        if record.offset >= 0 and box == Box(first, record.shape):
+            self.targets.add(path, live, is_new, saved.index)
+        elif box.size:
+            self.targets.add_pieces(path, live, is_new, record, self._source.find(record, box), box.shape)
+        return lambda: live
+
+    @staticmethod
+    def _check_fits(live: Any, record: TensorRecord, shape: Shape, path: Path) -> None:
+        try:
+            tensors.check_fits(live, record.kind, record.dtype, shape)
+        except (LayoutMismatch, UsageError) as error:
+            raise type(error)(f"{place(path)}: {error}") from error
+
+    def _dict(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
+        if not isinstance(live, dict):
+            _refuse_to_lose(live, saved, path)
+            if containers.holds_scalars_only(saved):
+                return lambda: copy.copy(saved)
+            fresh = {key: self.match(NOTHING, value, (*path, key)) for key, value in saved.items()}
+            return lambda: containers.alike_dict(saved, {key: build() for key, build in fresh.items()})
+        if containers.holds_scalars_only(saved) and containers.holds_scalars_only(live) and live.keys() == saved.keys():
+            return lambda: live.update(saved) or live
+        more = [value for key, value in saved.items() if key not in live]
+        is_other = any(key not in saved for key in live) or any(map(self._in_parts, more))
+        wanted = {key: value for key, value in saved.items() if key in live or not is_other}
+        for key in live:
+            if key not in saved:
+                wanted[key] = self._elsewhere((*path, key))
+                if wanted[key] is NOTHING:
+                    raise LayoutMismatch(f"{place((*path, key))}: the state has it, the checkpoint does not")
+                self._is_shared_out_anew = True
+        builds = {key: self.match(live.get(key, NOTHING), value, (*path, key)) for key, value in wanted.items()}
+
+        def build() -> Any:
+            for key, make in builds.items():
+                live[key] = make()
+            return live
+
+        return build
+
+    def _sequence(self, live: Any, saved: Any, path: Path) -> Build:
+        if type(live) not in SEQUENCES or len(live) != len(saved):
+            _refuse_to_lose(live, saved, path)
+            live = NOTHING
+        if containers.holds_scalars_only(saved) and (live is NOTHING or containers.holds_scalars_only(live)):
+            return lambda: _filled(live, saved, list(saved))
+        parts = [NOTHING] * len(saved) if live is NOTHING else live
+        builds = [
+            self.match(mine, theirs, (*path, position))
+            for position, (mine, theirs) in enumerate(zip(parts, saved, strict=True))
+        ]
+        return lambda: _filled(live, saved, [make() for make in builds])
+
+    def _object(self, live: Any, saved: Any, path: Path) -> Build:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(live, torch.nn.Module) and isinstance(saved, dict):
+            return self._module(live, saved, path)
+        template: Any = NOTHING
+        if overlap.is_optimizer(live) and isinstance(saved, dict) and isinstance(saved.get("state"), dict):
+            saved = self._optimizer(live, saved, path)
+            template = self._template(live, saved)
+        self._is_new, before = True, self._is_new
+        build = self.match(template, saved, path)
+        self._is_new = before
+        fills_tensors = not overlap.is_optimizer(live) and next(refs(saved), None) is not None
+        self.loads.add(live, path, build, fills_tensors)
+        return lambda: live
+
+    def _optimizer(self, live: Any, saved: dict[Any, Any], path: Path) -> dict[Any, Any]:
+        """Its state in the order of its own parameters. Raises LayoutMismatch."""
+        if saved["state"]:
+            self._optimizers.append(path)
+        saved, numbers = saved_optimizer.arranged(live, saved, place(path))
+        shapes = self._parameters.get(path)
+        if shapes is not None and len(shapes) == len(numbers):
+            shapes = [shapes[number] for number in numbers]
+        else:
+            shapes = None
+        saved_optimizer.check_shapes(live, saved, shapes, self._shape_of, place(path))
+        return saved
+
+    def _shape_of(self, saved: Any) -> Shape | None:
+        if not isinstance(saved, TensorRef) or saved.index >= len(self._records):
+            return None
+        record = self._records[saved.index]
+        return record.shape if record.slab is None else record.slab.global_shape
+
+    def _template(self, live: Any, saved: dict[Any, Any]) -> Any:
+        """For a torch optimizer whose state was saved in parts: where the parts of its own layout go.
+
+        Its own state does not exist before the first step, and is laid out as the parameters are.
+        """
+        import torch
+
+        parameters = saved_optimizer.parameters_of(live)
+        state: dict[Any, Any] = {}
+        for index, values in saved["state"].items():
+            for name, ref in values.items() if isinstance(values, dict) and index in range(len(parameters)) else ():
+                known = isinstance(ref, TensorRef) and ref.index < len(self._records)
+                record = self._records[ref.index] if known else None
+                like = parameters[index]
+                if record is not None and record.slab is not None:
+                    if record.slab.global_shape == tuple(like.shape):
+                        fresh = torch.empty_like(like, dtype=tensors.torch_dtype(record.dtype), requires_grad=False)
+                    else:  # of another shape, such as a number of steps: whole in every process
+                        fresh = tensors.empty(record.kind, record.dtype, record.slab.global_shape)
+                    state.setdefault(index, {})[name] = fresh
+        return {"state": state} if state else NOTHING
+
+    def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
+        """A module's state_dict() shows its live tensors, so the bytes go straight into them."""
+        state = tensors.state_on_meta(live, place(path)) or live.state_dict()
+        missing = [k for k in state if k not in saved and self._elsewhere((*path, k)) is NOTHING]
+        unexpected = [k for k in saved if k not in state and not self._in_parts(saved[k])]
+        if missing or unexpected:
+            raise LayoutMismatch(
+                f"{place(path)}: {type(live).__name__} and checkpoint differ; only in the module: {missing[:5]}, "
+                f"only in the checkpoint: {unexpected[:5]}"
+            )
+        self._is_shared_out_anew |= any(key not in state for key in saved)
+        build = self._dict(state, saved, path)
+        if isinstance(saved, OrderedDict) and hasattr(saved, "_metadata"):
+            state._metadata = saved._metadata
+        self.loads.add_module(live, path, build)
+        return lambda: live
+
+    def check_optimizers(self) -> None:
+        """An optimizer numbers its parameters: with other parameters the same number is another one."""
+        if self._is_shared_out_anew and self._optimizers:
+            raise LayoutMismatch(
+                f"{place(self._optimizers[0])}: layers are shared out anew, and an optimizer knows parameters by "
+                "number; save get_optimizer_state_dict(), with flatten_optimizer_state_dict=True, which names them"
+            )
+
+
+def _filled(live: Any, saved: Any, values: Sequence[Any]) -> Any:
+    """A sequence with these values: the live one, where it can hold them as the saved one did."""
+    if type(live) is type(saved) is list:
+        live[:] = values
+        return live
+    if type(live) is type(saved) is deque and live.maxlen == saved.maxlen:
+        live.clear()
+        live.extend(values)
+        return live
+    return containers.alike(saved, values)
+
+
+def _refuse_to_lose(live: Any, saved: Any, path: Path) -> None:
+    """A plain value may replace any plain value, but live tensors and objects must not be dropped silently."""
+    if live is not NOTHING and _holds_live_parts(live):
+        what = "a tensor" if isinstance(saved, TensorRef) else f"a {type(saved).__name__}"
+        size = f" of {len(saved)}" if type(saved) in SEQUENCES else ""
+        raise LayoutMismatch(f"{place(path)}: the checkpoint holds {what}{size}, the state a {type(live).__name__}")
+
+
+def _holds_live_parts(value: Any) -> bool:
+    if isinstance(value, dict | list | tuple | deque):
+        return not containers.holds_scalars_only(value) and any(
+            map(_holds_live_parts, value.values() if isinstance(value, dict) else value)
+        )
+    return _is_tensor(value) or has_state(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value) is Slab or tensors.is_tensor(value)

@@ -1,0 +1,130 @@
+"""The shard files of a committed step, open: copies on the node's own disk where they are good, then what is good of
+those on other nodes' disks, else the real ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from resilio_hpc.ckpt.format.manifest import ShardRecord
+from resilio_hpc.ckpt.format.shard_reader import ShardReader
+from resilio_hpc.ckpt.tiers.peer_disks import Busy, PeerDisks, PeerFile
+from resilio_hpc.core.errors import CorruptCheckpoint
+
+Result = TypeVar("Result")
+Read = TypeVar("Read", bound=tuple[Any, ...])
+
+
+class ShardFiles:
+    """A copy counts while what is read from it is what the manifest and the tables say. One that does not is removed,
+    and the committed file is read in its place, under the same descriptor. Of a file on another node's disk the tensors
+    come from there, and tables and trees, which are small, from the committed one."""
+
+    def __init__(self, directory: Path, copies: Mapping[str, Path], peers: PeerDisks) -> None:
+        """``directory``: of the committed step. ``copies``: by the name of a file, the directory with a copy of it."""
+        self._directory = directory
+        self._copies, self._peers = copies, peers
+        self._readers: dict[str, ShardReader] = {}
+        self._local: dict[int, ShardReader] = {}
+        self._elsewhere: dict[int, PeerFile] = {}
+
+    @property
+    def tier(self) -> str:
+        """Of the last of the tiers that something was read from: see ``source.Source``."""
+        if len(self._local) == len(self._readers):
+            return "local"
+        return "peer" if len(self._local) + len(self._elsewhere) == len(self._readers) else "committed"
+
+    def reader(self, shard: ShardRecord) -> ShardReader:
+        """The file of a shard. Raises CorruptCheckpoint, OSError."""
+        if shard.file not in self._readers:
+            reader = self._open_copy(shard)
+            if reader is not None:
+                self._local[reader.fd] = reader
+            else:
+                reader = ShardReader(self._directory, shard)
+                peer = self._peers.file(shard)
+                if peer is not None:
+                    self._elsewhere[reader.fd] = peer
+            self._readers[shard.file] = reader
+        return self._readers[shard.file]
+
+    def node_of(self, fd: int) -> str:
+        """Whose own disk has a file that this node's own has not; "": nobody's."""
+        nodes = [reader.shard.node for reader in self._readers.values() if reader.fd == fd and fd not in self._local]
+        return nodes[0] if nodes else ""
+
+    def _open_copy(self, shard: ShardRecord) -> ShardReader | None:
+        if shard.file not in self._copies:
+            return None
+        try:
+            return ShardReader(self._copies[shard.file], shard, follow=False)
+        except (CorruptCheckpoint, OSError) as error:
+            self._remove(shard, error)
+            return None
+
+    def described(self, fd: int, act: Callable[[], Result]) -> Result:
+        """What ``act`` reads of tables and trees, or once more from the committed file. Raises CorruptCheckpoint,
+        OSError."""
+        try:
+            return act()
+        except (CorruptCheckpoint, OSError) as error:
+            if fd not in self._local:
+                raise
+            self._leave_copy(fd, error)
+        return act()
+
+    def read(self, fd: int, act: Callable[[PeerFile | None], Result]) -> Result:
+        """The same of tensors; ``act`` is given the copy on another node's disk where that is to be read."""
+        peer = self._elsewhere.get(fd)
+        try:
+            return act(peer)
+        except (CorruptCheckpoint, OSError) as error:
+            if peer is not None:
+                del self._elsewhere[fd]
+                self._leave_peer(peer, error)
+            elif fd in self._local:
+                self._leave_copy(fd, error)
+            else:
+                raise
+        return act(None)
+
+    def _leave_copy(self, fd: int, error: Exception) -> None:
+        reader = self._local.pop(fd)
+        self._remove(reader.shard, error)
+        reader.move_to(self._directory)
+
+    def _leave_peer(self, peer: PeerFile, error: Exception) -> None:
+        if isinstance(error, CorruptCheckpoint):
+            peer.remove()
+            error = CorruptCheckpoint(f"{peer.node}: {error}")
+        if not isinstance(error, Busy):
+            text = f"the copy of {peer.copy.file} on another node's disk is left: {error}"
+            print(f"resilio: {text}; {self._directory} is read instead", file=sys.stderr, flush=True)
+
+    def by_copy(self, reads: Iterable[Read]) -> Mapping[int, list[Read]]:
+        """Reads, which begin with a descriptor, by the copy that they are of; -1: of committed files."""
+        found: dict[int, list[Read]] = {}
+        for read in reads:
+            is_copy = read[0] in self._local or read[0] in self._elsewhere
+            found.setdefault(read[0] if is_copy else -1, []).append(read)
+        return found
+
+    def _remove(self, shard: ShardRecord, error: Exception) -> None:
+        path = self._copies[shard.file] / shard.file
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return  # its writer was faster, or another rank, which has told
+        except OSError:
+            pass  # of a disk that is read-only, or has failed; the next life finds it so, too
+        print(f"resilio: {path} is bad, {self._directory} is read instead: {error}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Close them all."""
+        self._peers.close()
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()

@@ -1,0 +1,158 @@
+"""Blocks that several processes of a node read at about the same time: each is read once, past the page cache, into a
+ring in shared memory, from which all of them copy.
+
+Who reads a block verifies it. Nobody needs anybody: no lock is held while a disk works; a block that somebody began to
+read and does not finish is read again by whoever wants it; a copy counts when the slot has still the same content after
+it. So a process may be killed or stopped at any time, and processes need not agree on what they want. Where the ring
+cannot be had (no room in /dev/shm, somebody else's file), all read by way of the page cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from resilio_hpc.ckpt.format import bulk_io
+from resilio_hpc.ckpt.format.bulk_io import BoxSegment, Segment, size_of
+from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES, Manifest
+from resilio_hpc.ckpt.restore.block_ring import Ring, remove_if_unused
+from resilio_hpc.ckpt.restore.block_table import LIMITS, Limits
+from resilio_hpc.ckpt.tiers.peer_disks import PeerFile
+
+THREADS = 2
+"""Of each process: while one copies, the other one keeps the disk busy."""
+SHARE_BYTES = 8 << 20
+"""What a thread goes for at a time: all of them are close to each other, and the ring is not run over."""
+_SHARES_AHEAD = 2  # half the ring, with those that the threads are at: who is behind finds them there for as long
+_SMALL_BYTES = 64 << 10  # less goes through the page cache: the way around costs more than it saves
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class SharedBlocks:
+    """For one step. ``read`` is as ``bulk_io.read``, and may be called by several threads."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path = _SHARED_MEMORY,
+        limits: Limits = LIMITS,
+        small_bytes: int = _SMALL_BYTES,
+    ) -> None:
+        """``name``: the same in all processes that read the same step. Nothing is made before the first ``read``.
+
+        ``small_bytes``: what is smaller goes through the page cache."""
+        self._limits, self._small_bytes = limits, small_bytes
+        self._path = directory / f"{_prefix()}{name}"
+        self._lock = threading.Lock()
+        self._ring: Ring | None = None
+        self._is_open = False
+        self.pool = ThreadPoolExecutor(THREADS, "resilio-shared")
+
+    def read(
+        self,
+        fd: int,
+        segments: Sequence[Segment | BoxSegment],
+        peer: PeerFile | None = None,
+        soon: Sequence[Segment | BoxSegment] = (),
+    ) -> list[int]:
+        """Fill every target; the indices of those that do not match their checksum. ``peer``: whoever comes first reads
+        there. ``soon``: see ``wanted_soon``. Raises CorruptCheckpoint for segments that overlap, OSError."""
+        bulk_io.check_apart(segments)
+        ring = self._ring_now()
+        if ring is None:
+            return read_segments(fd, segments, False, None, peer)
+        large: list[int] = []
+        rest: list[int] = []
+        for index, segment in enumerate(segments):
+            (large if self._is_large(segment) else rest).append(index)
+        ahead = [segment for segment in soon if self._is_large(segment)]
+        fetch = peer.fill if peer else None
+        bad = [large[at] for at in ring.read(fd, [segments[index] for index in large], fetch, ahead)]
+        bad = [bad[at] for at in _read_some(fd, segments, bad, True, peer)]
+        return bad + [rest[at] for at in _read_some(fd, segments, rest, False, peer)]
+
+    def _is_large(self, segment: Segment | BoxSegment) -> bool:
+        return self._small_bytes <= size_of(segment) <= BLOCK_BYTES  # larger ones are of an older version
+
+    def _ring_now(self) -> Ring | None:
+        with self._lock:
+            if not self._is_open:
+                self._is_open = True
+                sweep(self._path.parent)
+                with contextlib.suppress(OSError):
+                    self._ring = Ring(self._path, self._limits)
+            return self._ring
+
+    def close(self) -> None:
+        """The last process removes the ring."""
+        self.pool.shutdown()
+        with self._lock:
+            if self._ring is not None:
+                self._ring.close()
+            self._ring, self._is_open = None, True
+
+
+class Read(Protocol):
+    """A segment of a file."""
+
+    @property
+    def fd(self) -> int: ...
+    @property
+    def segment(self) -> Segment | BoxSegment: ...
+
+
+def wanted_soon(shares: Sequence[Sequence[Read]], number: int) -> list[Segment | BoxSegment]:
+    """What a thread that goes for the share of that number may read ahead while it would wait for others: the next
+    shares of the same file, behind those that this process's other threads go for."""
+    first = number + THREADS
+    soon = [read for share in shares[first : first + _SHARES_AHEAD] for read in share]
+    return [read.segment for read in soon if read.fd == shares[number][0].fd]
+
+
+def name_of(directory: Path, manifest: Manifest) -> str:
+    """For ``SharedBlocks``: of a committed step in this directory."""
+    text = f"{directory.absolute()}\0{manifest.step}\0{manifest.epoch}\0{manifest.round}"
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
+
+
+def sweep(directory: Path = _SHARED_MEMORY) -> None:
+    """Remove the rings of this user's processes that were killed. Raises nothing."""
+    with contextlib.suppress(OSError):
+        for path in directory.glob(f"{_prefix()}*"):
+            with contextlib.suppress(OSError):
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    remove_if_unused(fd, path)
+                finally:
+                    os.close(fd)
+
+
+def read_segments(
+    fd: int,
+    segments: Sequence[Segment | BoxSegment],
+    direct: bool,
+    shared: SharedBlocks | None,
+    peer: PeerFile | None,
+    soon: Sequence[Segment | BoxSegment] = (),
+) -> list[int]:
+    """As ``bulk_io.read``, in the best way that there is. ``shared``: with other processes, unless directly; ``peer``:
+    not from the file; ``soon``: see ``wanted_soon``."""
+    if shared is not None and not direct:
+        return shared.read(fd, segments, peer, soon)
+    return peer.read(segments) if peer is not None else bulk_io.read(fd, segments, direct)
+
+
+def _read_some(
+    fd: int, segments: Sequence[Segment | BoxSegment], some: Sequence[int], direct: bool, peer: PeerFile | None
+) -> list[int]:
+    return read_segments(fd, [segments[index] for index in some], direct, None, peer) if some else []
+
+
+def _prefix() -> str:
+    return f"resilio-blocks-{os.geteuid()}-"

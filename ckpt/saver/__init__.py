@@ -1,0 +1,4 @@
+"""The process that writes snapshots to disk, beside training.
+
+Start reading at ``saver``.
+"""

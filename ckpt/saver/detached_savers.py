@@ -1,0 +1,100 @@
+"""Savers that outlive the process that asked them, without a launcher: how a run that is started again meets them.
+
+While the one that commits works on alone, a file ``.orphan-<session>`` in the checkpoint directory says so. Whoever
+restores, or writes, waits until it is gone: then all processes of the new run see the same steps. Where nothing changes
+any more it was killed, or hangs: what it staged is moved away, so that it can commit nothing later.
+
+No file is locked and no clocks are compared: shared file systems, and nodes, would not always agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from resilio_hpc.ckpt.store import writers
+from resilio_hpc.ckpt.store.staging import give_up, staged
+from resilio_hpc.core.durable import make_directory
+
+STALL_S = 30.0
+"""An NFS client may show a file of another node as it was so long ago."""
+_POLL_S = 0.05
+_MARK = re.compile(r"\.orphan-([0-9a-f]{1,32})")
+
+
+class Progress:
+    """Of what a session has staged, as far as can be seen from here."""
+
+    def __init__(self, directory: Path, session: str) -> None:
+        self._directory = directory
+        self._session = session
+        self._seen: list[tuple[str, int, int]] = []
+        self._changed = time.monotonic()
+
+    def idle_s(self) -> float:
+        """For how long nothing has changed, seconds."""
+        now, seen = time.monotonic(), self._look()
+        if seen != self._seen:
+            self._seen, self._changed = seen, now
+        return now - self._changed
+
+    def _look(self) -> list[tuple[str, int, int]]:
+        seen = []
+        with contextlib.suppress(OSError):
+            for staging in staged(self._directory, self._session):
+                seen += writers.look(staging)
+        return sorted(seen)
+
+
+@contextmanager
+def marked(directory: Path, session: str) -> Iterator[None]:
+    """The process that asked for the save under way is dead; what follows is the rest of it. Raises nothing itself."""
+    mark = _mark(directory, session)
+    with contextlib.suppress(OSError):
+        make_directory(directory)
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink()
+
+
+def is_marked(directory: Path, session: str) -> bool:
+    """False where a new run did not wait any longer: then nothing may be committed."""
+    return _mark(directory, session).exists()
+
+
+def wait_for_orphans(directory: Path, session: str = "", say: bool = False, stall_s: float = STALL_S) -> None:
+    """Until no orphan of another session than ``session`` will commit any more.
+
+    ``say``: tell the user. ``stall_s``: one that changes nothing for so long, in seconds, is given up. Raises nothing:
+    what cannot be seen or moved away is not waited for.
+    """
+    with contextlib.suppress(OSError):
+        for path in sorted(directory.iterdir()):
+            found = _MARK.fullmatch(path.name)
+            if found and found[1] != session:
+                _wait_for(directory, path, found[1], say, stall_s)
+
+
+def _mark(directory: Path, session: str) -> Path:
+    return directory / f".orphan-{session}"
+
+
+def _wait_for(directory: Path, mark: Path, session: str, say: bool, stall_s: float) -> None:
+    if say:
+        print(f"resilio: a killed run's last save is still being written to {directory}: waiting", file=sys.stderr)
+    progress = Progress(directory, session)
+    while mark.exists():
+        if progress.idle_s() > stall_s:
+            give_up(directory, session)
+            mark.unlink(missing_ok=True)
+            return
+        time.sleep(_POLL_S)

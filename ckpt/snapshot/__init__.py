@@ -1,0 +1,4 @@
+"""A rank's state in shared memory, as a copy that training does not touch.
+
+Start reading at ``arena`` and ``snapshot``.
+"""

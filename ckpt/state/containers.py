@@ -1,0 +1,67 @@
+"""The containers that a state is nested in: dict, OrderedDict, Counter, defaultdict, list, tuple and deque."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from resilio_hpc.ckpt.state.plain_values import SCALARS
+
+DICTS = frozenset({dict, OrderedDict, Counter, defaultdict})
+SEQUENCES = frozenset({list, tuple, deque})
+
+
+def is_container(node: Any) -> bool:
+    """Is it one of these, of no class derived from them?"""
+    return type(node) in DICTS or type(node) in SEQUENCES
+
+
+def holds_scalars_only(node: Any) -> bool:
+    """Is there nothing but numbers, text and None in a container? Fast for millions of them."""
+    return set(map(type, node.values() if isinstance(node, dict) else node)) <= SCALARS
+
+
+def parts(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Keys or positions of a container, each with what is there; nothing where that is scalars only."""
+    if is_container(node) and not holds_scalars_only(node):
+        yield from node.items() if isinstance(node, dict) else enumerate(node)
+
+
+def alike(node: Any, values: Iterable[Any]) -> Any:
+    """A new container of the kind of ``node`` (a sequence), with other values."""
+    return deque(values, node.maxlen) if type(node) is deque else type(node)(values)
+
+
+def alike_dict(node: Any, values: dict[Any, Any]) -> Any:
+    """A new dict of the kind of ``node``, with other values."""
+    if type(node) is dict:
+        return values
+    if type(node) is defaultdict:
+        return defaultdict(node.default_factory, values)
+    made = type(node)(values)
+    if hasattr(node, "_metadata"):
+        made._metadata = node._metadata
+    return made
+
+
+def map_leaves(node: Any, change: Callable[[Any], Any]) -> Any:
+    """A nest of containers in which ``change`` was applied to all else. One of scalars only stays the same object."""
+    if not is_container(node) or holds_scalars_only(node):
+        return change(node) if not is_container(node) else node
+    if isinstance(node, dict):
+        return alike_dict(node, {key: map_leaves(item, change) for key, item in node.items()})
+    return alike(node, [map_leaves(item, change) for item in node])
+
+
+NOTHING: Any = object()
+
+
+def look_up(node: Any, path: Sequence[Any]) -> Any:
+    """What a nest of containers has at a path; NOTHING if it has no such place."""
+    for key in path:
+        numbered = type(node) in SEQUENCES and type(key) is int and key < len(node)
+        if not numbered and not (isinstance(node, dict) and key in node):
+            return NOTHING
+        node = node[key]
+    return node

@@ -1,0 +1,58 @@
+"""About how large a state's snapshot will be, asked before the first step: optimizers have no state yet."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from resilio_hpc.ckpt.state import containers
+from resilio_hpc.ckpt.state.overlap import is_optimizer
+from resilio_hpc.ckpt.state.slab import slab_of
+from resilio_hpc.ckpt.state.tensors import is_tensor
+
+
+def expected_bytes(state: Any) -> int:
+    """Bytes of the tensors of a state once it has been trained, each counted once; objects' state_dict() is not called.
+
+    An optimizer without state is taken to get as many tensors of a parameter's size as its kind has: two in the Adam
+    family, one for momentum and one for whatever else is not SGD.
+    """
+    found: dict[Any, int] = {}
+    _collect(state, found)
+    return sum(found.values())
+
+
+def _collect(value: Any, found: dict[Any, int]) -> None:
+    torch = sys.modules.get("torch")
+    slab = slab_of(value)
+    if containers.is_container(value):
+        for _, item in containers.parts(value):
+            _collect(item, found)
+    elif slab is not None:
+        _collect(slab.tensor, found)
+    elif is_tensor(value):
+        with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError, TypeError):
+            # of a kind without memory of its own, such as a ShardedTensor: whatever needs it refuses it by name
+            key = value.data_ptr() if hasattr(value, "data_ptr") else value.__array_interface__["data"][0]
+            found[key, value.nbytes] = int(value.nbytes)
+    elif torch is not None and isinstance(value, torch.nn.Module):
+        _collect([*value.parameters(), *value.buffers()], found)
+    elif torch is not None and isinstance(value, torch.optim.Optimizer):
+        _collect_optimizer(value, found)
+
+
+def _collect_optimizer(optimizer: Any, found: dict[Any, int]) -> None:
+    if optimizer.state:
+        _collect(list(optimizer.state.values()), found)
+        return
+    for group in optimizer.param_groups:
+        averages = 2 if "betas" in group else 0 if "dampening" in group else 1
+        copies = averages + bool(group.get("amsgrad")) + bool(group.get("momentum"))
+        for parameter in group["params"]:
+            found["state of", parameter.data_ptr(), parameter.nbytes] = copies * int(parameter.nbytes)
+
+
+def holds_optimizer(state: Any) -> bool:
+    """Is there a torch optimizer in it?"""
+    return is_optimizer(state) or any(holds_optimizer(item) for _, item in containers.parts(state))

@@ -1,0 +1,98 @@
+"""Copies that run beside the next forward and backward pass: which tensors may wait, and who has to wait for them.
+
+Parameters and optimizer state change in ``optimizer.step()`` and nowhere else (RES-13), so their copies may go on until
+then. Torch calls a hook at the beginning of every optimizer's step; it waits here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from resilio_hpc.ckpt.state.slab import is_dtensor
+from resilio_hpc.ckpt.state.tensors import LARGE_BYTES, Leaf, is_tensor
+
+Key = tuple[int, int]
+
+
+class Fenced(Protocol):
+    """Somebody who may be copying in the background."""
+
+    def fence(self) -> None:
+        """Return when nothing is read from the state any more."""
+        ...
+
+
+def is_optimizer(value: Any) -> bool:
+    """Is it a torch optimizer, whose steps call our hook?"""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.optim.Optimizer)
+
+
+def owned(leaves: Sequence[Leaf], optimizers: Sequence[Any]) -> list[bool]:
+    """For each leaf: do only the steps of these optimizers change it, and does torch count its changes?"""
+    keys: set[Key] = set()
+    for optimizer in optimizers:
+        keys.update(_key(value) for group in optimizer.param_groups for value in group["params"])
+        keys.update(_key(value) for state in optimizer.state.values() for value in _tensors(state))
+    return [
+        leaf.kind == "torch" and leaf.value is not None and _key(leaf.value) in keys and not leaf.value.is_inference()
+        for leaf in leaves
+    ]
+
+
+def may_wait(leaf: Leaf) -> bool:
+    """May another thread copy it: is it on the CPU in one piece, and not small?"""
+    value = leaf.value
+    return bool(
+        leaf.size_bytes >= LARGE_BYTES
+        and value.device.type == "cpu"
+        and value.is_contiguous()
+        and not value.is_conj()
+        and not value.is_neg()
+    )
+
+
+def _key(value: Any) -> Key:
+    local = value.detach().to_local() if is_dtensor(value) else value
+    return local.data_ptr(), local.nbytes
+
+
+def _tensors(state: Any) -> list[Any]:
+    return [value for value in state.values() if is_tensor(value)] if isinstance(state, dict) else []
+
+
+_fenced: WeakSet[Fenced] = WeakSet()
+_lock = threading.Lock()
+_hook: Any = None
+
+
+def _forget_all() -> None:
+    """In a forked child: what the parent copies is the parent's memory, and its lock may be held for ever."""
+    global _fenced, _lock
+    _fenced, _lock = WeakSet(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def fence_before_steps(who: Fenced) -> None:
+    """From now on every step of every torch optimizer of this process calls ``who.fence()`` first."""
+    global _hook
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    with _lock:
+        _fenced.add(who)
+        if _hook is None:
+            _hook = register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    with _lock:
+        waiting = list(_fenced)
+    for who in waiting:
+        who.fence()

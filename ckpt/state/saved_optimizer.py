@@ -1,0 +1,146 @@
+"""The state of a torch optimizer on its way back: to the parameters that it is of, in the dtypes in which it was saved.
+
+torch numbers parameters and tells nothing of their shapes, and it casts state to the dtype of its parameter. Here state
+follows names where both sides have them, shapes are checked, and what was saved as float32 stays float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+from resilio_hpc.ckpt.state.tensors import is_tensor
+from resilio_hpc.core.errors import LayoutMismatch
+
+_WRAPPERS = re.compile(
+    r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_flat_param)\."
+)
+_LIKE_PARAMETERS = frozenset({
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta",
+    "ax", "prev",
+})  # fmt: skip
+"""State of torch's own optimizers that has the shape of its parameter. Older checkpoints do not hold shapes."""
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """In the order in which torch numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def arranged(live: Any, saved: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[int]]:
+    """A saved ``state_dict()`` with its parameters in the order of ``live``, by their names, and for each parameter of
+    ``live`` the number that it was saved with. As it is where one of them has no names.
+
+    Raises LayoutMismatch, beginning with ``where``, for other names or other groups.
+    """
+    groups = saved.get("param_groups")
+    same = list(range(len(parameters_of(live))))
+    if not isinstance(groups, list) or not isinstance(saved.get("state"), dict):
+        return saved, same
+    mine, theirs = _names(live.param_groups), _names(groups)
+    if mine is None or theirs is None or mine == theirs:
+        return saved, same
+    all_mine, all_theirs = list(chain.from_iterable(mine)), list(chain.from_iterable(theirs))
+    if len(set(all_mine)) != len(all_mine) or len(set(all_theirs)) != len(all_theirs):
+        return saved, same
+    if set(all_mine) != set(all_theirs):
+        missing = [name for name in all_mine if name not in set(all_theirs)][:5]
+        more = [name for name in all_theirs if name not in set(all_mine)][:5]
+        raise LayoutMismatch(
+            f"{where}: the optimizer and the checkpoint have other parameters; only in the optimizer: {missing}, only "
+            f"in the checkpoint: {more}"
+        )
+    found = {frozenset(names): number for number, names in enumerate(theirs)}
+    order = []
+    for names in mine:
+        if frozenset(names) not in found:
+            raise LayoutMismatch(
+                f"{where}: the optimizer's parameter groups are others than in the checkpoint: none there has the "
+                f"parameters {names[:5]}{'…' if len(names) > 5 else ''} and no others"
+            )
+        order.append(found[frozenset(names)])
+    number_of = dict(zip(all_theirs, (number for group in groups for number in group["params"]), strict=True))
+    numbers = [number_of[name] for name in all_mine]
+    return _renumbered(saved, [groups[number] for number in order], mine, numbers), numbers
+
+
+def _names(groups: Sequence[Any]) -> list[list[str]] | None:
+    """Of the parameters of each group, without the prefixes of wrappers; None where they have none."""
+    found = []
+    for group in groups:
+        names = group.get("param_names")
+        if not isinstance(names, list | tuple) or len(names) != len(group["params"]):
+            return None
+        found.append([_WRAPPERS.sub("", str(name)) for name in names])
+    return found
+
+
+def _renumbered(saved: dict[Any, Any], groups: list[Any], names: list[list[str]], numbers: list[int]) -> dict[Any, Any]:
+    made, begin = [], 0
+    for group, mine in zip(groups, names, strict=True):
+        positions = range(begin, begin + len(mine))
+        there = dict(zip(group["params"], group["param_names"], strict=True))
+        kept = [there[numbers[position]] for position in positions]
+        made.append({**group, "params": list(positions), "param_names": kept})
+        begin += len(mine)
+    state = saved["state"]
+    moved = {position: state[number] for position, number in enumerate(numbers) if number in state}
+    return {**saved, "state": moved, "param_groups": made}
+
+
+def check_shapes(
+    live: Any,
+    saved: dict[Any, Any],
+    shapes: Sequence[Sequence[int] | None] | None,
+    shape_of: Callable[[Any], tuple[int, ...] | None],
+    where: str,
+) -> None:
+    """Raises LayoutMismatch for state of a parameter of another shape.
+
+    ``saved``: arranged; ``shapes``: of the parameters when they were saved, in the order of ``live``, None if not
+    known; ``shape_of``: of a saved tensor, None for what is none.
+    """
+    parameters = parameters_of(live)
+    is_torchs = type(live).__module__.startswith("torch.optim")
+    for number, values in saved["state"].items():
+        if type(number) is not int or number >= len(parameters) or not isinstance(values, dict):
+            continue
+        shape = tuple(parameters[number].shape)
+        known = shapes[number] if shapes is not None and number < len(shapes) else None
+        if known is not None and tuple(known) != shape:
+            raise LayoutMismatch(
+                f"{where}: the checkpoint holds the state of a parameter of shape {list(known)}, parameter {number} of "
+                f"the optimizer has shape {list(shape)}"
+            )
+        for name in _LIKE_PARAMETERS & values.keys() if is_torchs else ():
+            held = shape_of(values[name])
+            if held is not None and held != shape:
+                raise LayoutMismatch(
+                    f"{where}: the checkpoint holds {name} of shape {list(held)}, parameter {number} of the optimizer "
+                    f"has shape {list(shape)}"
+                )
+
+
+def keep_dtypes(live: Any, saved: dict[Any, Any]) -> None:
+    """Give an optimizer that was loaded the state that torch has cast, as it was saved. ``saved``: what it loaded."""
+    parameters = parameters_of(live)
+    for number, values in saved["state"].items():
+        if type(number) is int and number < len(parameters) and parameters[number] in live.state:
+            _keep(live.state[parameters[number]], values)
+
+
+def _keep(held: Any, saved: Any) -> None:
+    if isinstance(held, dict) and isinstance(saved, dict):
+        places = [key for key in saved if key in held]
+    elif isinstance(held, list) and isinstance(saved, list) and len(held) == len(saved):
+        places = list(range(len(saved)))
+    else:
+        return
+    for place in places:
+        now, then = held[place], saved[place]
+        if not is_tensor(now) or not is_tensor(then):
+            _keep(now, then)
+        elif hasattr(then, "device") and now.dtype != then.dtype and now.shape == then.shape:
+            held[place] = then.to(now.device)

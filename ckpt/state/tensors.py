@@ -1,0 +1,364 @@
+"""The few things that a checkpoint needs from torch tensors and numpy arrays, which it sees as bytes.
+
+Neither library is imported unless a value of it is there: MPI codes run without torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+from operator import mul
+from typing import Any, Literal
+
+from resilio_hpc.ckpt.state import numpy_types
+from resilio_hpc.ckpt.state.slab import Slab, slab_of
+from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch, UsageError
+
+Kind = Literal["torch", "numpy"]
+LARGE_BYTES = 64 * 1024
+"""From this size on a tensor begins on a page, and may be copied in the background."""
+MAX_DIMENSIONS = 31  # HDF5 has 32, and what it has no type for takes one more
+LONGEST = 1 << 56
+_NUMPY_HAS = {"float32", "float64", "float16", "int64", "int32", "uint8", "int8", "bool"}
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of a state: where it is in the state, what it is, and the live tensor itself (a slab's local one).
+
+    ``identity`` is equal for two views of exactly the same elements (None for empty tensors). ``value`` None: described
+    only, another process has it.
+    """
+
+    path: str
+    kind: Kind
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    value: Any
+    identity: tuple[Any, ...] | None
+    slab: Slab | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes in a snapshot."""
+        return 0 if self.value is None else self.size_bytes
+
+
+def is_tensor(value: Any) -> bool:
+    """Is ``value`` a torch tensor or a numpy array?"""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    return (torch is not None and isinstance(value, torch.Tensor)) or (
+        numpy is not None and isinstance(value, numpy.ndarray)
+    )
+
+
+def describe(value: Any, path: str) -> Leaf:
+    """What ``value`` is. Raises UsageError for a tensor that is not plain bytes in this process."""
+    slab = slab_of(value)
+    if slab is not None:
+        leaf = describe(slab.tensor, path)
+        part = (*slab.global_shape, *slab.start, slab.replica)
+        return replace(leaf, slab=slab, identity=leaf.identity and (*leaf.identity, part))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _describe_numpy(value, path)
+    return _describe_torch(value, path)
+
+
+def _describe_numpy(value: Any, path: str) -> Leaf:
+    numpy = sys.modules["numpy"]
+    if type(value) not in (numpy.ndarray, numpy.memmap):
+        raise UsageError(f"a {type(value).__name__} cannot be saved; convert it to a plain numpy array")
+    dtype, shape, size = numpy_types.text_of(value.dtype), tuple(value.shape), int(value.nbytes)
+    _check_shape(shape)
+    identity = ("numpy", value.ctypes.data, shape, value.strides, dtype) if size else None
+    return Leaf(path, "numpy", dtype, shape, size, value, identity)
+
+
+def _describe_torch(value: Any, path: str) -> Leaf:
+    import torch
+
+    if type(value) is not torch.nn.Parameter and torch.nn.parameter.is_lazy(value):
+        raise UsageError("a parameter of a lazy module has no shape yet; run the module once before it is saved")
+    plain = value.detach()
+    if type(plain) is not torch.Tensor:
+        raise UsageError(f"a {type(value).__name__} cannot be saved; convert it to a DTensor or a plain tensor")
+    device = plain.device
+    if plain.is_quantized:
+        raise UsageError("a quantised tensor cannot be saved; save its int_repr(), scales and zero points")
+    if plain.is_nested:
+        raise UsageError("a nested tensor cannot be saved; save its unbind()")
+    if device.type == "meta":
+        raise UsageError("a tensor on the meta device has no values to save")
+    if plain.layout is not torch.strided:
+        raise UsageError(f"a tensor of kind {plain.layout} cannot be saved; convert it to a dense tensor")
+    dtype, shape, size = plain.dtype, tuple(plain.shape), plain.nbytes
+    if len(shape) > MAX_DIMENSIONS or not size:
+        _check_shape(shape)
+    if not size:
+        return Leaf(path, "torch", _name_of(dtype), shape, size, plain, None)
+    address, stride = plain.data_ptr(), plain.stride()
+    end = plain.storage_offset() * plain.itemsize + size
+    if not address or end > plain.untyped_storage().nbytes() or not plain.is_contiguous():
+        _check_memory(plain, address, stride)
+    identity = (device, address, shape, stride, dtype, plain.is_conj(), plain.is_neg())
+    return Leaf(path, "torch", _name_of(dtype), shape, size, plain, identity)
+
+
+def _check_shape(shape: tuple[int, ...]) -> None:
+    if len(shape) > MAX_DIMENSIONS:
+        raise UsageError(f"a tensor of {len(shape)} dimensions cannot be saved: HDF5 has at most {MAX_DIMENSIONS}")
+    if shape and max(shape) >= LONGEST:
+        raise UsageError(f"a tensor of shape {list(shape)} cannot be saved: a length is too large")
+
+
+def _check_memory(plain: Any, address: int, stride: tuple[int, ...]) -> None:
+    """Is all of a tensor inside of its storage? Sharding libraries free storages, and nothing stops who reads there."""
+    contiguous = plain.is_contiguous()
+    last = plain.numel() if contiguous else 1 + sum(map(mul, (length - 1 for length in plain.shape), stride))
+    needed, held = (plain.storage_offset() + last) * plain.itemsize, plain.untyped_storage().nbytes()
+    if held < needed or not address:
+        raise UsageError(
+            f"a tensor of {plain.nbytes} bytes has a storage of {held if address else 0}: it was freed or resized, as "
+            "sharding libraries do; save and restore it while its memory is there"
+        )
+
+
+@cache
+def _name_of(torch_dtype: Any) -> str:
+    return str(torch_dtype).removeprefix("torch.")
+
+
+def bytes_of(value: Any) -> memoryview | None:
+    """The tensor's own memory, flat and writable where the tensor is; None unless it is contiguous and on the CPU."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if not value.flags.c_contiguous:
+            return None
+        return memoryview(value.reshape(-1).view(numpy.uint8)) if value.nbytes else memoryview(b"")
+    import torch
+
+    plain = value.detach()
+    if plain.device.type != "cpu" or not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
+        return None
+    if plain.numel() == 0:
+        return memoryview(b"")
+    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+
+
+def buffer_of(leaf: Leaf) -> Any:
+    """Something with the buffer protocol that has the bytes of ``bytes_of``; made in less time."""
+    if leaf.kind == "torch" and leaf.dtype in _NUMPY_HAS and leaf.value.device.type == "cpu":
+        value = leaf.value
+        plain = value.is_contiguous() and not value.is_conj() and not value.is_neg()
+        return value.numpy() if plain else None
+    return bytes_of(leaf.value)
+
+
+def copy_out(value: Any, target: memoryview) -> None:
+    """Copy a tensor that is strided or on a device into ``target``, in row-major order."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        source = numpy_types.raw_view(value)
+        numpy.copyto(numpy.frombuffer(target, dtype=source.dtype).reshape(value.shape), source)
+        return
+    import torch
+
+    plain = _as_bits(value.detach())
+    torch.frombuffer(target, dtype=torch.uint8).view(plain.dtype).reshape(plain.shape).copy_(plain)
+
+
+def _as_bits(plain: Any) -> Any:
+    """The same elements as whole numbers of their size: torch has no copies of some of its dtypes."""
+    import torch
+
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(plain.itemsize)
+    return plain if bits is None or plain.is_conj() or plain.is_neg() else plain.view(bits)
+
+
+def copy_into(target: Any, source: Any) -> None:
+    """Assign ``source`` to the elements of ``target``, in place."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(target, numpy.ndarray):
+        numpy.copyto(numpy_types.raw_view(target), numpy_types.raw_view(source))
+        return
+    import torch
+
+    plain = target.detach()
+    with torch.inference_mode(target.is_inference()):
+        if plain.dtype == source.dtype and _as_bits(plain) is not plain and _as_bits(source) is not source:
+            plain, source = _as_bits(plain), _as_bits(source)
+        plain.copy_(source)
+
+
+def is_meta(value: Any) -> bool:
+    """Is it a torch tensor without memory, on the meta device?"""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor) and value.device.type == "meta"
+
+
+def give_memory(value: Any) -> Any:
+    """Let a tensor on the meta device have memory, its content not set; whoever refers to it sees that.
+
+    On torch's default device, or that of a DTensor's mesh. Returns what it was, for ``exchange`` to undo it. Raises
+    UsageError for a tensor that torch cannot exchange.
+    """
+    import torch
+
+    mesh = getattr(value, "device_mesh", None)
+    device = torch.get_default_device() if mesh is None else torch.device(mesh.device_type)
+    with torch.no_grad():
+        made = torch.empty_like(value, device=device)
+    if isinstance(value, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, value.requires_grad)
+    try:
+        exchange(value, made)
+    except RuntimeError as error:
+        raise UsageError(
+            f"a tensor on the meta device cannot be given memory ({error}); use to_empty() first"
+        ) from error
+    return made
+
+
+def exchange(one: Any, other: Any) -> None:
+    """Let two tensors change places, for all who refer to them. Raises RuntimeError where torch cannot do that."""
+    import torch
+
+    torch.utils.swap_tensors(one, other)  # type: ignore[no-untyped-call]
+
+
+def memory_range(value: Any) -> tuple[str, int, int]:
+    """Where the elements of a tensor lie: a device, and from which address to which."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        start, end = numpy.lib.array_utils.byte_bounds(value)
+        return "cpu", start, end
+    if is_meta(value):
+        return "meta", id(value), id(value) + 1
+    plain = value.detach()
+    start = plain.data_ptr()
+    last = 1 + sum(map(mul, (length - 1 for length in plain.shape), plain.stride()))
+    return str(plain.device), start, start + last * plain.itemsize
+
+
+def same_bytes(one: Any, other: Any) -> bool:
+    """Have two tensors of one dtype and shape the same content, to the last bit?"""
+    rooms = [memoryview(bytearray(one.nbytes)) for _ in range(2)]
+    copy_out(one, rooms[0])
+    copy_out(other, rooms[1])
+    return rooms[0] == rooms[1]
+
+
+def state_on_meta(module: Any, name: str) -> Any:
+    """The state_dict of a module that has tensors on the meta device, with those tensors themselves; None for others.
+
+    Raises UsageError for a buffer there that is not in the state: nobody would ever fill it.
+    """
+    if not any(map(is_meta, (*module.parameters(), *module.buffers()))):
+        return None
+    state = module.state_dict(keep_vars=True)
+    kept = set(map(id, state.values()))
+    for path, buffer in module.named_buffers():
+        if is_meta(buffer) and id(buffer) not in kept:
+            raise UsageError(
+                f"{name}: the buffer {path} is on the meta device, and no checkpoint holds what is not "
+                "persistent; make it again on a device before the restore"
+            )
+    return state
+
+
+def check_writable(target: Any) -> None:
+    """Can every element of a live tensor be given a value of its own? Raises UsageError, and changes nothing."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(target, numpy.ndarray):
+        if not target.flags.writeable:
+            raise UsageError("the array in the state is read-only, nothing can be restored into it")
+        stride = [step // (target.itemsize or 1) for step in target.strides]
+    else:
+        stride = target.stride()
+    if _shares_elements(target.shape, stride):
+        raise UsageError(
+            "elements of the tensor in the state share memory (expand(), as_strided()), nothing can be restored into "
+            "it; give a tensor with memory for each, such as its clone()"
+        )
+
+
+def _shares_elements(shape: Any, stride: Any) -> bool:
+    used = sorted((abs(step), length) for step, length in zip(stride, shape, strict=True) if length > 1)
+    if 0 in shape or not used:
+        return False
+    extent = 1
+    for step, length in used:
+        if step < extent:
+            return step == 0 or _lands_twice(used)
+        extent += step * (length - 1)
+    return False
+
+
+def _lands_twice(used: list[tuple[int, int]]) -> bool:
+    """Element by element, for the rare views that are neither simple nor expanded."""
+    import numpy
+
+    places = numpy.zeros(1, dtype=numpy.int64)
+    for step, length in used:
+        places = numpy.add.outer(places, step * numpy.arange(length)).ravel()
+    return len(numpy.unique(places)) != len(places)
+
+
+def check_fits(target: Any, kind: Kind, dtype: str, shape: tuple[int, ...]) -> None:
+    """Can a saved tensor go into ``target`` as it is? Raises LayoutMismatch, or UsageError if that is read-only."""
+    if is_meta(target):
+        live: tuple[Kind, str, tuple[int, ...]] = "torch", _name_of(target.dtype), tuple(target.shape)
+    else:
+        try:
+            leaf = describe(target, "")
+        except UsageError as error:
+            raise UsageError(f"nothing can be restored into it: {error}") from error
+        live = leaf.kind, leaf.dtype, leaf.shape
+    if live[0] != kind:
+        raise LayoutMismatch(f"the checkpoint holds a {kind} tensor, the state a {live[0]} tensor")
+    if live[2] != shape:
+        raise LayoutMismatch(f"the checkpoint holds shape {list(shape)}, the state {list(live[2])}")
+    if live[1] != dtype:
+        raise LayoutMismatch(f"the checkpoint holds dtype {dtype}, the state {live[1]}")
+    check_writable(target)
+
+
+def check_description(kind: Kind, dtype: str, shape: tuple[int, ...], size_bytes: int) -> None:
+    """Does a tensor of this dtype and shape have that size? Raises CorruptCheckpoint before anything is allocated."""
+    try:
+        item = torch_dtype(dtype).itemsize if kind == "torch" else numpy_types.dtype_of(dtype).itemsize
+    except (ValueError, TypeError) as error:
+        raise CorruptCheckpoint(str(error)) from error
+    if len(shape) > MAX_DIMENSIONS or any(length < 0 or length >= LONGEST for length in shape):
+        raise CorruptCheckpoint(f"impossible shape {list(shape)[:MAX_DIMENSIONS]}")
+    if math.prod(shape) * item != size_bytes:
+        raise CorruptCheckpoint(f"a {dtype} tensor of shape {list(shape)} does not have {size_bytes} bytes")
+
+
+def empty(kind: Kind, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A new tensor on the CPU, its content not set. Raises CorruptCheckpoint for a shape that cannot be."""
+    try:
+        if kind == "numpy":
+            import numpy
+
+            return numpy.empty(shape, dtype=numpy_types.dtype_of(dtype))
+        import torch
+
+        return torch.empty(shape, dtype=torch_dtype(dtype))
+    except (ValueError, RuntimeError) as error:
+        raise CorruptCheckpoint(f"cannot make a {dtype} tensor of shape {list(shape)}: {error}") from error
+
+
+def torch_dtype(name: str) -> Any:
+    """The torch dtype of that name. Raises ValueError for anything else that torch has under the name."""
+    import torch
+
+    found = getattr(torch, name, None) if re.fullmatch(r"[a-z][a-z0-9_]*", name) else None
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"this torch has no dtype {name!r}")
+    return found

@@ -1,0 +1,309 @@
+"""The directory of committed checkpoints: what is there, committing a step, and removing old ones.
+
+    checkpoints/
+      step-0000000100/          a committed step: appears whole, by one rename, and disappears the same way
+        node-0.h5 …             one shard file per node
+        manifest.json
+        checkpoint.h5           all of it as one HDF5 file, once somebody has asked for that (see ``view``)
+        damaged                 why (text), once a restore or verify has found it so
+      latest                    number of the step committed last (text), for people and scripts
+      epoch-fence               the lowest epoch that may still commit (see ``fence``); absent: any
+      .worn/                    shard files of a step that was removed (see ``recycled_files``)
+      .staging-step-…-e<epoch>-r<round>/   shards on their way (…-s<session>: of processes without a launcher;
+                                …-whole: about to take the place of a former one)
+
+Needs neither torch nor h5py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import time
+from collections.abc import Sequence
+from functools import cache
+from numbers import Integral
+from pathlib import Path
+
+from resilio_hpc.ckpt.format import manifest as records
+from resilio_hpc.ckpt.format.manifest import Layout, Manifest, ShardRecord, Writer, read_manifest, why_incomplete
+from resilio_hpc.ckpt.store import writers
+from resilio_hpc.ckpt.store.fence import check_fence
+from resilio_hpc.ckpt.store.recycled_files import strip, worn
+from resilio_hpc.ckpt.store.retention import CommittedStep, Retention
+from resilio_hpc.ckpt.store.staging import (
+    STEP,
+    empty_bin,
+    move_away,
+    put_in_place,
+    remove_strangers,
+    staging_directory,
+    sweep,
+)
+from resilio_hpc.core import regular_file
+from resilio_hpc.core.durable import sync_directory, write_atomic
+from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError, is_damage
+from resilio_hpc.core.regular_file import NotRegular
+
+MANIFEST = "manifest.json"
+DAMAGED = "damaged"
+VIEW = "checkpoint.h5"
+_MANIFEST_LIMIT = 1 << 30
+_NOTE_LIMIT = 1 << 16
+_THREAD_END_S = 1.0  # what the thread of a save that has failed may take to end
+
+
+def check_step(step: object) -> int:
+    """The number of a step, numpy's integers included. Raises UsageError for what cannot be one."""
+    number = -1 if isinstance(step, bool) or not isinstance(step, Integral) else int(step)
+    if not 0 <= number < 1 << 53:
+        raise UsageError(f"step {step!r} is not a whole number from 0 on")
+    return number
+
+
+def step_directory(directory: Path, step: int) -> Path:
+    """Where a committed step lies."""
+    return directory / f"step-{step:010d}"
+
+
+def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Writer) -> Path:
+    """The staging directory of a save that begins, empty. What saves that died left behind goes first: disks fill up.
+
+    Only for the one process, ``writer``, that begins it for all. Raises CheckpointError when ``epoch`` may not commit,
+    or when that step is being saved already; OSError.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    _check_fence(directory, epoch)
+    staging = staging_directory(directory, step, epoch, round_)
+    if other := writers.at_work(staging, has_session=False, patience_s=_THREAD_END_S):
+        raise CheckpointError(f"step {step} is being saved to {directory} already, by process {other.pid}")
+    move_away(staging, "removed")
+    sweep(directory, step, epoch, round_)
+    writers.begin(staging, writer)
+    return staging
+
+
+def committed_steps(directory: Path) -> list[int]:
+    """Every committed step whose manifest is right and whose files have their sizes, the one committed last, last.
+
+    Raises OSError where that cannot be seen: it is not taken for an empty directory."""
+    return [manifest.step for manifest in committed(directory)]
+
+
+def committed(directory: Path) -> list[Manifest]:
+    """The manifests of committed_steps, in its order (which is that of the commits, not of the numbers)."""
+    found = []
+    for step in _numbers(directory):
+        manifest = _manifest_or_why(directory, step)
+        if isinstance(manifest, str):
+            continue
+        where = step_directory(directory, step)
+        if all(_has_size(where / s.file, s.size_bytes) for s in manifest.shards):
+            found.append(manifest)
+    return sorted(found, key=lambda manifest: (manifest.order, manifest.step))
+
+
+def damaged_steps(directory: Path) -> dict[int, str]:
+    """Steps that are there, but not in ``committed``, and why."""
+    why: dict[int, str] = {}
+    for step in _numbers(directory):
+        manifest = _manifest_or_why(directory, step)
+        if isinstance(manifest, str):
+            why[step] = manifest
+            continue
+        where = step_directory(directory, step)
+        bad = [s.file for s in manifest.shards if not _has_size(where / s.file, s.size_bytes)]
+        if bad:
+            why[step] = f"{', '.join(bad[:5])}: missing, or not as large as it was written"
+    return why
+
+
+def _manifest_or_why(directory: Path, step: int) -> Manifest | str:
+    """Its manifest, or what is wrong with that. Raises OSError that is no damage: then nothing is known of the step."""
+    try:
+        return manifest_of(directory, step)
+    except CheckpointError as error:
+        return str(error)
+    except OSError as error:
+        if not is_damage(error):
+            raise
+        return str(error)
+
+
+def note_damage(directory: Path, step: int, why: str) -> None:
+    """Note in a step that it was found damaged, and why; "": it was found good.
+
+    Whoever prunes does not count on a damaged one; restores still try it. It is no error that it cannot be written.
+    Nothing is noted behind a link.
+    """
+    if not regular_file.is_real_directory(step_directory(directory, step)):
+        return
+    path = step_directory(directory, step) / DAMAGED
+    with contextlib.suppress(OSError):
+        if why:
+            with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{why}\n")
+        else:
+            path.unlink()
+
+
+def noted_damage(directory: Path, step: int) -> str:
+    """Why a step was found damaged; "" when it was not."""
+    try:
+        data = regular_file.read_file(step_directory(directory, step) / DAMAGED, _NOTE_LIMIT)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return str(error)
+    return data.decode("utf-8", "backslashreplace").strip() or "it was found so"
+
+
+def why_latest_is_wrong(directory: Path) -> str:
+    """Why ``latest`` is nothing that a commit wrote; "" when it is (it may be behind), or not there. Raises OSError."""
+    try:
+        text = regular_file.read_file(directory / "latest", 40)
+    except FileNotFoundError:
+        return ""
+    except NotRegular as error:
+        return error.strerror or ""
+    if text in [f"{step}\n".encode() for step in _numbers(directory)]:
+        return ""
+    return f"it says {text.decode('ascii', 'backslashreplace')!r}, and no step of that number is here"
+
+
+def manifest_of(directory: Path, step: int) -> Manifest:
+    """The manifest of one step. Raises CorruptCheckpoint, CheckpointError for a newer format, OSError."""
+    try:
+        data = regular_file.read_file(step_directory(directory, step) / MANIFEST, _MANIFEST_LIMIT + 1)
+    except NotRegular as error:
+        raise CorruptCheckpoint(f"manifest of step {step}: {error.strerror}") from error
+    if len(data) > _MANIFEST_LIMIT:
+        raise CorruptCheckpoint(f"manifest of step {step} is larger than {_MANIFEST_LIMIT} bytes")
+    return read_manifest(data, step)
+
+
+def commit(
+    directory: Path,
+    step: int,
+    epoch: int,
+    round_: int,
+    world_size: int,
+    layout: Layout,
+    shards: Sequence[ShardRecord],
+    retention: Retention | None,
+    session: str = "",
+    writer: Writer | None = None,
+) -> str:
+    """Make ``step`` a committed checkpoint from its durable shards, then prune (None: no other step is removed).
+
+    ``writer``: without a launcher, the process that asks. Returns "", or that another job writes here, too: its steps
+    are neither replaced nor pruned. Raises CheckpointError when it must not be committed (another epoch's or job's
+    business, or incomplete), OSError when the disk fails; older steps are untouched then.
+    """
+    staging, final = staging_directory(directory, step, epoch, round_, session), step_directory(directory, step)
+    _check_fence(directory, epoch)
+    existing = _read(final, step)
+    if existing is not None and existing.epoch > epoch:
+        raise CheckpointError(f"step {step} was committed in epoch {existing.epoch}, later than our {epoch}")
+    asked_before = not session and existing is not None and (existing.epoch, existing.round) == (epoch, round_)
+    if asked_before and not staging.is_dir():
+        return ""
+    why = why_incomplete(shards, world_size) or "".join(
+        f"{shard.file} is missing or has another size. "
+        for shard in shards
+        if not _has_size(staging / shard.file, shard.size_bytes, follow=False)
+    )
+    if why:
+        raise CheckpointError(f"step {step} cannot be committed: {why}")
+    remove_strangers(staging, {VIEW, *(shard.file for shard in shards)})
+    found = committed(directory)
+    others = {} if writer is None else writers.others_at_work(directory, writer, found)
+    writers.check_former(directory, writer, existing)
+    order = 1 + max((manifest.order for manifest in found), default=0)
+    manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), *filter(None, [writer]))
+    write_atomic(staging / MANIFEST, records.write_manifest(manifest))
+    _check_fence(directory, epoch)  # again: the shards took long
+    for note in writers.notes(staging):  # as late as can be: see ``sweep``
+        note.unlink(missing_ok=True)
+    put_in_place(staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)))
+    sync_directory(directory)
+    # the step is committed, whatever becomes of the rest
+    with contextlib.suppress(OSError):
+        write_atomic(directory / "latest", f"{step}\n".encode())
+    with contextlib.suppress(OSError):
+        if retention is not None:
+            ours = [known for known in found if known.step != step and known.step not in others]
+            _remove(directory, expendable(directory, retention, time.time(), [*ours, manifest]), keep_worn=True)
+        sweep(directory, step, epoch, round_, session)
+    return next((writers.words(directory, other) for other in others.values()), "")
+
+
+def expendable(directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None) -> list[int]:
+    """The committed steps that ``retention`` does not keep. ``now``: Unix time.
+
+    ``known``: what ``committed`` gives, where that was just asked for: it looks at every file of every step.
+    """
+    steps = []
+    for manifest in committed(directory) if known is None else known:
+        path = step_directory(directory, manifest.step)
+        steps.append(
+            CommittedStep(
+                manifest.step, (path / MANIFEST).stat().st_mtime, manifest.size_bytes, (path / DAMAGED).exists()
+            )
+        )
+    return retention.expendable(steps, now)
+
+
+def prune(directory: Path, retention: Retention, now: float) -> list[int]:
+    """Remove what ``retention`` does not keep, and all that is of no use; the steps removed. Raises OSError."""
+    old = expendable(directory, retention, now)
+    remove_worn(directory)
+    _remove(directory, old)
+    return old
+
+
+def remove_worn(directory: Path) -> None:
+    """No step is expected that would write over the files of a removed one. Raises nothing."""
+    with contextlib.suppress(OSError):
+        move_away(worn(directory), "removed")
+        empty_bin(directory)
+
+
+@cache  # once for each
+def remove_worn_at_exit(directory: Path) -> None:
+    """When this process ends, none is expected any more."""
+    atexit.register(remove_worn, directory)
+
+
+def _remove(directory: Path, steps: Sequence[int], keep_worn: bool = False) -> None:
+    gone = [move_away(step_directory(directory, step), "removed") for step in steps]
+    if gone:
+        sync_directory(directory)  # else a power cut could give a step its name back, and not its files
+        with contextlib.suppress(OSError):
+            if keep_worn and strip(gone[-1]):
+                move_away(worn(directory), "removed")
+                gone[-1].rename(worn(directory))
+    empty_bin(directory)
+
+
+def _check_fence(directory: Path, epoch: int) -> None:
+    check_fence(directory, epoch, lambda: [manifest.epoch for manifest in committed(directory)])
+
+
+def _read(where: Path, step: int) -> Manifest | None:
+    try:
+        return read_manifest(regular_file.read_file(where / MANIFEST, _MANIFEST_LIMIT), step)
+    except (CorruptCheckpoint, OSError):
+        return None  # nothing, or nothing of worth
+
+
+def _numbers(directory: Path) -> list[int]:
+    try:
+        names = [path.name for path in directory.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(found[1]) for name in names if (found := STEP.fullmatch(name)))
+
+
+def _has_size(path: Path, size: int, follow: bool = True) -> bool:
+    return regular_file.size_of(path, follow) == size

@@ -1,0 +1,223 @@
+"""Who writes to a directory of checkpoints: two jobs, or two saves at once, do not undo each other's work in silence.
+
+Each step says whose it is, and so does a note in each staging directory. On one machine the kernel tells whether that
+process lives. What was written from another machine shows life by changing: steps that appear, files that grow.
+No file is locked and no clocks are compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.ckpt.format.manifest import Manifest, Writer
+from resilio_hpc.core import regular_file
+from resilio_hpc.core.durable import make_directory, sync_directory
+from resilio_hpc.core.errors import CheckpointError
+
+NOTE = ".writer-"
+_NOTE_LIMIT = 1 << 16
+STALL_S = 30.0
+"""An NFS client may show a file of another node as it was so long ago."""
+_first_order: dict[Path, int] = {}
+"""Of each directory: the newest commit that was there when this process committed its first step."""
+_threads: dict[Path, threading.Thread] = {}
+"""Which thread of this process fills a staging directory of torch.distributed.checkpoint."""
+_watched: dict[Path, tuple[object, float]] = {}
+"""What was seen in another machine's staging directory, and since when (monotonic)."""
+
+
+def this_process(job: str) -> Writer:
+    """This process, of the job of that name."""
+    return Writer(job, socket.gethostname()[:64], _machine(), os.getpid(), _begun(os.getpid()) or 0)
+
+
+@cache
+def process_job() -> str:
+    """The name of a job of one process, this one."""
+    return os.urandom(16).hex()
+
+
+os.register_at_fork(after_in_child=process_job.cache_clear)
+
+
+def others_at_work(directory: Path, me: Writer, found: Sequence[Manifest]) -> dict[int, Writer]:
+    """The committed steps of other jobs that are at work, and whose they are. ``found``: all committed steps."""
+    before = _first_order.setdefault(directory, max((manifest.order for manifest in found), default=0))
+    others: dict[int, Writer] = {}
+    for manifest in found:
+        writer = manifest.writer
+        if writer and is_another(writer, me):
+            lives = is_alive(writer)
+            if lives or (lives is None and manifest.order > before):
+                others[manifest.step] = writer
+    return others
+
+
+def check_former(directory: Path, me: Writer | None, former: Manifest | None) -> None:
+    """Raises CheckpointError where the step that is to be replaced is of another job that is at work."""
+    if me is not None and former is not None and others_at_work(directory, me, [former]):
+        assert former.writer
+        raise CheckpointError(f"step {former.step} is another job's: {words(directory, former.writer)}")
+
+
+def is_another(writer: Writer, me: Writer) -> bool:
+    """Is it of another job?"""
+    return writer.job != me.job and (writer.machine, writer.pid, writer.begun) != (me.machine, me.pid, me.begun)
+
+
+def words(directory: Path, writer: Writer) -> str:
+    """That another job writes there, for a user."""
+    return (
+        f"another job (process {writer.pid} on {writer.host}) writes checkpoints to {directory}, too; neither removes "
+        "or replaces steps of the other: give each job a directory of its own"
+    )
+
+
+def make_staging(staging: Path, me: Writer | None) -> None:
+    """Make a staging directory, unless it is there, with a note that this process fills it. Raises OSError.
+
+    The note comes at once: without it, another job would take the directory for one that was left behind. A link of
+    that name goes.
+    """
+    if staging.is_symlink():
+        staging.unlink(missing_ok=True)
+    if is_new := not staging.is_dir():
+        make_directory(staging.parent)
+    staging.mkdir(exist_ok=True)
+    if me is not None:
+        with contextlib.suppress(FileExistsError), (staging / f"{NOTE}{me.pid}").open("xb") as note:
+            note.write(msgspec.json.encode(me))
+    if is_new:
+        sync_directory(staging.parent)
+
+
+def take_back(staging: Path, me: Writer) -> None:
+    """That save has failed. Raises nothing."""
+    with contextlib.suppress(OSError):
+        (staging / f"{NOTE}{me.pid}").unlink()
+
+
+def begin(staging: Path, me: Writer) -> None:
+    """This thread fills a staging directory, and no other one any more: a thread makes one save after the other."""
+    for path, thread in list(_threads.items()):
+        if thread is threading.current_thread() or not thread.is_alive():
+            _threads.pop(path, None)
+    _threads[staging] = threading.current_thread()
+    make_staging(staging, me)
+
+
+def end(staging: Path) -> None:
+    """Nothing more is written there."""
+    _threads.pop(staging, None)
+
+
+def await_threads(directory: Path) -> None:
+    """Until no other thread of this process fills a staging directory there."""
+    for staging, thread in list(_threads.items()):
+        if staging.parent == directory and thread is not threading.current_thread():
+            thread.join()
+
+
+def at_work(staging: Path, has_session: bool, patience_s: float = 0.0, stall_s: float = STALL_S) -> Writer | None:
+    """Who fills a staging directory; None where its writers are dead, hang, or have given that save up.
+
+    ``has_session``: it is not of torch.distributed.checkpoint, whose saves each have a thread. ``patience_s``: how long
+    to wait for the end of such a thread. ``stall_s``: who changes nothing for so long, on another machine, is dead.
+    Raises OSError where that cannot be seen.
+    """
+    for path in notes(staging):
+        writer = _read_note(path)
+        if writer is None:
+            continue
+        if not has_session and writer == this_process(writer.job):
+            lives: bool | None = _thread_lives(staging, patience_s)
+        else:
+            lives = is_alive(writer)
+        if lives or (lives is None and _changes(staging, stall_s)):
+            return writer
+    return None
+
+
+def _read_note(path: Path) -> Writer | None:
+    """None where it is gone, or is no note. Raises OSError for one that cannot be read now: its writer may live."""
+    try:
+        return msgspec.json.decode(regular_file.read_file(path, _NOTE_LIMIT, follow=False), type=Writer)
+    except (FileNotFoundError, regular_file.NotRegular, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def notes(staging: Path) -> list[Path]:
+    """The notes of those who fill a staging directory. Raises OSError."""
+    try:
+        return [path for path in staging.iterdir() if path.name.startswith(NOTE)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _thread_lives(staging: Path, patience_s: float) -> bool:
+    """Is another thread than this one at it?"""
+    thread = _threads.get(staging)
+    if thread is None or thread is threading.current_thread():
+        return False
+    thread.join(patience_s)
+    return thread.is_alive()
+
+
+def is_alive(writer: Writer) -> bool | None:
+    """Does that process live? None where it is on another machine, or in another container of this one."""
+    if writer.machine != _machine():
+        return None
+    return _begun(writer.pid) == writer.begun
+
+
+def _changes(staging: Path, stall_s: float) -> bool:
+    """False once it has been the same for so long, as far as this process has looked. Raises OSError."""
+    seen = look(staging)
+    before, since = _watched.get(staging, (None, 0.0))
+    if seen != before:
+        _watched[staging] = seen, time.monotonic()
+        return True
+    return time.monotonic() - since < stall_s
+
+
+def look(staging: Path) -> list[tuple[str, int, int]]:
+    """Path, size in bytes and time of change in ns of each file there: others than before are a sign of life.
+
+    A file that goes meanwhile is left out. Raises OSError.
+    """
+    seen = []
+    try:
+        for entry in os.scandir(staging):
+            with contextlib.suppress(FileNotFoundError):
+                found = entry.stat(follow_symlinks=False)
+                seen.append((entry.path, found.st_size, found.st_mtime_ns))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(seen)
+
+
+@cache
+def _machine() -> str:
+    """The boot of this machine, and the space in which its process ids count."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - it is no path
+    return f"unknown {socket.gethostname()} {os.urandom(8).hex()}"
+
+
+def _begun(pid: int) -> int | None:
+    """When a process began, in ticks since the boot; None where it is dead, reaped or not."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,107 @@
+"""Work on a node's own disk, which may stop answering: in a thread of its own, which can be left behind.
+
+Nothing ends a thread that waits in the kernel. Whoever needs what it was to do goes another way; should the disk come
+back, the thread ends by itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from resilio_hpc.ckpt.format.pages import PAGE
+from resilio_hpc.core.regular_file import open_direct
+
+PATIENCE_S = 30.0
+"""Of a save: a disk that moved nothing for so long hangs. Linux gives up on an NVMe command after 30 s by itself."""
+ANSWER_S = 10.0
+"""For something small."""
+LOCK_S = 3.0
+"""For another process that writes there: a killed predecessor may take a moment to die."""
+_LEAST_CPU_S = 1.0  # more than a process needs that only waits
+_COUNTERS = frozenset({"wchar", "read_bytes", "write_bytes"})  # rchar grows by reading them
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a disk is waited for, in seconds.
+
+    ``silent_s``: a save, while nothing moves; ``answer_s``: something small; ``lock_s``: another process that writes
+    there; ``wait``: returns when the futures are done, or after so many seconds.
+    """
+
+    silent_s: float = PATIENCE_S
+    answer_s: float = ANSWER_S
+    lock_s: float = LOCK_S
+    wait: Callable[[Sequence[Future[Any]], float], object] = wait
+
+
+PATIENCE = Patience()
+
+
+def begin(act: Callable[[], Result]) -> Future[Result]:
+    """Have a thread do it that keeps no process from ending."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(act())
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="resilio-disk", daemon=True).start()
+    return future
+
+
+def in_time(act: Callable[[], Result], patience: Patience = PATIENCE) -> Result:
+    """What ``act`` returns or raises; TimeoutError (an OSError) where it takes longer than ``answer_s``."""
+    future = begin(act)
+    patience.wait([future], patience.answer_s)
+    if not future.done():
+        raise no_answer(patience.answer_s)
+    return future.result()
+
+
+def no_answer(patience_s: float) -> TimeoutError:
+    """The error for a disk that does not answer."""
+    return TimeoutError(errno.ETIMEDOUT, f"it has not answered for {patience_s:g} s")
+
+
+def read_page(path: Path) -> None:
+    """Read the first page of a file, no link, from the device where the page cache can be passed by. Raises OSError."""
+    fd = open_direct(path, follow=False)
+    try:
+        os.preadv(fd, [mmap.mmap(-1, PAGE)], 0)
+    finally:
+        os.close(fd)
+
+
+class Activity(NamedTuple):
+    """What this process has done so far: its counters in /proc/self/io, None where there are none, and its CPU time."""
+
+    counters: tuple[str, ...] | None
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> Activity:
+        """Of all its threads, and of what io_uring does for it."""
+        try:
+            lines = Path("/proc/self/io").read_text().splitlines()
+        except OSError:
+            return cls(None, time.process_time())
+        return cls(tuple(line for line in lines if line.partition(":")[0] in _COUNTERS), time.process_time())
+
+    def has_stopped(self, since: Activity) -> bool:
+        """Has nothing been read or written ``since`` then, nor computed (which the allocation of memory is)?"""
+        is_known = self.counters is not None and since.counters is not None
+        return is_known and self.counters == since.counters and self.cpu_s - since.cpu_s < _LEAST_CPU_S

@@ -1,0 +1,303 @@
+"""A node's own disk (NVMe) between its memory and the shared file system: copies of the shard files written last.
+
+    DIR/                                        the user's choice; never made here
+      resilio-steps-<uid>-<hash>-<holder>/      0700; <hash>: of the checkpoint directory's path
+        held                                    locked while a step is written; the checkpoint directory's path
+        step-…-e<epoch>-r<round>/node-N.h5      the very bytes that a manifest names, or will
+
+Nothing counts because it is here: a copy is read only when a committed manifest names its content. Whoever owns DIR is
+trusted, others who may write there are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from resilio_hpc.ckpt.format.manifest import Manifest, is_shard_name
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.tiers import bounded_io
+from resilio_hpc.ckpt.tiers.bounded_io import PATIENCE, Patience
+from resilio_hpc.core import regular_file
+from resilio_hpc.core.durable import make_directory, sync_directory
+from resilio_hpc.core.errors import CheckpointError, os_error_text
+from resilio_hpc.core.file_system import is_in_memory
+from resilio_hpc.core.memory_left import refuse_to_fill_memory
+
+ABANDONED_S = 86_400.0
+"""A directory that nobody has written to for so long belongs to a run that is over, or has moved to other nodes."""
+
+_HELD = "held"
+_STEP = re.compile(r"step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})")
+_SWEEPER = "resilio-local-sweep"
+_YOURS = "choose a directory that is yours alone"
+_ADVICE = {
+    errno.ENOSPC: "make room there for two steps of this node",
+    errno.EDQUOT: "make room there for two steps of this node",
+    errno.ENOMEM: "choose a directory on a disk, that one lies in memory",
+    errno.ENOENT: "make that directory, on every node",
+    errno.EPERM: _YOURS,
+    errno.EACCES: _YOURS,
+}
+
+
+def advice(error: OSError) -> str:
+    """What to do about an error of such a disk."""
+    return _ADVICE.get(error.errno or 0, "have that disk looked at, or choose another directory")
+
+
+class LocalDisk:
+    """The directory of one holder, locked until ``close``. Methods raise OSError for what is wrong with the disk."""
+
+    def __init__(self, directory: Path, checkpoints: Path, holder: str, patience: Patience = PATIENCE) -> None:
+        """``directory``: DIR. ``checkpoints``: where steps are committed. ``holder``: the node, or the
+        process where each writes a file of its own."""
+        self._checkpoints = checkpoints
+        self._path = directory / f"{_prefix(checkpoints)}{re.sub(r'[^A-Za-z0-9_.-]', '_', holder)}"
+        self.worn = self._path / "worn"
+        """Files that the next step may write over, if there are any: see ``recycled_files``."""
+        _check_directory(directory)
+        self._lock = self._take(patience.lock_s)
+        try:
+            if not os.fstat(self._lock).st_size:
+                os.pwrite(self._lock, os.fsencode(f"{checkpoints}\n"), 0)
+            os.utime(self._lock)
+        except BaseException:
+            self.close()
+            raise
+        if not any(thread.name == _SWEEPER for thread in threading.enumerate()):  # one may hang with a file system
+            threading.Thread(target=sweep, args=(directory,), name=_SWEEPER, daemon=True).start()
+
+    def _take(self, patience_s: float) -> int:
+        deadline = time.monotonic() + patience_s
+        while True:
+            make_directory(self._path, 0o700)
+            if not _is_private(self._path):
+                raise PermissionError(errno.EPERM, f"{self._path.name} is not yours alone", str(self._path))
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            lock = os.open(self._path / _HELD, flags, 0o600)
+            try:
+                regular_file.check_regular(lock, self._path / _HELD)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_same(lock, self._path / _HELD):
+                    return lock
+            except regular_file.NotRegular:
+                os.close(lock)
+                raise
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    os.close(lock)
+                    raise OSError(errno.EBUSY, "another process writes there", str(self._path)) from error
+            os.close(lock)  # somebody just removed it, or lets go of it soon
+            time.sleep(0.05)
+
+    def new_step(self, step: int, epoch: int, round_: int, size_bytes: int) -> Path:
+        """An empty directory for a step. All others go, but the one committed last of those that are here; the file of
+        one that goes is left in ``worn``, for this step's to be written over.
+
+        ``size_bytes``: of what will be written; a directory in memory is no place for it where that is short.
+        """
+        new = self._path / _step_name(step, epoch, round_)
+        orders = {path: self._order(path) for path in self._path.iterdir() if path not in (new, self._path / _HELD)}
+        kept = max(orders, key=orders.__getitem__, default=None)
+        gone = [path for path in [new, *orders] if path != kept or orders[path] < 0]
+        worn = next((path for path in gone if _STEP.fullmatch(path.name) and _is_private(path)), None)
+        for path in gone:
+            if path != worn:
+                regular_file.remove(path)
+        if worn is not None:
+            try:
+                worn.rename(self.worn)
+            except OSError:  # what was there could not be removed
+                regular_file.remove(worn)
+            sync_directory(self._path)  # before it is written over
+        if is_in_memory(self._lock):
+            refuse_to_fill_memory(size_bytes)
+        make_directory(new, 0o700)
+        return new
+
+    def drop_worn(self) -> None:
+        """This step has taken what it could use."""
+        regular_file.remove(self.worn)
+
+    def _order(self, path: Path) -> int:
+        """Of its commit; -1 when it is not sure to be committed, or to be whole."""
+        name = _STEP.fullmatch(path.name)
+        if name is None or not _is_private(path):
+            return -1
+        step, epoch, round_ = (int(number) for number in name.groups())
+        try:
+            manifest = checkpoint_index.manifest_of(self._checkpoints, step)
+        except (CheckpointError, OSError):
+            return -1
+        files = {file.name for file in path.iterdir()}
+        is_whole = files and files <= {shard.file for shard in manifest.shards}
+        return manifest.order if is_whole and (manifest.epoch, manifest.round) == (epoch, round_) else -1
+
+    def try_out(self) -> None:
+        """Have that disk read and write something small. Raises OSError; may hang with it."""
+        bounded_io.read_page(self._path / _HELD)
+        fd = regular_file.open_file(self._path / _HELD, os.O_WRONLY)
+        try:
+            os.utime(fd)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[str, Path]:
+    """Where copies of a committed step's shard files lie on this machine, by name; what they hold is not looked at.
+
+    Raises OSError; FileNotFoundError where there is no such DIR.
+    """
+    _check_directory(directory)
+    name = _step_name(manifest.step, manifest.epoch, manifest.round)
+    files = {shard.file for shard in manifest.shards}
+    found = {}
+    for path in _holders(directory, _prefix(checkpoints)):
+        if _is_private(path / name):
+            found.update({file.name: path / name for file in (path / name).iterdir() if file.name in files})
+    return found
+
+
+def copy_of(directory: Path, checkpoints: Path, step: int, epoch: int, round_: int, file: str) -> Path | None:
+    """Where a copy of one shard file lies on this machine, whoever asks for it. Raises OSError."""
+    _check_directory(directory)
+    if not is_shard_name(file):
+        return None
+    for path in _holders(directory, _prefix(checkpoints)):
+        found = path / _step_name(step, epoch, round_)
+        if _is_private(found) and (found / file).is_file():
+            return found / file
+    return None
+
+
+def answering_copies(
+    directory: Path, checkpoints: Path, manifest: Manifest, patience: Patience = PATIENCE
+) -> Mapping[str, Path]:
+    """``copies``, where that disk still reads; TimeoutError where it does not in time."""
+
+    def look() -> Mapping[str, Path]:
+        found = copies(directory, checkpoints, manifest)
+        for name, where in found.items():
+            with contextlib.suppress(OSError):  # an answer; what it means, whoever reads the file will tell
+                bounded_io.read_page(where / name)
+        return found
+
+    return bounded_io.in_time(look, patience)
+
+
+def copies_or_none(
+    directory: Path | None,
+    checkpoints: Path,
+    manifest: Manifest,
+    say: Callable[[str], None],
+    patience: Patience = PATIENCE,
+) -> Mapping[str, Path]:
+    """``answering_copies``; none where there is no such disk, and where it fails, which is said."""
+    try:
+        return {} if directory is None else answering_copies(directory, checkpoints, manifest, patience)
+    except FileNotFoundError:
+        return {}  # a node that never had any
+    except OSError as error:
+        say(f"{os_error_text(error, str(directory))}: {checkpoints} is read instead")
+        return {}
+
+
+def sweep(directory: Path, abandoned_s: float = ABANDONED_S) -> None:
+    """Remove what runs of this user left in DIR: nobody is writing, and it is old or its checkpoint directory is gone.
+
+    May hang with the file system of such a directory.
+    """
+    with contextlib.suppress(OSError):
+        for path in _holders(directory, _prefix()):
+            with contextlib.suppress(OSError):
+                _sweep(path, abandoned_s)
+
+
+def _sweep(path: Path, abandoned_s: float) -> None:
+    try:
+        lock = regular_file.open_file(path / _HELD, os.O_RDWR)
+    except FileNotFoundError:  # killed before it could take the lock
+        if time.time() - path.stat().st_mtime > abandoned_s:
+            regular_file.remove(path)
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        checkpoints = os.fsdecode(os.pread(lock, 1 << 16, 0))
+        if time.time() - os.fstat(lock).st_mtime > abandoned_s or (
+            checkpoints.endswith("\n") and _is_gone(checkpoints[:-1])
+        ):
+            regular_file.remove(path)
+    finally:
+        os.close(lock)
+
+
+def _prefix(checkpoints: Path | None = None) -> str:
+    """How the names of this user's directories begin, or of those for one directory of checkpoints."""
+    mine = f"resilio-steps-{os.geteuid()}-"
+    return mine if checkpoints is None else f"{mine}{hashlib.sha256(os.fsencode(checkpoints)).hexdigest()[:16]}-"
+
+
+def _step_name(step: int, epoch: int, round_: int) -> str:
+    return f"step-{step:010d}-e{epoch}-r{round_}"
+
+
+def _holders(directory: Path, prefix: str) -> Iterator[Path]:
+    return (path for path in directory.iterdir() if path.name.startswith(prefix) and _is_private(path))
+
+
+def _check_directory(directory: Path) -> None:
+    """Where anybody may exchange names (no sticky bit), nothing can be checked and then used."""
+    mode = directory.stat().st_mode
+    if not stat.S_ISDIR(mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise PermissionError(errno.EPERM, "anybody may exchange what is in it", str(directory))
+
+
+def _is_private(path: Path) -> bool:
+    """A directory, no link, that is ours alone. Raises nothing."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def _is_same(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_gone(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False

@@ -1,0 +1,219 @@
+"""Reading copies of committed shard files from the disks of other nodes, of which this node's agent has told
+(``disk_server``): a tier before the shared file system.
+
+Each block is verified here, like any other. Whatever goes wrong is an error of that file's, and who reads goes on with
+the committed one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.ckpt.format.bulk_io import BoxSegment, Segment, check_apart, size_of
+from resilio_hpc.ckpt.format.manifest import Manifest, ShardRecord
+from resilio_hpc.ckpt.tiers.disk_messages import BUSY, PIECE_BYTES, Copy, Read, Remove, asking
+from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.encrypted_stream import SealedConnection
+from resilio_hpc.core.errors import CheckpointError, WireError
+from resilio_hpc.native import crc32c, direct_io
+
+CONNECT_S = 3.0
+THREADS = 4
+"""Of a process, each with a connection: while one decrypts, another node's disk works for the others."""
+_REQUEST_EXTENTS = 1000
+_AHEAD = 2  # requests that are on their way at a time: while one is sent, the disk works at the next
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of reading there. ``silent_s``: nothing came for so long, so that node, or its disk, hangs; ``request_bytes``: of
+    one request; ``share_bytes``: what a thread reads: several requests, of which the next one is on its way."""
+
+    silent_s: float = 10.0
+    request_bytes: int = 8 << 20
+    share_bytes: int = 64 << 20
+
+
+LIMITS = Limits()
+
+
+class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file that an agent writes for its ranks. ``node``: this one; ``disks``: by node, where its giver listens."""
+
+    key: bytes
+    disks: dict[str, str]
+    node: str = ""
+    limits: Limits = LIMITS
+
+
+def write_known(path: Path, key: bytes, disks: Mapping[str, str], node: str = "", limits: Limits = LIMITS) -> None:
+    """Tell the ranks of this node, which alone may read it."""
+    write_atomic(path, msgspec.json.encode(_Known(key, dict(disks), node, limits)), durable=False, mode=0o600)
+
+
+def _read_known(path: Path | None) -> _Known:
+    if path is not None:
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return msgspec.json.decode(path.read_bytes(), type=_Known)
+    return _Known(b"", {})
+
+
+def this_node(known: Path | None) -> str:
+    """Its name for others; "" where nobody tells."""
+    return _read_known(known).node
+
+
+class Busy(ConnectionError):
+    """So many read there that the shared file system is the better choice."""
+
+
+class PeerDisks:
+    """Of one committed step. ``close`` when nothing is read any more."""
+
+    def __init__(self, known: Path | None, manifest: Manifest) -> None:
+        """``known``: see ``write_known``; None, or a file that cannot be read: there are none."""
+        self._manifest = manifest
+        self._known = _read_known(known)
+        self._files: list[PeerFile] = []
+        self._pool = ThreadPoolExecutor(THREADS, "resilio-peer")
+
+    def file(self, shard: ShardRecord) -> PeerFile | None:
+        """The copy of a shard file on the disk that it went by; nothing is asked yet."""
+        endpoint = self._known.disks.get(shard.node) if shard.node else None
+        if endpoint is None:
+            return None
+        manifest = self._manifest
+        copy = Copy(manifest.step, manifest.epoch, manifest.round, shard.file, shard.size_bytes)
+        self._files.append(PeerFile(shard.node, endpoint, self._known.key, copy, self._pool, self._known.limits))
+        return self._files[-1]
+
+    def close(self) -> None:
+        """Hang up."""
+        self._pool.shutdown()
+        for file in self._files:
+            file.close()
+
+
+class PeerFile:
+    """One file on another node's disk. For the threads of ``pool``, each of which gets a connection."""
+
+    def __init__(
+        self, node: str, endpoint: str, key: bytes, copy: Copy, pool: ThreadPoolExecutor, limits: Limits = LIMITS
+    ) -> None:
+        self.limits = limits
+        self.node, self.copy, self.pool = node, copy, pool
+        host, _, port = endpoint.rpartition(":")
+        self._address, self._key = (host, int(port)), key
+        self._idle: list[SealedConnection] = []
+        self._failure: ConnectionError | None = None  # one is enough: nothing more is asked
+        self._lock = threading.Lock()
+
+    def read(self, segments: Sequence[Segment | BoxSegment]) -> list[int]:
+        """As ``bulk_io.read``. Raises CorruptCheckpoint for segments that overlap, ConnectionError."""
+        check_apart(segments)
+        extents = [(segment.offset, size_of(segment)) for segment in segments]
+        bad: list[int] = []
+        room = memoryview(bytearray(max((one.size for one in segments if isinstance(one, BoxSegment)), default=0)))
+        with self._connection() as connection:
+            for index in self._arriving(connection, extents):
+                segment = segments[index]
+                target = segment.target if isinstance(segment, Segment) else room[: segment.size]
+                _receive(connection, target)
+                if crc32c(target) != segment.crc32c:
+                    bad.append(index)
+                elif isinstance(segment, BoxSegment):
+                    direct_io.copy_segments(target, [segment._replace(offset=0)])
+        return bad
+
+    def fill(self, memory: memoryview, offset: int) -> None:
+        """Bytes from ``offset`` on, not verified. Raises ConnectionError."""
+        with self._connection() as connection:
+            for _ in self._arriving(connection, [(offset, len(memory))]):
+                _receive(connection, memory)
+
+    def remove(self) -> None:
+        """That copy is not what was committed: nobody shall read it again. Raises nothing."""
+        with contextlib.suppress(OSError), self._connection() as connection:
+            connection.send(asking.encode(Remove(self.copy)))
+
+    def _arriving(self, connection: SealedConnection, extents: Sequence[tuple[int, int]]) -> Iterator[int]:
+        """Ask for all; the number of each as soon as it is the next to be received."""
+        requests = list(_requests(extents, self.limits.request_bytes))
+        sent = 0
+        for done, some in enumerate(requests):
+            for request in requests[sent : done + _AHEAD]:
+                connection.send(asking.encode(Read(self.copy, [extents[number] for number in request])))
+                sent += 1
+            refusal = connection.receive().decode(errors="replace")
+            if refusal:
+                raise Busy(refusal) if refusal == BUSY else ConnectionError(refusal)
+            yield from some
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[SealedConnection]:
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            connection = self._idle.pop() if self._idle else None
+        try:
+            connection = connection or self._call()
+            yield connection
+        except (TimeoutError, ConnectionError, CheckpointError, WireError) as error:
+            if connection is not None:
+                connection.close()
+            why = _in_words(error, self.limits.silent_s)
+            failure = error if isinstance(error, Busy) else ConnectionError(f"{self.node}: {why}")
+            self._failure = failure
+            raise failure from error
+        with self._lock:
+            self._idle.append(connection)
+
+    def _call(self) -> SealedConnection:
+        connection = socket.create_connection(self._address, CONNECT_S)
+        try:
+            connection.settimeout(self.limits.silent_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return SealedConnection(connection, self._key, calls=True)
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._lock:
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+
+def _receive(connection: SealedConnection, memory: memoryview) -> None:
+    for at in range(0, len(memory), PIECE_BYTES):
+        connection.receive_into(memory[at : at + PIECE_BYTES])
+
+
+def _requests(extents: Sequence[tuple[int, int]], request_bytes: int) -> Iterator[list[int]]:
+    """The numbers of those that are asked for in one go."""
+    some: list[int] = []
+    size = 0
+    for number, (_, length) in enumerate(extents):
+        if some and (size + length > request_bytes or len(some) == _REQUEST_EXTENTS):
+            yield some
+            some, size = [], 0
+        some.append(number)
+        size += length
+    if some:
+        yield some
+
+
+def _in_words(error: Exception, silent_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it said nothing for {silent_s:g} s"
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return "it hung up"
+    return str(error)

@@ -1,0 +1,1 @@
+"""``resilio check-nodes``: start reading at ``check_nodes``."""

@@ -1,0 +1,1 @@
+"""``resilio ckpt``: start reading at ``ckpt``."""

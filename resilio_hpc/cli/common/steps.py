@@ -1,0 +1,74 @@
+"""What the commands of ``resilio ckpt`` share: finding steps, progress on long work, text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from resilio_hpc.ckpt.format.manifest import Manifest
+from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.core import terminal, trusted_files
+from resilio_hpc.core.errors import CheckpointError, UsageError
+
+
+def find_checkpoints(directory: Path) -> Path:
+    """The directory of checkpoints that a user means: that itself, or that of a run. Raises UsageError."""
+    if (directory / "run.json").is_file():
+        return trusted_files.run_directory(directory) / "checkpoints"
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is not a directory")
+    if (directory / checkpoint_index.MANIFEST).exists():
+        raise UsageError(f"{directory} is one step: give the directory that it is in, {directory.absolute().parent}")
+    return directory
+
+
+def manifest_of(directory: Path, step: int) -> Manifest:
+    """The manifest of a step. Raises UsageError, with the steps that there are, or CheckpointError."""
+    try:
+        return checkpoint_index.manifest_of(directory, step)
+    except FileNotFoundError:
+        steps = ", ".join(map(str, checkpoint_index.committed_steps(directory))) or "none"
+        raise UsageError(f"there is no step {step} in {directory}; committed: {steps}") from None
+    except OSError as error:
+        raise CheckpointError(f"step {step}: {error}") from error
+
+
+def newest(directory: Path) -> int:
+    """The step committed last. Raises UsageError when there is none."""
+    steps = checkpoint_index.committed_steps(directory)
+    if not steps:
+        raise UsageError(f"there is no committed step in {directory}")
+    return steps[-1]
+
+
+@contextmanager
+def progress_of(what: str, size: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, for ``size`` bytes; gives what is to be called with each number of bytes done."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=terminal.console(sys.stderr), transient=True) as progress:
+        task = progress.add_task(what, total=size)
+        yield lambda done: progress.advance(task, done)
+
+
+def size_text(size: int) -> str:
+    """Bytes as people read them: ``1.06 GB``."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}" if unit != "B" else f"{size} B"
+        value /= 1000
+    return f"{value:.4g} TB"
+
+
+def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    """As a table without lines."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,1 @@
+"""``resilio health``: start reading at ``health``."""

@@ -1,0 +1,1 @@
+"""``resilio nodes``: start reading at ``nodes``."""

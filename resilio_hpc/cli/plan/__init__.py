@@ -1,0 +1,1 @@
+"""``resilio plan``: start reading at ``plan``."""

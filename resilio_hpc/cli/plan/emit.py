@@ -1,0 +1,118 @@
+"""A choice as what a job or a training framework takes: ``--emit env|megatron|torchtitan|sbatch``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+
+from resilio_hpc.autoparallel.base.layout import Layout, Recompute
+from resilio_hpc.autoparallel.model.transformer import Transformer
+from resilio_hpc.autoparallel.search.choice import Choice
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.launch.config.rank_layout import fill
+from resilio_hpc.slurm.submit import submission, template_files
+from resilio_hpc.slurm.submit.template import render
+
+KINDS = ("env", "megatron", "torchtitan", "sbatch")
+LAUNCHER_FILLS = ("tp", "pp", "dp", "world_size", "nodes", "ranks_per_node")
+
+
+def emit(kind: str, choice: Choice, model: Transformer, command: Sequence[str]) -> str:
+    """Text with its line end. Raises UsageError where the framework cannot run the layout."""
+    if kind == "sbatch":
+        return job_script(choice, command)
+    if kind == "env":
+        return "".join(f"export {name}={value}\n" for name, value in choice.environment().items())
+    words = (megatron if kind == "megatron" else torchtitan)(choice.layout, model)
+    return shlex.join(words) + "\n"
+
+
+def megatron(layout: Layout, model: Transformer) -> list[str]:
+    """Arguments of Megatron-LM."""
+    if layout.zero > 1 or layout.zero_bubble or layout.recompute == Recompute.ALTERNATE:
+        raise UsageError(f"Megatron-LM does not run {layout}: plan with --framework Megatron-Core")
+    words = [
+        f"--tensor-model-parallel-size={layout.tp}",
+        f"--pipeline-model-parallel-size={layout.pp}",
+        f"--context-parallel-size={layout.cp}",
+        f"--micro-batch-size={layout.micro_batch}",
+        f"--global-batch-size={layout.global_batch}",
+        f"--seq-length={model.seq}",
+    ]
+    words += [f"--num-layers-per-virtual-pipeline-stage={model.layers // (layout.pp * layout.vpp)}"] * (layout.vpp > 1)
+    if model.layers % layout.pp:
+        last = model.layers - -(-model.layers // layout.pp) * (layout.pp - 1)
+        if last < 1:
+            raise UsageError(f"Megatron-LM cannot spread {model.layers} layers over {layout.pp} stages: choose --pp")
+        words.append(f"--decoder-last-pipeline-num-layers={last}")
+    words += [f"--expert-model-parallel-size={layout.ep}"] * (layout.ep > 1)
+    words += ["--sequence-parallel"] * layout.sequence_parallel
+    words += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"] * (layout.zero == 1)
+    if layout.recompute == Recompute.FULL:
+        return [*words, "--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1"]
+    return words + ["--recompute-granularity=selective"] * (layout.recompute == Recompute.SELECTIVE)
+
+
+def torchtitan(layout: Layout, model: Transformer) -> list[str]:
+    """Arguments of torchtitan."""
+    modes = {Recompute.NONE: "none", Recompute.FULL: "full", Recompute.ALTERNATE: "selective"}
+    if layout.zero < 2 or layout.zero_bubble or layout.recompute not in modes:
+        raise UsageError(f"torchtitan does not run {layout}: plan with --framework torchtitan")
+    parallel = {
+        "data_parallel_replicate_degree": 1,
+        "data_parallel_shard_degree": layout.dp,
+        "fsdp_reshard_after_forward": "always" if layout.zero == 3 and layout.pp == 1 else "never",
+        "tensor_parallel_degree": layout.tp,
+        "context_parallel_degree": layout.cp,
+        "pipeline_parallel_degree": layout.pp,
+    }
+    if layout.ep > 1:
+        parallel["expert_parallel_degree"] = layout.ep
+    local = layout.micro_batch
+    if layout.pp > 1:
+        parallel["pipeline_parallel_schedule"] = "Interleaved1F1B" if layout.vpp > 1 else "1F1B"
+        parallel["pipeline_parallel_microbatch_size"] = layout.micro_batch
+        local *= layout.micro_batches
+    words = [f"--parallelism.{name}={value}" for name, value in parallel.items()]
+    batch = {"local_batch_size": local, "global_batch_size": layout.global_batch, "seq_len": model.seq}
+    words += [f"--training.{name}={value}" for name, value in batch.items()]
+    words += [f"--activation_checkpoint.mode={modes[layout.recompute]}"]
+    return words + ["--activation_checkpoint.selective_ac_option=2"] * (layout.recompute == Recompute.ALTERNATE)
+
+
+# -- the job script ----------------------------------------------------------------------------------------------------
+
+
+def job_script(choice: Choice, command: Sequence[str]) -> str:
+    """The template for one node or several, with shape and layout written in."""
+    if not command:
+        raise UsageError("--emit sbatch: the training command goes behind --: … -- train.py --tensor-parallel {tp}")
+    shape = choice.offer.shape
+    template = template_files.load("single-node" if shape.nodes == 1 else "multi-node")
+    values = {**choice.sbatch_options(), "ranks_per_node": str(shape.ranks_per_node)}
+    if shape.nodes == 1:
+        values.pop("nodes")
+    lines = [f"export {name}={value}" for name, value in choice.environment().items()]
+    here = submission.launcher_directory(os.environ)
+    return render(template, values, launch_command(choice, command), here, setup_lines=lines).script
+
+
+def launch_command(choice: Choice, command: Sequence[str]) -> list[str]:
+    """What resilio-launch gets: the layout, and the command with words in braces.
+
+    What a resize changes is left to the launcher (``--fill-arguments``); the rest is put in now.
+    """
+    layout = choice.layout
+    fixed = {
+        "cp": layout.cp, "ep": layout.ep, "vpp": layout.vpp, "zero": layout.zero, "micro_batch": layout.micro_batch,
+        "global_batch": layout.global_batch, "accumulation": layout.micro_batches,
+        "recompute": layout.recompute.name.lower(),
+    }  # fmt: skip
+    pattern = re.compile(r"(?<![{$])\{(" + "|".join(fixed) + r")\}(?!\})")
+    words = [pattern.sub(lambda match: str(fixed[match[1]]), word) for word in command]
+    later = any(f"{{{name}}}" in word for name in LAUNCHER_FILLS for word in words)
+    if later:
+        fill(words, dict.fromkeys(LAUNCHER_FILLS, "1"))  # a misspelt word is told now
+    return ["--layout", f"tp={layout.tp},pp={layout.pp}", *(["--fill-arguments"] if later else []), *words]

@@ -1,0 +1,173 @@
+"""``resilio plan search MODEL``: every layout of every shape that the cluster offers, ranked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from resilio_hpc.autoparallel.search import infeasible, paper_plan
+from resilio_hpc.autoparallel.search.choice import Choice, Offer
+from resilio_hpc.autoparallel.search.losers import losers
+from resilio_hpc.autoparallel.search.offers import offers, why_none
+from resilio_hpc.autoparallel.search.ranking import RANKS, Searched, at_shape, pareto, ranked, search_offers
+from resilio_hpc.cli.common.drain_options import Parser
+from resilio_hpc.cli.plan import emit, setting, submit, table
+from resilio_hpc.cli.plan.setting import Answer, Setting
+from resilio_hpc.core.errors import UsageError
+
+_EXAMPLES = """examples:
+  resilio plan llama3-70b --partition gpu --gpus 64 --global-batch 1024       what Slurm has, in shapes of 64 GPUs
+  resilio plan llama3-70b --partition gpu --gpus 32-128 --global-batch 1024 --rank finish --tokens 1e12 --mtbf 6000
+  resilio plan gpt3-175b --gpus 1024 --gpu a100 --global-batch 1536           no cluster is asked
+  resilio plan ./config.json --inventory cluster.toml --global-batch 512 --framework torchtitan --emit torchtitan
+  resilio plan llama3-8b --gpus 16 --gpu h100 --global-batch 256 --emit sbatch -- train.py --tp {tp} --zero {zero}
+  resilio plan gpt3-175b --gpus 64 --gpu h100 --global-batch 1536 --cost paper
+  resilio plan llama3-8b --partition gpu --gpus 16-64 --global-batch 256 --submit train.py --set time=8:00:00
+
+exit codes:
+  0 at least one layout fits; 1 Slurm did not answer; 2 a mistake in the command line, or an unknown model or GPU;
+  3 no shape is offered, or no layout fits: the answer says what stands in the way, and the nearest change
+"""
+NOTHING = 3
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit codes: see the examples."""
+    words, command = _split(argv)
+    options = _parser().parse_args(words)
+    if command and options.emit != "sbatch" and options.submit is None:
+        raise UsageError(f"-- {command[0]} …: a command is for --emit sbatch and --submit")
+    submit.check_options(options)
+    asked = setting.setting(options)
+    for note in asked.notes:
+        print(f"resilio: {note}", file=sys.stderr)
+    found = answer(asked, options.cost, options.rank)
+    if not found.choices:
+        print(f"resilio: {_in_the_way(asked, found.searched, options.cost)}", file=sys.stderr)
+        return NOTHING
+    if options.emit:
+        print(emit.emit(options.emit, found.choices[0], asked.training.model, command), end="")
+    elif options.json and not options.submit:
+        print(json.dumps(as_json(asked, found, options), indent=1))
+    elif not options.json:
+        table.show(asked, found, options)
+    return submit.submit(found.choices, options, command) if options.submit else 0
+
+
+def answer(asked: Setting, cost: str, rank: str) -> Answer:
+    """The search, with the full cost model or the paper's."""
+    start = time.perf_counter()
+    offered = offers(asked.inventory, asked.request, asked.now)
+    if cost == "paper":
+        searched = paper_plan.search_offers(offered, asked.training, asked.machines, asked.reliability)
+    else:
+        searched = search_offers(offered, asked.training, asked.machines, asked.reliability)
+    return Answer(ranked(searched, rank), pareto(searched), searched, time.perf_counter() - start)
+
+
+def _in_the_way(asked: Setting, searched: Sequence[Searched], cost: str) -> str:
+    """Why there is no answer at all."""
+    if not searched:
+        return why_none(asked.inventory, asked.request)
+    if cost == "paper":
+        return f"{asked.description.name}: {paper_plan.why_none(searched)}"
+    nearest = min(searched, key=lambda one: (one.looked_at == 0, one.least_excess, one.offer.shape.nodes))
+    shape = nearest.offer.shape
+    node = asked.machines[nearest.offer.gpu]
+    machine = at_shape(node, shape.ranks_per_node)
+    why = infeasible.why_none(asked.training, machine, shape.ranks, asked.whole, node.node_gpus)
+    return f"{asked.description.name} on {shape.nodes} x {shape.ranks_per_node} GPUs: {why}"
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="resilio plan",
+        usage="resilio plan [search] MODEL --global-batch N [--partition P | --gpu TYPE --gpus N | --inventory FILE] …",
+        description="Looks at every layout of every shape (nodes x GPUs) that the cluster has room for, and ranks "
+        "them. No GPU is needed.",
+        epilog=f"{_EXAMPLES}\n{submit.HELP}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a preset, or Hugging Face's config.json")
+    setting.add_model(parser)
+    setting.add_cluster(parser)
+    setting.add_run(parser)
+    parser.add_argument("--rank", choices=list(RANKS), default="time",
+                        help="by iteration time (default), GPU-hours, or end: wait, failures and run")  # fmt: skip
+    parser.add_argument("--cost", choices=("full", "paper"), default="full",
+                        help="paper: algorithm 1 and formula (3) of the Resilio paper")  # fmt: skip
+    parser.add_argument("--top", type=int, default=8, metavar="N", help="shapes in the table (8)")
+    parser.add_argument("--pareto", action="store_true", help="show what no other choice beats in everything")
+    parser.add_argument("--emit", choices=emit.KINDS, help="the best choice, for a job or a framework")
+    parser.add_argument("--json", action="store_true",
+                        help="for programs: everything, ranked; with --submit a line per attempt")  # fmt: skip
+    submit.add_options(parser)
+    return parser
+
+
+# -- for programs ------------------------------------------------------------------------------------------------------
+
+
+def as_json(asked: Setting, found: Answer, options: argparse.Namespace) -> dict[str, Any]:
+    """Numbers in seconds, bytes and parts of the iteration; null where nothing is known or nothing ends."""
+    best = found.choices[0]
+    machine = at_shape(asked.machines[best.offer.gpu], best.offer.shape.ranks_per_node)
+    lost = [] if options.cost == "paper" else losers(asked.training, machine, best.gpus)
+    return {
+        "model": asked.description.name,
+        "parameters": asked.description.parameters,
+        "global_batch": asked.training.global_batch,
+        "seq": asked.training.model.seq,
+        "rank": options.rank,
+        "cost": options.cost,
+        "layouts_looked_at": sum(one.looked_at for one in found.searched),
+        "search_s": round(found.took_s, 4),
+        "choices": [choice_json(one) for one in found.choices],
+        "pareto": [choice_json(one) for one in found.front],
+        "none_fits": [_lost_shape(one) for one in found.searched if not one.choices],
+        "losers": [{**asdict(one), "layout": str(one.layout), "text": one.line()} for one in lost],
+    }
+
+
+def choice_json(one: Choice) -> dict[str, Any]:
+    """A choice, with what its job is told."""
+    numbers = ("iteration_s", "low_s", "high_s", "mfu", "bubble", "communication", "memory_bytes", "gpu_bytes",
+               "overhead", "run_s", "gpu_hours", "finish_s")  # fmt: skip
+    layout = {name: int(value) for name, value in asdict(one.layout).items() if name != "recompute"}
+    return {
+        **_offer_json(one.offer),
+        "gpus": one.gpus,
+        "layout": str(one.layout),
+        "degrees": {**layout, "recompute": one.layout.recompute.name.lower()},
+        **{name: _number(getattr(one, name)) for name in numbers},
+        "environment": one.environment(),
+        "sbatch": one.sbatch_options(),
+        "launch": one.launch_arguments(),
+    }
+
+
+def _offer_json(offer: Offer) -> Mapping[str, Any]:
+    shape = {"nodes": offer.shape.nodes, "gpus_per_node": offer.shape.ranks_per_node}
+    rest = {"partition": offer.partition, "gpu": offer.gpu, "start": offer.start, "wait_s": offer.wait_s}
+    return {**shape, **rest, "marks": list(offer.marks)}
+
+
+def _lost_shape(one: Searched) -> dict[str, Any]:
+    return {**_offer_json(one.offer), "looked_at": one.looked_at, "least_excess_bytes": _number(one.least_excess)}
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None

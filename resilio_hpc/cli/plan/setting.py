@@ -1,0 +1,251 @@
+"""What the commands of ``resilio plan`` that search are told of model, cluster and run, as the planner takes it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from resilio_hpc.autoparallel.base.hardware import Machine
+from resilio_hpc.autoparallel.base.layout import Recompute
+from resilio_hpc.autoparallel.base.stack import Stack
+from resilio_hpc.autoparallel.measure.measured import apply_each
+from resilio_hpc.autoparallel.measure.profile import Profile
+from resilio_hpc.autoparallel.model.megatron_arguments import from_megatron
+from resilio_hpc.autoparallel.model.model_description import TransformerModel
+from resilio_hpc.autoparallel.model.model_source import find_model
+from resilio_hpc.autoparallel.model.transformer import Transformer
+from resilio_hpc.autoparallel.search.choice import Choice
+from resilio_hpc.autoparallel.search.failures import Reliability
+from resilio_hpc.autoparallel.search.frameworks import DEFAULT, machine_and_stack, space_of
+from resilio_hpc.autoparallel.search.inventory import Inventory, take_inventory
+from resilio_hpc.autoparallel.search.inventory_file import assumed, read_inventory
+from resilio_hpc.autoparallel.search.offers import Request, same_kind
+from resilio_hpc.autoparallel.search.ranking import Searched, Training
+from resilio_hpc.autoparallel.search.search import Space
+from resilio_hpc.autoparallel.search.uniform_model import uniform
+from resilio_hpc.cli.plan.predict import calibration_of, file_text, profile_of
+from resilio_hpc.core.errors import SlurmError, UsageError
+from resilio_hpc.core.json_fields import printable
+from resilio_hpc.slurm.client.which_client import which
+
+MOST_GPUS = 1_000_000
+PINS = ("tp", "pp", "ep", "micro_batch", "vpp")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """``machines``: by the GPU's name in the inventory. ``now``: Unix seconds. ``whole``: what the framework can run,
+    without the user's limits. ``notes``: what was left out, and what of a profile is used."""
+
+    description: TransformerModel
+    training: Training
+    inventory: Inventory
+    request: Request
+    machines: Mapping[str, Machine]
+    reliability: Reliability
+    now: float
+    whole: Space
+    notes: tuple[str, ...] = ()
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Model, batch and software."""
+    parser.add_argument("--megatron", metavar="ARGUMENTS", help="Megatron's arguments, quoted, in place of MODEL")
+    parser.add_argument("--seq", type=int, default=0, metavar="N", help="tokens of a sequence (the model's own)")
+    parser.add_argument("--global-batch", type=int, default=0, metavar="N", help="sequences of an iteration (needed)")
+    parser.add_argument("--framework", default=DEFAULT, metavar="NAME",
+                        help="Megatron-Core (default), torchtitan, DeepSpeed, FSDP, any")  # fmt: skip
+    parser.add_argument("--precision", default="bf16", metavar="NAME", help="bf16 (default), fp16, fp8, fp32")
+    parser.add_argument("--interconnect", default="", metavar="TEXT", help="of a node, such as 8x400Gb/s")
+    parser.add_argument("--calibration", type=Path, metavar="FILE.toml", help="of resilio plan calibrate")
+    parser.add_argument("--profile", type=Path, metavar="FILE.h5", help="of resilio plan profile-comm and profile")
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Where GPUs come from, and which layouts are looked at."""
+    parser.add_argument("--gpus", default="", metavar="N|A-B", help="GPUs, or a range where the run may be resized")
+    parser.add_argument("--gpu", default="", metavar="TYPE", help="h100, a100-40gb, …; alone: no cluster is asked")
+    parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of a node, with --gpu alone (8)")
+    parser.add_argument("--partition", default="", metavar="P[,P]", help="ask Slurm, for these partitions")
+    parser.add_argument("--inventory", type=Path, metavar="FILE", help="JSON or TOML in place of Slurm's answer")
+    parser.add_argument("--cp", type=int, default=1, metavar="N", help="context parallel degree (1)")
+    for name in PINS:
+        flag = name.replace("_", "-")
+        parser.add_argument(f"--{flag}", type=int, default=0, metavar="N", help=f"only layouts with this {flag}")
+    parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="only layouts with this ZeRO stage")
+    parser.add_argument("--recompute", choices=[kind.name.lower() for kind in Recompute], help="only with this kind")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """How long the run is, and what goes wrong meanwhile."""
+    parser.add_argument("--steps", type=int, default=0, metavar="N", help="iterations of the run")
+    parser.add_argument("--tokens", type=float, default=0.0, metavar="N", help="or its tokens, such as 300e9")
+    parser.add_argument("--mtbf", type=float, default=math.inf, metavar="HOURS",
+                        help="mean time between failures of a node (default: no failures)")  # fmt: skip
+    parser.add_argument("--restart-s", type=float, default=120.0, metavar="S", help="to be back after a failure (120)")
+    parser.add_argument("--checkpoint-s", type=float, default=1.0, metavar="S", help="a checkpoint stalls the run (1)")
+
+
+def setting(options: argparse.Namespace) -> Setting:
+    """Everything that was said, read and checked; asks Slurm where nothing else is named. Raises UsageError."""
+    check_model(options)
+    description, model = described(options)
+    reliability = _reliability(options, model.seq)
+    request = _request(options)
+    inventory = _inventory(options, request)
+    machines, stack, unknown = _machines(options, inventory, request)
+    space = _space(options)
+    calibrated = options.calibration is not None
+    known, nearby = calibration_of(options.calibration)
+    training = Training(model, options.global_batch, known, stack, space, calibrated, nearby)
+    training, machines, notes = as_measured(training, machines, profile_of(options.profile))
+    pools = tuple(pool for pool in inventory.pools if pool.gpu_type in machines or pool.gpus_per_node == 0)
+    kept = replace(inventory, pools=pools)
+    whole = space_of(options.framework)
+    return Setting(description, training, kept, request, machines, reliability, time.time(), whole, (*unknown, *notes))
+
+
+def as_measured(
+    training: Training, machines: Mapping[str, Machine], profile: Profile | None
+) -> tuple[Training, dict[str, Machine], tuple[str, ...]]:
+    """A profile's numbers in place of the shipped ones, and what a person must know of it."""
+    found, notes, measured = dict(machines), list[str](), dict(training.measured)
+    if profile is not None:
+        for name, (machine, own, said) in zip(
+            machines, apply_each(profile, list(machines.values()), training.efficiency), strict=True
+        ):
+            found[name], measured[machine.gpu] = machine, own
+            notes += said
+    return replace(training, measured=measured), found, tuple(dict.fromkeys(notes))
+
+
+def check_model(options: argparse.Namespace) -> None:
+    """What is wrong with model and batch on their own."""
+    if (options.model is None) == (options.megatron is None):
+        raise UsageError("one of MODEL and --megatron must be given (resilio plan model --list: the presets)")
+    if options.global_batch < 1:
+        raise UsageError(f"--global-batch {options.global_batch or '…'}: how many sequences is an iteration? 1 or more")
+    if options.seq < 0:
+        raise UsageError(f"--seq {options.seq}: there must be at least 1 token")
+
+
+def described(options: argparse.Namespace) -> tuple[TransformerModel, Transformer]:
+    """The model, and as the cost model knows it."""
+    if options.megatron is None:
+        found = find_model(options.model)
+    else:
+        try:
+            found = from_megatron(shlex.split(options.megatron))
+        except ValueError as error:
+            raise UsageError(f"--megatron: {error}") from error
+    return found, uniform(found, options.seq)
+
+
+def gpu_range(text: str) -> tuple[int, int]:
+    """``64`` → (64, 64), ``32-64`` → (32, 64), "" → (0, 0). Raises UsageError."""
+    first, dash, last = text.partition("-")
+    if not text:
+        return 0, 0
+    if not (first.isdecimal() and (last if dash else first).isdecimal() and len(text) < 16):
+        raise UsageError(f"--gpus {printable(repr(text), 40)} is neither a number nor a range such as 32-64")
+    least, most = int(first), int(last or first)
+    if not 1 <= least <= most <= MOST_GPUS:
+        raise UsageError(f"--gpus {text}: from 1 to {MOST_GPUS:,}, the smaller number first")
+    return least, most
+
+
+def _request(options: argparse.Namespace) -> Request:
+    least, most = gpu_range(options.gpus)
+    names = tuple(name for name in options.partition.split(",") if name)
+    return Request(least, most, names, options.gpu)
+
+
+def _inventory(options: argparse.Namespace, request: Request) -> Inventory:
+    """Of a file, of Slurm, or of what the command line says."""
+    if options.inventory is not None:
+        return read_inventory(file_text(options.inventory), str(options.inventory))
+    if request.gpu and not request.partitions:
+        if not request.most:
+            raise UsageError("--gpus N: how many? (--partition P or --inventory FILE takes what the cluster has)")
+        if not 1 <= options.per_node <= 1024:
+            raise UsageError(f"--per-node {options.per_node}: a node has 1 to 1024 GPUs")
+        return assumed(request.most, min(options.per_node, request.most), request.gpu)
+    client = which()
+    try:
+        return take_inventory(client.nodes(), client.partitions(), client.jobs())
+    except SlurmError as error:
+        raise SlurmError(f"{error} (--gpu TYPE --gpus N, or --inventory FILE, needs no Slurm)") from None
+
+
+def _machines(
+    options: argparse.Namespace, inventory: Inventory, request: Request
+) -> tuple[dict[str, Machine], Stack, tuple[str, ...]]:
+    """Machines by the names that the inventory has for them; what is said of those that are not known."""
+    known: dict[str, Machine] = {}
+    unknown: list[str] = []
+    words = (options.framework, options.precision, options.interconnect)
+    _, stack = machine_and_stack("H100", 8, *words)
+    for pool in inventory.pools:
+        asked = not request.partitions or pool.partition in request.partitions
+        if pool.gpus_per_node == 0 or pool.gpu_type in known or not asked:
+            continue
+        try:
+            known[pool.gpu_type], _ = machine_and_stack(pool.gpu_type, pool.gpus_per_node, *words)
+        except UsageError as error:
+            if options.gpu and same_kind(pool.gpu_type, options.gpu):
+                raise
+            unknown.append(f"partition {printable(pool.partition, 60)} is left out: {error}")
+    if unknown and not known:
+        raise UsageError(unknown[0])
+    return known, stack, tuple(unknown)
+
+
+def _space(options: argparse.Namespace) -> Space:
+    """What the framework can run, less what the user does not want."""
+    space = space_of(options.framework)
+    only = {name: getattr(options, name) for name in PINS if getattr(options, name)}
+    for name, value in (*only.items(), ("cp", options.cp)):
+        if value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} {value} is not possible, it must be 1 or more")
+        if space.only.get(name, value) != value:
+            raise UsageError(f"--{name} {value}: {options.framework} has {name} = {space.only[name]} alone")
+    if options.zero is not None and options.zero not in space.zero:
+        stages = ", ".join(map(str, space.zero))
+        raise UsageError(f"--zero {options.zero}: {options.framework} has stages {stages} here (--framework any: all)")
+    kind = Recompute[options.recompute.upper()] if options.recompute else None
+    return replace(
+        space,
+        only={**space.only, **only},
+        cp=(options.cp,),
+        micro_batch=max(space.micro_batch, options.micro_batch),
+        zero=space.zero if options.zero is None else (options.zero,),
+        recompute=space.recompute if kind is None else (kind,),
+    )
+
+
+def _reliability(options: argparse.Namespace, seq: int) -> Reliability:
+    for name in ("steps", "tokens", "restart_s", "checkpoint_s"):
+        value = getattr(options, name)
+        if not 0 <= value < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')} {value:g} is not possible")
+    if not options.mtbf > 0:
+        raise UsageError(f"--mtbf {options.mtbf:g}: hours, more than 0")
+    if options.steps and options.tokens:
+        raise UsageError("one of --steps and --tokens, not both")
+    steps = options.steps or math.ceil(options.tokens / (options.global_batch * seq))
+    return Reliability(options.mtbf * 3600, options.restart_s, options.checkpoint_s, steps)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``choices``: ranked, one per shape; ``front``: what no other beats. ``took_s``: of the search."""
+
+    choices: list[Choice]
+    front: list[Choice]
+    searched: list[Searched]
+    took_s: float

@@ -1,0 +1,199 @@
+"""Slurm's commands on a dev cluster, whatever kind it is: run, submit, wait."""
+
+from __future__ import annotations
+
+import abc
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.core.errors import CommandError, ResilioError, SlurmError
+from resilio_hpc.core.process import Completed, run
+from resilio_hpc.devtools.devcluster.messages import ClusterStatus, MachineState, MachineStatus
+from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterSpec, Layout
+
+_POLL_S = 0.1  # each look is a command of Slurm
+_COMMAND_TIMEOUT_S = 20.0
+
+
+class SlurmCommands(abc.ABC):
+    """What every dev cluster can be asked; a kind of cluster says how a command gets onto a machine."""
+
+    def __init__(self, spec: ClusterSpec, where: Layout) -> None:
+        self.spec = spec
+        self.layout = where
+
+    @abc.abstractmethod
+    def command(self, machine: str, argv: Sequence[str], *, user: str = "root", cwd: str = "") -> list[str]:
+        """The host command that runs ``argv`` on a machine (``cwd`` defaults to the shared directory)."""
+
+    @abc.abstractmethod
+    def environment(self, extra: Mapping[str, str] | None = None, user: str = "root") -> dict[str, str]:
+        """Environment of a command on a machine: a login's, and nothing of the host's."""
+
+    @abc.abstractmethod
+    def machines(self) -> dict[str, MachineState]:
+        """Power and network state of every machine."""
+
+    @abc.abstractmethod
+    def kill_slurmctld(self) -> None:
+        """SIGKILL slurmctld; running jobs go on, commands fail."""
+
+    @abc.abstractmethod
+    def start_slurmctld(self) -> None:
+        """Start slurmctld again on its saved state."""
+
+    @abc.abstractmethod
+    def down(self, timeout_s: float = 20.0) -> None:
+        """End the cluster and remove everything of it."""
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.down()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the compute nodes, n1…nN."""
+        return self.spec.compute_nodes
+
+    @property
+    def shared(self) -> Path:
+        """Where the nodes' shared directory (/shared; the parallel file system) lies on the host."""
+        return self.layout.shared
+
+    @property
+    def slurm_version(self) -> str:
+        """The exact Slurm version, such as 22.05.8."""
+        return self.spec.slurm_version
+
+    def run(
+        self,
+        machine: str,
+        argv: Sequence[str],
+        timeout_s: float = _COMMAND_TIMEOUT_S,
+        *,
+        check: bool = True,
+        user: str = "root",
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        stdin: str = "",
+    ) -> Completed:
+        """Run a command on a machine (``ctl`` is the login node); raises CommandError as core.process.run does."""
+        command = self.command(machine, argv, user=user, cwd=cwd)
+        try:
+            return run(command, timeout_s, check=check, env=self.environment(env, user), stdin=stdin)
+        except CommandError as error:
+            why = f"on {machine}: exit code {error.returncode}"
+            if error.returncode is None:
+                why = f"on {machine}: no answer within {timeout_s:g} s"
+            raise CommandError(argv, error.returncode, error.stdout, error.stderr, why=why) from None
+
+    def spawn(
+        self,
+        machine: str,
+        argv: Sequence[str],
+        *,
+        user: str = "root",
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+    ) -> subprocess.Popen[str]:
+        """Start a command on a machine in the background, its output in pipes; the caller waits for it or kills it."""
+        return subprocess.Popen(
+            self.command(machine, argv, user=user, cwd=cwd),
+            env=self.environment(env, user),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+
+    def submit(
+        self, script: str, options: Sequence[str] = (), *, user: str = "root", env: Mapping[str, str] | None = None
+    ) -> int:
+        """Submit a batch script's text from the login node, in /shared; returns the job id."""
+        argv = ["sbatch", "--parsable", *options]
+        done = self.run(CONTROLLER, argv, user=user, env=env, stdin=script)
+        return int(done.stdout.split(";")[0])
+
+    def end_at_time_limit(self, job: int, after_s: int) -> None:
+        """Move a running job's time limit to ``after_s`` seconds from now, which no user can.
+
+        slurmctld looks for expired jobs every 30 s only (compiled in), counted from its start.
+        """
+        self.run(CONTROLLER, ["scontrol", "update", f"JobId={job}", f"EndTime=now+{after_s}"])
+
+    def job_state(self, job: int) -> str:
+        """The job's state as slurmctld knows it (RUNNING, TIMEOUT, …)."""
+        done = self.run(CONTROLLER, ["scontrol", "--oneliner", "show", "job", str(job)])
+        fields = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+        return fields["JobState"]
+
+    def wait_for_job(self, job: int, states: Sequence[str], timeout_s: float) -> str:
+        """Wait until the job is in one of ``states`` and return it; raises SlurmError with the last state seen."""
+        deadline = time.monotonic() + timeout_s
+        while (state := self.job_state(job)) not in states:
+            if time.monotonic() > deadline:
+                raise SlurmError(f"job {job} is {state}, not {'/'.join(states)}, after {timeout_s:g} s")
+            time.sleep(_POLL_S)
+        return state
+
+    def node_states(self) -> dict[str, str]:
+        """Slurm's state of every node, such as ``idle`` or ``down*``."""
+        done = self.run(CONTROLLER, ["sinfo", "--noheader", "--Node", "--format=%N %T"])
+        return dict(line.split() for line in done.stdout.splitlines())
+
+    def wait_for_node(self, node: str, states: Sequence[str], timeout_s: float) -> str:
+        """Wait until Slurm gives the node one of ``states`` and return it; raises SlurmError otherwise."""
+        deadline = time.monotonic() + timeout_s
+        while (state := self.node_states().get(node, "unknown")) not in states:
+            if time.monotonic() > deadline:
+                raise SlurmError(f"node {node} is {state}, not {'/'.join(states)}, after {timeout_s:g} s")
+            time.sleep(_POLL_S)
+        return state
+
+    def wait_for_idle(self, nodes: Sequence[str] = (), timeout_s: float = 30.0) -> None:
+        """Wait until these nodes (default: all) are idle; raises SlurmError otherwise."""
+        wanted = set(nodes or self.nodes)
+        deadline = time.monotonic() + timeout_s
+        states: dict[str, str] = {}
+        while True:
+            try:
+                states = self.node_states()
+            except CommandError as error:  # slurmctld may still be starting
+                states = {"slurmctld": str(error)}
+            busy = {node: states.get(node, "unknown") for node in wanted if states.get(node) != "idle"}
+            if not busy:
+                return
+            if time.monotonic() > deadline:
+                listed = ", ".join(f"{node} {state}" for node, state in sorted(busy.items()))
+                raise SlurmError(f"not idle after {timeout_s:g} s: {listed}; logs in {self.layout.state}/machines")
+            time.sleep(_POLL_S)
+
+    def status(self) -> ClusterStatus:
+        """Everything about the cluster in one struct; asks slurmctld, and says so when it does not answer."""
+        problem, slurm_states = "", {}
+        try:
+            slurm_states = self.node_states()
+        except ResilioError as error:
+            problem = str(error)
+        fields = msgspec.structs.asdict
+        machines = [
+            MachineStatus(**fields(machine), slurm_state=slurm_states.get(machine.name, ""))
+            for machine in self.machines().values()
+        ]
+        return ClusterStatus(
+            name=self.name,
+            slurm=self.spec.series,
+            slurm_version=self.slurm_version,
+            shared=str(self.shared),
+            problem=problem,
+            machines=machines,
+        )

@@ -1,0 +1,107 @@
+"""Which processes belong to a machine or to a cluster, read from /proc."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.devtools.devcluster.spec import Layout
+
+_KILL_TIMEOUT_S = 10.0
+_LOOKS = 10
+
+
+@dataclass(frozen=True)
+class NodeProcess:
+    """A process on a machine: its pid there, its pid on the host (to signal it), its command line."""
+
+    pid: int
+    host_pid: int
+    argv: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        return Path(self.argv[0]).name if self.argv else ""
+
+
+def processes_of(pid_namespace: int) -> list[NodeProcess]:
+    """Every process in a machine's PID namespace, by pid; none if it has no namespace (0: powered off).
+
+    A daemon that forks and ends while we look can be missed in both its shapes, so this looks until nothing changes.
+    """
+    before: list[NodeProcess] | None = None
+    for _ in range(_LOOKS):
+        found = _look(pid_namespace) if pid_namespace else []
+        if found == before:
+            break
+        before = found
+    return found
+
+
+def _look(pid_namespace: int) -> list[NodeProcess]:
+    found: list[NodeProcess] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if (entry / "ns" / "pid").stat().st_ino != pid_namespace:
+                continue
+            status = (entry / "status").read_text()
+            argv = tuple(a.decode(errors="replace") for a in (entry / "cmdline").read_bytes().split(b"\0")[:-1])
+        except OSError:
+            continue  # it ended while we looked
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        if not fields["State"].startswith(("Z", "X")):
+            found.append(NodeProcess(int(fields["NSpid"].split()[-1]), int(entry.name), argv))
+    return sorted(found, key=lambda process: process.pid)
+
+
+def wait_until_stopped(pid: int, timeout_s: float = 5.0) -> None:
+    """Wait after SIGSTOP: its threads, each by itself, still finish what they are doing. Raises SlurmError."""
+    deadline = time.monotonic() + timeout_s
+    while any(state not in "TtZX" for state in _thread_states(pid)):
+        if time.monotonic() > deadline:
+            raise SlurmError(f"process {pid} does not stop within {timeout_s:g} s of SIGSTOP")
+        time.sleep(0.005)
+
+
+def _thread_states(pid: int) -> Iterator[str]:
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            yield task.read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue  # it ended while we looked
+
+
+def rootless_processes(where: Layout) -> list[int]:
+    """Pids on this host that carry a rootless cluster's SLURM_CONF: its daemons, steps and their tasks."""
+    marker = b"SLURM_CONF=" + os.fsencode(where.etc / "slurm.conf")
+    return [pid for pid, environment in _environments() if marker in environment.split(b"\0")]
+
+
+def _environments() -> Iterator[tuple[int, bytes]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                yield int(entry.name), (entry / "environ").read_bytes()
+            except OSError:
+                continue  # another user's, or it ended while we looked
+
+
+def kill_rootless(where: Layout) -> None:
+    """SIGKILL everything of a rootless cluster, including what is started meanwhile."""
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    while pids := rootless_processes(where):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if time.monotonic() > deadline:
+            raise SlurmError(f"processes of {where.state.name} do not die: {pids}")
+        time.sleep(0.01)

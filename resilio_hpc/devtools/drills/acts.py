@@ -1,0 +1,121 @@
+"""What drills do to a cluster and to the run on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.ledger import Event
+from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.drills.table import Act
+
+
+def roles_of(members: Sequence[str], leader: str, batch_host: str) -> dict[str, tuple[str, ...]]:
+    """Which nodes each role of ``Act.to`` means. Pure; raises ResilioError for a run of one node."""
+    if len(members) < 2:
+        raise ResilioError(f"the run has {len(members)} node(s): a drill needs two")
+    others = sorted((node for node in members if node != leader), key=lambda node: node == batch_host)
+    half = len(members) // 2
+    apart = tuple(sorted(others, key=lambda node: node != batch_host)[-half:])
+    return {
+        "": (),
+        "leader": (leader,),
+        "batch_host": (batch_host,),
+        "follower": (others[0],),
+        "follower2": (others[1] if len(others) > 1 else others[0],),
+        "apart": apart,
+        "with_leader": tuple(node for node in members if node not in apart),
+    }
+
+
+def last(events: Sequence[Event], kind: str) -> Event:
+    """The newest event of a kind. Raises ResilioError."""
+    found = next((event for event in reversed(events) if event.kind == kind), None)
+    if found is None:
+        raise ResilioError(f"the ledger has no {kind} event")
+    return found
+
+
+class Actor:
+    """Carries out acts against one job on one cluster; roles are settled once, before the first act."""
+
+    def __init__(self, cluster: DevCluster, job: int, joiner: str) -> None:
+        self.roles: Mapping[str, tuple[str, ...]] = {}
+        self._cluster = cluster
+        self._job = job
+        self._joiner = joiner  # the script of a job that joins the run
+        self._acts: dict[str, Callable[[tuple[str, ...], Sequence[Event]], None]] = {
+            "kill_rank": self._kill_rank,
+            "kill_agent": self._kill_agent,
+            "kill_srun": self._kill_srun,
+            "power_off": lambda nodes, _: self._each(cluster.crash, nodes),
+            "boot": lambda nodes, _: self._each(cluster.boot, nodes),
+            "partition": lambda nodes, _: self._each(cluster.partition, nodes),
+            "heal": lambda nodes, _: self._each(cluster.heal, nodes),
+            "split": lambda nodes, _: cluster.split(*nodes),
+            "hang_shared": lambda nodes, _: cluster.hang_shared(*nodes),
+            "release_shared": lambda nodes, _: cluster.release_shared(*nodes),
+            "kill_slurmd": lambda nodes, _: self._each(cluster.kill_slurmd, nodes),
+            "start_slurmd": lambda nodes, _: self._each(cluster.start_slurmd, nodes),
+            "save_job": lambda *_: cluster.wait_until_saved(job),
+            "kill_slurmctld": lambda *_: cluster.kill_slurmctld(),
+            "start_slurmctld": lambda *_: cluster.start_slurmctld(),
+            "set_down": self._set_down,
+            "requeue": lambda *_: self._slurm("scontrol", "requeue", str(job)),
+            "scancel": lambda *_: self._slurm("scancel", str(job)),
+            "scancel_kill": lambda *_: self._slurm("scancel", "--signal=KILL", str(job)),
+            "submit_urgent": lambda *_: self._submit_urgent(),
+            "submit_joiner": lambda *_: self._submit_joiner(),
+        }
+
+    def settle_roles(self, events: Sequence[Event], batch_host: str) -> None:
+        """Decide whom the roles mean, from the newest round."""
+        members = [str(node) for node in last(events, "round").fields["members"]]
+        self.roles = roles_of(members, str(last(events, "controller").fields["node"]), batch_host)
+
+    def do(self, act: Act, events: Sequence[Event]) -> None:
+        """Carry out one act."""
+        self._acts[act.do](self.roles[act.to], events)
+
+    @staticmethod
+    def _each(do: Callable[[str], None], nodes: Sequence[str]) -> None:
+        for node in nodes:
+            do(node)
+
+    def _kill_rank(self, nodes: tuple[str, ...], events: Sequence[Event]) -> None:
+        ranks = last([e for e in events if e.kind == "ranks" and e.fields["node"] == nodes[0]], "ranks")
+        pid = int(next(iter(ranks.fields["pids"].values())))
+        self._kill(nodes[0], lambda process_pid, argv: process_pid == pid)
+
+    def _kill_agent(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
+        self._kill(nodes[0], lambda _, argv: "resilio_hpc.launch.agent.agent" in argv and "python" in argv[0])
+
+    def _kill_srun(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
+        batch_host = self.roles["batch_host"][0]
+        wanted = {f"--nodelist={node}" for node in nodes}
+        pids = [p.pid for p in self._cluster.pids(batch_host) if p.program == "srun" and wanted <= set(p.argv)]
+        self._kill(batch_host, lambda pid, _: pid == min(pids))  # it has a child, which ends its step
+
+    def _kill(self, node: str, chosen: Callable[[int, tuple[str, ...]], bool]) -> None:
+        for process in self._cluster.pids(node):
+            if process.argv and chosen(process.pid, process.argv):
+                try:
+                    os.kill(process.host_pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass  # an earlier act was quicker
+
+    def _set_down(self, nodes: tuple[str, ...], _: Sequence[Event]) -> None:
+        self._slurm("scontrol", "update", f"NodeName={nodes[0]}", "State=DOWN", "Reason=drill")
+
+    def _submit_urgent(self) -> None:
+        count = len(self._cluster.nodes)
+        options = ["--partition=urgent", "--exclusive", f"--nodes={count}", "--job-name=urgent", "--output=/dev/null"]
+        self._cluster.submit("#!/bin/bash\nsleep 3\n", options)
+
+    def _submit_joiner(self) -> None:
+        self._cluster.submit(self._joiner)
+
+    def _slurm(self, *argv: str) -> None:
+        self._cluster.run("ctl", argv)

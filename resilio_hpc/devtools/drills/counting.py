@@ -1,0 +1,123 @@
+"""The job that fault drills use: counts in a way that any lost, doubled or torn step would spoil.
+
+Every rank keeps a vector. A step works on a global batch of ``BATCH`` samples, which the ranks share; their weighted
+vectors are summed over the world in exact integers and mixed with the step's number. So the final vector is a pure
+function of the number of steps (``expected``), however many ranks took part and whenever their number changed, and the
+test of a recovery is exact.
+
+With ``--stamps`` every rank also writes down, on its own node, when each step began and ended and that it was alive in
+between (drill_stamps.py): the proof that ranks of two rounds never trained at once. With ``--enough`` all end after the
+step in which one of them finds that file on its node. Run as a script by resilio-launch; imports torch only then, and
+with ``--without-torch`` never.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+
+MODULUS = 1_000_003
+BATCH = 24
+ALIVE_EVERY_S = 0.05
+
+
+def weight(rank: int, world_size: int) -> int:
+    """What the samples of a rank weigh together: sample i weighs i + 1 and belongs to rank i mod world size."""
+    return sum(sample + 1 for sample in range(BATCH) if sample % world_size == rank)
+
+
+def expected(steps: int) -> int:
+    """The value that every element must have after ``steps`` steps."""
+    value = 1
+    for step in range(steps):
+        value = (value * weight(0, 1) + step) % MODULUS
+    return value
+
+
+class Stamps:
+    """One rank's stamps of one round: lines ``KIND STEP UNIX_SECONDS``, each written at once; none without a place."""
+
+    def __init__(self, directory: Path | None, rank: int, life: int) -> None:
+        self._fd = -1
+        if directory is None:
+            return
+        directory.mkdir(parents=True, exist_ok=True)
+        epoch, number = os.environ.get("RESILIO_EPOCH", "0"), os.environ.get("RESILIO_ROUND", "0")
+        path = directory / f"{life:016x}.{epoch}.{number}.{rank}.{os.getpid()}"
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        threading.Thread(target=self._live, daemon=True).start()
+
+    def write(self, kind: str, step: int) -> None:
+        """Stamp: ``b`` begins a step, ``e`` has ended it, ``a`` is alive."""
+        if self._fd >= 0:
+            os.write(self._fd, f"{kind} {step} {time.time():.6f}\n".encode())
+
+    def _live(self) -> None:
+        while True:
+            self.write("a", -1)
+            time.sleep(ALIVE_EVERY_S)
+
+
+def main() -> None:
+    """Train, with the mistakes that the arguments ask for, in the first round only."""
+    import numpy as np
+
+    from resilio_hpc import ckpt, train
+    from resilio_hpc.devtools.drills.worlds import world_of
+
+    options = _options()
+    run = train.attach()
+    world = world_of(run.rank, run.world_size, not options.without_torch)
+    stamps = Stamps(options.stamps, run.rank, world.agree(secrets.randbits(62)))
+    state = {"vector": world.ones(1000)}
+    checkpointer = ckpt.Checkpointer(layout=ckpt.REPLICATED)
+    restored = checkpointer.restore(state)
+    vector = np.asarray(state["vector"])
+    start = restored[0] if restored else 0
+    done = start
+    first_life = run.round == 0 and run.rank == 1
+    mine = weight(run.rank, run.world_size)
+    for step in run.steps(start, options.steps, save=lambda done: checkpointer.save(done, state), every=options.every):
+        if first_life and step == options.raise_at:
+            raise RuntimeError(f"planted in step {step}")
+        if first_life and step == options.exit_at:
+            os._exit(0)
+        stamps.write("b", step)
+        ends = int(options.enough is not None and options.enough.exists())
+        total = world.sum(np.append(vector * mine, ends))
+        vector[:] = (total[:-1] + step) % MODULUS
+        stamps.write("e", step)
+        time.sleep(options.step_seconds)
+        done = step + 1
+        if total[-1]:
+            run.step_done(done)
+            run.save_last(done, lambda done: checkpointer.save(done, state))
+            run.finish(done)
+            break
+    if run.rank == 0:
+        values = sorted(set(vector.tolist()))
+        options.result.write_text(json.dumps({"values": values, "world_size": run.world_size, "steps": done}))
+    world.close()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--step-seconds", type=float, default=0.03)
+    parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--stamps", type=Path, help="a directory on the node's own disk")
+    parser.add_argument("--enough", type=Path, help="end when this file is there, on the node's own disk")
+    parser.add_argument("--without-torch", action="store_true", help="sum over plain sockets (worlds.py)")
+    parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--exit-at", type=int, default=-1)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

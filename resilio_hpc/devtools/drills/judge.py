@@ -1,0 +1,120 @@
+"""Whether a drill was passed: verdict, number, ledger, and the proof that no two rounds trained at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.ledger import Event
+from resilio_hpc.devtools.drills import counting
+from resilio_hpc.devtools.drills.stamps import Life, overlap, steps_between, steps_left_out
+from resilio_hpc.devtools.drills.table import Drill
+
+
+def judge(
+    drill: Drill, events: Sequence[Event], lives: Sequence[Life], run: Path, result: Path, acts_at: Sequence[float]
+) -> None:
+    """Raises ResilioError with the first thing that is wrong. ``acts_at``: when each act was done."""
+    verdict = _read(run / "verdict.json", "verdict").get("verdict")
+    if verdict != drill.verdict and not (drill.verdict == "cancelled" and verdict == "terminated"):
+        raise ResilioError(f"the verdict is {verdict}, not {drill.verdict}")
+    for wrong in (two_at_once(events, lives), _kinds(drill, events), _jobs(drill, events)):
+        if wrong:
+            raise ResilioError(wrong)
+    if drill.name == "scancel" and not any(event.kind == "stop_agreed" for event in events):
+        raise ResilioError("the ranks did not agree on a step to save before they ended")
+    if drill.steps_meanwhile:
+        done = steps_between(lives, acts_at[0], acts_at[-1])
+        if done < drill.steps_meanwhile:
+            raise ResilioError(f"{done} steps were done during the fault, not {drill.steps_meanwhile}")
+    if drill.verdict == "completed":
+        _judge_result(drill, _read(result, "result"))
+
+
+def two_at_once(events: Sequence[Event], lives: Sequence[Life]) -> str:
+    """What speaks against "one round trains at a time, no step is lost or durable twice"; "" when nothing does. Pure.
+
+    The ranks' own stamps decide it; the ledger must tell the same, and there must be stamps of every round it tells of.
+    """
+    stamped = {life.round for life in lives}
+    trained = {int(event.fields["round"]) for event in events if event.kind == "first_step"}
+    if not trained <= stamped:
+        return f"the ranks left no stamps of round {min(trained - stamped)}"
+    if not lives:
+        return "no rank left a stamp"
+    return rounds_overlap(events) or overlap(lives) or steps_left_out(lives) or commits_repeated(events)
+
+
+def _read(path: Path, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        raise ResilioError(f"there is no {what}") from None
+    return dict(found)
+
+
+def _kinds(drill: Drill, events: Sequence[Event]) -> str:
+    found = [str(event.fields.get("kind")) for event in events if event.kind == "recovered"]
+    if drill.kinds and not set(drill.kinds) & set(found):
+        return f"the ledger holds recoveries {found}, none of {', '.join(drill.kinds)}"
+    if drill.told and not any(event.kind == drill.told for event in events):
+        return f"the ledger does not tell that something was {drill.told}"
+    return ""
+
+
+def _jobs(drill: Drill, events: Sequence[Event]) -> str:
+    took_part = parts(events)
+    return f"{took_part} job(s) took part, not {drill.jobs}" if took_part < drill.jobs else ""
+
+
+def parts(events: Sequence[Event]) -> int:
+    """How many jobs took part; a requeued job is another part of the run, and its supervisor another writer. Pure."""
+    return len({event.writer.split("-supervisor")[0] for event in events if event.kind == "launch"})
+
+
+def _judge_result(drill: Drill, result: dict[str, Any]) -> None:
+    right = [counting.expected(result["steps"])]
+    if result["values"] != right:
+        raise ResilioError(f"the result is {result['values']}, not {right}: a step was lost, doubled or torn")
+    if drill.world_size and result["world_size"] != drill.world_size:
+        raise ResilioError(f"{result['world_size']} ranks finished the run, not {drill.world_size}")
+
+
+def rounds_overlap(events: Sequence[Event]) -> str:
+    """Whether ranks of two rounds ran on one node at once, by the ledger; "" when not. Pure.
+
+    On each node the ranks of a round must have been stopped before those of a later one start.
+    """
+    running: dict[str, int] = {}
+    for event in events:
+        node = str(event.fields.get("node", ""))
+        if event.kind == "ranks":
+            number = int(event.fields["round"])
+            if running.get(node, number) != number:
+                return f"on {node} ranks of round {number} started beside those of round {running[node]}"
+            running[node] = number
+        elif event.kind in ("ranks_stopped", "agent", "spawner_died"):
+            running.pop(node, None)
+    return ""
+
+
+def commits_repeated(events: Sequence[Event]) -> str:
+    """Whether a step became durable twice, or training went back behind a durable one; "" when not. Pure."""
+    newest = -1
+    begun_at: dict[int, int] = {}  # round: the newest commit when it was ordered to start
+    for event in sorted(events, key=lambda event: event.time):
+        if event.kind == "committed":
+            step = int(event.fields["step"])
+            if step <= newest:
+                return f"step {step} was committed after step {newest}"
+            newest = step
+        elif event.kind == "start":
+            begun_at[int(event.fields["round"])] = newest
+        elif event.kind == "first_step":
+            durable = begun_at.get(int(event.fields["round"]), -1)
+            if int(event.fields["restored"]) < durable:
+                return f"round {event.fields['round']} began at {event.fields['restored']}, step {durable} was durable"
+    return ""

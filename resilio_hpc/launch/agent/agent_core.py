@@ -1,0 +1,306 @@
+"""The agent's decisions: whom to follow, when to speak, what to do with the controller's words. Pure.
+
+What becomes of the ranks is in ``node_ranks``, how a controller is found in ``consensus.follower``. Everything that
+touches the world goes through ``Ports``, which the real agent implements with sockets and processes and a simulator
+with virtual ones.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from resilio_hpc.launch.agent.agent_ports import NO_GRACE, Ports
+from resilio_hpc.launch.agent.node_ranks import NodeRanks
+from resilio_hpc.launch.config.agent_settings import Graces
+from resilio_hpc.launch.consensus.follower import Succession
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import NEVER
+from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord, Term
+
+BEATS_PER_TIMEOUT = 8  # of each agent; of thousands fewer, so that their controller has time for other things
+FEWEST_BEATS_PER_TIMEOUT = 5
+BEATS_PER_S = 4000  # of all agents of a job together
+STOP_LIMIT_S = 60.0  # for a verdict, after --stop-grace: its controller may be gone, or its word lost
+LEAVE_WITHIN_S = 60.0  # a joiner that does not know its job's end leaves so long after the warning
+
+
+class AgentCore(NodeRanks):
+    """One node's agent. ``hello`` is completed with what changes each time that it is sent.
+
+    ``joiner``: it belongs to another job than the run, and leaves when that ends. ``leaves_in_s`` tells when, if known.
+    """
+
+    def __init__(
+        self, hello: m.Hello, job: str, ballot: Ballot, ports: Ports, heartbeat_timeout_s: float,
+        joiner: bool = False, orphan_limit_s: float = 300.0, begins: int = 0, graces: Graces = NO_GRACE,
+        stop_grace_s: float = 10.0,
+    ) -> None:  # fmt: skip
+        super().__init__(hello.node, hello.last, ports, graces)
+        self.slots = hello.local_world_size
+        self.joiner = joiner
+        self.warnings: list[str] = []
+        self.ready = True  # ranks would start at once
+        self._hello = msgspec.structs.replace(hello, joiner=joiner)
+        self._orphan_limit_s = orphan_limit_s
+        self._succession = Succession(
+            hello.node, "" if joiner else job, hello.endpoint, ballot, heartbeat_timeout_s, ports, self, begins
+        )
+        self._timeout = heartbeat_timeout_s
+        self._next_beat = 0.0
+        self._welcomed = False
+        self._led: tuple[int, float] = (0, 0.0)  # our own last epoch, and since when it had no quorum
+        self._echo = NEVER  # the newest stamp of this epoch's controller
+        self._leaves_at: float | None = None
+        self._stop_limit_s = stop_grace_s + STOP_LIMIT_S
+        self._stops_by: float | None = None  # told to end: without a verdict by then, end all the same
+        self._lost_at: float | None = None  # since when no controller is known to live
+        self._next_abandon = 0.0
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Heartbeats, lease, succession."""
+        now = self._ports.monotonic()
+        if self.ending is None:
+            self._succession.tick(now)
+            self._abandon_when_alone(now)
+            if self._stops_by is not None and now > self._stops_by and self.ending is None:
+                self._end(m.End(self.epoch, "terminated", 143))
+        if now >= self._next_beat and self._may_follow() and self.ending is None:
+            self._next_beat = now + self.beat_interval_s
+            if self._welcomed and self._succession.in_contact:
+                self._beat(now)
+            elif not self._succession.courts:
+                self._next_beat = now + max(self.beat_interval_s, self._succession.repeat_s)
+                self._say_hello(now)
+        if self._ranks_alive and now > self._lease and self.ending is None:
+            self._end_lease()
+
+    @property
+    def beat_interval_s(self) -> float:
+        """Seconds between two Heartbeats."""
+        return beat_interval_s(self._timeout, len(self.ballot.membership.voters.nodes))
+
+    def _may_follow(self) -> bool:
+        """Whether there is a controller that no promise to a later one forbids to follow."""
+        following = self._succession.following
+        return following is not None and following.epoch >= self.ballot.promised
+
+    def _abandon_when_alone(self, now: float) -> None:
+        """No quorum comes together any more: what is left of the job must not wait for ever."""
+        if self._succession.in_contact:
+            self._lost_at = None
+        elif self._lost_at is None:
+            self._lost_at = now
+        elif now - self._lost_at > self._orphan_limit_s and now >= self._next_abandon:
+            self._next_abandon = now + 1.0
+            if self.joiner:
+                self._end(m.End(self.epoch, "left", 0))
+            elif not self._succession.somebody_leads(now):
+                self._ports.abandon(self._succession.newest, f"no quorum of voters for {self._orphan_limit_s:.0f} s")
+
+    def abandoned(self, verdict: str, exit_code: int) -> None:
+        """The verdict of a job without a controller is durable, ours or another's."""
+        if self.ending is None and not self._succession.in_contact:
+            self._end(m.End(self.epoch, verdict, exit_code))
+
+    @property
+    def next_wakeup_s(self) -> float:
+        """How long the caller may sleep."""
+        return 0.05 if not self._succession.in_contact else min(0.1, self.beat_interval_s)
+
+    def _beat(self, now: float) -> None:
+        number = self.local.number if self.local else -1
+        step = self.local.step if self.local else -1
+        step_time = self.local.step_time if self.local else 0.0
+        incarnation = self._hello.incarnation
+        self._ports.to_controller(
+            m.Heartbeat(
+                self.node, incarnation, self.epoch, now, number, self._echo, step, step_time, self.ready,
+                self._ports.copy_port(), self.local.has_attached if self.local else False,
+            )
+        )  # fmt: skip
+
+    def offer(self, slots: int, evicted: int) -> None:
+        """This node has devices for so many ranks, and so many out of use: rounds to come are chosen by that."""
+        self.slots = slots
+        self._hello = msgspec.structs.replace(self._hello, local_world_size=slots, evicted=evicted)
+        if self._welcomed and self._succession.in_contact and self.ending is None:
+            self._say_hello(self._ports.monotonic())
+
+    def _say_hello(self, now: float) -> None:
+        hello = msgspec.structs.replace(
+            self._hello, epoch=self.epoch, committed=tuple(sorted(self.committed)), last=self.state,
+            prepared=self._highest_round, silent_s=self._succession.silent_s(now),
+        )  # fmt: skip
+        self._ports.to_controller(hello)
+
+    # -- succession --------------------------------------------------------------------------------------------
+
+    @property
+    def following(self) -> EpochRecord | None:
+        """The controller that is followed, whether or not it lives."""
+        return self._succession.following
+
+    @property
+    def in_contact(self) -> bool:
+        """Whether it is believed to live."""
+        return self._succession.in_contact
+
+    @property
+    def silent_s(self) -> float:
+        """How long no controller was heard."""
+        return self._succession.silent_s(self._ports.monotonic())
+
+    @property
+    def ballot(self) -> Ballot:
+        """The voters that this node knows, and what it promised."""
+        return self._succession.ballot
+
+    def connection_lost(self) -> None:
+        """The transport lost the controller: what was on its way may be lost, so we present ourselves again."""
+        self._succession.lose(self._ports.monotonic())
+        self._welcomed = False
+        self._next_beat = self._ports.monotonic()
+
+    def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
+        """Our own node's controller is none any more; it had no quorum since ``since`` (NEVER: not at all)."""
+        now = self._ports.monotonic()
+        self._led = (epoch, since if since != NEVER else now)
+        self._succession.stepped_down(epoch, since, now, outvoted)
+        self._welcomed = False
+
+    def scanned(
+        self, record: EpochRecord | None, pulse: int | None = None, verdict: tuple[str, int] | None = None
+    ) -> None:
+        """Newest epoch record, or None when there is none, its controller's pulse, and this job's verdict, if any."""
+        if verdict is not None:
+            self.abandoned(*verdict)  # it was said while we had no controller
+        if self.ending is None:
+            self._succession.scanned(record, pulse, self._ports.monotonic())
+
+    def claimed(self, epoch: int, won: bool) -> None:
+        """Whether our claim of ``epoch`` was the first."""
+        if self.ending is None:
+            self._succession.claimed(epoch, won, self._ports.monotonic())
+
+    def witness_claimed(self, witness: str, holder: str) -> None:
+        """Whose the witness is that this node asked for."""
+        if self.ending is None:
+            self._succession.witness_claimed(witness, holder, self._ports.monotonic())
+
+    def storage_failed(self) -> None:
+        """The run directory did not answer."""
+        self._succession.storage_failed(self._ports.monotonic())
+
+    def peer_said(self, message: m.Orphan | m.Vote) -> None:
+        """Another agent called this one because of an election."""
+        if self.ending is None:
+            self._succession.peer_said(message, self._ports.monotonic())
+
+    def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
+        """Another agent follows us, though there is no controller here."""
+        record = self._succession.following
+        if self._succession.in_contact and record is not None and record.node != self.node:
+            self._ports.to_orphan(message.node, m.Redirect(record.epoch, record.node, record.endpoint))
+        else:
+            epoch, since = self._led
+            silent_s = max(0.0, self._ports.monotonic() - since) if epoch == message.epoch else 0.0
+            self._ports.to_orphan(message.node, m.NotLeading(message.epoch, silent_s))
+
+    # -- what the succession ends in: Chief ---------------------------------------------------------------------
+
+    def follow(self, record: EpochRecord, connected: bool) -> None:
+        """A controller is known."""
+        self._welcomed = False
+        self._echo = NEVER
+        self._begin_epoch(record.epoch)
+        self._next_beat = self._ports.monotonic()
+        if not connected:
+            self._ports.follow(record)
+
+    def lead(self, term: Term) -> None:
+        """This node was elected."""
+        self._ports.record("controller", epoch=term.epoch, node=self.node)
+        self._ports.become_controller(term)
+
+    def step_down(self, reason: str) -> None:
+        """This node leads no more."""
+        self._ports.step_down(reason)
+
+    # -- the controller's words --------------------------------------------------------------------------------
+
+    def controller_said(self, message: m.ToAgent) -> None:
+        """Take a message of the controller that we follow; others' are refused."""
+        if self.ending is not None:
+            return
+        now = self._ports.monotonic()
+        if isinstance(message, m.Standing | m.Canvass | m.Redirect | m.NotLeading):
+            self._succession.answered(message, now)
+            return
+        if isinstance(message, m.Welcome) and message.epoch > self.epoch:  # of one that we voted for
+            self._succession.answered(message, now)
+            return
+        forced = isinstance(message, m.End) and message.epoch >= self.epoch
+        if not forced and (message.epoch != self.epoch or not self._may_follow()):
+            return
+        self._succession.heard(message.epoch, now)
+        if isinstance(message, m.Beat):
+            self._renewed(message, now)
+        elif isinstance(message, m.Welcome):
+            self._welcome()
+        elif isinstance(message, m.Enrol):
+            if self._succession.enrol(message.membership):
+                self._ports.to_controller(m.Enrolled(self.node, self.epoch, message.membership.number))
+        elif isinstance(message, m.Prepare):
+            self._prepare(message)
+        elif isinstance(message, m.Start):
+            self._start(message)
+        elif isinstance(message, m.End):
+            self._end(message)
+        else:
+            self._during_round(message)
+
+    def _renewed(self, message: m.Beat, now: float) -> None:
+        self._lease = max(self._lease, message.sent + message.lease_s)
+        first = self._echo == NEVER
+        self._echo = max(self._echo, message.stamp)
+        if first:  # the sooner it knows that we are with it, the sooner it may decide
+            self._beat(now)
+        self._start_when_leased()
+
+    def _welcome(self) -> None:
+        self._welcomed = True
+        if self._echo == NEVER:
+            self._beat(self._ports.monotonic())
+        for signal in self.warnings:
+            self._warn(signal)
+        for fact in self._facts.values():
+            self._ports.to_controller(fact)
+
+    def warned(self, signal: str, within_s: float | None = None) -> None:
+        """A signal reached this agent. Kept, so that the next controller hears of it too.
+
+        ``within_s``: how long a joiner's own job lasts yet, where known.
+        """
+        if self.joiner and self._leaves_at is None:
+            self._leaves_at = self._ports.monotonic() + (LEAVE_WITHIN_S if within_s is None else within_s)
+        if signal != "USR2" and self._stops_by is None:
+            self._stops_by = self._ports.monotonic() + self._stop_limit_s
+        if signal not in self.warnings:
+            self.warnings.append(signal)
+        if self._welcomed:
+            self._warn(signal)
+
+    def _warn(self, signal: str) -> None:
+        if self.joiner and self._leaves_at is not None:
+            left = max(0.0, self._leaves_at - self._ports.monotonic())
+            self._ports.to_controller(m.Leaving(self.node, self.epoch, left))
+        else:
+            self._ports.to_controller(m.Warned(self.node, self.epoch, signal))
+
+
+def beat_interval_s(heartbeat_timeout_s: float, agents: int) -> float:
+    """Seconds between two Heartbeats of each of so many agents. Pure."""
+    often, seldom = heartbeat_timeout_s / BEATS_PER_TIMEOUT, heartbeat_timeout_s / FEWEST_BEATS_PER_TIMEOUT
+    return min(1.0, max(often, min(seldom, agents / BEATS_PER_S)))

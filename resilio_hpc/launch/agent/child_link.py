@@ -1,0 +1,118 @@
+"""The agent's end of a helper process that takes requests and gives answers, as JSON lines.
+
+A helper reads no requests while it works, is paused, or its file system hangs: what does not fit into the pipe waits
+here, never the agent, whose heartbeats must go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import time
+from pathlib import Path
+
+from resilio_hpc.core import trusted_files
+from resilio_hpc.launch.process import bootstrap
+
+CLOSE_S = 2.0
+MAX_UNSENT = 64 << 20  # bytes: a dozen commits of thousands of nodes
+
+
+class ChildLink:
+    """One process at a time of a module of this package."""
+
+    def __init__(self, module: str, log: Path, max_unsent: int = MAX_UNSENT) -> None:
+        """``log``: where its standard error goes. ``max_unsent``: it takes nothing more while so many bytes wait."""
+        self._module = module
+        self._log = log
+        self._max_unsent = max_unsent
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        self._unsent = bytearray()
+
+    @property
+    def full_fileno(self) -> int | None:
+        """For poll, while something waits that does not fit into the pipe."""
+        process = self._process
+        return process.stdin.fileno() if self._unsent and process is not None and process.stdin else None
+
+    def fileno(self) -> int | None:
+        """For poll; None while no process runs."""
+        return self._process.stdout.fileno() if self._process is not None and self._process.stdout else None
+
+    def start(self) -> None:
+        """Start the process."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                bootstrap.command(self._module),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+                umask=trusted_files.closed_umask(),  # checkpoints in the run directory are believed, too
+            )  # fmt: skip
+        assert self._process.stdout and self._process.stdin
+        os.set_blocking(self._process.stdout.fileno(), False)
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._buffer = b""
+
+    @property
+    def takes(self) -> bool:
+        """Does a process run, and is there room for what it is told?"""
+        return self._process is not None and self._process.poll() is None and len(self._unsent) <= self._max_unsent
+
+    def write(self, line: bytes) -> None:
+        """Tell it something, in time. A process runs, or has died: then ``read`` tells."""
+        self._unsent += line
+        self.push()
+
+    def push(self) -> None:
+        """Write what fits into the pipe; call it again when ``full_fileno`` can be written to."""
+        assert self._process is not None and self._process.stdin
+        try:
+            while self._unsent:
+                del self._unsent[: os.write(self._process.stdin.fileno(), self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()  # it is dead: ``read`` tells
+
+    def read(self) -> list[bytes] | None:
+        """Lines that have arrived. None: it died, and ``fileno`` is None."""
+        descriptor = self.fileno()
+        assert descriptor is not None
+        try:
+            data = os.read(descriptor, 1 << 20)
+        except BlockingIOError:
+            return []
+        if not data:
+            self.end()
+            return None
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [line for line in lines if line]
+
+    def close(self) -> None:
+        """End it: it gets what waits for it, then standard input closes, and it is killed if it lingers."""
+        if self._process is None:
+            return
+        assert self._process.stdin
+        deadline = time.monotonic() + CLOSE_S
+        while self._unsent and time.monotonic() < deadline:
+            select.select([], [self._process.stdin], [], 0.1)
+            self.push()
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            self._process.stdin.close()
+            self._process.wait(max(0.1, deadline - time.monotonic()))
+        self.end()
+
+    def end(self) -> None:
+        """Kill it, if it lives."""
+        if self._process is None:
+            return
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel's hands, with a disk that hangs
+            self._process.wait(CLOSE_S)
+        self._process = None
+        self._unsent.clear()

@@ -1,0 +1,226 @@
+"""The agent's hand on its node's GPUs: looks at them at each (re)start, and takes bad ones out of use (RES-10).
+
+At each start of ranks, and whenever ranks were stopped, ``device_evidence`` gathers what speaks against them, within
+``LOOK_S``; ranks wait for it, and no longer. A device that is evicted stays so for as long as the job has the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.launch.gpus import eviction
+from resilio_hpc.launch.gpus.device_errors import hardware_error
+from resilio_hpc.launch.gpus.device_look import DeviceLook
+from resilio_hpc.launch.gpus.devices import VisibleDevices, local_world_size, read_devices, visible_devices
+from resilio_hpc.launch.gpus.eviction import Evicted, Rules, Strikes
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.prolog_epilog import reports
+from resilio_hpc.prolog_epilog.node import uptime_s
+from resilio_hpc.prolog_epilog.reports import Report
+
+if TYPE_CHECKING:
+    from resilio_hpc.launch.agent.agent import Agent
+
+LOOK_S = 10.0
+FRESH_S = 60.0  # a look that is older says nothing about a start now
+TAIL_BYTES = 8192
+SPOOL_VARIABLE = "RESILIO_REPORT_SPOOL"  # where a site's daemon takes reports elsewhere than usual
+EVICTED_VARIABLE = "RESILIO_EVICTED_DEVICES"  # as Slurm's task prolog names it
+
+
+class Kept(msgspec.Struct):
+    """What an agent's successor on the node has to know."""
+
+    since_s: float  # seconds since boot when the job's first agent came
+    evicted: tuple[Evicted, ...] = ()
+    strikes: Strikes = msgspec.field(default_factory=Strikes)
+
+
+class DeviceEviction:
+    """``slots``: for how many ranks the node's devices do now. Does nothing with ``--evict-devices off``."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        options = agent.settings.options
+        self.slots = self._all = local_world_size(options.nproc_per_node, read_devices(os.environ))
+        self._visible: VisibleDevices = visible_devices(os.environ)
+        self._on = options.evict_devices != "off" and bool(self._visible.entries)
+        self._acts = options.evict_devices == "on" and options.mode == "recover"
+        self._rules = Rules(options.min_devices, options.device_unit)
+        self._look: DeviceLook | None = None
+        self._looked_at = float("-inf")
+        self._waiting: tuple[LocalRound, m.Start] | None = None
+        self._failed: dict[str, str] = {}  # in this round: entry → what its rank said
+        self._round = -1
+        self._notes: set[str] = set()
+        self._offered = False  # the node is known to the controller, or soon will be
+        self._kept = Kept(0.0)
+        if self._on:
+            self._kept = agent.memory.kept("devices", Kept) or Kept(uptime_s())
+            self._recall()
+            self._settle()
+        self._offered = True
+
+    @property
+    def evicted(self) -> tuple[Evicted, ...]:
+        """Devices that ranks do not see."""
+        return self._kept.evicted if self._acts else ()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """For ranks: only the devices that are left; nothing where all are."""
+        if not self.evicted:
+            return {}
+        left = eviction.visible_left(self._visible.entries, self.evicted)
+        gone = ",".join(one.device or one.entry for one in self.evicted)
+        return {self._visible.variable: left, EVICTED_VARIABLE: gone}
+
+    def filenos(self) -> tuple[int, ...]:
+        """For poll."""
+        return (self._look.fileno(),) if self._look is not None else ()
+
+    def _recall(self) -> None:
+        """What a predecessor on this node took out of use stays so."""
+        self._agent.memory.keep("devices", self._kept)
+        if self._acts:
+            self.slots = eviction.slots_left(self._all, self._visible.entries, self._kept.evicted, self._rules)
+
+    def _settle(self) -> None:
+        """Before the node is offered: look, and wait for what is found."""
+        self.look()
+        while self._look is not None:
+            select.select([self._look.fileno()], [], [], 0.1)
+            self.tick()
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Begin to look at the devices, unless that is under way."""
+        if self._on and self._look is None:
+            self._look = DeviceLook(self._kept.since_s, self._agent.local_dir / "devices.log", LOOK_S)
+
+    def tick(self) -> None:
+        """Take what a look has found; let ranks that wait for it start."""
+        look = self._look
+        if look is None or not look.over():
+            return
+        self._look = None
+        self._looked_at = time.monotonic()
+        self._tell_notes(look)
+        new = self._judge(look)
+        if new:
+            self._evict(new)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and self._agent.core.local is waiting[0] and not self._refuses(waiting[0]):
+            self._agent.start_ranks(*waiting)
+
+    def holds(self, local: LocalRound, start: m.Start) -> bool:
+        """Whether ranks may not start: their devices are being looked at, or are fewer than the round counts on."""
+        if not self._on:
+            return False
+        if self._round != local.number:
+            self._round = local.number
+            self._failed = {}
+        if self._look is None and time.monotonic() - self._looked_at > FRESH_S:
+            self.look()
+        if self._look is not None and self._acts:
+            self._waiting = (local, start)
+            return True
+        return self._refuses(local)
+
+    def ranks_stop(self, for_good: bool) -> None:
+        """The ranks of a round are being stopped, most likely for a failure; ``for_good``: at the end of the run."""
+        self._waiting = None
+        if self._on and not for_good:
+            if self._kept.strikes.round_over(self._round, self._failed):
+                self._agent.memory.keep("devices", self._kept)
+            self._failed = {}
+            self.look()
+
+    def rank_failed(self, local_rank: int, said: tuple[str, str], log: Path | None) -> None:
+        """A rank ended by itself. ``said``: its error and traceback; ``log``: where its standard error went."""
+        if not self._on or self._all > len(self._visible.entries):
+            return  # which device was that of the rank cannot be told
+        in_use = [entry for entry in self._visible.entries if entry not in {one.entry for one in self.evicted}]
+        text = hardware_error("\n".join([*said, _tail(log)]))
+        if text and local_rank < len(in_use):
+            self._failed[in_use[local_rank]] = text
+
+    # -- what was found ----------------------------------------------------------------------------------------
+
+    def _judge(self, look: DeviceLook) -> tuple[Evicted, ...]:
+        entries = self._visible.entries
+        found = [evidence for said in look.said for evidence in said.evidence]
+        identities = next((said.identities for said in reversed(look.said) if said.identities), ())
+        new = eviction.newly_evicted(found, entries, identities, self._kept.evicted)
+        gone = {one.entry for one in (*self._kept.evicted, *new)}
+        struck = [entry for entry in self._kept.strikes.evicts() if entry not in gone]
+        return new + tuple(eviction.of_strikes(self._kept.strikes, entry, identities) for entry in struck)
+
+    def _evict(self, new: tuple[Evicted, ...]) -> None:
+        agent = self._agent
+        self._kept.evicted += new
+        agent.memory.keep("devices", self._kept)
+        left = eviction.slots_left(self._all, self._visible.entries, self._kept.evicted, self._rules)
+        for one in new:
+            agent.record(
+                "device_evicted", device=one.device or one.entry, index=one.index, entry=one.entry, check=one.check,
+                evidence=one.text, source=one.source, slots=left, of=self._all, acted=self._acts,
+            )  # fmt: skip
+        agent.say(eviction.words(agent.settings.node, new, left, self._all, self._rules, self._acts))
+        if self._acts:
+            self._report(new)
+            self.slots = left
+            if self._offered:
+                agent.core.offer(left, len(self._kept.evicted))
+
+    def _report(self, new: tuple[Evicted, ...]) -> None:
+        """Have root's own checks look, where a node daemon takes reports. Of its own verdict it knows."""
+        spool = Path(os.environ.get(SPOOL_VARIABLE, reports.SPOOL))
+        for one in new:
+            if one.source != "verdict":
+                why = f"{eviction.name(one)} is out of use in job {self._agent.settings.job}: {one.check}: {one.text}"
+                with contextlib.suppress(UsageError):  # no daemon takes reports here
+                    reports.write(spool, Report(self._agent.settings.node, why[:1000]))
+
+    def _refuses(self, local: LocalRound) -> bool:
+        """Whether the round was chosen before it was known that it cannot start here; then that is told."""
+        if len(local.ranks) <= self.slots or not self.evicted:
+            return False
+        gone = ", ".join(f"{eviction.name(one)} ({one.check})" for one in self.evicted)
+        text = f"out of use: {gone}; {self.slots} of {self._all} ranks can run here"
+        self._agent.core.spawn_failed(self.slots, text, time.time())
+        return True
+
+    def _tell_notes(self, look: DeviceLook) -> None:
+        """Why something could not be looked at: once."""
+        for text in look.notes():
+            if text not in self._notes:
+                self._notes.add(text)
+                self._agent.record("devices_unclear", reason=text)
+
+    def close(self) -> None:
+        """End a look that is under way."""
+        if self._look is not None:
+            self._look.end()
+            self._look = None
+
+
+def _tail(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,110 @@
+"""The agent's end of the process that lets other nodes read this one's own disk (``ckpt.disk_giver``), and what it
+tells its ranks of theirs (``ckpt.peer_disks``)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import socket
+import subprocess
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from resilio_hpc.ckpt.tiers.disk_messages import Serve
+from resilio_hpc.ckpt.tiers.peer_disks import write_known
+from resilio_hpc.core.json_lines import encode_line
+from resilio_hpc.launch.process import bootstrap
+from resilio_hpc.launch.protocol import messages as m
+
+if TYPE_CHECKING:
+    from resilio_hpc.launch.agent.agent import Agent
+
+MAX_DEATHS = 5
+_BACKLOG = 1024
+_END_S = 2.0
+
+
+class DiskLink:
+    """Without ``--local-checkpoints`` it gives nothing. The socket is the agent's, so its port stays where a process
+    died: whoever calls waits for the next one."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.port = 0
+        """Where others may read; 0: nowhere."""
+        self.known = agent.local_dir / "peer-disks"
+        self._agent = agent
+        self._key = hmac.digest(agent.run.secret.strip(), b"resilio local checkpoints", hashlib.sha256)
+        self._listener: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._deaths = 0
+        if agent.settings.options.local_checkpoints:
+            self._listener = socket.create_server((agent.settings.address, 0), backlog=_BACKLOG)
+            self.port = self._listener.getsockname()[1]
+
+    def start(self) -> None:
+        """Start the process."""
+        agent, listener = self._agent, self._listener
+        if listener is None:
+            return
+        with (agent.local_dir / "disk-giver.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*bootstrap.command("ckpt.tiers.disk_server"), str(listener.fileno())], pass_fds=[listener.fileno()],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        assert self._process.stdin
+        serve = Serve(self._key, agent.settings.options.local_checkpoints, str(agent.run.path / "checkpoints"))
+        try:
+            self._process.stdin.write(encode_line(serve))
+            self._process.stdin.flush()
+        except OSError:
+            pass  # it is dead: ``tick`` finds it so
+
+    def tick(self) -> None:
+        """One that died is started again."""
+        if self._process is None or self._process.poll() is None:
+            return
+        self._deaths += 1
+        self._end()
+        self._agent.record("disk_giver_died")
+        if self._deaths <= MAX_DEATHS:
+            self.start()
+        else:
+            log = self._agent.local_dir / "disk-giver.log"
+            self._agent.say(
+                f"{self._agent.settings.node}: other nodes cannot read checkpoints from its disk any more: the process "
+                f"that gives them died {self._deaths} times; they read the shared file system instead; see {log}"
+            )
+            self._close_listener()  # who calls hears so at once
+
+    def begin(self, start: m.Start) -> None:
+        """Tell the ranks of a round."""
+        write_known(self.known, self._key, self.of_others(start), self._agent.settings.node)
+
+    def of_others(self, start: m.Start) -> Mapping[str, str]:
+        """By node, the endpoints of those of the round that give anything."""
+        if self._listener is None:
+            return {}
+        given = zip(start.state.members, start.disk_ports, strict=False)
+        mine = self._agent.settings.node
+        return {member.node: f"{member.address}:{port}" for member, port in given if port and member.node != mine}
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin
+            process.kill()
+            process.stdin.close()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                pass  # in the kernel's hands, with a disk that hangs
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def close(self) -> None:
+        """End the process."""
+        self._end()
+        self._close_listener()

@@ -1,0 +1,257 @@
+"""The agent's partner copies: snapshots of another node in this one's memory, and what is fetched for its own ranks.
+
+Whoever is told to write a step to disk also copies its partner's snapshots of that step, in the background, through the
+replicator. When a node is lost, its successor fetches them while its ranks initialise (``ckpt.replicator``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from resilio_hpc.ckpt.replication.messages import (
+    Begin,
+    Cancel,
+    Fetch,
+    Fetched,
+    Request,
+    Serve,
+    Serving,
+    StillFetching,
+    decode_answer,
+)
+from resilio_hpc.core.json_lines import encode_line
+from resilio_hpc.launch.agent.child_link import ChildLink
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers.local_round import LocalRound
+
+if TYPE_CHECKING:
+    from resilio_hpc.launch.agent.agent import Agent
+
+MAX_DEATHS = 5
+SILENT_S = 60.0
+"""A replicator tells every second that it is fetching, but not while it still takes memory for what was given up."""
+DIED = "the replicator process was killed"
+
+
+@dataclass
+class _Copy:
+    """A step of a partner that is being copied."""
+
+    step: int
+    ranks: range
+    world_size: int
+
+
+@dataclass
+class _Restore:
+    """Snapshots that ranks wait for."""
+
+    round: int
+    point: m.RestorePoint
+    missing: set[int] = field(default_factory=set)  # numbers of fetches
+    then: list[Callable[[], None]] = field(default_factory=list)
+
+
+class PartnerCopies:
+    """Without ``--partner-copies`` it keeps nothing and gives nothing."""
+
+    def __init__(self, agent: Agent, clock: Callable[[], float] = time.monotonic) -> None:
+        self.port = 0
+        """Where others may fetch; 0: nowhere."""
+        self.link = ChildLink("ckpt.replication.replicator", agent.local_dir / "replicator.log")
+        self._agent = agent
+        self._clock = clock
+        self._enabled = agent.settings.options.partner_copies
+        self._held: dict[tuple[int, int], int] = {}  # (rank, step) → world size
+        self._number = 0
+        self._copy: tuple[int, _Copy] | None = None
+        self._restore: _Restore | None = None
+        self._deaths = 0
+        self._life = m.NO_LIFE  # the one that this node has begun
+        self._heard_at = 0.0  # when the replicator said something last
+
+    def start(self) -> None:
+        """Start the replicator."""
+        if not self._enabled or self._deaths > MAX_DEATHS:
+            return
+        agent = self._agent
+        self.link.start()
+        spill = agent.local_dir / "copies"
+        self._say(
+            Serve(
+                agent.run.secret.decode().strip(), agent.settings.address, str(agent.arena_dir),
+                str(agent.arena_dir / "copies"), str(spill),
+            )
+        )  # fmt: skip
+        self._say_begun()
+
+    def held(self) -> tuple[m.Held, ...]:
+        """Whole copies of the present life."""
+        return tuple(m.Held(rank, step, world, True) for (rank, step), world in sorted(self._held.items()))
+
+    def begin(self, life: m.Life, step: int) -> None:
+        """``life`` goes on from ``step``, and this node's arenas hold no later one: later copies do not count.
+
+        Nobody is given anything for a life before that.
+        """
+        self.give_up()
+        self._held = {key: world for key, world in self._held.items() if key[1] <= step}
+        self._life = life
+        self._say_begun()
+
+    def _say_begun(self) -> None:
+        if self._life != m.NO_LIFE:
+            self._say(Begin(self._life, list(self._held)))
+
+    def give_up(self) -> None:
+        """What is being fetched belongs to a life that is over."""
+        numbers = [] if self._restore is None else list(self._restore.missing)
+        self._restore = None
+        self._cancel(numbers)
+        self._cancel_copy()
+
+    def _cancel_copy(self) -> None:
+        copy, self._copy = self._copy, None
+        self._cancel([copy[0]] if copy is not None else [])
+
+    def _cancel(self, numbers: list[int]) -> None:
+        if numbers:
+            self._say(Cancel(numbers))
+
+    def keep(self, message: m.Persist, world_size: int) -> None:
+        """Copy the partner's snapshots of a step; a copy that is not done yet is overtaken: newer is better."""
+        partner = message.partner
+        if partner is None or not self.link.takes:
+            return
+        ranks = range(partner.first_rank, partner.first_rank + partner.ranks)
+        if all(self._held.get((rank, message.step)) == world_size for rank in ranks):
+            return  # of this life, since before its start
+        self._cancel_copy()
+        newest = max((step for _, step in self._held), default=-1)
+        self._held = {key: world for key, world in self._held.items() if key[1] == newest}  # the older one makes room
+        life = (message.epoch, message.round)
+        number = self._ask(message.step, list(ranks), world_size, partner.endpoint, life)
+        self._copy = (number, _Copy(message.step, ranks, world_size))
+
+    def fetch(self, local: LocalRound, start: m.Start) -> bool:
+        """Have the snapshots brought here that ranks of this node are to restore, if any. False: they cannot be."""
+        ours = {rank.rank for rank in local.ranks.values()}
+        wanted: dict[str, list[int]] = {}
+        for fetch in start.fetches:
+            if fetch.rank in ours and fetch.endpoint:
+                wanted.setdefault(fetch.endpoint, []).append(fetch.rank)
+        if not wanted or start.restore is None:
+            return True
+        if not self.link.takes:
+            self._agent.core.copies_failed(local.number, start.restore, DIED)
+            return False
+        self._restore = restore = _Restore(local.number, start.restore)
+        self._heard_at = self._clock()
+        world = sum(member.local_world_size for member in start.state.members)
+        for endpoint, ranks in wanted.items():
+            restore.missing.add(self._ask(start.restore.step, ranks, world, endpoint, owner=local.member))
+        return True
+
+    def when_brought(self, step: int, act: Callable[[], None]) -> None:
+        """Do something with this node's snapshots of ``step``: now, or when those that are being fetched are here.
+
+        Never if they do not come: then another round begins.
+        """
+        if self._restore is not None and self._restore.point.step == step:
+            self._restore.then.append(act)
+        else:
+            act()
+
+    def tick(self) -> None:
+        """Ranks do not wait for ever for a replicator that is stopped."""
+        if self._restore is not None and self._clock() - self._heard_at > SILENT_S:
+            self.link.end()
+            self._died()
+
+    def serve(self) -> None:
+        """Take the replicator's answers."""
+        lines = self.link.read()
+        if lines is None:
+            self._died()
+            return
+        self._heard_at = self._clock()
+        for line in lines:
+            answer = decode_answer(line)
+            if isinstance(answer, StillFetching):
+                continue
+            if isinstance(answer, Serving):
+                self.port = answer.port
+            elif self._copy is not None and answer.number == self._copy[0]:
+                _, copy = self._copy
+                self._copy = None
+                if isinstance(answer, Fetched):
+                    self._keep_copy(copy)
+                    self._agent.record(
+                        "copied", step=copy.step, ranks=[copy.ranks.start, copy.ranks.stop - 1],
+                        size_bytes=answer.size_bytes, seconds=answer.seconds,
+                    )  # fmt: skip
+                else:
+                    self._agent.record("copy_failed", step=copy.step, error=answer.error)
+            elif self._restore is not None and answer.number in self._restore.missing:
+                self._brought(self._restore, answer)
+
+    def _keep_copy(self, copy: _Copy) -> None:
+        """Nothing of ranks that have another partner now."""
+        kept = {key: world for key, world in self._held.items() if key[0] in copy.ranks}
+        self._held = kept | {(rank, copy.step): copy.world_size for rank in copy.ranks}
+
+    def _brought(self, restore: _Restore, answer: object) -> None:
+        if isinstance(answer, Fetched):
+            self._agent.record("fetched", seconds=answer.seconds, size_bytes=answer.size_bytes)
+            restore.missing.discard(answer.number)
+            if not restore.missing:
+                self._restore = None
+                for act in restore.then:
+                    act()
+        else:
+            self._restore_failed(restore, getattr(answer, "error", DIED))
+
+    def _restore_failed(self, restore: _Restore, error: str) -> None:
+        self.give_up()  # the other fetches
+        self._agent.core.copies_failed(restore.round, restore.point, error)
+
+    def _died(self) -> None:
+        """The copies are still there; a new process gives them away."""
+        self._agent.record("replicator_died")
+        self._deaths += 1
+        self.port = 0
+        restore = self._restore
+        self._restore = self._copy = None  # nothing is left to be cancelled
+        if self._deaths > MAX_DEATHS:
+            self._agent.say(
+                f"{self._agent.settings.node}: the replicator died {self._deaths} times, there are no partner copies "
+                f"here any more; see {self._agent.local_dir / 'replicator.log'}"
+            )
+        self.start()
+        if restore is not None:
+            self._restore_failed(restore, DIED)
+
+    def _ask(
+        self,
+        step: int,
+        ranks: list[int],
+        world: int,
+        endpoint: str,
+        life: m.Life = m.NO_LIFE,
+        owner: m.Member | None = None,
+    ) -> int:
+        self._number += 1
+        mine = (True, owner.first_rank, owner.local_world_size) if owner is not None else (False, 0, 0)
+        self._say(Fetch(self._number, step, ranks, world, endpoint, life, *mine))
+        return self._number
+
+    def _say(self, request: Request) -> None:
+        if self.link.takes:
+            self.link.write(encode_line(request))
+
+    def close(self) -> None:
+        """End the replicator."""
+        self.link.close()

@@ -1,0 +1,106 @@
+"""The agent's end of the saver process, which writes snapshots from shared memory to the shared directory.
+
+It answers in the order in which it was asked, so each answer is to the first request that has none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+from resilio_hpc.ckpt.saver import messages
+from resilio_hpc.core.json_lines import encode_line
+from resilio_hpc.launch.agent.child_link import MAX_UNSENT, ChildLink
+
+PAUSE_LIMIT_S = 10.0
+DIED = "the saver process was killed"
+
+
+class Request(NamedTuple):
+    """What was asked: to commit a step, or else to persist it."""
+
+    commits: bool
+    round: int
+    step: int
+
+
+class SaverLink(ChildLink):
+    """Starts the saver on first use; a saver that dies is started again by the next request."""
+
+    def __init__(self, log: Path, max_unsent: int = MAX_UNSENT) -> None:
+        super().__init__("ckpt.saver.saver", log, max_unsent)
+        self._asked: deque[Request] = deque()  # without an answer yet
+        self._paused_at: float | None = None
+
+    def send(self, message: messages.Persist | messages.Commit) -> bool:
+        """Send a request, in time; False when the saver cannot take it. The answer comes from ``receive``."""
+        if self._process is None:
+            self.start()
+        if not self.takes:
+            return False  # of its death ``receive`` tells, with what was in its hands
+        commits = isinstance(message, messages.Commit)
+        self._asked.append(Request(commits, message.round, message.step))
+        if commits:
+            self.resume()
+        self.write(encode_line(message))
+        return True
+
+    def abandon(self) -> None:
+        """What it was asked to persist is of no use any more: it must not wait for another node's part, and hold the
+        snapshots meanwhile."""
+        if self.takes and any(not request.commits for request in self._asked):
+            self.write(encode_line(messages.Abandon()))
+
+    def pause(self) -> None:
+        """Leave processors and memory bandwidth to ranks that are being restarted, for PAUSE_LIMIT_S at most.
+
+        Not while it is to commit a step: the restart may have to wait for that.
+        """
+        if self._paused_at is not None or any(request.commits for request in self._asked):
+            return
+        if self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGSTOP)
+            self._paused_at = time.monotonic()
+
+    @property
+    def paused_pids(self) -> tuple[int, ...]:
+        """The saver, while it is paused."""
+        return () if self._paused_at is None or self._process is None else (self._process.pid,)
+
+    def resume(self) -> None:
+        """Write on."""
+        if self._paused_at is not None and self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGCONT)
+        self._paused_at = None
+
+    def tick(self) -> None:
+        """End a pause that has lasted too long: durability matters more than the last bit of speed."""
+        if self._paused_at is not None and time.monotonic() - self._paused_at > PAUSE_LIMIT_S:
+            self.resume()
+
+    def receive(self) -> list[tuple[Request, messages.Progress | messages.Answer]]:
+        """Answers that have arrived, and how far a request has come that has none yet. When the saver died, all that it
+        was asked has failed, and ``fileno`` is None."""
+        lines = self.read()
+        if lines is None:
+            asked = list(self._asked)
+            self._asked.clear()
+            return [(request, messages.SaverFailed(request.step, DIED)) for request in asked]
+        said = [messages.decode_answer(line) for line in lines]
+        return [
+            (self._asked[0] if isinstance(word, messages.Progress) else self._asked.popleft(), word) for word in said
+        ]
+
+    def close(self) -> None:
+        """See ChildLink."""
+        self.resume()
+        super().close()
+
+    def end(self) -> None:
+        """See ChildLink."""
+        super().end()
+        self._paused_at = None

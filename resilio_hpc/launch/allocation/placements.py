@@ -1,0 +1,255 @@
+"""Where agents run and how they are started: on this machine, or on nodes of the allocation through srun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from resilio_hpc.core.errors import CommandError, UsageError
+from resilio_hpc.launch.allocation import srun_groups
+from resilio_hpc.launch.allocation.restart_policy import Attempts
+from resilio_hpc.launch.config import slurm_variables
+from resilio_hpc.launch.config.agent_settings import AgentSettings
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.process import bootstrap
+from resilio_hpc.launch.process.output_relay import Outputs
+from resilio_hpc.launch.rundir.run_claim import part_name
+from resilio_hpc.slurm.client import commands, step_environment
+from resilio_hpc.slurm.client.allocation import Allocation
+from resilio_hpc.slurm.client.runner import run_here
+
+# Without these flags srun ends the whole step when one node or task dies (Slurm's manual, srun(1)).
+SURVIVAL_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
+GROUP_VARIABLE = "RESILIO_SRUN_GROUP"  # nodes per srun, for rehearsals: 1 is one srun per node at any size
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How this job's agents are started. ``settings`` are those of any node; ``binds``: Slurm binds tasks to CPUs."""
+
+    settings: AgentSettings
+    allocation: Allocation | None
+    by_srun: bool
+    binds: bool = False
+    clock_ahead_s: float = 0.0  # of slurmctld's, here
+
+    def argv(self, nodes: tuple[str, ...], stop: str = "") -> tuple[str, ...]:
+        """The command that runs an agent on each of the nodes. ``stop``: how the launch was told to end, or ""."""
+        told_at = time.time() - self.clock_ahead_s if self.settings.end_time is not None else 0.0
+        settings = msgspec.structs.replace(self.settings, stop=stop, told_at=told_at)
+        if len(nodes) == 1:
+            node = nodes[0]
+            settings = msgspec.structs.replace(settings, node=node, address=settings.address or node)
+        agent = (*bootstrap.command("launch.agent.agent"), settings.to_json())
+        if not self.by_srun or self.allocation is None:
+            return agent
+        flags = step_environment.gpu_flags(os.environ, nodes[0])
+        return (*srun_argv(nodes, self.allocation, self.binds), *flags, *agent)
+
+    def environment(self, ours: Mapping[str, str]) -> dict[str, str]:
+        """What that command finds."""
+        return slurm_variables.for_agents(ours) if self.by_srun else dict(ours)
+
+
+class Placement:
+    """One process that runs the agents of one node, or of a group of nodes through one srun."""
+
+    def __init__(self, nodes: tuple[str, ...], recipe: Recipe, group: Placement | None = None) -> None:
+        self.nodes = nodes
+        self.covers_group = len(nodes) > 1
+        self.recipe = recipe
+        self.group = group  # the group that its node was taken out of
+        self.attempts = Attempts(recipe.settings.options.join_timeout_s)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.left = False  # it ended in good order, or has no node any more: not to be started again
+
+    @property
+    def label(self) -> str:
+        """How the ledger and the user are told of it."""
+        return self.nodes[0] if len(self.nodes) == 1 else ",".join(self.nodes)
+
+    @property
+    def done(self) -> bool:
+        """Whether it runs no more and never will."""
+        return self.process is None and (self.left or self.attempts.given_up)
+
+    def due(self, now: float) -> bool:
+        """Whether it is to be started."""
+        return self.process is None and not self.done and now >= self.attempts.next_start
+
+    def start(self, now: float, outputs: Outputs, stop: str = "") -> None:
+        """Start the agent (or the srun that runs it), in a session of its own. ``stop``: see ``Recipe.argv``."""
+        self.attempts.started(now)
+        self.process = subprocess.Popen(
+            self.recipe.argv(self.nodes, stop), stdin=subprocess.DEVNULL, stdout=outputs.stdout, stderr=outputs.stderr,
+            start_new_session=True, env=self.recipe.environment(os.environ),
+        )  # fmt: skip
+
+    def exit_code(self) -> int | None:
+        """The exit code when the process has just ended, else None."""
+        code = self.process.poll() if self.process is not None else None
+        if code is not None:
+            self.process = None
+        return code
+
+    def running_s(self, now: float) -> float:
+        """How long it has been running; 0 when it does not."""
+        return now - self.attempts.began if self.process is not None else 0.0
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if it runs."""
+        if self.process is not None and self.process.poll() is None:
+            os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        """End it for good."""
+        self.left = True
+        if self.process is not None:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where this launch runs: ``mode`` is "batch" (we start srun), "step" (srun started us) or "local"."""
+
+    mode: str
+    job: str
+    nodes: tuple[str, ...]
+    leads: bool  # this supervisor speaks to the user and keeps the chain
+    restarts: int = 0  # how often Slurm has requeued the job
+    launch: int = 1  # of those that this run of the job has made in the same run directory
+
+    @property
+    def key(self) -> str:
+        """The name of this launch's part of the run: that of a requeued job is another one."""
+        return part_name(self.job, self.restarts, self.launch)
+
+
+def site_of(options: LaunchOptions, allocation: Allocation | None) -> Site:
+    """Where agents run. Raises UsageError when the allocation is too small for what was asked."""
+    if allocation is None or options.standalone or options.local_nodes:
+        count = max(1, options.local_nodes)
+        host = socket.gethostname().split(".")[0]
+        nodes = (host,) if count == 1 else tuple(f"local{index}" for index in range(count))
+        site = Site("local", f"local-{os.getpid()}-{int(time.time())}", nodes, True)
+    elif allocation.in_step:
+        leads, restarts = allocation.task == 0, allocation.restart_count
+        site = Site("step", allocation.job, allocation.nodes, leads, restarts, options.launch)
+    else:
+        site = Site("batch", allocation.job, allocation.nodes, True, allocation.restart_count, options.launch)
+    wanted = options.min_nodes
+    if len(site.nodes) < wanted:
+        where = "this machine is 1 node" if site.mode == "local" else f"job {site.job} has {len(site.nodes)} node(s)"
+        raise UsageError(f"--nnodes asks for {wanted} node(s), but {where}: ask for more, or lower --nnodes")
+    return site
+
+
+def joining_site(allocation: Allocation | None, local_nodes: int) -> Site:
+    """Where the agents of a joiner run: as any launch's, but with names of their own where one machine plays nodes."""
+    if allocation is None or local_nodes:
+        key = f"joiner-{os.getpid()}-{int(time.time())}"
+        host = socket.gethostname().split(".")[0]
+        return Site("local", key, tuple(f"j{os.getpid()}n{i}" for i in range(local_nodes)) or (host,), True)
+    leads = not allocation.in_step or allocation.task == 0
+    return Site(
+        "step" if allocation.in_step else "batch", allocation.job, allocation.nodes, leads, allocation.restart_count
+    )
+
+
+def recipe_of(site: Site, allocation: Allocation | None, settings: AgentSettings, clock_ahead_s: float = 0.0) -> Recipe:
+    """How this site's agents are started, with ``settings`` for what does not depend on the site."""
+    settings = msgspec.structs.replace(
+        settings,
+        address="127.0.0.1" if site.mode == "local" else "",
+        supervisor_pid=0 if site.mode == "batch" else os.getpid(),
+    )
+    if site.mode != "batch":
+        return Recipe(settings, allocation, by_srun=False, clock_ahead_s=clock_ahead_s)
+    binds = "task/none" not in commands.config_value("TaskPlugin")
+    return Recipe(settings, allocation, by_srun=True, binds=binds, clock_ahead_s=clock_ahead_s)
+
+
+def placements(site: Site, recipe: Recipe, environment: Mapping[str, str]) -> list[Placement]:
+    """The agents that this supervisor starts."""
+    allocation = recipe.allocation
+    if site.mode == "step" and allocation is not None:
+        return [Placement((allocation.node,), recipe)]
+    if site.mode != "batch" or allocation is None:
+        return [Placement((node,), recipe) for node in site.nodes]
+    size = _group_size(len(site.nodes), environment)
+    if size == 1:
+        return [Placement((node,), recipe) for node in site.nodes]
+    groups = srun_groups.group_nodes(site.nodes, allocation.cpus_per_node, _domains(), size)
+    return [Placement(group, recipe) for group in groups]
+
+
+def _group_size(nodes: int, environment: Mapping[str, str]) -> int:
+    text = environment.get(GROUP_VARIABLE, "")
+    if text:
+        if not text.isdecimal() or int(text) < 1:
+            raise UsageError(f"{GROUP_VARIABLE}={text!r} in the environment is not a number of nodes")
+        return int(text)
+    return 1 if nodes <= srun_groups.SINGLE_UP_TO else srun_groups.GROUP_SIZE
+
+
+def _domains() -> list[srun_groups.Group]:
+    try:
+        return srun_groups.parse_topology(run_here(["scontrol", "show", "topology"], commands.TIMEOUT_S).stdout)
+    except CommandError:  # most clusters have none
+        return []
+
+
+def srun_argv(nodes: tuple[str, ...], allocation: Allocation, binds: bool) -> tuple[str, ...]:
+    """One step with one task per node, each of which sees the whole of it. ``binds``: Slurm binds tasks to CPUs. Pure.
+
+    The nodes of a group have the same number of CPUs."""
+    cpus = dict(zip(allocation.nodes, allocation.cpus_per_node, strict=False)).get(nodes[0], 0)
+    return (
+        "srun", *SURVIVAL_FLAGS, "--overlap", "--export=ALL", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
+        "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--chdir=/",  # the working directory may hang
+        *((f"--cpus-per-task={cpus}",) if cpus else ()), *(("--cpu-bind=none",) if binds else ()), "--mpi=none",
+        "--unbuffered", "--job-name=resilio-agent",
+    )  # fmt: skip
+
+
+def missing_survival_flags(srun_command: list[str]) -> list[str]:
+    """Which of the flags that let a step survive the loss of a node an srun command line lacks. Pure."""
+    words = srun_command[1:]
+    text = " ".join(words)
+    missing = []
+    if not any(word in ("-k", "--no-kill") for word in words):
+        missing.append("--no-kill")
+    if not any(form in text for form in ("--kill-on-bad-exit=0", "-K0", "--kill-on-bad-exit 0", "-K 0")):
+        missing.append("--kill-on-bad-exit=0")
+    if not any(form in text for form in ("--wait=0", "-W0", "--wait 0", "-W 0")):
+        missing.append("--wait=0")
+    return missing
+
+
+def our_srun(environment: Mapping[str, str]) -> list[str] | None:
+    """The command line of the srun that started our step, where it runs on this node; None otherwise."""
+    job = environment.get("SLURM_JOB_ID", "")
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry.name}/cmdline", "rb") as file:
+                words = file.read().decode(errors="replace").split("\0")[:-1]
+            if not words or os.path.basename(words[0]) != "srun":  # noqa: PTH119
+                continue
+            with open(f"/proc/{entry.name}/environ", "rb") as file:
+                if f"SLURM_JOB_ID={job}".encode() in file.read().split(b"\0"):
+                    return words
+        except OSError:
+            continue
+    return None

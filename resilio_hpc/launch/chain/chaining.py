@@ -1,0 +1,388 @@
+"""The chain as the launcher sees it: judge the part before, take the turn, keep a successor queued, end the chain.
+
+Decisions are in ``judge``; the order of turns in ``run_claim``; waiting for nodes that may still run in ``fencing``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.chain import fencing, maintenance, orphaned_job, preemption, run_choice, run_in_use, step_tasks
+from resilio_hpc.launch.chain.continuation_policy import CONTINUES, Decision, judge
+from resilio_hpc.launch.chain.node_exclusion import avoid_faulty_nodes
+from resilio_hpc.launch.chain.predecessor import gather, newest_commit
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.process.announce import say
+from resilio_hpc.launch.rundir import chain_order, holder, run_claim, run_directory
+from resilio_hpc.launch.rundir.chain_order import ChainOrder
+from resilio_hpc.slurm.chain import chain
+from resilio_hpc.slurm.client import commands
+
+USER_ENDED = ("CANCELLED",)
+LATE_S = 300.0  # before the end of a job whose successor could not be submitted at its start
+RETRY_S = 15.0
+UNANSWERED_RETRY_S = 60.0  # each try may take TIMEOUT_S
+REQUEUE_S = 240.0  # at the end, for slurmctld to come back
+REQUEUE_POLL_S = 5.0
+CLOSING_S = 60.0  # how long ``close`` may still be asking Slurm when the launch is over
+TURN_RETRY_S = 0.2
+FOLLOWER_WAIT_S = 60.0 + fencing.LIMIT_S  # for the leading supervisor of an srun step to take the turn
+
+
+class Chain:
+    """One job's view of its chain. ``active``: a successor exists or will."""
+
+    def __init__(
+        self,
+        options: LaunchOptions,
+        site: Site,
+        run_path: Path,
+        ledger: Ledger,
+        show_life: Callable[[int], None] = lambda _turn: None,
+    ) -> None:
+        """``show_life``: begins the pulse of a turn that was taken (``holder``)."""
+        self._options = options
+        self._site = site
+        self._run_path = run_path
+        self._ledger = ledger
+        self._show_life = show_life
+        # {"ready": True, "begins": EPOCH} or {"refused": WHY}
+        self._ready_file = run_path / "links" / f"{site.key}.ready"
+        self.number = chain.link_number(os.environ) if site.mode != "local" else 1
+        self._order = chain_order.read(run_path)
+        self._chained = options.chain and site.mode != "local"
+        wanted = self._chained and self.number < self._limit
+        self.active = wanted and options.mode != "observe"
+        self._only_observed = wanted and not self.active
+        self.stop_ordered = False  # by a person, while this job ran
+        self.successor: str | None = None
+        self.begins = 0  # the epoch that our part of the run took
+        self.late = ""  # why no successor could be submitted yet: a limit, or no answer
+        self._unanswered = False
+        self._begun = False
+        self._busy = threading.RLock()  # the supervisor leaves a call to itself that takes too long
+        self._turn: run_claim.Turn | None = None
+        self._next_try = 0.0
+        self._goes_on = False  # at the end: there is something left to do
+        self._preempted = False  # at the end: Slurm will requeue the job by itself
+
+    # -- the beginning -----------------------------------------------------------------------------------------
+
+    def judge_predecessor(self) -> str | None:
+        """Why this job has nothing to do, or None: then it has the turn, and nothing of the part before can train."""
+        verdict = run_directory.read_verdict(self._run_path)
+        if verdict is not None and verdict.get("verdict") == "completed":
+            run_choice.note_visit(self._run_path, os.environ)
+            return f"this run is already complete: nothing to do (another --run-dir starts a new run; {self._run_path})"
+        if not self._site.leads:
+            return self._follow_the_leader()
+        while True:
+            number = run_claim.next_number(self._run_path)  # before we look: whoever comes in between, takes it from us
+            last = next(iter(run_claim.newest(self._run_path)), None)
+            try:
+                decision = self._judge(last)
+            except UsageError as error:
+                self._tell_followers({"refused": str(error)})
+                raise
+            if not decision.goes_on:
+                return self._stop(decision)
+            if self._take_turn(number):
+                break
+            time.sleep(TURN_RETRY_S)  # an NFS client may not show the other one's turn yet
+        try:
+            self._lift_stop()
+            self.begin()  # before all that takes long: then the chain goes on whatever becomes of this job
+            self._begin_part()
+            if last and self._site.mode != "local" and run_in_use.is_of_slurm(last):
+                self._wait_for(last, decision.clean)
+        except ResilioError as error:
+            self._tell_followers({"refused": str(error)})
+            raise
+        self._tell_followers({"ready": True, "begins": self.begins})
+        return None
+
+    def _judge(self, last: run_claim.Turn | None) -> Decision:
+        """Raises UsageError while another launch has the run."""
+        if last is None:
+            return Decision(True, "", clean=True)
+        run_in_use.refuse_if_held(self._run_path, last, self._site)
+        if run_in_use.judged_by_slurm(last, self._site):
+            return self._judge_job(last)
+        ended = run_directory.read_verdict(self._run_path, last.part) is not None
+        return Decision(True, "started by hand", clean=ended)
+
+    def _judge_job(self, last: run_claim.Turn) -> Decision:
+        revived = chain.REVIVED in os.environ  # by a person, who knows how the part before ended
+        predecessor = "" if revived else os.environ.get("RESILIO_PREDECESSOR", "")
+        evidence = gather(self._run_path, last, self._site, predecessor)
+        decision = judge(evidence)
+        if decision.goes_on and (evidence.chained or evidence.requeued) and self._read_order().stopped:
+            decision = Decision(False, f"{chain_stopped(self._order)}: nothing to do here", "cancelled")
+        self._ledger.append(
+            "predecessor", job=last.job, part=last.part, verdict=evidence.verdict or None, state=evidence.state,
+            by=evidence.by, handover=evidence.handover.reason if evidence.handover else None, link=self.number,
+            goes_on=decision.goes_on, reason=decision.reason,
+        )  # fmt: skip
+        return decision
+
+    def _take_turn(self, number: int) -> bool:
+        turn = run_claim.Turn(
+            number, self._site.key, self._site.job, self.number, self._site.nodes, newest_commit(self._run_path),
+            time.time(), holder.this_process(os.environ),
+        )  # fmt: skip
+        self._turn = turn if run_claim.take(self._run_path, turn) else None
+        if self._turn is not None:
+            self._show_life(number)
+        return self._turn is not None
+
+    def _begin_part(self) -> None:
+        """Whoever led an earlier part steps down when it sees this epoch; our agents know what is later than it."""
+        chain_order.expect(self._run_path)
+        self.begins = fencing.take_epoch(self._run_path, self._site.key)
+
+    def _wait_for(self, last: run_claim.Turn, ended: bool) -> None:
+        waited = fencing.wait_for_predecessor(
+            self._run_path, last, self._options.heartbeat_timeout_s, say, ended, last.job != self._site.job
+        )
+        self._ledger.append("waited_for_predecessor", part=last.part, seconds=round(waited, 1))
+
+    def _tell_followers(self, news: dict[str, Any]) -> None:
+        if self._site.mode == "step":
+            step_tasks.tell(self._ready_file, news)
+
+    def _follow_the_leader(self) -> str | None:
+        """Every other task of an srun step waits for what the first one decides."""
+        run_directory.expect_verdict(self._run_path, self._site.key)
+        verdict = partial(run_directory.read_verdict, self._run_path, self._site.key)
+        late = {"refused": "the first task of this step did not take its turn: nothing to do here"}
+        news = step_tasks.hear(self._ready_file, FOLLOWER_WAIT_S, verdict) or late
+        if not news.get("ready"):
+            return str(news.get("refused") or news.get("reason", "this job has nothing to do"))
+        self.begins = int(news["begins"])
+        return None
+
+    def _stop(self, decision: Decision) -> str:
+        verdict = {"verdict": decision.verdict, "exit_code": 0, "reason": decision.reason}
+        if decision.verdict == "superseded":  # the run's verdict is another job's affair
+            write_atomic(self._run_path / "links" / f"{self._site.key}.json", json.dumps({"v": 1, **verdict}).encode())
+        else:
+            run_directory.write_verdict(self._run_path, self._site.key, verdict)
+        return decision.reason
+
+    # -- the successor -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Submit the successor at the start, so that it exists whatever happens to this job. Twice is once."""
+        if self._begun:
+            return
+        self._begun = True
+        if self._only_observed and self._site.leads:
+            self._ledger.append("successor", job="", link=self.number + 1, acted=False)
+        if not (self.active and self._site.leads):
+            self._keep_for_later()
+            return
+        try:
+            self._submit()
+        except commands.SubmitLimit as error:
+            self._refused(str(error))
+            say(f"--chain: no further job may be in the queue ({error}): the next one is submitted near this one's end")
+        except commands.Unanswered as error:
+            self._refused(str(error))
+            self.late, self._unanswered = "Slurm does not answer", True
+            say("--chain: Slurm does not answer: the next job is submitted as soon as it does")
+        except SlurmError as error:
+            raise UsageError(f"--chain: the next job could not be submitted: {error}") from error
+        if self.number == 1 and self.successor and chain.waits_without_aging(commands.config()):
+            say(
+                "note: on this cluster a job that waits for another one gains no priority by age (PriorityFlags lacks "
+                "ACCRUE_ALWAYS): each job of the chain may queue as long as the first did"
+            )
+
+    def _refused(self, why: str) -> None:
+        self._ledger.append("successor_refused", limit=why)
+        self.late = why
+
+    def _submit(self) -> None:
+        if self._read_order().stopped:
+            self.late = ""
+            return
+        link = chain.submit_successor(self._run_path, self._site.job, len(self._site.nodes), self._options.program)
+        self.successor, self.late = link.job, ""
+        self._ledger.append("successor", job=link.job, link=link.number)
+        if self._read_order().stopped:  # while it was submitted: whoever ordered it may not have seen the job
+            self._cancel_successor("cancelled")
+        else:
+            self.avoid_faulty_nodes()
+
+    def avoid_faulty_nodes(self) -> None:
+        """Keep which nodes of this run were found faulty, and let the next job avoid them."""
+        site = self._site
+        if site.leads and site.mode != "local":
+            avoid_faulty_nodes(self._run_path, site.job, site.nodes, self.successor, self._ledger.append)
+
+    def _keep_for_later(self) -> None:
+        """The last job of a chain keeps what one more would need, should its user allow more."""
+        if self._chained and self._site.leads and not self._only_observed:
+            try:
+                nodes = len(self._site.nodes)
+                chain.describe_successor(self._run_path, self._site.job, nodes, self._options.program)
+            except (SlurmError, OSError) as error:
+                self._ledger.append("successor_refused", limit=f"not kept for later: {error}")
+
+    def tick(self, now: float, end_time: float | None) -> None:
+        """Try again what was refused at the start: near the end (Unix seconds), or until Slurm answers."""
+        near = end_time is not None and now >= end_time - LATE_S
+        if self.late and now >= self._next_try and (near or self._unanswered):
+            self.submit_late(now)
+
+    def submit_late(self, now: float) -> None:
+        """The end is near: try again."""
+        if not self.late or not self._site.leads or not self._busy.acquire(blocking=False):
+            return
+        try:
+            self._try_again(now)
+        finally:
+            self._busy.release()
+
+    def _try_again(self, now: float) -> None:
+        self._next_try = now + (UNANSWERED_RETRY_S if self._unanswered else RETRY_S)
+        try:
+            self._submit()
+            say(f"--chain: the next job is {self.successor}")
+        except SlurmError as error:
+            self._unanswered = isinstance(error, commands.Unanswered)
+            self._refused(str(error))
+
+    # -- what its user orders meanwhile (chain_order) -----------------------------------------------------------
+
+    @property
+    def _limit(self) -> int:
+        return self._order.limit_of(self._options.chain_max)
+
+    def _read_order(self) -> ChainOrder:
+        self._order = chain_order.read(self._run_path)
+        return self._order
+
+    def _lift_stop(self) -> None:
+        """Whoever starts a job by hand, after the chain was stopped, wants the run to go on."""
+        if self._read_order().stopped:
+            chain_order.write(self._run_path, replace(self._order, stopped=False, time=time.time()))
+
+    def heed(self, order: ChainOrder) -> bool:
+        """What stands now, as last seen in the run directory. Returns whether this job must stop."""
+        if not (self._chained and self._site.leads) or (order == self._order and order.stopped == self.stop_ordered):
+            return self.stop_ordered
+        self._order = order
+        if order.stopped and not self.stop_ordered:
+            self.stop_ordered, self.active = True, False
+            self._ledger.append("chain_stopped", by=order.by, job=self._site.job)
+            say(f"{chain_stopped(order)}: this job saves and ends")
+        elif not (self.stop_ordered or self.active or self._only_observed) and self.number < self._limit:
+            self.active, self._unanswered = True, True  # submitted at the next tick
+            self.late = "it may be one more now"
+        return self.stop_ordered
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def close(self, verdict: dict[str, Any]) -> None:
+        """Cancel the successor unless there is something left for it to do."""
+        if self._site.leads:
+            with self._busy:
+                self._close(verdict)
+
+    def _close(self, verdict: dict[str, Any]) -> None:
+        name = verdict.get("verdict")
+        left = (name == "terminated" or name in CONTINUES) and not self._read_order().stopped
+        in_slurm = self._site.mode != "local"
+        self._goes_on = left and not (in_slurm and commands.job_state(self._site.job) in USER_ENDED)
+        if self._goes_on:
+            self.submit_late(time.time())
+            self._preempted = self._may_be_requeued and preemption.under_way(self._site.job)
+        if not self._goes_on:
+            self._cancel_successor(name)
+        elif self.successor is not None:
+            maintenance.fit_next_job(self._run_path, self.successor, self._ledger.append, time.time())
+
+    def _cancel_successor(self, why: object) -> None:
+        """``why``: the verdict."""
+        if self.successor is None:
+            return
+        try:
+            commands.cancel(self.successor)
+            self._ledger.append("successor_cancelled", job=self.successor, verdict=why)
+            self.successor = None
+        except SlurmError as error:
+            say(f"job {self.successor} could not be cancelled, it will end by itself: {error}")
+
+    @property
+    def _requeues_itself(self) -> bool:
+        turn = self._turn.number if self._turn else self._limit
+        return bool(self.late) and self._goes_on and self._site.leads and turn < self._limit
+
+    @property
+    def _may_be_requeued(self) -> bool:
+        """Nobody else carries on: neither a successor, nor this job at its own word."""
+        alone = self.successor is None and not self._requeues_itself
+        return self._goes_on and alone and self._site.mode != "local"
+
+    @property
+    def next_job(self) -> str | None:
+        """The job that carries the run on, when there is something left to do: a successor, or this one again."""
+        return self._site.job if self._requeues_itself or self._preempted else self.successor
+
+    def leave(self, poll_s: float = REQUEUE_POLL_S) -> None:
+        """The last thing that this job does: where nobody else carries on, see to it that it is queued again."""
+        free = self._busy.acquire(timeout=CLOSING_S)
+        try:
+            self._leave(poll_s)
+        finally:
+            if free:
+                self._busy.release()
+
+    def _leave(self, poll_s: float) -> None:
+        if self._site.mode == "step" and not self._site.leads:
+            orphaned_job.stand_in(self._run_path, self._site.key, self._site.nodes)
+        elif self._requeues_itself:
+            self._requeue(poll_s)
+        elif self._may_be_requeued:
+            stayed_s = preemption.stay_until_ended(self._site.job)
+            if self._preempted:
+                self._ledger.append("stayed_for_requeue", job=self._site.job, seconds=round(stayed_s, 1))
+
+    def _requeue(self, poll_s: float) -> None:
+        """Where no successor could be submitted at all, this very job is queued again."""
+        say(f"--chain: no next job could be submitted ({self.late}): job {self._site.job} is requeued instead")
+        self._ledger.append("requeued_instead", job=self._site.job, limit=self.late)
+        deadline = time.monotonic() + REQUEUE_S
+        while True:
+            try:
+                return commands.requeue(self._site.job)
+            except SlurmError as error:
+                if not isinstance(error, commands.Unanswered) or time.monotonic() > deadline:
+                    say(f"--chain: job {self._site.job} could not be requeued: {error}; start the next one by hand")
+                    return None
+            time.sleep(poll_s)
+
+    def exit_code(self, verdict: dict[str, Any]) -> int:
+        """0 when the chain carries on, else the verdict's own."""
+        if self.active and not self.late and verdict.get("verdict") in CONTINUES:
+            return 0
+        code = verdict.get("exit_code", 1)
+        return code if isinstance(code, int) else 1
+
+
+def chain_stopped(order: ChainOrder) -> str:
+    """Who has stopped the chain. Pure."""
+    return f"the chain was stopped by {order.by or 'its user'} (resilio chain stop)"

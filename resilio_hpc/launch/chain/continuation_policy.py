@@ -1,0 +1,136 @@
+"""Whether a job goes on where another part of the run stopped: evidence in, decision with its reason out. Pure.
+
+SIGTERM does not tell its cause, and ``scancel -s KILL`` gives no warning; so the part that ends cannot judge itself.
+The one that comes after it does, from what was left in the run directory first, and then from what Slurm says. What
+nobody can tell (``UNKNOWN``) is never taken for a user's wish to end the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from resilio_hpc.launch.chain.handover import Handover
+from resilio_hpc.launch.rundir.run_claim import job_of
+
+# How a job's part ended → the next job carries on.
+CONTINUES = ("time_limit", "needs_new_job")
+# Verdicts after which another try would end the same way, or that a person wanted.
+ENDS = ("no_progress", "not_enough_nodes", "interrupted", "agents_lost", "cancelled", "failed")
+# Slurm's states of a job that runs, or will again.
+ALIVE = (
+    "RUNNING", "COMPLETING", "CONFIGURING", "PENDING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING",
+    "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD",
+)  # fmt: skip
+# Ends that the job itself may have caused: without a verdict they count as tries.
+OWN_FAULT = ("FAILED", "OUT_OF_MEMORY", "COMPLETED", "TIMEOUT")
+MAX_FRUITLESS = 3
+
+WORDS = {
+    "TIMEOUT": "reached its time limit",
+    "PREEMPTED": "was preempted",
+    "NODE_FAIL": "lost a node",
+    "BOOT_FAIL": "could not boot its nodes",
+    "FAILED": "ended without a verdict (its batch script failed or was killed)",
+    "OUT_OF_MEMORY": "ran out of memory",
+    "COMPLETED": "ended without a verdict",
+    "REQUEUED": "was requeued",
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of the part that had the turn before us.
+
+    ``chained``: the chain submitted us; ``requeued``: we are the same job, started again by Slurm; ``followed``: it is
+    the part that we were to follow; ``heir``: the job after it, if that one waits or runs; ``state``: Slurm's word for
+    its end; ``by``: who cancelled it; ``fruitless``: how many parts in a row, it and those before it, ended without
+    a commit, and without a verdict or at the time limit before the first step."""
+
+    part: str
+    chained: bool = False
+    requeued: bool = False
+    followed: bool = True
+    heir: str = ""
+    verdict: str = ""
+    handover: Handover | None = None
+    state: str = "UNKNOWN"
+    by: str = ""
+    fruitless: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``verdict``: of our own part, when it does not go on. ``clean``: nothing of the part before can run any more."""
+
+    goes_on: bool
+    reason: str
+    verdict: str = ""
+    clean: bool = False
+
+
+def judge(evidence: Evidence) -> Decision:
+    """The first rule that applies decides."""
+    ended_by_itself = bool(evidence.verdict) and evidence.verdict != "agents_lost"
+    return _rival(evidence) or _order(evidence) or _chain(evidence) or Decision(
+        True, _how_it_ended(evidence), clean=ended_by_itself
+    )  # fmt: skip
+
+
+def _rival(evidence: Evidence) -> Decision | None:
+    """Another job than the one that we were to follow has the run: exactly one may go on."""
+    if evidence.followed:
+        return None
+    job = job_of(evidence.part)
+    if evidence.state in ALIVE and not evidence.verdict:
+        return Decision(False, f"job {job} carries this run on: nothing to do here", "superseded")
+    if evidence.heir:
+        heir = evidence.heir
+        return Decision(
+            False, f"job {heir} waits to carry this run on, or does (scancel {heir} otherwise)", "superseded"
+        )
+    return None
+
+
+def _order(evidence: Evidence) -> Decision | None:
+    """Whoever requeues a job, or starts one by hand, wants it to run; a verdict that carries on says it itself."""
+    clean = bool(evidence.verdict) and evidence.verdict != "agents_lost"
+    if evidence.requeued:
+        how = f"{evidence.part} {WORDS[evidence.state]}" if evidence.state in WORDS else "Slurm started the job again"
+        return Decision(True, how, clean=clean)
+    if not evidence.chained:
+        return Decision(True, "started by hand", clean=clean)
+    cancelled = evidence.state == "CANCELLED" and evidence.handover is None  # while it stopped
+    if evidence.verdict == "time_limit" and not cancelled and evidence.fruitless >= MAX_FRUITLESS:
+        jobs = f"{evidence.fruitless} jobs in a row reached their time limit before the first step"
+        return Decision(False, f"{jobs}: ask for more time (sbatch --time); the chain ends here", "no_progress")
+    if evidence.verdict in CONTINUES and not cancelled:
+        return Decision(True, f"{evidence.part} ended with {evidence.verdict}", clean=True)
+    return None
+
+
+def _chain(evidence: Evidence) -> Decision | None:
+    """What ends a chain."""
+    part, handover = evidence.part, evidence.handover
+    if evidence.verdict in ENDS:
+        return Decision(False, f"job {part} ended with {evidence.verdict}: the chain ends here", evidence.verdict)
+    if handover is not None:
+        if handover.carries_on:
+            return None
+        return Decision(False, f"job {part} was closed by {handover.by}: {handover.reason}", "cancelled")
+    if evidence.state == "CANCELLED":
+        by = f" by user {evidence.by}" if evidence.by else ""
+        return Decision(False, f"job {part} was cancelled{by}: the chain ends here", "cancelled")
+    if evidence.state == "DEADLINE":
+        return Decision(False, f"the deadline of job {part} has passed: the chain ends here", "cancelled")
+    if not evidence.verdict and evidence.state in OWN_FAULT and evidence.fruitless >= MAX_FRUITLESS:
+        tries = f"{evidence.fruitless} jobs in a row ended without a verdict and without a new checkpoint"
+        return Decision(False, f"{tries}: the chain ends here", "no_progress")
+    return None
+
+
+def _how_it_ended(evidence: Evidence) -> str:
+    if evidence.handover is not None:
+        return f"{evidence.part} was closed by {evidence.handover.by}: {evidence.handover.reason}"
+    if evidence.state in WORDS:
+        return f"{evidence.part} {WORDS[evidence.state]}"
+    return f"nobody can tell how {evidence.part} ended ({evidence.state})"

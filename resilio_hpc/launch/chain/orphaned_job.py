@@ -1,0 +1,263 @@
+"""Closing a job where nobody else is left to: its batch host, and with it the supervisor, is lost.
+
+Slurm keeps such a job (``--no-kill``) until its time limit, though nothing runs in it any more. Whoever is left first
+writes a handover record (``handover.py``), so that the next job does not take our CANCELLED for its user's; then it
+cancels. Several may do so at once, one may die in between, slurmctld may be away: all of it may be repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from resilio_hpc.core import trusted_files
+from resilio_hpc.core.errors import ResilioError, SlurmError
+from resilio_hpc.core.json_fields import Fields
+from resilio_hpc.launch.chain import handover, joining, preemption
+from resilio_hpc.launch.chain.continuation_policy import CONTINUES
+from resilio_hpc.launch.chain.fencing import last_pulse
+from resilio_hpc.launch.process.announce import say
+from resilio_hpc.launch.rundir import run_claim, run_directory
+from resilio_hpc.slurm.chain import chain
+from resilio_hpc.slurm.chain.successor_options import handover_comment
+from resilio_hpc.slurm.client import commands
+
+T = TypeVar("T")
+STILL_S = 10.0  # a controller that lives moves its pulse several times in that
+LIMIT_S = 600.0  # Slurm takes SlurmdTimeout (300 s) to believe that the batch host is lost
+STAND_INS = 2
+SRUN_S = 5.0  # for the host of the step's srun to answer
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long others are waited for, in seconds."""
+
+    supervisor_s: float = 30.0
+    """One that lives has closed the run within FAREWELL_S (supervisor.py), and ended us."""
+    files_s: float = 20.0
+    """For the run directory to answer."""
+    cancel_s: float = 240.0
+    """For slurmctld to come back."""
+    poll_s: float = 1.0
+
+
+PATIENCE = Patience()
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One look around. ``holding``: Slurm's word on the job, None without an answer; ``pulse``: the run's, of whoever
+    leads it; ``verdict``: the part's, "" without; times in monotonic seconds."""
+
+    now: float
+    holding: commands.Holding | None
+    pulse: object
+    verdict: str
+
+
+class Closing:
+    """Whether the job may be closed from here. Pure.
+
+    With a verdict, a supervisor that lives closes the run by itself and soon; without, another controller may be
+    leading the run where we cannot see it. ``cut_off``: from those who had the verdict; then only Slurm can tell
+    whether the batch host is lost, or we."""
+
+    def __init__(
+        self, now: float, verdict: str, cut_off: bool = False, supervisor_s: float = PATIENCE.supervisor_s
+    ) -> None:
+        self._cut_off = cut_off
+        self._supervisor_s = supervisor_s
+        self._began = self._moved = now
+        self._verdict = verdict
+        self._pulse: object = None
+        self._moves = -1  # the first look only learns the pulse
+
+    def look(self, sight: Sight) -> str:
+        """ "close", "over" (nothing is left to close), "others" (somebody leads the run), or "wait"."""
+        holding = sight.holding
+        if holding is not None and holding.state not in ("RUNNING", "SUSPENDED"):
+            return "over"
+        if sight.pulse != self._pulse or self._moves < 0:
+            self._pulse, self._moved, self._moves = sight.pulse, sight.now, self._moves + 1
+        host_lost = holding is not None and bool(holding.nodes) and holding.batch_host not in holding.nodes
+        waited_s = sight.now - self._began
+        if self._cut_off and not host_lost:
+            return "others" if waited_s >= LIMIT_S else "wait"
+        if self._verdict or sight.verdict:
+            return "close" if host_lost or waited_s >= self._supervisor_s else "wait"
+        if self._moves > 0:
+            return "others"
+        still = sight.now - self._moved >= STILL_S
+        return "close" if still and (host_lost or waited_s >= LIMIT_S) else "wait"
+
+
+def close_job(
+    run_path: Path,
+    part: str,
+    verdict: Mapping[str, Any] | None = None,
+    reason: str = "",
+    cut_off: bool = False,
+    patience: Patience = PATIENCE,
+) -> bool:
+    """Close this job, of which ``part`` (``placements.Site.key``) is ours: never raises, ends within bounds.
+
+    ``verdict``: the part's, where one was reached, else it is looked up; ``reason``: for the record (such as
+    "batch_host_lost"). Returns whether the job is over or was cancelled; False where somebody else leads the run, or
+    Slurm did not answer for ``patience.cancel_s``."""
+    try:
+        known = str((verdict or {}).get("verdict", ""))
+        return _close(run_path, part, known, reason or "batch_host_lost", cut_off, patience)
+    except (ResilioError, OSError, ValueError) as error:
+        say(f"job {part} could not be closed from here: {error}")
+        return False
+
+
+def stand_in(run_path: Path, part: str, nodes: Sequence[str], patience: Patience = PATIENCE) -> None:
+    """At the end of an srun step's part, on every node but the first: close the job where its batch host is lost.
+
+    The srun of the step is lost with it, and Slurm keeps the job until its time limit. ``nodes``: the step's."""
+    status = Fields(_bounded(lambda: last_status(run_path, part), {}, patience))
+    lost = status.texts("lost")
+    node = os.environ.get("SLURMD_NODENAME", "")
+    if node in lost[:STAND_INS] and not reaches_srun(os.environ):  # those with the batch host may not reach Slurm
+        close_job(run_path, part, cut_off=True, patience=patience)
+    elif node in stand_ins(nodes, lost, status.text("controller")):
+        holding = commands.holding(run_claim.job_of(part))
+        if holding is None or holding.batch_host in lost or holding.batch_host not in holding.nodes:
+            close_job(run_path, part, patience=patience)
+
+
+def reaches_srun(environment: Mapping[str, str]) -> bool:
+    """Whether the host of the step's srun answers, so that it ends the step and the job itself; True where unknown."""
+    host, port = environment.get("SLURM_SRUN_COMM_HOST", ""), environment.get("SLURM_SRUN_COMM_PORT", "")
+    if not host or not port.isdigit():
+        return True
+    try:
+        socket.create_connection((host, int(port)), SRUN_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def last_status(run_path: Path, part: str) -> dict[str, Any]:
+    """What the last controller of a part said of the run; empty when another part has it by now."""
+    epoch = run_directory.newest_epoch(run_path)
+    status = trusted_files.read_object(run_path / "status.json") or {}
+    return status if epoch is not None and (epoch.epoch, epoch.job) == (status.get("epoch"), part) else {}
+
+
+def stand_ins(nodes: Sequence[str], lost: Sequence[str], controller: str) -> tuple[str, ...]:
+    """Who closes the job where nodes are lost: a few, so that one may die, and Slurm is not asked by all. Pure."""
+    left = [node for node in nodes if node not in lost]
+    return tuple(node for node in left if node == controller or node in left[:STAND_INS]) if lost else ()
+
+
+def _close(run_path: Path, part: str, verdict: str, reason: str, cut_off: bool, patience: Patience) -> bool:
+    job = run_claim.job_of(part)
+    closing = Closing(time.monotonic(), verdict, cut_off, patience.supervisor_s)
+    while True:
+        verdict = verdict or _verdict(run_path, part, patience)
+        pulse = _bounded(lambda: last_pulse(run_path), None, patience)
+        answer = closing.look(Sight(time.monotonic(), commands.holding(job), pulse, verdict))
+        if answer != "wait":
+            break
+        time.sleep(patience.poll_s)
+    if answer == "others":
+        say(f"job {job} is left alone: another controller leads its run")
+        return False
+    if answer == "over":
+        return True
+    if preemption.under_way(job):
+        preemption.stay_until_ended(job)  # cancelled now, it would not be requeued
+    return hand_over(run_path, part, verdict, reason, patience)
+
+
+def hand_over(run_path: Path, part: str, verdict: str, reason: str, patience: Patience = PATIENCE) -> bool:
+    """Record, then cancel: the next job if it has nothing to do, and this one."""
+    job = run_claim.job_of(part)
+    carries_on = verdict in ("", *CONTINUES, "terminated")
+    node = os.environ.get("SLURMD_NODENAME", "?")
+    say(f"the batch host of job {job} is lost: the job is closed from {node} ({reason})")
+    left = _bounded(lambda: handover.leave(run_path, part, node, reason, carries_on), None, patience)
+    if carries_on and left is None and not _note_in_comment(part, reason, patience):
+        return False  # cancelled without a record, the chain would end
+    none: list[str] = []
+    next_jobs = _bounded(lambda: following(run_path, job), none, patience)
+    unsubmitted = carries_on and not next_jobs and _bounded(lambda: chained(run_path, part), False, patience)
+    if unsubmitted and commands.job_fields(job).get("Requeue") == "1":
+        return give_order(job, commands.requeue, patience)
+    return all(give_order(number, commands.cancel, patience) for number in [*(none if carries_on else next_jobs), job])
+
+
+def chained(run_path: Path, part: str) -> bool:
+    """Whether the part was to have a next job."""
+    record = joining.read_record(run_path)
+    return record is not None and record.key == part and record.chained
+
+
+def following(run_path: Path, job: str) -> list[str]:
+    """The jobs of the chain after this one."""
+    jobs = [link.job for link in chain.read_links(run_path)]
+    return jobs[jobs.index(job) + 1 :] if job in jobs else []
+
+
+def give_order(job: str, order: Callable[[str], None], patience: Patience) -> bool:
+    """End a job by ``order``, which is repeated while slurmctld is away. Whether the job is ended, or was anyhow."""
+    deadline = time.monotonic() + patience.cancel_s
+    while True:
+        try:
+            order(job)
+            return True
+        except SlurmError as error:
+            holding = commands.holding(job)
+            if holding is not None and holding.state not in ("RUNNING", "PENDING", "SUSPENDED"):
+                return True
+            if time.monotonic() > deadline:
+                say(f"job {job} could not be ended: {error}")
+                return False
+        time.sleep(patience.poll_s)
+
+
+def _note_in_comment(part: str, reason: str, patience: Patience) -> bool:
+    """The run directory does not take the record: the next job finds it in the job's Comment."""
+    job = run_claim.job_of(part)
+    deadline = time.monotonic() + patience.cancel_s
+    while True:
+        try:
+            commands.set_comment(job, handover_comment(part, reason))
+            return True
+        except SlurmError as error:
+            if not isinstance(error, commands.Unanswered) or time.monotonic() > deadline:
+                say(f"job {job} is left alone: neither its run directory nor Slurm takes the handover record: {error}")
+                return False
+        time.sleep(patience.poll_s)
+
+
+def _verdict(run_path: Path, part: str, patience: Patience) -> str:
+    found = _bounded(lambda: run_directory.read_verdict(run_path, part), None, patience)
+    return str(found.get("verdict", "")) if found else ""
+
+
+def _bounded(call: Callable[[], T], otherwise: T, patience: Patience) -> T:
+    """A file operation in a thread of its own: a run directory that hangs does not hold us up."""
+    answers: list[T] = []
+
+    def answer() -> None:
+        try:
+            answers.append(call())
+        except (OSError, ResilioError) as error:
+            say(f"the run directory cannot be used: {error}")
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    thread.join(patience.files_s)
+    return answers[0] if answers else otherwise

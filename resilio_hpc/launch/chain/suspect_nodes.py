@@ -1,0 +1,81 @@
+"""Which nodes a run has found faulty, from its ledger: not every failure is a node's. Pure.
+
+A node is to blame where it fell silent while nobody had asked the run to end, where a rank's error is known to be its
+GPU's, where its own disk failed, or where processes outlived SIGKILL. Exceptions, signals and out-of-memory kills of
+the script say nothing of the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from resilio_hpc.core.json_fields import Fields
+from resilio_hpc.core.ledger import Event
+from resilio_hpc.events.event_text import words
+from resilio_hpc.slurm.node_faults.fault import NodeFault, decode, encode, evidence
+from resilio_hpc.slurm.node_faults.policy import FaultPolicy
+
+ENDING = ("warned", "stopping", "verdict")
+GOING = ("signal", "leaving")  # of one node, or of all of a job
+
+
+def blamed_nodes(events: Iterable[Event], policy: FaultPolicy, run: str = "", cluster: str = "") -> list[NodeFault]:
+    """The faults of nodes in a run's ledger. ``events`` by time, of all writers and jobs; ``run``: its id.
+
+    Runs outside of Slurm blame nobody: their nodes are this machine, in several parts.
+    """
+    found: list[NodeFault] = []
+    job, in_slurm, ends = "", False, False
+    going: set[str] = set()
+    for event in events:
+        f = Fields(event.fields)
+        if event.kind == "launch":
+            job, in_slurm, ends, going = f.text("job"), f.text("mode") != "local", False, set()
+        elif event.kind in ENDING or (event.kind == "signal" and f.has("to")):
+            ends = True
+        elif event.kind in GOING:
+            going.add(f.text("node"))
+        elif event.kind == "node_returned":
+            going.discard(f.text("node"))
+            found = [_was_silent_only(fault, f.text("node"), job) for fault in found]
+        kind = _kind(event.kind, f, policy)
+        if not kind or not in_slurm or (kind == "node-lost" and (ends or f.text("node") in going)):
+            continue
+        rank = f.data.get("local_rank")
+        fault = NodeFault(
+            time=max(0.0, event.time - (f.number("silent_s") or 0.0)), node=f.text("node"), kind=kind,
+            device=f"local rank {rank}" if kind == "device-error" and rank is not None else "",
+            run=run, job=job, cluster=cluster, evidence=evidence(words(event.kind, event.fields)),
+        )  # fmt: skip
+        if _can_be_kept(fault):
+            found.append(fault)
+    return found
+
+
+def _was_silent_only(fault: NodeFault, node: str, job: str) -> NodeFault:
+    """A node that lost power does not come back into its job: this one was cut off, or stood still."""
+    if (fault.node, fault.job, fault.kind) != (node, job, "node-lost"):
+        return fault
+    return msgspec.structs.replace(fault, kind="node-silent")
+
+
+def _kind(event: str, f: Fields, policy: FaultPolicy) -> str:
+    if event == "node_lost":
+        return "node-lost"
+    if event == "stop_failed":
+        return "unkillable"
+    if event == "local_failed" and policy.kind_of_error(f.text("error"), "disk-error"):
+        return "disk-error"
+    said = f"{f.text('message')}\n{f.text('traceback')}"
+    if event == "rank_failed" and policy.kind_of_error(said, "device-error"):
+        return "device-error"
+    return ""
+
+
+def _can_be_kept(fault: NodeFault) -> bool:
+    try:
+        return decode(encode(fault)) is not None
+    except ValueError:  # a ledger that somebody has edited
+        return False

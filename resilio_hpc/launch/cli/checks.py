@@ -1,0 +1,151 @@
+"""Everything that can be known to be wrong before torch is imported or a rank is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from resilio_hpc.core import trusted_files
+from resilio_hpc.core.errors import Untrusted, UsageError, os_error_text
+from resilio_hpc.launch.cli import mpi_check
+from resilio_hpc.launch.cli.program_check import check_command, check_module, check_script
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.gpus.devices import NodeDevices, local_world_size
+from resilio_hpc.launch.resize.policy import resize_policy
+from resilio_hpc.launch.workers import open_files
+from resilio_hpc.slurm.client.allocation import detect
+
+_RANK_BYTES = 32 * 1024 * 1024  # private memory of a rank forked with torch loaded, before it computes anything
+
+
+def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, devices: NodeDevices) -> tuple[str, ...]:
+    """Raises UsageError for the first mistake; returns lines that are worth telling though nothing is wrong.
+
+    ``devices`` are those of the machine that the command was given on: decisive where that machine will run ranks,
+    a hint where it will not (a login node), so there ``gpu`` is left to the agents.
+    """
+    check_program(options, environment, cwd)
+    check_directory("--run-dir", Path(options.run_dir))
+    check_run_directory(Path(options.run_dir))
+    if options.log_dir:
+        check_directory("--log-dir", Path(options.log_dir))
+    if options.json and not options.dry_run:
+        raise UsageError("--json belongs to --dry-run; a run's events are in RUN_DIR/ledger")
+    if options.view and options.tee != "0":
+        raise UsageError("--view and --tee both want the console: choose one")
+    if options.chain and in_slurm(options, environment) and environment.get("SLURM_ARRAY_TASK_ID"):
+        raise UsageError(
+            "--chain: this job is a task of an array, and its next job would be a whole array again: "
+            "leave out --chain, or submit one job per task (for i in …; do sbatch --export=ALL,TASK=$i …; done)"
+        )
+    if options.check_nodes != "never" and in_slurm(options, environment):
+        allocation = detect(environment)
+        if allocation is not None and allocation.in_step:
+            raise UsageError(
+                "--check-nodes: this is a task of srun, which cannot leave out nodes: give resilio-launch in the batch "
+                "script itself, or run resilio check-nodes there first"
+            )
+    if options.stdin_rank >= 0 and not options.dry_run and os.isatty(0):
+        raise UsageError("--stdin: the standard input is a terminal; give it from a file or a pipe: … --stdin 0 < FILE")
+    if options.evict_devices == "off" and (options.min_devices, options.device_unit) != (1, 1):
+        raise UsageError("--min-devices and --device-unit are rules of --evict-devices: add --evict-devices on")
+    if (options.resize_policy or options.resize_options) and not options.resize:
+        raise UsageError("--resize-policy and --resize-options belong to --resize: add it")
+    if options.resize:
+        check_resize(options)
+    if options.mpi:
+        mpi_check.check(options.mpi, in_slurm(options, environment))
+    notes = check_ranks(options, devices) if runs_here(options, environment) else ()
+    flags = (("--chain", options.chain), ("--resize", options.resize))
+    without = tuple(flag for flag, given in flags if given and not in_slurm(options, environment))
+    return notes + tuple(f"{flag} has no effect outside of Slurm" for flag in without)
+
+
+def check_run_directory(path: Path) -> None:
+    """A run directory that is there can be changed by its user only."""
+    try:
+        if path.is_dir():
+            trusted_files.run_directory(path)
+    except Untrusted as error:
+        raise Untrusted(f"--run-dir: {error}") from None
+    except OSError as error:
+        raise UsageError(f"--run-dir: {os_error_text(error, str(path))}") from None
+
+
+def check_resize(options: LaunchOptions) -> None:
+    """There is another size that the run may have, and the policy can be read."""
+    if options.min_nodes == options.max_nodes:
+        raise UsageError(
+            f"--resize: with --nnodes {options.max_nodes} there is nothing to resize: write --nnodes MIN:MAX, "
+            "where MAX may be more than this job has"
+        )
+    resize_policy(Path(options.resize_policy) if options.resize_policy else None)
+
+
+def runs_here(options: LaunchOptions, environment: Mapping[str, str]) -> bool:
+    """Whether ranks will run on this machine: outside of Slurm always, inside when it is a node of the allocation."""
+    return not in_slurm(options, environment) or "SLURMD_NODENAME" in environment
+
+
+def in_slurm(options: LaunchOptions, environment: Mapping[str, str]) -> bool:
+    """Whether the launch is to use an allocation."""
+    return bool(environment.get("SLURM_JOB_ID")) and not (options.standalone or options.local_nodes)
+
+
+def check_program(options: LaunchOptions, environment: Mapping[str, str], cwd: Path) -> None:
+    """The script, module or command exists and can be run."""
+    if options.kind == "command":
+        check_command(options.script, environment, cwd)
+    elif options.kind == "module":
+        check_module(options.script, cwd)
+    else:
+        check_script(options.script, options.script_args, cwd)
+
+
+def check_directory(flag: str, directory: Path) -> None:
+    """``directory`` is one we may write into, or can be created."""
+    existing = directory
+    try:
+        while not existing.exists():
+            if existing.is_symlink():
+                raise UsageError(f"{flag} {directory}: {existing} is a link to nowhere")
+            existing = existing.parent
+        if not existing.is_dir():
+            raise UsageError(f"{flag} {directory}: {existing} is a file, not a directory")
+        read_only = bool(os.statvfs(existing).f_flag & os.ST_RDONLY)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{flag} {directory}: {getattr(error, 'strerror', error)}") from None
+    if read_only or not os.access(existing, os.W_OK | os.X_OK):
+        why = "is on a read-only file system" if read_only else "is not writable for this user"
+        raise UsageError(f"{flag} {directory}: {existing} {why}; choose another with {flag} DIR")
+
+
+def check_ranks(options: LaunchOptions, devices: NodeDevices) -> tuple[str, ...]:
+    """Ranks against what this node has."""
+    asked = options.nproc_per_node
+    ranks = local_world_size(asked, devices)
+    notes: list[str] = []
+    if asked == "auto" and not (devices.gpus or devices.xpus):
+        notes.append(f"--nproc-per-node auto: no GPU here, so one rank per usable CPU: {ranks}")
+    if 0 < devices.gpus < ranks and asked != "cpu":
+        if options.virtual_local_rank:
+            raise UsageError(f"--virtual-local-rank: {ranks} ranks per node, but only {devices.gpus} GPUs are visible")
+        notes.append(
+            f"{ranks} ranks per node, but {devices.gpus} visible GPUs: the last {ranks - devices.gpus} have none"
+        )
+    if options.virtual_local_rank and devices.gpus == 0:
+        raise UsageError("--virtual-local-rank gives each rank a GPU of its own, but no GPU is visible here")
+    beyond = [rank for rank in options.local_ranks_filter if rank >= ranks]
+    if beyond:
+        raise UsageError(f"--local-ranks-filter: there is no local rank {beyond[0]}, they are 0 to {ranks - 1}")
+    needed = ranks * (options.local_nodes or 1) * _RANK_BYTES
+    if devices.memory_bytes and needed > devices.memory_bytes:
+        raise UsageError(
+            f"--nproc-per-node {asked}: {ranks} ranks need at least {needed >> 30} GiB before they compute anything, "
+            f"but this node has {devices.memory_bytes >> 30} GiB free"
+        )
+    open_files.check(ranks)
+    if options.cpu_bind == "ranks" and ranks > devices.cpus:
+        raise UsageError(f"--cpu-bind ranks: {ranks} ranks cannot share {devices.cpus} CPUs; leave it out")
+    return tuple(notes)

@@ -1,0 +1,111 @@
+"""How the ranks of a round are divided among tensor, pipeline and data parallelism, and how a script is told. Pure.
+
+``--layout tp=8,pp=2`` holds for any number of ranks, ``--layout 16:tp=8`` for 16 of them alone; data parallel is what
+is left. With ``--fill-arguments`` the words ``{tp}``, ``{pp}`` … in the script's arguments become these numbers, anew
+in each round; without it no brace is touched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.launch.config.options import LaunchOptions
+
+_ROW = re.compile(r"(?:([1-9]\d{0,8}):)?((?:tp|pp)=[1-9]\d{0,5}(?:,(?:tp|pp)=[1-9]\d{0,5})?)")
+# {{name}} is {name} itself; ${name} belongs to whoever reads the argument (and ${local_rank} to torchrun's rule).
+_WORD = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|(?<!\$)\{([A-Za-z_]\w*)\}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees whose product is the world size."""
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    data_parallel: int
+
+    def variables(self) -> dict[str, str]:
+        """What ranks find in their environment."""
+        return {
+            "RESILIO_TP": str(self.tensor_parallel),
+            "RESILIO_PP": str(self.pipeline_parallel),
+            "RESILIO_DP": str(self.data_parallel),
+        }
+
+
+def model_parallel(rows: Sequence[str], world_size: int) -> tuple[int, int]:
+    """(tensor, pipeline) parallel for a number of ranks: of the row that names it, else of the one for any. Raises
+    UsageError for a row that is none, and for two that contradict each other."""
+    found: dict[int, tuple[int, int]] = {}
+    for row in rows:
+        ranks, degrees = _parse(row)
+        if found.setdefault(ranks, degrees) != degrees:
+            raise UsageError(f"--layout {row}: there is another one for {ranks or 'any number of'} ranks")
+    return found.get(world_size, found.get(0, (1, 1)))
+
+
+def _parse(row: str) -> tuple[int, tuple[int, int]]:
+    match = _ROW.fullmatch(row.replace(" ", ""))
+    parts = [] if match is None else [part.partition("=") for part in match[2].split(",")]
+    degrees = {name: int(value) for name, _, value in parts}
+    if match is None or len(degrees) < len(parts):
+        raise UsageError(f"--layout: {row!r} is not of the form [RANKS:]tp=N,pp=N (tp=8,pp=2 or 16:tp=8)")
+    return int(match[1] or 0), (degrees.get("tp", 1), degrees.get("pp", 1))
+
+
+def layout_of(rows: Sequence[str], world_size: int) -> Layout:
+    """The layout of a round. Raises UsageError where the degrees do not divide the number of ranks."""
+    tensor, pipeline = model_parallel(rows, world_size)
+    if world_size % (tensor * pipeline):
+        raise UsageError(
+            f"--layout: {world_size} ranks cannot be divided into copies of tp={tensor} x pp={pipeline} ranks: add "
+            f"--layout {world_size}:tp=…,pp=…, or keep to numbers of nodes that fit with --node-unit"
+        )
+    return Layout(tensor, pipeline, world_size // (tensor * pipeline))
+
+
+def check(options: LaunchOptions) -> None:
+    """Raises UsageError for what would be wrong with some number of nodes that the run may have."""
+    model_parallel(options.layouts, 0)
+    if options.fill_arguments:
+        fill(options.script_args, values_of(Layout(1, 1, 1), 1, 1))
+    if options.layouts and options.nproc_per_node.isdecimal():
+        unit = options.node_unit
+        for nodes in range(-(-options.min_nodes // unit) * unit, options.max_nodes + 1, unit):
+            layout_of(options.layouts, nodes * int(options.nproc_per_node))
+
+
+def values_of(layout: Layout, nodes: int, ranks_per_node: int) -> dict[str, str]:
+    """What ``--fill-arguments`` puts in."""
+    return {
+        "tp": str(layout.tensor_parallel),
+        "pp": str(layout.pipeline_parallel),
+        "dp": str(layout.data_parallel),
+        "world_size": str(layout.tensor_parallel * layout.pipeline_parallel * layout.data_parallel),
+        "nodes": str(nodes),
+        "ranks_per_node": str(ranks_per_node),
+    }
+
+
+def fill(arguments: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
+    """The arguments with ``{name}`` filled in. Other braces (JSON, ``${shell}``) stay. Raises UsageError."""
+
+    def put(match: re.Match[str]) -> str:
+        literal, name = match[1], match[2]
+        if literal is not None:
+            return f"{{{literal}}}"
+        if name not in values:
+            near = difflib.get_close_matches(name, values, 1, 0.5)
+            meant = f"did you mean {{{near[0]}}}? " if near else ""
+            known = ", ".join(f"{{{known}}}" for known in values)
+            raise UsageError(
+                f"--fill-arguments: there is no {{{name}}}: {meant}There are {known}; "
+                f"write {{{{{name}}}}} for the text {{{name}}} itself"
+            )
+        return values[name]
+
+    return tuple(_WORD.sub(put, argument) for argument in arguments)

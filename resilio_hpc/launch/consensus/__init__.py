@@ -1,0 +1,4 @@
+"""Which agent leads: leases, elections and votes. Pure but for ``connections``.
+
+Start reading at ``follower``.
+"""

@@ -1,0 +1,399 @@
+"""How an agent finds its controller, and how a new one is elected when it is gone. Pure.
+
+An agent without a controller is an **orphan**. It connects to the first voter in the order of succession, then to the
+next, and says so. A node that is orphaned itself and hears a quorum of orphans stands for a new epoch; they vote; with
+a quorum of votes it leads. A vote is kept on the node's disk: one per epoch, and nothing older is followed afterwards.
+Nobody who has a controller takes part, so one node with a bad link disturbs nobody.
+
+Elected epochs are even, and unique since votes are; claimed ones are odd, and unique since files are.
+
+The run directory is asked for three things: the very first epoch of a job, which is claimed by creating its file; the
+name of the controller, for agents that know nobody; and the witness, where exactly half of the votes are at hand.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from resilio_hpc.launch.consensus.candidate import Election
+from resilio_hpc.launch.consensus.succession_ports import Chief, SuccessionPorts
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import Membership
+from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord, Term
+
+SCAN_S = 0.1  # between two looks at the run directory
+SCANS_PER_S = 5000  # of all agents of a job together: it is one file system
+CALL_S = 0.1  # between two calls to the node that is courted
+CALLS_PER_S = 5000  # of all orphans together: one heir hears them
+HANDSHAKES_PER_S = 500  # that an heir is sure to manage: with thousands, everything takes longer
+SETTLE_S = 0.25  # long enough to connect again and hear an answer
+TURN_S = 1.0  # how long an heir may take to answer at all
+PATIENCE_S = 3.0  # how long one that answers may take to win
+STILL_S = 2.0  # a pulse that stands still for so long has stopped
+
+
+class Succession:
+    """One agent's view. Times are monotonic seconds; ``begins``: the epoch that our part of the run took."""
+
+    def __init__(
+        self, node: str, job: str, endpoint: str, ballot: Ballot, silence_limit_s: float, ports: SuccessionPorts,
+        chief: Chief, begins: int = 0,
+    ) -> None:  # fmt: skip
+        self.following: EpochRecord | None = None
+        self.ballot = ballot
+        self.newest = max(ballot.promised, ballot.membership.epoch, begins)
+        self._node = node
+        self._job = job
+        self._begins = begins
+        self._endpoint = endpoint
+        self._limit = silence_limit_s
+        self._ports = ports
+        self._chief = chief
+        self._heard = self.lost_at = ports.monotonic()
+        self._heard_before = self._heard  # earlier controllers than the one that we follow
+        self._lost = True
+        self._fresh_start = True
+        self.superseded = False  # a later job of the run has begun: nobody of this one may lead any more, ever
+        self._closed = False  # the other end closed the connection: its process is gone
+        self._led = 0  # the epoch in which this very node leads
+        self._outvoted = False  # the other half has the witness: a claim of ours is of no use
+        self._next_scan = self._next_call = self.patient_until = self._heard
+        self._scanning = False
+        self._pulse: tuple[int, int | None] = (0, None)
+        self._pulse_seen = self._heard
+        self._election = Election(node, self, ports)
+        self._next_refusal = self._heard
+        self._turn = 0
+        self._avoid = ""  # who is courted last, since it was lost
+        self._courted = ""  # whom we are connected to for the sake of an election
+        self._courted_at = self._called_at = self._answered_at = self._heard
+
+    @property
+    def membership(self) -> Membership:
+        """The newest voters known."""
+        return self.ballot.membership
+
+    @property
+    def in_contact(self) -> bool:
+        """Whether the controller that we follow is believed to live."""
+        return not self._lost
+
+    @property
+    def courts(self) -> bool:
+        """Whether we are connected to somebody else for the sake of an election."""
+        return bool(self._courted)
+
+    def silent_s(self, now: float) -> float:
+        """How long no controller was heard."""
+        return now - self._heard
+
+    # -- the controller that we follow -------------------------------------------------------------------------
+
+    def heard(self, epoch: int, now: float) -> None:
+        """The controller of ``epoch`` spoke."""
+        if self.following is not None and epoch == self.following.epoch and epoch >= self.ballot.promised:
+            if epoch > self.ballot.promised:  # as good as a vote: it must not be forgotten by our successor either
+                self.promise(epoch, self.following.node)
+            self._outvoted = self._outvoted and self.following.node == self._node
+            self._heard = now
+            self._lost = self._fresh_start = self._closed = False
+            self._election.over()
+            self._courted = ""
+
+    def lose(self, now: float, closed: bool = True, alive: bool = False) -> None:
+        """The controller is gone: its end ``closed``, or it is ``alive`` and said that it leads no more."""
+        if not self._lost:
+            self._lost = True
+            self._closed = closed
+            self._avoid = self.following.node if self.following is not None and not alive else ""
+            self.lost_at = self._next_scan = self._next_call = now
+            self.patient_until = now + (SETTLE_S if closed else 0.0)
+            self._turn = 0
+            self._courted = ""
+            self._pulse = (self._pulse[0], None)  # it may have moved for as long as we did not look
+
+    def stepped_down(self, epoch: int, since: float, now: float, outvoted: bool = False) -> None:
+        """The controller of ``epoch`` leads no more; it had no quorum since ``since``: nor did our support make one.
+        ``outvoted``: it was ours, and the other half has the witness."""
+        self._outvoted = self._outvoted or outvoted
+        if epoch == self._led:
+            self._led = 0
+        if self.following is not None and epoch == self.following.epoch:
+            self._heard = max(self._heard_before, min(self._heard, since))
+        if self.following is not None and epoch >= self.following.epoch:
+            self.lose(now, closed=False, alive=True)
+
+    def enrol(self, membership: Membership) -> bool:
+        """Keep a membership that is newer than ours. False: ours is newer."""
+        if membership.version > self.membership.version:
+            self._keep(msgspec.structs.replace(self.ballot, membership=membership))
+        return membership.version >= self.membership.version
+
+    def _keep(self, ballot: Ballot) -> None:
+        if ballot != self.ballot:
+            self.ballot = ballot
+            self._ports.keep_ballot(ballot)
+
+    def promise(self, epoch: int, node: str) -> None:
+        """Vote for ``node`` in ``epoch``: nothing older is followed afterwards."""
+        self.newest = max(self.newest, epoch)
+        self._keep(msgspec.structs.replace(self.ballot, promised=epoch, promised_to=node))
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Let time pass: silence, the run directory, the election."""
+        if not self._lost and now - self._heard > self._limit:
+            self.lose(now, closed=False)
+        if not self._lost:
+            return
+        if not self._scanning and now >= self._next_scan:
+            self._scanning = True
+            self._next_scan = now + max(SCAN_S, len(self.membership.voters.nodes) / SCANS_PER_S)
+            self._ports.scan_epochs()
+        if now >= self._next_call and now >= self.patient_until and not self._leads:
+            self._next_call = now + max(CALL_S, len(self.membership.voters.nodes) / CALLS_PER_S)
+            self._seek(now)
+
+    @property
+    def _leads(self) -> bool:
+        """Whether the controller that we follow lives in this very node, though we may not have heard from it yet.
+
+        Our connection to ourselves waits behind everybody else's handshake.
+        """
+        return self.following is not None and self.following.epoch == self._led >= self.ballot.promised
+
+    def _seek(self, now: float) -> None:
+        """Stand where we can, and call the one whose turn it is."""
+        if not self._knows_others or not self._lost:
+            return  # the run directory tells of the first controller
+        self._election.stand_if_possible(now)
+        if self._lost and not self._election.stands and now >= self.patient_until:
+            self._court(now)
+
+    # -- finding one: the orphan's side ------------------------------------------------------------------------
+
+    @property
+    def _knows_others(self) -> bool:
+        """Whether a controller has ever told how to reach another voter, or that there is none."""
+        voters = self.membership.voters
+        if not self.membership.epoch:
+            return False
+        return len(voters.nodes) == 1 or any(entry.number for entry in voters.entries() if entry.node != self._node)
+
+    @property
+    def crowd_s(self) -> float:
+        """How long it takes until all voters have connected to one of them."""
+        return len(self.membership.voters.nodes) / HANDSHAKES_PER_S
+
+    @property
+    def repeat_s(self) -> float:
+        """After how long what had no answer is said again: sooner, it would only be one more in a long queue."""
+        return self.crowd_s / 2
+
+    def _heirs(self) -> list[str]:
+        """In the order of succession; whom we lost comes last, since it may come back."""
+        nodes = [node for node in self.membership.voters.nodes if node != self._avoid]
+        return [*nodes, self._avoid] if self._avoid in self.membership.voters.nodes else nodes
+
+    def _court(self, now: float) -> None:
+        if self._courted:
+            answered = self._answered_at > self._courted_at or self._courted == self._node
+            if now - self._courted_at < (PATIENCE_S if answered else TURN_S) + self.crowd_s:
+                heard = self._answered_at >= self._called_at  # else it is busy with the others' calls
+                if self._courted != self._node and (heard or now - self._called_at >= self.repeat_s):
+                    self._call(now)
+                return
+        heirs = self._heirs()
+        if self._courted == heirs[self._turn % len(heirs)]:
+            self._turn += 1  # else it was somebody in between
+        for step in range(len(heirs)):
+            node = heirs[(self._turn + step) % len(heirs)]
+            endpoint = self.membership.endpoint(node)
+            if node == self._node or endpoint:
+                self._turn += step
+                self._address(node, endpoint, now)
+                return
+
+    def _address(self, node: str, endpoint: str, now: float) -> None:
+        self._courted, self._courted_at = node, now
+        if node != self._node:
+            self._ports.court(node, endpoint)
+            self._call(now)
+
+    def _call(self, now: float) -> None:
+        self._called_at = now
+        self._ports.to_controller(m.Orphan(self._node, self.newest, self.membership, self.silent_s(now)))
+
+    def answered(self, message: m.Standing | m.Canvass | m.Redirect | m.NotLeading | m.Welcome, now: float) -> None:
+        """The node that we courted or followed said something about who leads."""
+        if isinstance(message, m.NotLeading):
+            self.stepped_down(message.epoch, now - message.silent_s, now)
+            return
+        self._answered_at = now
+        if isinstance(message, m.Canvass):
+            self._asked_to_vote(message, now)
+        elif isinstance(message, m.Redirect | m.Welcome) and not self.superseded:
+            self._pointed_to(message, now)
+
+    def _asked_to_vote(self, message: m.Canvass, now: float) -> None:
+        if not self._lost or self.superseded:
+            return
+        ballot = self.ballot
+        granted = (message.epoch, message.node) == (ballot.promised, ballot.promised_to)
+        if not granted and message.epoch > self.newest and message.version >= self.membership.version:
+            self._election.withdraw()  # there is an older one
+            self.promise(message.epoch, message.node)
+            granted = True
+        if granted:
+            self.patient_until = now + SETTLE_S
+            self._ports.to_controller(m.Vote(self._node, message.epoch, self.silent_s(now)))
+        elif now >= self._next_refusal:  # it learns what we know, but two candidates do not shout at each other
+            self._next_refusal = now + CALL_S
+            self._call(now)
+
+    def _pointed_to(self, message: m.Redirect | m.Welcome, now: float) -> None:
+        known = self.following.epoch if self.following is not None else 0
+        record = EpochRecord(message.epoch, message.node, message.endpoint, self._job)
+        if message.epoch < self.ballot.promised:
+            if self._lost and message.node != self._courted:  # it must hear of our promise, and stand again
+                self._address(message.node, message.endpoint, now)
+        elif self._claimed_after_enrolment(message.epoch) and message.node != self._courted:
+            self._tell_what_we_know(message.node, message.endpoint, now)
+        elif message.epoch > known or (self._courted and isinstance(message, m.Redirect) and message.epoch == known):
+            self._follow(record, now)  # only once: each call is answered, and another connection costs a handshake
+
+    # -- the election: see ``candidate`` --------------------------------------------------------------------------
+
+    def peer_said(self, message: m.Orphan | m.Vote, now: float) -> None:
+        """Another agent called this one."""
+        leads = self.following is not None and self.following.epoch == self._led  # heard of itself already, or not
+        if isinstance(message, m.Vote):
+            if leads and message.epoch == self._led:
+                self._point_out(message.node)  # it came too late to be welcomed with the others
+            else:
+                self._election.voted(message, now)
+        elif self.following is None or (self._lost and not leads):
+            self.enrol(message.membership)
+            self._election.orphan_called(message, now)
+        elif leads and self._led % 2 and message.membership.version > self.membership.version:
+            self.enrol(message.membership)
+            self._chief.step_down("others know of later voters")
+        elif message.newest > self.following.epoch and self.following.node == self._node:
+            self._chief.step_down("a newer epoch was promised")  # an election gives us an epoch that it may follow
+        else:
+            self._point_out(message.node)
+
+    def _point_out(self, node: str) -> None:
+        if self.following is not None:
+            record = self.following
+            self._ports.to_orphan(node, m.Redirect(record.epoch, record.node, record.endpoint))
+
+    def witness_claimed(self, witness: str, holder: str, now: float) -> None:
+        """Whose the witness is that this node asked for."""
+        self._election.witness_claimed(witness, holder, now)
+
+    def won(self, epoch: int, witnessed: bool, silent_s: float, supporters: frozenset[str], now: float) -> None:
+        """A quorum voted for this node."""
+        self._led = epoch
+        self._chief.lead(self._term(epoch, witnessed, silent_s, supporters))
+        self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
+
+    def _term(
+        self, epoch: int, witnessed: bool = False, silent_s: float = 0.0, supporters: frozenset[str] = frozenset(),
+        first: bool = False,
+    ) -> Term:  # fmt: skip
+        return Term(epoch, self._node, self._endpoint, self.membership, witnessed, silent_s, supporters, first)
+
+    # -- the run directory -------------------------------------------------------------------------------------
+
+    def scanned(self, record: EpochRecord | None, pulse: int | None, now: float) -> None:
+        """The answer to a scan: the newest epoch of any job, or None, and the pulse of its controller."""
+        self._scanning = False
+        if record is not None and record.epoch < self._begins:
+            record = None  # a cached directory: ours was there before we were
+        if record is not None:
+            known = self.following.epoch if self.following else self._begins
+            ours = record.job == self._job or not self._job  # a joiner's run is another job's
+            self.superseded = self.superseded or (not ours and record.epoch > self._begins)
+            newer = record.epoch > known and record.epoch >= self.ballot.promised and not self.superseded
+            if ours and newer and record.node and not self._is_dead_self(record):
+                if not self._claimed_after_enrolment(record.epoch):
+                    self._follow(record, now)
+                    return
+                if (record.epoch, pulse) != self._pulse:  # else it is dead, or was told
+                    self._tell_what_we_know(record.node, record.endpoint, now)
+            if (record.epoch, pulse) != self._pulse:
+                moves = record.epoch == self._pulse[0] and self._pulse[1] is not None
+                self._pulse, self._pulse_seen = (record.epoch, pulse), now
+                if ours and moves and record.epoch < self.ballot.promised:
+                    self._tell_what_we_know(record.node, record.endpoint, now)
+        if self._may_claim_first(record, now):
+            self._scanning = True
+            known = max(self.newest, record.epoch if record else 0)
+            self._ports.claim_epoch(known + 1 + known % 2)
+
+    def _claimed_after_enrolment(self, epoch: int) -> bool:
+        """Whether it was claimed though we had been enrolled: its controller may count voters who have no vote now."""
+        return epoch % 2 == 1 and 0 < self.membership.epoch < epoch
+
+    def _tell_what_we_know(self, node: str, endpoint: str, now: float) -> None:
+        """Call one that leads with what we know: a newer promise, or later voters. It stands anew, or gives up."""
+        if self._lost and not self._election.stands and node not in (self._node, self._courted):
+            self._address(node, endpoint, now)
+
+    def _may_claim_first(self, record: EpochRecord | None, now: float) -> bool:
+        """The first controller of a job is whoever creates its file: normally the first node."""
+        if not self._lost or self._knows_others or self.superseded or self._outvoted:
+            return False
+        others = record is not None and record.job == self._job and record.node != self._node
+        if others and not self._closed and now <= self._pulse_seen + STILL_S:
+            return False  # most of thousands learn no more than this
+        if self._node not in self.membership.nodes:
+            return False
+        heirs = [node for node in self.membership.voters.nodes if self.following is None or node != self.following.node]
+        turn = heirs.index(self._node) if self._node in heirs else len(heirs)
+        return now >= self.lost_at + turn * TURN_S
+
+    def claimed(self, epoch: int, won: bool, now: float) -> None:
+        """The answer to a claim. Having won, we lead, though nobody follows yet."""
+        self._scanning = False
+        self.newest = max(self.newest, epoch)
+        if won and epoch > self.ballot.promised and self._lost:
+            self.promise(epoch, self._node)
+            self._led = epoch
+            self._chief.lead(self._term(epoch, first=True))
+            self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
+
+    def somebody_leads(self, now: float) -> bool:
+        """Whether the pulse in the run directory moves: then others go on without us."""
+        return now < self._pulse_seen + 10 * STILL_S
+
+    def storage_failed(self, now: float) -> None:
+        """The run directory did not answer: try again later."""
+        self._scanning = False
+        self._next_scan = now + 1.0
+        self._election.storage_failed()
+
+    def _is_dead_self(self, record: EpochRecord) -> bool:
+        """At start, a record of our own node is our dead predecessor's."""
+        return self._fresh_start and record.node == self._node
+
+    def _follow(self, record: EpochRecord, now: float) -> None:
+        connected = self._courted == record.node and record.node != self._node
+        patience = self._limit / 2 + (self.crowd_s if self._fresh_start else 0.0)
+        if self.following is not None and record.epoch == self.following.epoch:
+            patience = min(patience, TURN_S + self.crowd_s)  # whoever pointed to it may not know yet that it is gone
+        if self.following is None or record.epoch != self.following.epoch:
+            self._heard_before = self._heard
+        self.following = record
+        self.newest = max(self.newest, record.epoch)
+        self._lost = True
+        self.lost_at = now  # until it speaks
+        self._closed = False
+        self._election.withdraw()
+        self._courted = ""
+        self._turn = 0
+        self._pulse, self._pulse_seen = (record.epoch, None), now
+        self._next_scan = self.patient_until = now + patience
+        self._chief.follow(record, connected)

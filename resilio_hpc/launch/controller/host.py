@@ -1,0 +1,307 @@
+"""What gives the pure controller a body: the listening socket, the ledger, the verdict and the status file.
+
+Every agent has one of these; the controller inside it exists only while the agent holds the newest epoch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any, Protocol
+
+import zmq
+
+from resilio_hpc.core import wire
+from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch.config.agent_settings import AgentSettings
+from resilio_hpc.launch.consensus.connections import Callers, speaks_for
+from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.controller.controller_status import status
+from resilio_hpc.launch.controller.lease_guard import LinkGuard
+from resilio_hpc.launch.controller.slow_saves import SlowSaves
+from resilio_hpc.launch.controller.state import (
+    Action,
+    AskPast,
+    ClaimWitness,
+    Clock,
+    Finish,
+    Past,
+    Record,
+    RecordEpoch,
+    Send,
+    StepDown,
+    controller_config,
+)  # fmt: skip
+from resilio_hpc.launch.controller.verdict_writer import VerdictWriter
+from resilio_hpc.launch.process.announce import announcement
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.vote import EpochRecord, Term
+from resilio_hpc.launch.rundir.io_worker import Storage
+from resilio_hpc.launch.rundir.run_claim import job_of
+
+STATUS_INTERVAL_S = 0.5
+STATUS_AGENTS_PER_S = 4000  # thousands of agents make a long status, written less often
+
+
+class LivesIn(Protocol):
+    """The agent's part in which a controller lives (``agent_core``)."""
+
+    def peer_said(self, message: m.Orphan | m.Vote) -> None:
+        """Another agent called because of an election."""
+
+    def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
+        """Another agent follows us, though there is no controller here."""
+
+    def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
+        """The controller is none any more."""
+
+
+class ControllerHost:
+    """The controller's I/O. ``serve`` reads the socket, ``tick`` lets time pass; neither blocks."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        keys: wire.Keys,
+        bind_host: str,
+        ledger: Ledger,
+        storage: Storage,
+        counters: wire.Counters,
+        say: Callable[[str], None],
+        agent: LivesIn,
+        job: str,
+        notify: Callable[[str, dict[str, Any]], None] = lambda _kind, _fields: None,
+        clock_ahead_s: float = 0.0,
+    ) -> None:
+        """``clock_ahead_s``: of slurmctld's clock, on this node."""
+        self.clock_ahead_s = clock_ahead_s
+        self.socket, self.port = wire.listen(context, keys, bind_host)
+        self.controller: Controller | None = None
+        self.absent: tuple[str, ...] = ()
+        """Nodes of the job without an agent when our verdict fell."""
+        self._callers = Callers()
+        self._encoded: tuple[m.ToAgent | None, bytes] = (None, b"")  # what goes to many is encoded once
+        self._ledger = ledger
+        self._storage = storage
+        self._counters = counters
+        self._say = say
+        self._agent = agent
+        self._job = job
+        self._notify = notify
+        self._slurm_job = "" if job.startswith("local-") else job_of(job)
+        self._guard = LinkGuard("", 0.0, True)
+        self._saves = SlowSaves()
+        self._behind = False  # messages wait that one turn had no time for
+        self._pulse = 0
+        self._next_status = 0.0
+        self._ask_past_at: float | None = None
+        self._record_epoch_at: float | None = None
+        self._verdict = VerdictWriter(storage, self._verdict_written)
+
+    def begin(self, settings: AgentSettings, term: Term) -> None:
+        """Become controller of an epoch."""
+        self._ask_past_at = self._record_epoch_at = None
+        self._verdict.forget()
+        config = controller_config(settings, self.clock_ahead_s)
+        self.controller = Controller(config, term, Clock(time.monotonic, time.time))
+        self._guard = LinkGuard(self._slurm_job, time.monotonic(), term.first)
+        self.controller.enrolment.suspended = not self._guard.may_lead(time.monotonic())
+        self._saves = SlowSaves()
+        self._carry_out(self.controller.begin())
+        self._ask_past()
+
+    def _ask_past(self) -> None:
+        self._storage.request("past", self._learn_past)
+
+    def _learn_past(self, reply: dict[str, Any] | None) -> None:
+        if self.controller is None:
+            return
+        if reply is None:  # the file system failed: without it nobody knows what to restore
+            self._ask_past_at = time.monotonic() + 1.0
+        elif not self._superseded(reply["epoch"]):
+            verdict = reply["verdict"]
+            past = Past(
+                tuple(reply["steps"]), reply["last_round"], (verdict[0], verdict[1]) if verdict is not None else None
+            )  # fmt: skip
+            self._carry_out(self.controller.inform(past))
+
+    def serve(self) -> None:
+        """Take the messages that have arrived."""
+        for frames in wire.receive_all(self.socket):
+            try:
+                message = m.to_controller.decode(frames[1]) if len(frames) == 2 else None
+                if message is None or not speaks_for(frames[0], message.node):
+                    raise WireError("not two frames, or in another node's name")
+            except WireError:
+                self._counters.dropped += 1
+                continue
+            self._callers.heard(message.node, frames[0])
+            if isinstance(message, m.Orphan | m.Vote):
+                self._agent.peer_said(message)
+            elif self.controller is None:
+                if isinstance(message, m.Hello | m.Heartbeat):
+                    self._agent.taken_for_controller(message)
+            elif not self._superseded(message.epoch):
+                self._carry_out(self.controller.handle(message))
+                if isinstance(message, m.Persisted | m.PersistFailed | m.Committed):
+                    self._saved(message)
+        self._behind = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def say_to(self, node: str, message: m.ToAgent) -> None:
+        """Send to an agent that called this one."""
+        self._send(node, message)
+
+    def _superseded(self, newest: int) -> bool:
+        """Whether somebody else holds a newer epoch; then we are no controller any more."""
+        if self.controller is None or newest <= self.controller.epoch:
+            return False
+        self.step_down(f"epoch {newest} has begun")
+        return True
+
+    def step_down(self, reason: str, since: float | None = None, outvoted: bool = False) -> None:
+        """There is no controller here any more; ``since``: it had no quorum since (monotonic seconds)."""
+        if self.controller is not None:
+            self._write("stepped_down", epoch=self.controller.epoch, reason=reason)
+            epoch, since = self.controller.epoch, self.controller.enrolment.since if since is None else since
+            self.controller = None
+            self._agent.stepped_down(epoch, since, outvoted)
+
+    def tick(self) -> None:
+        """Let time pass."""
+        if self.controller is None:
+            return
+        now = time.monotonic()
+        self._carry_out(self.controller.tick(self._behind))
+        self._write_what_is_due(now)
+
+    def _write_what_is_due(self, now: float) -> None:
+        if self.controller is None:
+            return
+        if self._ask_past_at is not None and now > self._ask_past_at:
+            self._ask_past_at = None
+            self._ask_past()
+        if self._record_epoch_at is not None and now > self._record_epoch_at:
+            self._record_epoch()
+        self._verdict.tick(now)
+        self._saves.abandoned(self.controller.round)
+        overdue = self._saves.overdue(now)
+        if overdue is not None:
+            self._write("save_overdue", **overdue)
+        if now >= self._next_status:
+            self._next_status = now + max(STATUS_INTERVAL_S, len(self.controller.agents) / STATUS_AGENTS_PER_S)
+            self._storage.request("status", lambda reply: self._learn_newest(reply, now), status=self._status())
+        self._guard.tick(now)
+        self.controller.enrolment.suspended = not self._guard.may_lead(now)
+        if self._guard.changed(now):
+            self._write("suspended" if self.controller.enrolment.suspended else "resumed", epoch=self.controller.epoch)
+
+    def _saved(self, answer: m.Persisted | m.PersistFailed | m.Committed) -> None:
+        resumed = self._saves.answered(answer, time.monotonic())
+        if resumed is not None:
+            self._write("save_resumed", **resumed)
+
+    def _learn_newest(self, reply: dict[str, Any] | None, asked: float) -> None:
+        if reply is not None and not self._superseded(reply["epoch"]):
+            self._guard.pulse_written(asked)
+            self._learn_end_time(reply.get("end_time"))
+
+    def _learn_end_time(self, end_time: float | None) -> None:
+        """The job's time limit may be changed while it runs."""
+        controller = self.controller
+        if controller is None or end_time is None:
+            return
+        limit = end_time + self.clock_ahead_s if math.isfinite(end_time) else None
+        if limit != controller.config.end_time:
+            self._write("end_time", end_time=limit, before=controller.config.end_time)
+            controller.config = replace(controller.config, end_time=limit)
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self._send(action.node, action.message)
+            elif isinstance(action, Record):
+                self._write(action.kind, **action.fields)
+            elif isinstance(action, AskPast):
+                self._ask_past()
+            elif isinstance(action, RecordEpoch):
+                self._record_epoch()
+            elif isinstance(action, ClaimWitness):
+                self._claim_witness(action.witness)
+            elif isinstance(action, StepDown):
+                self.step_down(action.reason, action.since, action.outvoted)
+            else:
+                self._finish(action)
+
+    def _claim_witness(self, witness: str) -> None:
+        controller = self.controller
+        assert controller is not None
+
+        def answer(reply: dict[str, Any] | None) -> None:
+            if self.controller is controller:
+                self._carry_out(controller.witness_claimed(witness, None if reply is None else reply["holder"]))
+
+        self._storage.request("witness", answer, witness=witness, node=controller.node)
+
+    def _record_epoch(self) -> None:
+        """Create the epoch's file; again until the file system answers."""
+        controller = self.controller
+        self._record_epoch_at = None
+        if controller is None:
+            return
+        term = controller.term
+
+        def answer(reply: dict[str, Any] | None) -> None:
+            if self.controller is not controller:
+                return
+            if reply is None:
+                self._record_epoch_at = time.monotonic() + 1.0
+            elif reply["won"]:
+                self._carry_out(controller.epoch_recorded())
+            else:
+                self.step_down("another controller holds the same epoch")
+
+        record = EpochRecord(term.epoch, term.node, term.endpoint, self._job)
+        self._storage.request("claim", answer, record=asdict(record))
+
+    def _send(self, node: str, message: m.ToAgent) -> None:
+        name = self._callers.name_of(node)
+        if name is None:
+            return
+        if isinstance(message, m.Persist | m.Commit):
+            self._saves.ordered(node, message, time.monotonic())
+        if message is not self._encoded[0]:
+            try:
+                self._encoded = (message, m.to_agent.encode(message))
+            except WireError as error:
+                self._say(f"a {type(message).__name__} to {node} cannot be sent: {error}")
+                return
+        wire.send(self.socket, [name, self._encoded[1]])
+
+    def _finish(self, finish: Finish) -> None:
+        if self.controller is not None:
+            self.absent = tuple(node for node in self.controller.config.expected if node not in self.controller.agents)
+        self._write("verdict", verdict=finish.verdict, reason=finish.reason, **finish.fields)
+        verdict = {"verdict": finish.verdict, "exit_code": finish.exit_code, "reason": finish.reason, **finish.fields}
+        self._verdict.write(verdict, time.monotonic())
+
+    def _verdict_written(self, newest_epoch: int) -> None:
+        if self.controller is not None and not self._superseded(newest_epoch):
+            self._carry_out(self.controller.verdict_written())
+
+    def _write(self, kind: str, /, **fields: Any) -> None:
+        """One ledger entry; some are also said, or told to whom --notify names."""
+        self._ledger.append(kind, **fields)
+        line = announcement(kind, fields)
+        if line:
+            self._say(line)
+        self._notify(kind, fields)
+
+    def _status(self) -> dict[str, Any]:
+        controller = self.controller
+        assert controller is not None
+        if controller.enrolment.leads:
+            self._pulse += 1
+        return status(controller, self._pulse, self._counters)

@@ -1,0 +1,88 @@
+"""The recovery ladder: one pure decision from what failed and what is left to what is done (RES-5, OEU-1, DLR-1).
+
+Rungs, lowest first: restart the ranks where they were → replace a lost node by a spare → go on with fewer nodes →
+wait for a node that may still come → let the next job of the chain carry on → stop with a verdict. A higher rung is
+taken only when a lower one cannot help. Restarts that do not advance the last durable step are bounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from resilio_hpc.launch.controller.rendezvous import Shape
+
+
+class Rung(Enum):
+    """What is done about a failure."""
+
+    RESTART = "restart_ranks"
+    REPLACE = "replace_node"
+    SHRINK = "shrink"
+    WAIT = "wait_for_node"
+    NEXT_JOB = "next_job"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What failed: names of lost nodes (empty when only processes failed)."""
+
+    lost_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class World:
+    """What is left. ``members``: nodes of the failed round; ``available``: usable connected nodes, spares included;
+    ``coming``: nodes that may still appear; ``returning``: members among them whose agent is being restarted;
+    ``just_lost``: nodes that may be back soon, since an agent that was killed on a busy node takes its time."""
+
+    members: int
+    available: int
+    coming: int
+    shape: Shape
+    returning: int = 0
+    just_lost: int = 0
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """``without_progress`` counts restarts since the last durable step advanced, this one included."""
+
+    without_progress: int
+    max_without_progress: int
+    chained: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decision, with its reason in words."""
+
+    rung: Rung
+    reason: str
+
+
+def decide(failure: Failure, world: World, budgets: Budgets) -> Plan:
+    """The lowest rung that can help."""
+    if budgets.without_progress > budgets.max_without_progress:
+        return Plan(
+            Rung.STOP,
+            f"{budgets.without_progress - 1} restarts did not advance the last durable step (--max-restarts "
+            f"{budgets.max_without_progress})",
+        )
+    if world.returning:  # a rank goes back to the node that holds its snapshot (RES-11); silence would tell by now
+        return Plan(Rung.WAIT, "agents of the last round are not back yet")
+    possible = world.shape.trim(world.available)
+    if not failure.lost_nodes and possible >= world.members:
+        return Plan(Rung.RESTART, "the nodes are fine")
+    lost = ", ".join(failure.lost_nodes) or "a node"
+    if possible >= world.members:
+        return Plan(Rung.REPLACE, f"{lost} lost, a spare takes its place")
+    if world.shape.trim(world.available + world.coming) > possible:
+        return Plan(Rung.WAIT, f"{lost} lost or restarting, {world.coming} node(s) may still come")
+    if possible:
+        return Plan(Rung.SHRINK, f"{lost} lost, no spare: {possible} of {world.members} nodes go on")
+    if world.shape.trim(world.available + world.coming + world.just_lost):
+        return Plan(Rung.WAIT, f"{lost} lost, and too few nodes without it: it may come back")
+    why = f"{world.available} usable node(s) left, at least {world.shape.minimum} needed"
+    return Plan(Rung.NEXT_JOB if budgets.chained else Rung.STOP, why)

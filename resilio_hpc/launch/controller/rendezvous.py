@@ -1,0 +1,89 @@
+"""Who takes part in a round, and as which node rank (DLR-2). Pure.
+
+No waiting windows: a round is possible as soon as the nodes that it needs are in. Node ranks are stable: a survivor
+keeps its rank, a replacement takes the rank of the node it replaces, so rank 0 does not wander.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from resilio_hpc.launch.protocol.messages import Member
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A node that could take part. ``order``: its position in the allocation; ``topology``: Slurm's, or empty;
+    ``evicted``: devices that are out of use there.
+
+    Slurm's SLURM_TOPOLOGY_ADDR names the switches from the top to the node itself: ``s0.s4.n17``.
+    """
+
+    node: str
+    order: int
+    address: str
+    local_world_size: int
+    topology: str = ""
+    evicted: int = 0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many nodes a round takes: ``minimum`` to ``maximum``, a multiple of ``unit``."""
+
+    minimum: int
+    maximum: int
+    unit: int = 1
+
+    def trim(self, nodes: int) -> int:
+        """The largest node count allowed with ``nodes`` at hand; 0 when there are too few."""
+        count = min(nodes, self.maximum) // self.unit * self.unit
+        return count if count >= self.minimum else 0
+
+
+def whole_first(candidates: Collection[Candidate], shape: Shape) -> list[Candidate]:
+    """Without nodes that have devices out of use (RES-10), as far as others that would wait can take their places."""
+    reduced = sorted((c for c in candidates if c.evicted), key=lambda c: -c.evicted)
+    waits = reduced[: len(candidates) - shape.trim(len(candidates))]
+    return [candidate for candidate in candidates if candidate not in waits]
+
+
+def by_switch(candidates: Collection[Candidate]) -> list[Candidate]:
+    """Nodes of one switch side by side, at every level of switches, and otherwise in the allocation's order."""
+    first: dict[tuple[str, ...], int] = {}
+    for candidate in candidates:
+        for switch in _switches(candidate):
+            first[switch] = min(candidate.order, first.get(switch, candidate.order))
+    return sorted(candidates, key=lambda c: (*(first[switch] for switch in _switches(c)), c.order))
+
+
+def _switches(candidate: Candidate) -> list[tuple[str, ...]]:
+    """Its switches, each by its whole path from the top."""
+    names = tuple(candidate.topology.split(".")[:-1])
+    return [names[: depth + 1] for depth in range(len(names))]
+
+
+def choose(candidates: Collection[Candidate], previous: Sequence[str], shape: Shape, coming: int) -> list[Member]:
+    """The members of the next round in node-rank order; empty while it is better to wait.
+
+    ``previous`` holds the former members in node-rank order, ``coming`` counts nodes that may still appear: a round
+    waits for them only when it would then be larger.
+    """
+    count = shape.trim(len(candidates))
+    if count == 0 or count < shape.trim(len(candidates) + coming):
+        return []
+    by_name = {candidate.node: candidate for candidate in candidates}
+    newcomers = [c.node for c in by_switch(candidates) if c.node not in previous]
+    if count == len(previous):
+        replacements = iter(newcomers)
+        names = [node if node in by_name else next(replacements) for node in previous]
+    else:
+        names = ([node for node in previous if node in by_name] + newcomers)[:count]
+    members: list[Member] = []
+    first_rank = 0
+    for node_rank, name in enumerate(names):
+        chosen = by_name[name]
+        members.append(Member(name, node_rank, chosen.address, chosen.local_world_size, first_rank))
+        first_rank += chosen.local_world_size
+    return members

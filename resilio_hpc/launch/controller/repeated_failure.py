@@ -1,0 +1,86 @@
+"""Whether a failure is the one before once more, so that another restart does not help. Pure.
+
+A program's own mistake comes again: a missing module, wrong arguments, the same exception at the same step. So does a
+broken GPU, node, network or file system, for which restarts and spares are there: what reads like one of those is never
+taken for the program's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from resilio_hpc.launch.gpus.device_errors import hardware_error
+from resilio_hpc.launch.protocol.messages import RankFailure
+from resilio_hpc.launch.protocol.root_cause import is_consequence
+
+SURVIVED_S = 30.0  # ranks that tell of no steps have trained if they ran for so long
+WRONG_ARGUMENTS = 2  # what argparse, click and absl exit with
+# What the C library, Lustre and NFS clients, and libraries of the network say, and no program causes (errno(3)).
+_NOT_THE_PROGRAMS = re.compile(
+    r"input/output error|remote i/o|stale file handle|transport endpoint|no space left|quota exceeded"
+    r"|read-only file system|structure needs cleaning|host is down|no route to host|network is (unreachable|down)"
+    r"|timed out|time-?out|connection (refused|reset|aborted|closed|error)|broken pipe|name resolution"
+    r"|name or service not known|temporarily unavailable|cannot allocate memory|address already in use"
+    r"|device or resource busy|bus error|killed by signal|exited unexpectedly|service unavailable|too many requests"
+    r"|bad gateway|ssl|uncorrectable|nvlink|pcie",
+    re.IGNORECASE,
+)
+# Of a device, by a program's mistake or by its own: not before another device says the same.
+_OF_A_DEVICE = re.compile(r"\b(cuda|cudnn|cublas|cufft|nccl|hip|rccl|miopen|xpu|device-side)", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile("out of memory", re.IGNORECASE)
+_CHANGING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?", re.IGNORECASE)  # addresses, ports, process numbers, sizes
+
+
+@dataclass(frozen=True)
+class Repeatable:
+    """``what`` two failures have in common, and where it was; ``device``: it may be that very device's fault."""
+
+    what: str
+    place: str = ""
+    device: bool = False
+
+    def is_again(self, before: Repeatable) -> bool:
+        """Whether this is the failure before once more, and the program's own."""
+        return self.what == before.what and not (self.device and self.place == before.place)
+
+    def to_text(self) -> str:
+        """One line, for the next controller."""
+        return "\t".join((self.what, self.place, "device" if self.device else ""))
+
+    @classmethod
+    def from_text(cls, text: str) -> Repeatable | None:
+        """None for what ``to_text`` did not write."""
+        parts = text.split("\t")
+        return cls(parts[0], parts[1], bool(parts[2])) if len(parts) == 3 else None
+
+
+def repeatable(failure: RankFailure, step: int, survived: bool) -> Repeatable | None:
+    """What would have to come again; None where a restart may help.
+
+    ``step``: the most that any rank had completed, -1 for none or unknown. ``survived``: ranks that tell of no steps
+    had run for ``SURVIVED_S``.
+    """
+    if failure.kind == "early_exit":
+        return Repeatable(f"{failure.message} at {step}")
+    text = f"{failure.message}\n{failure.traceback}"
+    if failure.kind != "exit" or is_consequence(failure) or hardware_error(text):
+        return None
+    if _NOT_THE_PROGRAMS.search(failure.message):
+        return None
+    raised = failure.message.partition(":")[0].strip()
+    if failure.traceback and raised in ("ImportError", "ModuleNotFoundError"):
+        return Repeatable(f"{_plain(failure.message)} at {step}")
+    if failure.exit_code == WRONG_ARGUMENTS and not failure.traceback:
+        return Repeatable(f"exit code {WRONG_ARGUMENTS} at {step}")
+    if not failure.traceback or survived:
+        return None
+    device = bool(_OF_A_DEVICE.search(failure.message)) and not _OUT_OF_MEMORY.search(failure.message)
+    frames = [line.strip() for line in failure.traceback.splitlines() if line.lstrip().startswith('File "')]
+    where = frames[-1] if frames else ""
+    return Repeatable(f"{_plain(failure.message)} {where} at {step}", f"{failure.node} {failure.local_rank}", device)
+
+
+def _plain(message: str) -> str:
+    """The first line without what differs from one time to the other."""
+    return _CHANGING.sub("#", " ".join((message.strip().splitlines() or [""])[0].split()))[:500]

@@ -1,0 +1,61 @@
+"""Whether a checkpoint is far too long on its way to disk: a file system that hangs gives no error. Pure.
+
+Told once, until a checkpoint is committed again: meanwhile nothing is lost but the steps since the last one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resilio_hpc.launch.protocol import messages as m
+
+LEAST_S = 60.0
+TIMES_AS_LONG = 3.0  # as the longest one of this controller's so far
+
+Answer = m.Persisted | m.PersistFailed | m.Committed
+
+
+class SlowSaves:
+    """Hears the controller's orders and the answers. ``now`` in seconds of any clock that does not jump."""
+
+    def __init__(self) -> None:
+        self._save: tuple[int, int] | None = None  # round and step of the one that is on its way
+        self._since = 0.0
+        self._waits_for: set[str] = set()
+        self._longest_s = 0.0
+        self._told_at: float | None = None  # since when, of the first one of which it was told
+
+    def ordered(self, node: str, order: m.Persist | m.Commit, now: float) -> None:
+        """``node`` is to write its file, or the manifest."""
+        if self._save != (order.round, order.step):
+            self._save, self._since = (order.round, order.step), now
+            self._waits_for.clear()
+        self._waits_for.add(node)
+
+    def answered(self, answer: Answer, now: float) -> dict[str, Any] | None:
+        """A node answered. What to record when saves go on that were told to be slow: ``save_resumed``."""
+        if isinstance(answer, m.Committed):
+            if self._save == (answer.round, answer.step):
+                self._save, self._longest_s = None, max(self._longest_s, now - self._since)
+            began, self._told_at = self._told_at, None
+            return None if began is None else {"step": answer.step, "waited_s": round(now - began, 3)}
+        if self._save == (answer.round, answer.step):
+            self._waits_for.discard(answer.node)
+            if isinstance(answer, m.PersistFailed):
+                self._save = None
+        return None
+
+    def overdue(self, now: float) -> dict[str, Any] | None:
+        """What to record when it takes too long: ``save_overdue``."""
+        waited_s = now - self._since
+        if self._save is None or self._told_at is not None:
+            return None
+        if waited_s < max(LEAST_S, TIMES_AS_LONG * self._longest_s):
+            return None
+        self._told_at = self._since
+        return {"step": self._save[1], "waited_s": round(waited_s, 3), "nodes": sorted(self._waits_for)}
+
+    def abandoned(self, round_number: int) -> None:
+        """The ranks of earlier rounds than this one are gone: what was on its way then is nobody's any more."""
+        if self._save is not None and self._save[0] < round_number:
+            self._save = None

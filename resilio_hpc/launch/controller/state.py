@@ -1,0 +1,160 @@
+"""What the controller is told at its start, what it knows of each node, and the actions that it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from resilio_hpc.launch.config.agent_settings import AgentSettings
+from resilio_hpc.launch.controller.rendezvous import Shape
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import NEVER
+
+FORGIVEN_AFTER_S = 3600.0  # without a failure: restarts before that count no more, where no step is ever durable
+MAX_LOSSES = 3  # a node that was lost more often is not used again
+
+
+@dataclass(frozen=True)
+class ControllerConfig:
+    """What the user asked for, as far as decisions need it. Times in seconds."""
+
+    shape: Shape
+    expected: tuple[str, ...]  # nodes of the allocation in their order
+    heartbeat_timeout_s: float = 5.0
+    join_timeout_s: float = 60.0
+    start_timeout_s: float = 600.0
+    max_without_progress: int = 3
+    chained: bool = False
+    stop_grace_s: float = 30.0
+    end_time: float | None = None  # Unix seconds at which Slurm ends the job, where known
+    save_margin_s: float = 10.0
+    forgiven_after_s: float = FORGIVEN_AFTER_S
+    mode: str = "recover"  # "observe" and "checkpoint" decide the same, and do not restart
+
+
+def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> ControllerConfig:
+    """What decisions need of an agent's settings, with times by this node's clock."""
+    options = settings.options
+    return ControllerConfig(
+        shape=Shape(options.min_nodes, options.max_nodes, options.node_unit),
+        expected=() if settings.join else settings.expected,
+        heartbeat_timeout_s=options.heartbeat_timeout_s,
+        join_timeout_s=options.join_timeout_s,
+        start_timeout_s=options.start_timeout_s,
+        max_without_progress=options.max_restarts,
+        chained=settings.chained,
+        stop_grace_s=options.stop_grace_s,
+        end_time=None if settings.end_time is None else settings.end_time + clock_ahead_s,
+        mode=getattr(options, "mode", "recover"),
+    )
+
+
+@dataclass(frozen=True)
+class Clock:
+    """``monotonic`` for intervals and limits, ``unix`` for what is written down."""
+
+    monotonic: Callable[[], float]
+    unix: Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Action: send to one agent."""
+
+    node: str
+    message: m.ToAgent
+
+
+@dataclass(frozen=True)
+class Record:
+    """Action: write to the ledger."""
+
+    kind: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Action: write the verdict durably, then call ``Controller.verdict_written``."""
+
+    verdict: str
+    exit_code: int
+    reason: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AskPast:
+    """Action: ask the run directory what it knows; the answer goes to ``Controller.inform``."""
+
+
+@dataclass(frozen=True)
+class RecordEpoch:
+    """Action: create the epoch's file, then call ``Controller.epoch_recorded``; if another holds it, step down."""
+
+
+@dataclass(frozen=True)
+class ClaimWitness:
+    """Action: create the witness unless it is there, then call ``Controller.witness_claimed`` with its holder."""
+
+    witness: str
+
+
+@dataclass(frozen=True)
+class StepDown:
+    """Action: there is no controller here any more; it had no quorum since ``since`` (monotonic seconds).
+
+    ``outvoted``: the other half has the witness.
+    """
+
+    since: float
+    reason: str
+    outvoted: bool = False
+
+
+Action = Send | Record | Finish | AskPast | RecordEpoch | ClaimWitness | StepDown
+
+
+@dataclass(frozen=True)
+class Past:
+    """What the run directory knows. ``last_round``: the highest that left traces; ``verdict``: this job's, if any."""
+
+    committed: tuple[int, ...] = ()
+    last_round: int = -1
+    verdict: tuple[str, int] | None = None  # (name, exit code)
+
+
+@dataclass
+class KnownAgent:
+    """What the controller knows of one node. Monotonic seconds: when it was ``heard``, when it ``answered``, that is,
+    said anything but Hello, for which it must have heard us."""
+
+    hello: m.Hello
+    heard: float
+    answered: float
+    answers: bool = False  # it has, ever
+    stopped_round: int = -1
+    known: m.Life = m.NO_LIFE  # the last one of whose start it knows
+    held: tuple[m.Held, ...] = ()
+    first_step: m.FirstStep | None = None
+    done: m.RanksDone | None = None
+    started: bool = False
+    round: int = -1  # whose ranks its last Heartbeat told of
+    step: int = -1
+    step_time: float = 0.0
+    sent: float | None = None  # its clock: when it sent its newest Heartbeat
+    echo: float = NEVER  # our clock: when we sent the newest Beat that it is known to have got
+    ready: bool = False  # as its last Heartbeat said
+    copy_port: int = 0  # likewise
+    leaves_at: float | None = None  # our clock: its own job ends then
+
+    def last_contact(self, patience_s: float) -> float:
+        """When it was last heard; who only says Hello for ``patience_s`` is not heard any more."""
+        return min(self.heard, self.answered + patience_s)
+
+    def forget_round(self) -> None:
+        """A new round is prepared."""
+        self.first_step = self.done = None
+        self.started = False
+        self.round = self.step = -1

@@ -1,0 +1,126 @@
+"""The child that delivers notifications to one target. Whatever hangs here is killed by its agent (``notify``).
+
+On standard input come JSON lines: first the target, then one object per message; each message is answered with a line,
+``{}`` or ``{"error": why}``. Nothing of the target is ever in an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from resilio_hpc.core.errors import CommandError
+from resilio_hpc.core.process import run
+from resilio_hpc.launch.process.process_tree import die_with_parent, outlive_warnings
+from resilio_hpc.launch.rundir.notify_targets import Target, parse_target
+
+SEND_TIMEOUT_S = 5.0
+ATTEMPTS = 2
+RETRY_AFTER_S = 1.0
+NICENESS = 10  # ranks that restart come first
+VARIABLES = ("event", "text", "run_id", "run_dir", "job", "node", "rank", "verdict")
+
+
+class NotSent(Exception):
+    """Why a message was not delivered; ``again``: another attempt may succeed."""
+
+    def __init__(self, why: str, again: bool) -> None:
+        super().__init__(why)
+        self.again = again
+
+
+def deliver(
+    target: Target, message: dict[str, Any], timeout_s: float = SEND_TIMEOUT_S, retry_after_s: float = RETRY_AFTER_S
+) -> str:
+    """Send a message; returns "" or why it could not be sent. ``timeout_s``: of one attempt."""
+    send = _post if target.kind == "webhook" else _run
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            send(target, message, timeout_s)
+            return ""
+        except NotSent as error:
+            if not error.again or attempt == ATTEMPTS:
+                return str(error)
+        time.sleep(retry_after_s)
+    raise AssertionError("unreachable")
+
+
+def _post(target: Target, message: dict[str, Any], timeout_s: float) -> None:
+    """POST the message as JSON. Errors are told by their kind alone: urllib's texts may repeat the URL."""
+    import http.client  # here: half of the time that this child takes to start, and a command needs none of it
+    import urllib.error
+    import urllib.request
+
+    class NoRedirect(urllib.request.HTTPRedirectHandler):
+        """A redirected POST would become a GET, and seem to succeed."""
+
+        def redirect_request(self, *_arguments: Any) -> None:
+            return None
+
+    request = urllib.request.Request(
+        target.text, json.dumps(message).encode(), {"Content-Type": "application/json", "User-Agent": "resilio-launch"}
+    )
+    opener = urllib.request.build_opener(NoRedirect)  # with the proxies of the environment
+    try:
+        with opener.open(request, timeout=timeout_s) as response:
+            response.read(1024)
+    except urllib.error.HTTPError as error:
+        raise NotSent(f"HTTP status {error.code}", error.code >= 500 or error.code == 429) from None
+    except TimeoutError:
+        raise NotSent(f"no answer within {timeout_s:g} s", False) from None
+    except OSError as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(reason, TimeoutError):
+            raise NotSent(f"no answer within {timeout_s:g} s", False) from None
+        why = reason.strerror if isinstance(reason, OSError) and reason.strerror else type(reason).__name__
+        raise NotSent(why, True) from None
+    except (http.client.HTTPException, ValueError) as error:
+        raise NotSent(f"not answered as HTTP requires ({type(error).__name__})", False) from None
+
+
+def _run(target: Target, message: dict[str, Any], timeout_s: float) -> None:
+    """Run the command with the message on its standard input."""
+    variables = {f"RESILIO_{name.upper()}": str(message[name]) for name in VARIABLES if name in message}
+    environment = {key: value for key, value in os.environ.items() if key != "RESILIO_PREDECESSOR"} | variables
+    try:
+        run(target.argv, timeout_s, env=environment, stdin=json.dumps(message) + "\n")
+    except CommandError as error:
+        raise NotSent(_command_error(target, error, timeout_s), False) from None
+    except BrokenPipeError:  # it ended well, but read nothing
+        return
+    except ValueError:  # a NUL in the text
+        raise NotSent("the message cannot be put into the environment", False) from None
+
+
+def _command_error(target: Target, error: CommandError, timeout_s: float) -> str:
+    """How it ended and its last line, without the words that it was given."""
+    if error.returncode is None:
+        return str(error).partition(": ")[2] if "cannot start" in str(error) else f"not done in {timeout_s:g} s"
+    last = (error.stderr.strip().splitlines() or [""])[-1][:200]
+    for word in sorted(target.argv[1:], key=len, reverse=True):
+        if len(word) > 3:
+            last = last.replace(word, "…")
+    return f"exit code {error.returncode}{': ' if last else ''}{last}"
+
+
+def main() -> int:
+    """Serve until standard input ends."""
+    os.nice(NICENESS)
+    die_with_parent(int(sys.argv[1]))
+    outlive_warnings()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm may send it to the whole step; the agent decides
+    target = parse_target(json.loads(sys.stdin.readline()))
+    if sys.argv[2]:
+        os.chdir(sys.argv[2])
+    for line in sys.stdin:
+        error = deliver(target, json.loads(line))
+        print(json.dumps({"error": error} if error else {}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

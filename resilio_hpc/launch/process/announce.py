@@ -1,0 +1,41 @@
+"""What a launch says while it runs: plain lines, one per event that a person wants to know at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from resilio_hpc.core.json_fields import Fields
+from resilio_hpc.events.event_text import words
+from resilio_hpc.launch.process.stderr_writer import PatientStream
+
+_stream = PatientStream()
+
+ANNOUNCED = frozenset({
+    "waiting", "round", "rank_failed", "node_lost", "decision", "recovered", "slow_start", "persist_failed",
+    "save_overdue", "save_resumed", "last_save", "stopping", "stop_overdue", "agent_left", "node_returned", "regroup",
+    "suspended", "resumed", "notify_failed",
+})  # fmt: skip
+
+
+def announcement(kind: str, fields: Mapping[str, Any]) -> str:
+    """One line about a ledger entry; "" for entries that only the ledger needs. Pure."""
+    restoring = kind == "start" and bool(Fields(fields).text("restore")) and fields.get("acted", True)
+    return words(kind, fields) if restoring or kind in ANNOUNCED else ""
+
+
+def stamped(line: str, now: float | None = None) -> str:
+    """``[resilio] 14:03:22 line``: in local time."""
+    return f"[resilio] {time.strftime('%H:%M:%S', time.localtime(now))} {line}"
+
+
+def say(line: str) -> None:
+    """One line for the user, on standard error. In one write, since agents of several nodes share it; not waited for
+    where that hangs."""
+    _stream.write(stamped(line) + "\n")
+
+
+def finish(limit_s: float | None = None) -> None:
+    """Wait until all that was said is written, for ``limit_s`` at most."""
+    _stream.flush(limit_s)

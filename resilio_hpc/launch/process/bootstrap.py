@@ -1,0 +1,39 @@
+"""How a new interpreter finds this package, wherever it is installed, without leaving marks on a rank's paths."""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import sys
+from pathlib import Path
+
+import resilio_hpc
+
+PACKAGE_PARENT = str(Path(resilio_hpc.__file__).parent.parent)
+
+
+def source(module: str) -> str:
+    """Source for ``python -c`` that runs ``main`` of a module of this package, wherever we are installed."""
+    return (
+        "import sys; sys.flags.safe_path or sys.path.remove(''); import importlib.util; "  # '' may hang
+        # an installed package is found without its place being on the path
+        f"importlib.util.find_spec('resilio_hpc') or sys.path.append({PACKAGE_PARENT!r}); "
+        f"from resilio_hpc.{module} import main; main()"
+    )
+
+
+def command(module: str) -> tuple[str, ...]:
+    """``python -m`` for a module of this package, which does not search the working directory: that may hang.
+
+    It does search it where this very package was found nowhere else (a checkout that is not the installed one)."""
+    return (sys.executable, *(("-P",) if _found_elsewhere() else ()), "-m", f"resilio_hpc.{module}")
+
+
+@functools.cache
+def _found_elsewhere() -> bool:
+    path = sys.path if sys.flags.safe_path else sys.path[1:]  # the first entry is the script's or the working directory
+    finders = [finder for finder in sys.meta_path if finder is not importlib.machinery.PathFinder]  # editable installs
+    spec = importlib.machinery.PathFinder.find_spec("resilio_hpc", list(path))
+    found = [spec, *(finder.find_spec("resilio_hpc", None) for finder in finders)]
+    first = next((spec for spec in found if spec is not None), None)
+    return first is not None and first.origin == resilio_hpc.__file__

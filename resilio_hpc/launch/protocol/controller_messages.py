@@ -1,0 +1,192 @@
+"""What the controller says to agents, and a node that may become one."""
+
+from __future__ import annotations
+
+from resilio_hpc.ckpt.format.manifest import ShardRecord
+from resilio_hpc.launch.protocol.membership import Membership
+from resilio_hpc.launch.protocol.message_parts import (
+    NO_LIFE,
+    Address,
+    Code,
+    Count,
+    Endpoint,
+    Fetch,
+    Life,
+    Node,
+    Partner,
+    Port,
+    RestorePoint,
+    RoundState,
+    Seconds,
+    Struct,
+)
+
+
+class Beat(Struct, frozen=True):
+    """Answer to Heartbeat. ``lease_s``: how long after ``sent`` the ranks may run; ``stamp``: to be echoed."""
+
+    epoch: Count
+    sent: Seconds
+    lease_s: Seconds
+    stamp: Seconds
+
+
+class Welcome(Struct, frozen=True):
+    """Answer to Hello, and the word of a new controller to those who voted for it."""
+
+    epoch: Count
+    node: Node
+    endpoint: Endpoint
+
+
+class Enrol(Struct, frozen=True):
+    """Keep this membership."""
+
+    epoch: Count
+    membership: Membership
+
+
+class Prepare(Struct, frozen=True):
+    """Stop every rank of earlier rounds; with ``open_store``, open the store of this round as well."""
+
+    epoch: Count
+    round: Count
+    open_store: bool
+
+
+class Start(Struct, frozen=True):
+    """Start the ranks of a round. An agent that is not among the members waits as a spare.
+
+    ``follows``: the last life of the ranks before. Who knows nothing of its start missed what was decided
+    then, and holds snapshots of a life from which this one does not go on. ``fetches``: where the restore point is in
+    memory, the ranks whose snapshots have to be brought to their nodes. ``disk_ports``: where it is in files, of each
+    member the port at which others read its own disk, or 0; or nothing at all.
+    """
+
+    epoch: Count
+    state: RoundState
+    master_address: Address
+    master_port: Port
+    restore: RestorePoint | None = None
+    follows: Life = NO_LIFE
+    fetches: tuple[Fetch, ...] = ()
+    disk_ports: tuple[Port, ...] = ()
+
+    def restore_of(self, rank: int) -> RestorePoint | None:
+        """What one rank restores, once its snapshot has been brought."""
+        if self.restore is not None and any(fetch.rank == rank and not fetch.endpoint for fetch in self.fetches):
+            return RestorePoint("committed", self.restore.step)
+        return self.restore
+
+    def arrives(self, rank: int) -> bool:
+        """Whether its snapshot is to be brought from another node's memory."""
+        return any(fetch.rank == rank and fetch.endpoint for fetch in self.fetches)
+
+
+class Persist(Struct, frozen=True):
+    """Write the node's file of this step, and copy the partner's snapshots of it."""
+
+    epoch: Count
+    round: Count
+    step: Count
+    partner: Partner | None = None
+
+
+class Commit(Struct, frozen=True):
+    """Write the manifest of this step from all nodes' records."""
+
+    epoch: Count
+    round: Count
+    step: Count
+    world_size: Count
+    records: tuple[ShardRecord, ...]
+
+
+class StageReached(Struct, frozen=True):
+    """A checkpoint reached "committed", or "failed"."""
+
+    epoch: Count
+    step: Count
+    stage: str
+    error: str = ""
+
+
+class ProposeStop(Struct, frozen=True):
+    """Ask all ranks to stop after ``target`` steps."""
+
+    epoch: Count
+    round: Count
+    target: Count
+
+
+class ConfirmStop(Struct, frozen=True):
+    """Every rank accepted ``target``."""
+
+    epoch: Count
+    round: Count
+    target: Count
+
+
+class TerminateRanks(Struct, frozen=True):
+    """Send SIGTERM to ranks that do not use resilio_hpc.train; they get ``grace_s`` to end by themselves."""
+
+    epoch: Count
+    round: Count
+    grace_s: Seconds
+
+
+class Standing(Struct, frozen=True):
+    """Answer to Orphan: I have no controller either, and gather the others."""
+
+    epoch: Count
+
+
+class Canvass(Struct, frozen=True):
+    """I stand for ``epoch``, and know of this version of the membership: may I have your vote?"""
+
+    epoch: Count
+    node: Node
+    version: tuple[Count, Count]
+
+
+class Redirect(Struct, frozen=True):
+    """There is a controller: this one."""
+
+    epoch: Count
+    node: Node
+    endpoint: Endpoint
+
+
+class NotLeading(Struct, frozen=True):
+    """You took me for your controller; I am none (any more), and had no quorum for ``silent_s`` seconds."""
+
+    epoch: Count
+    silent_s: Seconds = 0.0
+
+
+class End(Struct, frozen=True):
+    """The run (or this job's part of it) is over; stop everything and exit with ``exit_code``."""
+
+    epoch: Count
+    verdict: str
+    exit_code: Code
+
+
+ToAgent = (
+    Beat
+    | Welcome
+    | Prepare
+    | Start
+    | Persist
+    | Commit
+    | StageReached
+    | ProposeStop
+    | ConfirmStop
+    | TerminateRanks
+    | End
+    | Enrol
+    | Standing
+    | Canvass
+    | Redirect
+    | NotLeading
+)

@@ -1,0 +1,147 @@
+"""Who has a vote, and what a quorum is. Pure.
+
+The **voters** are first the nodes of the allocation; later all that a controller has admitted. The list changes only
+by way of a *joint* membership, in which the old voters and the new ones each need a quorum (as in Raft, Ongaro and
+Ousterhout 2014, section 6), so two sides that know different lists never both have one.
+
+A quorum is more than half. Exactly half needs the **witness** of that group of voters: a file that belongs to the node
+that creates it (``run_directory.claim_witness``), and is then as good as a second vote of it. A group keeps its witness
+from one membership to the next: two halves may know different memberships, but must ask for the same file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Annotated
+
+import msgspec
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.launch.protocol.message_parts import Count
+from resilio_hpc.launch.protocol.node_list import Entry, Roster, nodes_of, set_of
+
+NEVER = float("-inf")
+WitnessName = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.[0-9]{1,18}\Z")]
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    """Voters, as a host list, and the name of their witness."""
+
+    names: str
+    witness: WitnessName
+
+    def __post_init__(self) -> None:
+        """Refuse what is no host list where it is decoded."""
+        try:
+            nodes_of(self.names)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+
+
+class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The voters of a version, in the order in which they take over. A roster's number is the port to reach it by.
+
+    ``version``: (epoch of the controller that made it, its count there); the later one holds. ``before``: the groups
+    that must agree too, until the membership is settled. ``witness``: that of the voters, named after the version in
+    which they came together.
+    """
+
+    epoch: Count = 0
+    number: Count = 0
+    voters: Roster = Roster()
+    before: tuple[Group, ...] = ()
+    witness: WitnessName = "0.0"
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Which of two memberships is the later one."""
+        return (self.epoch, self.number)
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Every group of voters in which a quorum is needed."""
+        return (self.voters.nodes, *(nodes_of(group.names) for group in self.before))
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Everybody who has a vote in one group or another."""
+        return set_of(self.voters.names).union(*(set_of(group.names) for group in self.before))
+
+    def endpoint(self, node: str) -> str:
+        """Where a voter's agent listens ("host:port"), "" when that is not known."""
+        for entry in self.voters.entries():
+            if entry.node == node:
+                return f"{entry.address}:{entry.number}" if entry.number else ""
+        return ""
+
+
+def first_membership(nodes: Collection[str]) -> Membership:
+    """What every agent of a job knows at its start: the nodes of the allocation."""
+    return Membership(0, 0, Roster.of([Entry(node, node, 0) for node in nodes]))
+
+
+def next_membership(last: Membership, epoch: int, voters: Roster, settled: bool) -> Membership:
+    """The membership after ``last``, which still counts, and with it, unless it was settled, what came before it."""
+    number = last.number + 1 if last.epoch == epoch else 1
+    groups = dict.fromkeys((Group(last.voters.names, last.witness), *(() if settled else last.before)))
+    same = [group for group in groups if sorted(nodes_of(group.names)) == sorted(voters.nodes)]
+    before = tuple(group for group in groups if group not in same)
+    return Membership(epoch, number, voters, before, same[0].witness if same else f"{epoch}.{number}")
+
+
+def settled(membership: Membership) -> Membership:
+    """The same voters alone, once a quorum of every group has kept the joint membership."""
+    return Membership(membership.epoch, membership.number + 1, membership.voters, witness=membership.witness)
+
+
+def has_quorum(membership: Membership, supporters: Collection[str], witnessed: Iterable[Collection[str]] = ()) -> bool:
+    """Whether ``supporters`` are a quorum in every group; ``witnessed``: groups for which exactly half is enough."""
+    halves = [frozenset(group) for group in witnessed]
+    return all(
+        len(group.intersection(supporters)) >= _needed(group, group in halves)
+        for group in map(set_of, (membership.voters.names, *(group.names for group in membership.before)))
+    )
+
+
+def has_tie(membership: Membership, supporters: Collection[str]) -> bool:
+    """Whether ``supporters`` would be a quorum with the witness's help, but are none without it."""
+    return not has_quorum(membership, supporters) and has_quorum(membership, supporters, membership.groups)
+
+
+def witnesses_needed(membership: Membership, supporters: Collection[str]) -> tuple[str, ...]:
+    """The witnesses that would make ``supporters`` a quorum; none when they are one, or would not be one with any.
+
+    That of the oldest group first, since all who may compete know it.
+    """
+    if not has_tie(membership, supporters):
+        return ()
+    names = (membership.witness, *(group.witness for group in membership.before))
+    groups = zip(reversed(names), reversed(membership.groups), strict=True)
+    return tuple(name for name, group in groups if 2 * len(set(group).intersection(supporters)) == len(group))
+
+
+def quorum_since(
+    membership: Membership, supported: Callable[[str], float], witnessed: Iterable[Collection[str]] = ()
+) -> float:
+    """The latest time at which a quorum of every group stood with us, when ``supported`` tells it of each voter."""
+    halves = [frozenset(group) for group in witnessed]
+    since = float("inf")
+    for group in membership.groups:
+        times = sorted((supported(node) for node in group), reverse=True)
+        needed = _needed(group, frozenset(group) in halves)
+        since = min(since, times[needed - 1] if 0 < needed <= len(times) else NEVER)
+    return since
+
+
+def silence_of_quorum(membership: Membership, silent_s: Mapping[str, float], witnessed: bool) -> float:
+    """For how long at least no controller can have had a quorum, when these voters heard none for so long.
+
+    Any quorum shares a voter with ours, so the most silent of our voters that make one tell it.
+    """
+    halves = membership.groups if witnessed else ()
+    return max(0.0, quorum_since(membership, lambda node: silent_s.get(node, NEVER), halves))
+
+
+def _needed(group: Collection[str], witnessed: bool) -> int:
+    half, odd = divmod(len(group), 2)
+    return half if witnessed and not odd and half else half + 1

@@ -1,0 +1,152 @@
+"""What messages between nodes are made of: numbers, names and times within bounds, and what a round consists of.
+
+Everything that is decoded is within these bounds, whoever sent it: a number can be counted on without an overflow, a
+time can be compared (NaN cannot), a node's name is a plain host name that fits into a host list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Annotated
+
+import msgspec
+
+from resilio_hpc.launch.protocol.node_list import HOST_NAME, Entry, Roster
+
+PORT_NUMBER = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+Count = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 53)]  # -1: unknown, or none
+COUNTED = 1 << 48  # below: what is counted on from here stays a Count for ever
+Life = tuple[Count, Count]  # (epoch, round) of a start of ranks; a number of a round alone may come twice
+NO_LIFE: Life = (-1, -1)
+Counted = Annotated[int, msgspec.Meta(ge=-1, lt=COUNTED)]
+Slots = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]  # ranks of one node
+Code = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
+Port = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+Stamp = Annotated[float, msgspec.Meta(le=1e12)]  # may be NEVER
+Node = Annotated[str, msgspec.Meta(pattern=HOST_NAME)]
+Address = Annotated[str, msgspec.Meta(pattern=r"^\S{0,255}\Z")]
+Endpoint = Annotated[str, msgspec.Meta(pattern=rf"^(\S{{1,255}}:{PORT_NUMBER})?\Z")]
+
+
+class Struct(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of what travels: immutable, tagged by its name, and strict."""
+
+
+class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node's place in a round. Its ranks are ``first_rank … first_rank + local_world_size - 1``."""
+
+    node: Node
+    node_rank: Count
+    address: Address
+    local_world_size: Count
+    first_rank: Count
+
+
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole snapshot in a node's memory. ``is_copy``: of a rank that runs elsewhere, kept for it."""
+
+    rank: Count
+    step: Count
+    world_size: Count
+    is_copy: bool = False
+
+
+class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank whose node lacks its snapshot. ``endpoint``: of a replicator that has it; "": the shared directory has."""
+
+    rank: Count
+    endpoint: Endpoint
+
+
+class Partner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose snapshots a node keeps copies of: its ranks, and the endpoint of its replicator."""
+
+    first_rank: Count
+    ranks: Slots
+    endpoint: Endpoint
+
+
+class RestorePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which copy all ranks of a round restore: ``source`` is "memory" or "committed"."""
+
+    source: str
+    step: Count
+
+
+class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a rank ended wrongly. ``time``: Unix seconds; ``bad_copy``: with kind restore_failed, what not to restore.
+
+    ``kind``: exit, signal, early_exit, restore_failed; or, not the rank's own doing: spawn, spawner_lost, store_lost,
+    lease_ended.
+    """
+
+    node: Node
+    rank: Count
+    local_rank: Count
+    kind: str
+    time: Seconds
+    exit_code: Code | None = None
+    signal: Code | None = None
+    message: str = ""
+    traceback: str = ""
+    bad_copy: RestorePoint | None = None
+
+
+class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Soft state that agents keep for the controller and give back to the next one."""
+
+    epoch: Count
+    round: Count
+    world: Roster  # the members in the order of their node ranks, each with the number of its ranks
+    restarts: Count
+    without_progress: Count
+    committed: tuple[Count, ...]
+    lost: tuple[Node, ...] = ()
+    bad_copies: tuple[RestorePoint, ...] = ()
+    left: tuple[Node, ...] = ()
+    steps_reported: bool = False
+    losses: tuple[tuple[Node, Count], ...] = ()  # how often each node was lost
+    broken_by: str = ""  # what broke the round before (``repeated_failure``)
+
+    @property
+    def life(self) -> Life:
+        """Which life of the ranks this is, of all that the run ever has: later ones are larger."""
+        return (self.epoch, self.round)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members one by one."""
+        return members_of(self.world)
+
+    def member(self, node: str) -> Member | None:
+        """The one on a node, if it takes part."""
+        return _by_node(self.world).get(node)
+
+    @property
+    def may_be_counted_on(self) -> bool:
+        """Whether rounds, restarts and losses can be counted on from here for ever."""
+        counts = (self.epoch, self.round, self.restarts, self.without_progress, *(count for _, count in self.losses))
+        return max(counts) < COUNTED
+
+
+@lru_cache(maxsize=16)
+def members_of(world: Roster) -> tuple[Member, ...]:
+    """A round's members from the form in which they travel."""
+    members: list[Member] = []
+    first_rank = 0
+    for node_rank, (node, address, slots) in enumerate(world.entries()):
+        members.append(Member(node, node_rank, address, slots, first_rank))
+        first_rank += slots
+    return tuple(members)
+
+
+@lru_cache(maxsize=16)
+def _by_node(world: Roster) -> dict[str, Member]:
+    return {member.node: member for member in members_of(world)}
+
+
+def world_of(members: Sequence[Member]) -> Roster:
+    """The form in which a round's members travel."""
+    return Roster.of([Entry(member.node, member.address, member.local_world_size) for member in members])

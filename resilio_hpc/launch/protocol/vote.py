@@ -1,0 +1,42 @@
+"""What an election leaves behind: on a node's disk, in the run directory, and for the controller that won."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from resilio_hpc.launch.protocol.membership import Membership
+
+
+class Ballot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node must not forget when its agent is killed: the voters, and the epoch that it promised."""
+
+    membership: Membership
+    promised: int = 0
+    promised_to: str = ""
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """Content of an ``epoch.N`` file. ``job``: which job's nodes it belongs to."""
+
+    epoch: int
+    node: str
+    endpoint: str
+    job: str
+
+
+@dataclass(frozen=True)
+class Term:
+    """A won election. ``witnessed``: with half of the votes and the witness; ``silent_s``: for so long no controller
+    can have had a quorum; ``first``: the job's first epoch, whose file exists already, with nobody's votes."""
+
+    epoch: int
+    node: str
+    endpoint: str
+    membership: Membership
+    witnessed: bool = False
+    silent_s: float = 0.0
+    supporters: frozenset[str] = frozenset()
+    first: bool = False

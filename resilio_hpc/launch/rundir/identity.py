@@ -1,0 +1,64 @@
+"""What an agent must know of its run before it can do anything, kept on the node for the agents after it.
+
+The first agent on a node reads the run directory. One that is started again reads what its predecessor has kept in the
+node's private directory: the run directory may hang just then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.core import trusted_files
+from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.launch.config.agent_settings import AgentSettings
+from resilio_hpc.launch.rundir import node_directories, notify_targets, run_directory
+from resilio_hpc.launch.rundir.notify_targets import Target
+from resilio_hpc.launch.rundir.run_directory import Run
+
+FILE = "identity.json"
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    job: str
+    secret: bytes
+    targets: tuple[str, ...]
+
+
+def identify(settings: AgentSettings) -> tuple[Run, tuple[Target, ...]]:
+    """The run, and whom the job notifies. Raises what ``run_directory.read_run`` does."""
+    path = Path(settings.options.run_dir)
+    kept = _read(settings) if settings.run_id else None
+    if kept is not None:
+        return Run(path, settings.run_id, kept.secret), notify_targets.parsed(kept.targets)
+    run = run_directory.read_run(path)
+    targets = notify_targets.kept(path)
+    _keep(run, settings, targets)
+    return run, targets
+
+
+def forget(directory: Path) -> None:
+    """Remove the secret and the targets from a node's directory that stays behind. Raises nothing."""
+    with contextlib.suppress(OSError):
+        (directory / FILE).unlink()
+
+
+def _directory(run_id: str, node: str) -> Path:
+    return node_directories.local(run_id, node)
+
+
+def _read(settings: AgentSettings) -> _Kept | None:
+    try:
+        data = trusted_files.read(_directory(settings.run_id, settings.node) / FILE)
+        kept = msgspec.json.decode(data, type=_Kept)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return kept if kept.job == settings.job else None  # another job of the run may notify others
+
+
+def _keep(run: Run, settings: AgentSettings, targets: tuple[Target, ...]) -> None:
+    kept = _Kept(settings.job, run.secret, tuple(target.text for target in targets))
+    file = _directory(run.run_id, settings.node) / FILE
+    write_atomic(file, msgspec.json.encode(kept), mode=0o600, durable=False)

@@ -1,0 +1,345 @@
+"""The agent's killable child for everything on the shared file system, so that a hung one never stops training.
+
+The child drains the node's spool (ledger and logs, which are written locally first) into the run directory, and
+answers requests: scan and claim epochs, write verdicts and status, list committed steps. Requests and answers are JSON
+lines on its standard input and output. ``Storage`` is the agent's side; ``main`` is the child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core import trusted_files
+from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.core.errors import ResilioError, Untrusted
+from resilio_hpc.core.json_fields import Fields, parse_object
+from resilio_hpc.core.terminal import plain
+from resilio_hpc.launch.process import bootstrap
+from resilio_hpc.launch.process.process_tree import die_with_parent, outlive_warnings
+from resilio_hpc.launch.protocol.vote import EpochRecord
+from resilio_hpc.launch.rundir import chain_order, notify_targets, run_directory, time_limit
+from resilio_hpc.launch.rundir.holder import Pulse, pulse_file
+from resilio_hpc.launch.rundir.log_spool import Drain
+
+DRAIN_INTERVAL_S = 0.2
+LOOK_S = 2.0  # between two looks whether the run directory is still there
+GONE_S = 3.0  # missing for so long, it is gone: a renamed parent may be put back
+MAX_QUEUED = 64  # requests to a child that hangs
+ONLY_NEWEST = ("status",)  # may be large, and comes again: it never stands in the way of a verdict for long
+Answer = Callable[[dict[str, Any] | None], None]  # None: the file system failed or the child was killed
+
+
+class Storage:
+    """Requests to the child, answers by callback. Nothing here blocks."""
+
+    def __init__(self, run_path: Path, spool: Path, job: str, run_id: str = "") -> None:
+        """``run_id``: of which run ``run_path`` must be; "": of any."""
+        self._argv = [
+            *bootstrap.command("launch.rundir.io_worker"),
+            str(run_path),
+            str(spool),
+            job,
+            str(os.getpid()),
+            run_id,
+        ]
+        self.gone = False
+        """The run directory was removed, or is another run's: it will not come back."""
+        self._pending: dict[int, Answer] = {}
+        self._next = 0
+        self._buffer = b""
+        self._queue: deque[tuple[int, str, bytes]] = deque()  # (number, operation, line) of which nothing is sent
+        self._unsent = memoryview(b"")  # the rest of a request that did not fit into the pipe
+        self._turn = 0  # whose holder the child shows to live
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )  # fmt: skip
+        assert process.stdin and process.stdout
+        os.set_blocking(process.stdout.fileno(), False)
+        os.set_blocking(process.stdin.fileno(), False)
+        return process
+
+    def fileno(self) -> int:
+        """For poll."""
+        assert self._process.stdout
+        return self._process.stdout.fileno()
+
+    def request(self, operation: str, answer: Answer | None = None, **arguments: Any) -> None:
+        """Ask the child; ``answer`` is called from ``serve``, or at once where too much waits for a hung child."""
+        self._next += 1
+        if operation in ONLY_NEWEST:
+            self._drop_unsent(operation)
+        if len(self._queue) >= MAX_QUEUED:
+            if answer is not None:
+                answer(None)
+            return
+        if answer is not None:
+            self._pending[self._next] = answer
+        line = json.dumps({"id": self._next, "op": operation, **arguments}).encode() + b"\n"
+        self._queue.append((self._next, operation, line))
+        self.push()
+
+    def show_life(self, turn: int) -> None:
+        """Have the child, and each one after it, write the pulse of a turn (``holder``)."""
+        self._turn = turn
+        self.request("show_life", turn=turn)
+
+    def _drop_unsent(self, operation: str) -> None:
+        """What has not begun to be sent gives way to what is newer."""
+        dropped = [number for number, queued, _ in self._queue if queued == operation]
+        self._queue = deque(entry for entry in self._queue if entry[1] != operation)
+        for number in dropped:
+            answer = self._pending.pop(number, None)
+            if answer is not None:
+                answer(None)
+
+    def push(self) -> None:
+        """Write what fits into the pipe; call it again when ``full_fileno`` can be written to."""
+        assert self._process.stdin
+        while self._unsent or self._queue:
+            if not self._unsent:
+                self._unsent = memoryview(self._queue.popleft()[2])
+            try:
+                self._unsent = self._unsent[os.write(self._process.stdin.fileno(), self._unsent) :]
+            except (BlockingIOError, BrokenPipeError):
+                return
+
+    @property
+    def full_fileno(self) -> int | None:
+        """For poll, while something waits that does not fit into the pipe."""
+        assert self._process.stdin
+        return self._process.stdin.fileno() if self._unsent or self._queue else None
+
+    def serve(self) -> None:
+        """Take the answers that have arrived, send what waits; restart a child that died."""
+        self.push()
+        try:
+            data = os.read(self.fileno(), 1 << 20)
+        except BlockingIOError:
+            return
+        if not data:
+            self._restart()
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            reply = json.loads(line)
+            self.gone = reply.get("gone", False)
+            answer = self._pending.pop(reply["id"], None)
+            if answer is not None:
+                answer(None if "error" in reply else reply)
+
+    def _restart(self) -> None:
+        self._process.kill()
+        try:
+            self._process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            pass  # it hangs in the kernel, and ends when the file system is back
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        pending, self._pending, self._buffer, self._unsent = self._pending, {}, b"", memoryview(b"")
+        self._queue.clear()
+        self._process = self._start()
+        if self._turn:
+            self.request("show_life", turn=self._turn)
+        for answer in pending.values():
+            answer(None)
+
+    def close(self, timeout_s: float) -> bool:
+        """Let the child drain what is left and end; kill it if it does not. False when something was left behind."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        try:
+            return self._process.wait(timeout_s) == 0
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return False
+        finally:
+            self._process.stdout.close()
+
+
+# -- the child -------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Child: serve requests and drain until standard input ends."""
+    run_path, spool, job, parent = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    presence = Presence(run_path, sys.argv[5])
+    die_with_parent(parent)
+    outlive_warnings()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm may send it to the whole step; the agent decides
+    drain = Drain(spool, run_path)
+    pulse: Pulse | None = None
+    buffer = b""
+    next_drain = 0.0
+    said = ""
+    while True:
+        ready, _, _ = select.select([0], [], [], DRAIN_INTERVAL_S)
+        data = os.read(0, 1 << 16) if ready else None
+        if data == b"":
+            with contextlib.suppress(OSError):
+                if pulse is not None:
+                    pulse.end()
+            return 1 if drain.run() else 0
+        *lines, buffer = (buffer + (data or b"")).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if request["op"] == "show_life":
+                pulse = Pulse(pulse_file(run_path, request["turn"]))
+                continue
+            if presence.is_gone(time.monotonic()):
+                reply = {"id": request["id"], "error": f"{run_path} was removed", "gone": True}
+            else:
+                reply = _serve(request, run_path, job)
+            sys.stdout.write(json.dumps(reply) + "\n")
+            sys.stdout.flush()
+        with contextlib.suppress(OSError):  # the file system fails: others may take the run for abandoned
+            if pulse is not None:
+                pulse.tick(time.monotonic())
+        if time.monotonic() >= next_drain:
+            problem = drain.run()
+            if problem and problem != said:
+                print(f"resilio-launch: cannot copy logs to the run directory yet: {plain(problem)}", file=sys.stderr)
+            said = problem
+            next_drain = time.monotonic() + DRAIN_INTERVAL_S
+
+
+class Presence:
+    """Whether the run directory is still there, looked at now and then. One that fails or hangs is not gone."""
+
+    def __init__(self, run_path: Path, run_id: str, gone_s: float = GONE_S) -> None:
+        self._run_path, self._run_id, self._gone_s = run_path, run_id, gone_s
+        self._looked = float("-inf")
+        self._missing_since: float | None = None
+
+    def is_gone(self, now: float) -> bool:
+        """``now``: monotonic seconds."""
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            missing = self._run_id and self._is_missing()
+            self._missing_since = (now if self._missing_since is None else self._missing_since) if missing else None
+        return self._missing_since is not None and now - self._missing_since >= self._gone_s
+
+    def _is_missing(self) -> bool:
+        try:
+            text = (self._run_path / "run.json").read_text()
+        except FileNotFoundError:
+            return True
+        except (OSError, ValueError):
+            return False
+        found = Fields.of(parse_object(text)).text("run_id")
+        return bool(found) and found != self._run_id
+
+
+def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
+    reply: dict[str, Any] = {"id": request["id"]}
+    try:
+        operation = request["op"]
+        if operation in LOOKS:
+            return reply | LOOKS[operation](request, run_path, job)
+        record = run_directory.newest_epoch(run_path)
+        reply["epoch"] = record.epoch if record else 0
+        if operation == "scan":
+            reply["record"] = asdict(record) if record else None
+            reply["pulse"] = run_directory.read_pulse(run_path, record.epoch) if record else None
+            reply["verdict"] = _verdict(run_path, job)
+        elif operation == "claim":
+            reply["won"] = _claim(run_path, EpochRecord(**request["record"]))
+        elif operation == "witness":
+            reply["holder"] = run_directory.claim_witness(run_path, job, request["witness"], request["node"])
+        elif operation == "verdict":
+            leads = reply["epoch"] <= request["verdict"].get("epoch", 1 << 60)  # else somebody else leads the run
+            if leads and run_directory.read_verdict(run_path, job) is None:  # the first verdict of a part stands
+                run_directory.write_verdict(run_path, job, request["verdict"])
+            reply["verdict"] = _verdict(run_path, job)
+        elif operation == "status":
+            if reply["epoch"] <= request["status"]["epoch"]:
+                write_atomic(run_path / "status.json", json.dumps(request["status"]).encode(), durable=False)
+            reply["end_time"] = time_limit.read_end_time(run_path, job)
+        elif operation == "end_time":
+            reply["end_time"] = time_limit.read_end_time(run_path, request["job"])
+        elif operation == "past":
+            reply |= _past(run_path, job)
+        else:
+            reply["error"] = f"unknown request {operation}"
+    except (OSError, ValueError, KeyError, ResilioError) as error:
+        reply["error"] = str(error)
+        if isinstance(error, Untrusted):
+            _warn_once(f"not believed: {error}")
+    return reply
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        print(f"resilio-launch: {plain(text)}", file=sys.stderr)
+
+
+def _look(_request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
+    """What a supervisor wants to know all the time."""
+    return {
+        "ended": run_directory.read_verdict(run_path, job),
+        "status": trusted_files.read_object(run_path / "status.json"),
+        "order": chain_order.read_raw(run_path),
+    }
+
+
+def _move_end(request: dict[str, Any], run_path: Path, _job: str) -> dict[str, Any]:
+    time_limit.write_end_time(run_path, request["job"], request["end_time"])
+    return {}
+
+
+def _targets(_request: dict[str, Any], run_path: Path, _job: str) -> dict[str, Any]:
+    return {"targets": [target.text for target in notify_targets.kept(run_path)]}
+
+
+# Requests that no epoch concerns.
+LOOKS = {"look": _look, "move_end": _move_end, "targets": _targets}
+
+
+def _claim(run_path: Path, record: EpochRecord) -> bool:
+    """Create the epoch's file, and refuse commits of older ones from now on."""
+    from resilio_hpc.ckpt.store.fence import raise_fence
+
+    won = run_directory.claim_epoch(run_path, record)
+    if won:
+        raise_fence(run_path / "checkpoints", record.epoch)
+    return won
+
+
+def _past(run_path: Path, job: str) -> dict[str, Any]:
+    from resilio_hpc.ckpt.store import checkpoint_index  # here, so that the child is up at once
+
+    return {
+        "steps": checkpoint_index.committed_steps(run_path / "checkpoints"),
+        "last_round": run_directory.last_round(run_path),
+        "verdict": _verdict(run_path, job),
+    }
+
+
+def _verdict(run_path: Path, job: str) -> list[Any] | None:
+    """Name and exit code of the verdict of a job's part, if there is one."""
+    f = Fields.of(run_directory.read_verdict(run_path, job))
+    code = f.whole("exit_code")
+    return [f.text("verdict"), 1 if code is None else code] if f.text("verdict") else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

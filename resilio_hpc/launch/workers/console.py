@@ -1,0 +1,318 @@
+"""The ranks' output on the agent's console: follows their log files and writes whole lines, each with its rank.
+
+``poll()`` never blocks: files are read in bounded pieces, and nothing is read while the console (a pipe to srun,
+perhaps stuck) does not take what was read before. The log files hold everything in any case.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import BinaryIO
+
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.streams import Std, parse_std, std_of
+
+MAX_LINE_BYTES = 32 * 1024  # a longer line is written in pieces of this size, so that it cannot fill our memory
+_READ_BYTES = 64 * 1024
+_PENDING_BYTES = 256 * 1024  # read and not yet taken by the console
+LAST_BYTES = 16 * 1024  # of a stream that is shown no further
+PROGRESS_EVERY_S = 5.0
+_UNPRINTABLE = re.compile("(\x1b\\[[0-9;]*m)|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+# poll(2) says "writable" of a pipe when PIPE_BUF bytes fit; more could block
+_SAFE_WRITE = select.PIPE_BUF
+
+
+@dataclass(frozen=True)
+class RankLogs:
+    """One rank of one round and the files that its streams go to."""
+
+    rank: int
+    local_rank: int
+    stdout: Path
+    stderr: Path
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What happens to one stream of one rank, besides its log file."""
+
+    on_console: bool
+    words: tuple[bytes, ...]  # a line that holds one of these is duplicated
+    prefix: bytes
+
+
+def shown(options: LaunchOptions, local_rank: int, rank: int, world_size: int, stream: Std) -> Shown:
+    """Pure. torchrun's rules: a teed stream is shown, a redirected one is not, the filter holds for both.
+
+    Without ``--tee`` everything that is not redirected is shown, and duplicated where a word is found. Beside a live
+    view nothing is shown: the log files have it.
+    """
+    teed = bool(std_of(options.tee, local_rank) & stream)
+    redirected = bool(std_of(options.redirects, local_rank) & stream)
+    wanted = not options.local_ranks_filter or local_rank in options.local_ranks_filter
+    words = options.duplicate_stdout_filters if stream == Std.OUT else options.duplicate_stderr_filters
+    duplicated = wanted and (teed or parse_std(options.tee) == Std.NONE)
+    return Shown(
+        on_console=wanted and not options.view and (teed or not redirected),
+        words=tuple(word.encode() for word in words) if duplicated else (),
+        prefix=_prefix(options, local_rank, rank, world_size, teed).encode(errors="replace"),
+    )
+
+
+def _prefix(options: LaunchOptions, local_rank: int, rank: int, world_size: int, teed: bool) -> str:
+    if options.log_line_prefix_template:
+        return Template(options.log_line_prefix_template).safe_substitute(
+            role_name=options.role, rank=rank, local_rank=local_rank
+        )
+    if teed:
+        return f"[{options.role}{local_rank}]:"
+    return f"[rank {rank}] " if world_size > 1 else ""
+
+
+class Lines:
+    """Bytes in, whole lines out (without their line ends); a line that grows too long comes in pieces."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The lines that ``data`` completes."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        for line in whole:
+            for start in range(0, len(line) or 1, MAX_LINE_BYTES):
+                yield line[start : start + MAX_LINE_BYTES]
+        while len(self._rest) > MAX_LINE_BYTES:
+            yield self._rest[:MAX_LINE_BYTES]
+            self._rest = self._rest[MAX_LINE_BYTES:]
+
+    def progress(self) -> Iterator[bytes]:
+        """The newest whole state of a progress bar, which rewrites its line after ``\\r`` and may never end it."""
+        states, _, newest = self._rest.rpartition(b"\r")
+        if states and newest:  # nothing after \r may be half of a Windows line end
+            self._rest = newest
+            yield states
+
+    def end(self) -> Iterator[bytes]:
+        """The last line, if it had no line end."""
+        if self._rest:
+            yield self._rest
+        self._rest = b""
+
+
+def printable(line: bytes) -> bytes:
+    """UTF-8 with tabs and colours; what would garble a terminal becomes ``?``; of states split by ``\\r`` the last."""
+    text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+    return _UNPRINTABLE.sub(lambda found: found[1] or "?", text).encode(errors="replace")
+
+
+class _Sink:
+    """A file descriptor that may block, written only as far as it takes bytes at once."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._pending = bytearray()
+        self._broken = False
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+
+    @property
+    def full(self) -> bool:
+        return len(self._pending) >= _PENDING_BYTES
+
+    @property
+    def empty(self) -> bool:
+        return not self._pending
+
+    def put(self, data: bytes) -> None:
+        if not self._broken:
+            self._pending += data
+
+    def flush(self, wait_s: float = 0.0) -> None:
+        """Write what fits; wait at most ``wait_s`` for a first piece to fit."""
+        while self._pending and self._poll.poll(wait_s * 1000):
+            wait_s = 0.0
+            try:
+                written = os.write(self._fd, self._pending[:_SAFE_WRITE])
+            except BlockingIOError:
+                return
+            except OSError:  # the reader is gone: the files still hold everything
+                self._broken = True
+                self._pending.clear()
+                return
+            del self._pending[:written]
+
+
+class _Tail:
+    """One stream of one rank."""
+
+    def __init__(self, path: Path, how: Shown, console: _Sink, duplicate: BinaryIO | None) -> None:
+        self._path, self._how, self._console, self._duplicate = path, how, console, duplicate
+        self._fd = -1
+        self._lines = Lines()
+        self._last_progress = -PROGRESS_EVERY_S
+
+    def read(self, now: float) -> bool:
+        """Pass one piece on. False at the end of what is there."""
+        if self._console.full:
+            return True
+        data = self._next_piece()
+        if data:
+            self._pass_on(self._lines.feed(data))
+        if now - self._last_progress >= PROGRESS_EVERY_S:
+            self._last_progress = now
+            self._pass_on(self._lines.progress())
+        return bool(data)
+
+    def _next_piece(self) -> bytes:
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+            return os.read(self._fd, _READ_BYTES)
+        except OSError:  # not there yet
+            return b""
+
+    def leave_out(self, logs: Path) -> None:
+        """Pass on the last lines only, and how much is left out before them. ``logs``: where all of it ends up."""
+        if self._fd < 0:
+            return
+        here = os.lseek(self._fd, 0, os.SEEK_CUR)
+        end = os.fstat(self._fd).st_size
+        if end - here > LAST_BYTES:
+            self._pass_on(self._lines.end())
+            os.lseek(self._fd, end - LAST_BYTES, os.SEEK_SET)
+            partial = os.read(self._fd, LAST_BYTES).partition(b"\n")[2]
+            left_out = end - here - len(partial)
+            whole = logs / self._path.parent.parent.name / self._path.parent.name / self._path.name
+            if self._how.on_console:
+                self._console.put(f"[resilio] {left_out} bytes are left out here: {whole} has them\n".encode())
+            self._pass_on(self._lines.feed(partial))
+        while data := self._next_piece():
+            self._pass_on(self._lines.feed(data))
+
+    def close(self) -> None:
+        self._pass_on(self._lines.end())
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _pass_on(self, lines: Iterator[bytes]) -> None:
+        for line in lines:
+            out = self._how.prefix + printable(line) + b"\n"
+            if self._how.on_console:
+                self._console.put(out)
+            if self._duplicate and any(word in line for word in self._how.words):
+                self._duplicate.write(out)
+
+
+@dataclass
+class _Round:
+    """The streams of one round; once it is ``ending``, a stream that was read to its end is dropped."""
+
+    tails: list[_Tail]
+    duplicates: list[BinaryIO]
+    ending: bool = False
+
+    def read(self, now: float) -> bool:
+        more = [tail.read(now) for tail in self.tails]
+        if self.ending:
+            for tail in [tail for tail, again in zip(self.tails, more, strict=True) if not again]:
+                tail.close()
+                self.tails.remove(tail)
+        return any(more)
+
+    def leave_out(self, logs: Path) -> None:
+        for tail in self.tails:
+            tail.leave_out(logs)
+
+    def close(self) -> None:
+        for tail in self.tails:
+            tail.close()
+        for file in self.duplicates:
+            file.close()
+
+
+class Console:
+    """Shows the output of this node's ranks. One object per agent; ``watch`` it for each round."""
+
+    def __init__(
+        self,
+        options: LaunchOptions,
+        stdout_fd: int = 1,
+        stderr_fd: int = 2,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._sinks = {Std.OUT: _Sink(stdout_fd), Std.ERR: _Sink(stderr_fd)}
+        self._rounds: list[_Round] = []
+
+    def watch(self, ranks: Sequence[RankLogs], world_size: int, directory: Path) -> None:
+        """Follow a new round's files (they need not exist yet); those of rounds before are read to their ends.
+
+        Duplicated lines go to ``filtered_stdout.log`` and ``filtered_stderr.log`` in ``directory``.
+        """
+        self._end_rounds()
+        duplicates: dict[Std, BinaryIO] = {}
+        if self._options.duplicate_stdout_filters:
+            duplicates[Std.OUT] = open(directory / "filtered_stdout.log", "ab", buffering=0)  # noqa: SIM115
+        if self._options.duplicate_stderr_filters:
+            duplicates[Std.ERR] = open(directory / "filtered_stderr.log", "ab", buffering=0)  # noqa: SIM115
+        tails = []
+        for logs in ranks:
+            merged = logs.stdout == logs.stderr  # one file for both: shown once, as standard output
+            streams = ((Std.OUT, logs.stdout),) if merged else ((Std.OUT, logs.stdout), (Std.ERR, logs.stderr))
+            for stream, path in streams:
+                how = shown(self._options, logs.local_rank, logs.rank, world_size, stream)
+                if how.on_console or how.words:
+                    tails.append(_Tail(path, how, self._sinks[stream], duplicates.get(stream)))
+        self._rounds.append(_Round(tails, list(duplicates.values())))
+
+    def follow(self, for_s: float) -> None:
+        """Pass on what is new, for no longer than ``for_s``, and without blocking."""
+        until = self._clock() + for_s
+        while self.poll() and self._clock() < until:
+            continue
+
+    def poll(self) -> bool:
+        """Pass on what is new, without blocking. True: there may be more at once."""
+        self._flush(0.0)
+        now = self._clock()
+        more = [one.read(now) for one in self._rounds]
+        for one in [one for one in self._rounds if one.ending and not one.tails]:
+            one.close()
+            self._rounds.remove(one)
+        self._flush(0.0)
+        return any(more)
+
+    def close(self, wait_s: float = 5.0) -> None:
+        """Show the rest, as far as the console takes it within ``wait_s``; of what is too much, the last lines."""
+        self._end_rounds()
+        deadline = self._clock() + wait_s
+        while (self._rounds or not all(sink.empty for sink in self._sinks.values())) and self._clock() < deadline:
+            self.poll()
+            self._flush(0.05)
+        if self._rounds:
+            for one in self._rounds:
+                one.leave_out(self._options.logs_directory)
+            deadline = self._clock() + wait_s
+        while not all(sink.empty for sink in self._sinks.values()) and self._clock() < deadline:
+            self._flush(0.05)
+        for one in self._rounds:
+            one.close()
+        self._rounds.clear()
+        self._flush(0.0)
+
+    def _end_rounds(self) -> None:
+        for one in self._rounds:
+            one.ending = True
+
+    def _flush(self, wait_s: float) -> None:
+        for sink in self._sinks.values():
+            sink.flush(wait_s)

@@ -1,0 +1,174 @@
+"""What a forked process does between the fork and the user's first line: become like a freshly started one."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from resilio_hpc.launch.process import process_tree
+from resilio_hpc.launch.workers import open_files, process_title, rank_main
+from resilio_hpc.launch.workers.spawner_messages import RankCommand
+
+
+def fork() -> int:
+    """Fork with all signals blocked: the child's stay pending until it has its own handlers (see ``detach``)."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid != 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    return pid
+
+
+def detach(parent: int, close: Sequence[int]) -> None:
+    """A session of its own, the default signal handlers, none of the spawner's sockets; dies with the spawner."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, *process_tree.WARNINGS):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.setsid()
+    process_tree.die_with_parent(parent, signal.SIGKILL)
+    for fd in close:
+        os.close(fd)
+
+
+def take_place(command: RankCommand, stdout: int, stderr: int) -> None:
+    """Streams, directory, affinity, limits and environment of one rank; ``stdout`` and ``stderr`` are closed."""
+    if command.stdin_path:
+        stdin = os.open(command.stdin_path, os.O_RDONLY)
+        os.dup2(stdin, 0)
+        os.close(stdin)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    for fd in {stdout, stderr} - {1, 2}:
+        os.close(fd)
+    if not stands_in(command.cwd):
+        os.chdir(command.cwd)
+    if command.cpus:
+        os.sched_setaffinity(0, command.cpus)
+    if command.open_files is not None:
+        open_files.give_back(command.open_files)
+    os.environ.update(command.env)
+
+
+def refresh(command: RankCommand) -> None:
+    """Undo what a fork shares and a new interpreter would not: seeds, keys, thread counts."""
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)
+    wanted = _threads_wanted(command)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()  # the CPU's is drawn at random when torch is imported; the others' are fixed
+    if wanted and torch is not None and torch.get_num_threads() != wanted:
+        torch.set_num_threads(wanted)
+        _set_blas_threads(wanted)
+
+
+def _threads_wanted(command: RankCommand) -> int:
+    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if text:
+        return int(text) if text.isdigit() else 0
+    return len(command.cpus) if command.cpus else 0
+
+
+def _set_blas_threads(wanted: int) -> None:
+    """numpy's OpenBLAS counted the cores when it was loaded; it offers no Python function to count again."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not numpy.__file__:
+        return
+    for library in sorted((Path(numpy.__file__).parent.parent / "numpy.libs").glob("lib*openblas*")):
+        handle = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        for prefix in ("scipy_", ""):
+            for suffix in ("64_", ""):
+                function = getattr(handle, f"{prefix}openblas_set_num_threads{suffix}", None)
+                if function is not None:
+                    function(wanted)
+                    return
+
+
+def program(command: RankCommand, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What to execute for a rank that is not forked. Raises FileNotFoundError."""
+    if command.kind != "command":
+        return (sys.executable, "-u", rank_main.__file__, command.kind, *command.argv)
+    name = command.argv[0]
+    path = command.env.get("PATH", environment.get("PATH"))
+    found = shutil.which(str(Path(command.cwd, name)) if "/" in name else name, path=path)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "no such program, or not executable", name)
+    return (found, *command.argv[1:])
+
+
+def stands_in(path: str) -> bool:
+    """Whether ``path`` is our working directory already. The kernel knows: a file system that hangs is not asked."""
+    try:
+        return os.getcwd() == path  # noqa: PTH109 - Path.cwd() is the same
+    except OSError:  # it was removed
+        return False
+
+
+def enter(cwd: str) -> None:
+    """Go where ranks will start, once: one that is forked there needs nothing of a directory that hangs by then."""
+    if cwd and not stands_in(cwd):
+        try:
+            os.chdir(cwd)
+        except OSError:
+            pass  # each rank will say so
+
+
+def check_directory(path: str) -> None:
+    """Raises NotADirectoryError where a rank could not have it as its working directory."""
+    if stands_in(path):
+        return
+    if not (Path(path).is_dir() and os.access(path, os.X_OK)):
+        raise NotADirectoryError(errno.ENOTDIR, "not a directory that can be entered", path)
+
+
+def open_outputs(command: RankCommand) -> tuple[int, int]:
+    """Descriptors of a rank's outputs, appended to by every round; twice the same one where the paths are equal."""
+    stdout = _open_output(command.stdout_path)
+    if command.stderr_path == command.stdout_path:
+        return stdout, stdout
+    try:
+        return stdout, _open_output(command.stderr_path)
+    except OSError:
+        os.close(stdout)
+        raise
+
+
+def _open_output(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def become_rank(command: RankCommand, stdout: int, stderr: int, executed: tuple[str, ...]) -> None:
+    """Run the rank: by executing ``executed``, or right here where that is empty."""
+    try:
+        take_place(command, stdout, stderr)
+    except OSError as error:
+        sys.exit(f"cannot start local rank {command.local_rank}: {error}")
+    if executed:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and what it starts would, too
+            signal.signal(number, signal.SIG_DFL)
+        try:
+            os.execv(executed[0], executed)
+        except OSError as error:
+            print(f"cannot execute {executed[0]}: {error.strerror}", file=sys.stderr)
+            os._exit(126)
+    process_tree.set_name("python")
+    process_title.set_title([sys.executable, "-u", *(["-m"] if command.kind == "module" else []), *command.argv])
+    refresh(command)
+    rank_main.run(command.kind, command.argv)

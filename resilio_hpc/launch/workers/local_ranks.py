@@ -1,0 +1,289 @@
+"""The agent's ranks in flesh: spawner, link, logs, console, error files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from resilio_hpc.ckpt.coordination.coordinator import ARRIVING
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.events.event_text import words
+from resilio_hpc.launch.config import slurm_variables
+from resilio_hpc.launch.config.slurm_variables import Task
+from resilio_hpc.launch.process.process_tree import TOKEN_VARIABLE
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.rundir import run_directory
+from resilio_hpc.launch.workers import spawner_messages as sm
+from resilio_hpc.launch.workers.console import Console, RankLogs
+from resilio_hpc.launch.workers.error_file import describe_exit, read_error
+from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
+from resilio_hpc.launch.workers.rank_env import Placement, RoundSetting, rank_argv, rank_variables
+from resilio_hpc.launch.workers.rank_owner import AnySpawner, RankOwner, StopHow
+from resilio_hpc.launch.workers.rank_server import RankServer
+from resilio_hpc.launch.workers.spawner import Spawner
+
+MAX_SPAWNER_RESTARTS = 5
+SHOWS_S = 0.02  # of each turn of the agent's loop, at most, for the ranks' output
+INTERNAL_PREFIXES = ("RESILIO_SETTINGS", "RESILIO_LINK")
+
+
+class LocalRanks:
+    """Carries out what the core decides about this node's ranks, and reports what becomes of them."""
+
+    imports_first = True  # the spawner imports what ranks need, before they do
+
+    def __init__(self, agent: RankOwner, token: str, spool: Path) -> None:
+        self._agent = agent
+        self._options = agent.settings.options
+        environment = rank_environment(slurm_variables.of_ranks(os.environ), agent.core.slots, token)
+        self._in_own_step = slurm_variables.SET_ASIDE in os.environ
+        self._base = environment
+        self._spawner = self._new_spawner(environment, agent.local_dir)
+        self._logs = Path(self._options.log_dir) if self._options.log_dir else spool / "logs"
+        self._console = Console(self._options)
+        self.server = RankServer(agent.local_dir / "agent.sock", agent.core.rank_said)
+        self._errors: dict[int, Path] = {}
+        self._error_logs: dict[int, Path] = {}  # where a rank's standard error goes
+        self._pids: dict[int, int] = {}
+        self._starting: set[int] = set()
+        self._start_began = 0.0
+        self._round = -1
+        self._spawner_restarts = 0
+        self._fork_refused = ""
+
+    def _new_spawner(self, environment: dict[str, str], directory: Path) -> AnySpawner:
+        zygote = self._options.zygote and self._options.kind != "command"
+        options = self._options
+        return Spawner(
+            environment, options.preload, zygote, directory, cwd=self._agent.settings.cwd, torch=options.torch,
+            program=(options.kind, options.script),
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Start the spawner; it imports torch while the agents find each other."""
+        self._agent.core.ready = not self.imports_first
+        self._spawner.start()
+
+    def filenos(self) -> Iterator[int]:
+        """Descriptors to poll."""
+        yield from self._spawner.filenos()
+        yield from self.server.filenos()
+
+    def serve(self, ready: set[int]) -> None:
+        """Some descriptors are readable; ranks' words are heard before their ends."""
+        for descriptor in [fd for fd in self.server.filenos() if fd in ready]:
+            self.server.serve(descriptor)
+        if not ready.isdisjoint(self._spawner.filenos()):
+            self._take_events()
+
+    def _take_events(self) -> None:
+        for event in self._spawner.events():
+            self._on_event(event)
+
+    def tick(self) -> None:
+        """Show the ranks' output, and tell of those that do not end."""
+        self._console.follow(SHOWS_S)
+        agent = self._agent
+        local = agent.core.local
+        for rank in local.lingering(time.monotonic()) if local is not None else ():
+            overdue = {"rank": rank.rank, "pid": self._pids.get(rank.local_rank), "waited_s": LINGERS_S}
+            agent.record("exit_overdue", **overdue)
+            agent.say(words("exit_overdue", {"node": agent.settings.node, **overdue}))
+
+    # -- what the core wants -----------------------------------------------------------------------------------
+
+    def open_store(self, round_number: int) -> None:
+        """Open a round's rendezvous store here."""
+        self._spawner.open_store(round_number, self._agent.settings.address)
+
+    def stop(self, how: StopHow, keep_stores_from: int) -> None:
+        """End all ranks and all their descendants."""
+        number = signal.SIGTERM if how.grace_s > 0 else signal.SIGKILL
+        self._spawner.stop(number, how.grace_s, keep_stores_from, heeded_only=not how.for_good, spare=how.well)
+
+    def terminate(self) -> None:
+        """SIGTERM to every rank; nothing is forced."""
+        for pid in self._pids.values():
+            try:
+                os.killpg(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+
+    def spawn(self, local: LocalRound, start: m.Start) -> None:
+        """Start the local ranks of a round."""
+        self._round = local.number
+        self._start_began = time.monotonic()
+        self._starting = set(local.ranks)
+        self._pids.clear()
+        directory = self._logs / str(local.number) / local.node
+        errors = self._agent.local_dir / "errors" / str(local.number)
+        for path in (directory, errors):
+            path.mkdir(parents=True, exist_ok=True)
+        world = sum(member.local_world_size for member in start.state.members)
+        logs = []
+        for rank in local.ranks.values():
+            out, err = self._log_paths(directory, rank.rank)
+            logs.append(RankLogs(rank.rank, rank.local_rank, out, err))
+            self._error_logs[rank.local_rank] = err
+            self._errors[rank.local_rank] = errors / f"{rank.local_rank}.json"
+            placement = Placement(
+                local.member.node_rank, len(start.state.members), rank.local_rank, local.member.local_world_size,
+                rank.rank, world,
+            )  # fmt: skip
+            try:
+                command = self._command(placement, start, out, err)
+            except UsageError as error:  # this world cannot be: every node says so, and each try counts
+                self._agent.core.spawn_failed(rank.local_rank, str(error), time.time())
+                return
+            self._spawner.spawn(command)
+        self._console.watch(logs, world, directory)
+
+    def _log_paths(self, directory: Path, rank: int) -> tuple[Path, Path]:
+        separate = any((
+            self._options.redirects != "0", self._options.tee != "0", self._options.duplicate_stdout_filters,
+            self._options.duplicate_stderr_filters,
+        ))  # fmt: skip
+        return directory / f"{rank}.log", directory / (f"{rank}.err.log" if separate else f"{rank}.log")
+
+    def _command(self, placement: Placement, start: m.Start, out: Path, err: Path) -> sm.RankCommand:
+        agent = self._agent
+        restore = start.restore_of(placement.rank)
+        setting = RoundSetting(
+            agent.run.run_id, agent.run.path, start.state.round, start.state.epoch, start.state.restarts,
+            start.master_address, start.master_port, self.server.path, agent.arena_dir,
+            f"{ARRIVING if start.arrives(placement.rank) else restore.source}:{restore.step}" if restore else "",
+            agent.read_ahead.begun,
+        )  # fmt: skip
+        local = placement.local_rank
+        devices = agent.devices.variables
+        variables = devices | rank_variables(
+            self._base | devices, self._options, placement, setting, self._errors[local]
+        )
+        if self._in_own_step:
+            task = Task(placement.node_rank, local, placement.rank, placement.local_world_size, placement.world_size)
+            variables |= slurm_variables.of_task(self._base, start.state.members, task)
+        cpus = None
+        if self._options.cpu_bind == "ranks":
+            cpus = cpu_share(sorted(os.sched_getaffinity(0)), local, placement.local_world_size)
+        return sm.RankCommand(
+            local, rank_argv(self._options, local, placement), self._options.kind, variables,
+            agent.settings.cwd or str(Path.cwd()), str(out), str(err), cpus, agent.open_files,
+            str(agent.run.path / run_directory.STDIN) if placement.rank == self._options.stdin_rank else "",
+        )  # fmt: skip
+
+    # -- what becomes of them ----------------------------------------------------------------------------------
+
+    def _on_event(self, event: sm.SpawnerEvent) -> None:
+        agent = self._agent
+        if isinstance(event, sm.Ready):
+            agent.core.ready = True
+            agent.ledger.append("spawner_ready", node=agent.settings.node, seconds=round(event.seconds, 3),
+                                why_not_fork=event.why_not_fork)  # fmt: skip
+            self._fork_refused = event.why_not_fork
+            if event.why_not_fork and self._options.zygote and self._options.kind != "command":
+                agent.say(f"ranks on {agent.settings.node} are executed, not forked: {event.why_not_fork}")
+        elif isinstance(event, sm.Started):
+            self._on_started(event)
+        elif isinstance(event, sm.SpawnFailed):
+            agent.core.spawn_failed(event.local_rank, event.error, time.time())
+        elif isinstance(event, sm.Exited):
+            self._on_exited(event)
+        elif isinstance(event, sm.StoreReady):
+            agent.core.store_ready(event.round, event.port)
+        elif isinstance(event, sm.StoreDied):
+            agent.record("store_died", round=event.round, error=event.error)
+            agent.core.store_died(event.round, event.error, time.time())
+        elif isinstance(event, sm.AllStopped):
+            self._pids.clear()
+            agent.record("ranks_stopped", seconds=round(event.seconds, 4))
+            agent.core.all_stopped()
+        elif isinstance(event, sm.StopFailed):
+            agent.say(f"{agent.settings.node}: processes {event.pids} outlived SIGKILL (stuck in the kernel?)")
+            agent.record("stop_failed", pids=list(event.pids))
+        else:
+            self._on_spawner_died(event)
+
+    def _on_started(self, event: sm.Started) -> None:
+        self._pids[event.local_rank] = event.pid
+        self._starting.discard(event.local_rank)
+        if event.mode == "exec" and event.why and event.why != self._fork_refused:
+            self._fork_refused = event.why
+            if self._options.zygote and self._options.kind != "command":
+                self._agent.say(f"ranks on {self._agent.settings.node} are executed, not forked: {event.why}")
+        if not self._starting:
+            local = self._agent.core.local
+            pids = {local.ranks[number].rank: pid for number, pid in self._pids.items()} if local else {}
+            self._agent.record("ranks", round=self._round, mode=event.mode, pids=pids)
+            self._agent.core.ranks_started(self._round, round(time.monotonic() - self._start_began, 4), event.mode)
+
+    def _on_exited(self, event: sm.Exited) -> None:
+        self._pids.pop(event.local_rank, None)
+        self.server.drain(event.local_rank)
+        error, at = (self._end_in_words(event), ""), event.time
+        if event.exit_code != 0 and event.local_rank in self._errors:
+            said, note = read_error(self._errors[event.local_rank])
+            if note:
+                self._agent.record("error_file_ignored", reason=note)
+            if said is not None:
+                error, at = (said.message, said.traceback), min(at, said.time)
+        if event.exit_code != 0 and self._agent.core.local is not None:
+            self._agent.devices.rank_failed(event.local_rank, error, self._error_logs.get(event.local_rank))
+        self._agent.core.rank_exited(event.local_rank, event.exit_code, event.signal, at, error)
+
+    def _end_in_words(self, event: sm.Exited) -> str:
+        return describe_exit(event.exit_code, event.signal)
+
+    def _on_spawner_died(self, event: sm.SpawnerDied) -> None:
+        agent = self._agent
+        agent.record("spawner_died", exit_code=event.exit_code, signal=event.signal, swept=len(event.swept))
+        self._spawner_restarts += 1
+        self._pids.clear()
+        if agent.core.ending is None and self._spawner_restarts <= MAX_SPAWNER_RESTARTS:
+            self.start()
+        elif agent.core.ending is None:
+            log = agent.local_dir / "spawner.log"
+            agent.say(f"the process that starts ranks died {self._spawner_restarts} times: {last_line(log)}")
+            agent.core.give_up("spawner keeps dying")
+        agent.core.spawner_died(event.time)
+
+    def close(self) -> None:
+        """Show the rest of the output, end the spawner."""
+        self._console.close(2.0)
+        self.server.close()
+        ending = self._agent.core.ending
+        if ending is None or ending.verdict != "completed":
+            self._spawner.kill()
+        elif left := self._spawner.release():
+            node = self._agent.settings.node
+            self._agent.record("left_running", pids=left)
+            self._agent.say(words("left_running", {"node": node, "pids": left}))
+
+
+def rank_environment(base: dict[str, str], slots: int, token: str) -> dict[str, str]:
+    """The environment of the spawner, which its ranks inherit: Slurm's and the user's, and what must be set at load."""
+    environment = {key: value for key, value in base.items() if not key.startswith(INTERNAL_PREFIXES)}
+    if slots > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    environment[TOKEN_VARIABLE] = token
+    return environment
+
+
+def cpu_share(cpus: list[int], local_rank: int, local_world_size: int) -> tuple[int, ...] | None:
+    """A rank's contiguous share of the CPUs that Slurm allotted; None where there are fewer CPUs than ranks."""
+    if len(cpus) < local_world_size:
+        return None
+    begin = len(cpus) * local_rank // local_world_size
+    end = len(cpus) * (local_rank + 1) // local_world_size
+    return tuple(cpus[begin:end])
+
+
+def last_line(path: Path) -> str:
+    """The last line of a small text file, for a message."""
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""

@@ -1,0 +1,233 @@
+"""What one agent knows of its own ranks in the present round. Pure.
+
+Takes what ranks say over their link and how they end, and answers with what the controller has to know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from resilio_hpc.ckpt.coordination.coordinator import TIERS
+from resilio_hpc.core import rank_link
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.root_cause import LEFT_OUT
+
+LINGERS_S = 120.0  # a script may have work to do after training; or its libraries hang while they are torn down
+
+
+@dataclass
+class LocalRank:
+    """One rank of this node."""
+
+    rank: int
+    local_rank: int
+    pid: int = -1
+    attached: bool = False
+    step: int = -1
+    step_at: float = 0.0
+    step_time: float = 0.0
+    first_step_at: float | None = None
+    restored: tuple[int, str, float] = (-1, "", 0.0)  # step, source, seconds
+    may_exit: bool = False  # it said Finished or Stopped
+    finished_at: float = 0.0  # when
+    is_told: bool = False  # that it has not ended since
+    stopped: bool = False
+    done: bool = False
+    ended_well_at: float | None = None  # Unix seconds
+    bad_copy: tuple[m.RestorePoint, str] | None = None  # what could not be restored, and why
+    snapshots: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+
+class LocalRound:
+    """Local ranks of round ``number`` on ``node``."""
+
+    def __init__(self, node: str, state: m.RoundState, member: m.Member, restore: m.RestorePoint | None) -> None:
+        self.node = node
+        self.epoch = state.epoch
+        self.number = state.round
+        self.member = member
+        self.restore = restore
+        self.failed = False
+        self._tells_of_steps = state.steps_reported
+        self.terminating = False
+        self.target = -1  # the stop that was proposed last
+        self.stop_confirmed = False
+        self.ranks = {
+            local: LocalRank(member.first_rank + local, local) for local in range(member.local_world_size)
+        }  # fmt: skip
+        self._snapshot_whole = -1  # the newest step that all ranks here hold
+        self._first_step_said = False
+        self._answers: dict[int, rank_link.StopAck] = {}
+
+    @property
+    def life(self) -> m.Life:
+        """Of all lives of the ranks, this one."""
+        return (self.epoch, self.number)
+
+    @property
+    def step(self) -> int:
+        """Fewest steps completed by an attached rank, -1 when unknown."""
+        return min((rank.step for rank in self.ranks.values() if rank.attached), default=-1)
+
+    @property
+    def furthest(self) -> int:
+        """Most steps completed by a rank, -1 when unknown."""
+        return max((rank.step for rank in self.ranks.values()), default=-1)
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of the slowest rank's last step."""
+        return max((rank.step_time for rank in self.ranks.values()), default=0.0)
+
+    @property
+    def attached(self) -> list[int]:
+        """Local ranks whose script uses resilio_hpc.train and which still run."""
+        return [local for local, rank in self.ranks.items() if rank.attached and not rank.done]
+
+    @property
+    def has_attached(self) -> bool:
+        """Whether any rank's script uses resilio_hpc.train, also one that has ended."""
+        return any(rank.attached for rank in self.ranks.values())
+
+    def said(self, local: int, message: rank_link.RankMessage, now: float) -> list[m.ToController]:
+        """A rank said something."""
+        rank = self.ranks[local]
+        if isinstance(message, rank_link.Attach):
+            rank.attached = True
+            return self._left_out()
+        elif isinstance(message, rank_link.StepDone):
+            return self._step_done(rank, message)
+        elif isinstance(message, rank_link.SnapshotTaken):
+            return self._snapshot(rank, message)
+        elif isinstance(message, rank_link.Restored):
+            rank.restored = (message.step, message.source, message.seconds)
+        elif isinstance(message, rank_link.RestoreFailed):
+            rank.bad_copy = (m.RestorePoint(message.source, message.step), message.error)
+        elif isinstance(message, rank_link.StopAck):
+            return self._stop_answer(local, message)
+        else:  # Stopped, Finished
+            rank.may_exit, rank.finished_at = True, now
+            rank.stopped = isinstance(message, rank_link.Stopped)
+            rank.step = max(rank.step, message.step)
+        return []
+
+    def exited(
+        self, local: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
+    ) -> list[m.ToController]:
+        """A rank ended. ``error``: message and traceback from its error file, or empty texts."""
+        rank = self.ranks[local]
+        rank.done = True
+        if exit_code == 0 and not (rank.attached and not rank.may_exit):
+            rank.ended_well_at = at
+            return self._left_out() or self._maybe_done()
+        if self.terminating and not rank.attached:
+            return self._maybe_done()  # it was told to end; how it does so is its own affair
+        kind = "signal" if signal is not None else "exit"
+        message, traceback = error
+        bad_copy = None
+        if rank.bad_copy is not None:
+            bad_copy, why = rank.bad_copy
+            kind, message = "restore_failed", f"{bad_copy.source} {bad_copy.step}: {why}"
+        elif exit_code == 0:
+            kind = "early_exit"
+            message = f"exited with 0 after {max(rank.step, 0)} steps, before training was finished"
+        self.failed = True
+        failure = m.RankFailure(
+            self.node, rank.rank, local, kind, at, exit_code, signal, message[:4000], traceback[-16000:], bad_copy
+        )  # fmt: skip
+        return [m.RankFailed(self.node, self.epoch, self.number, failure)]
+
+    def _left_out(self) -> list[m.ToController]:
+        """A rank that ended with 0 and never attached, while others do train: no step would be whole again."""
+        if self.failed or self.terminating or not (self.has_attached or self._tells_of_steps):
+            return []
+        for rank in self.ranks.values():
+            if rank.ended_well_at is not None and not rank.attached:
+                self.failed = True
+                failure = m.RankFailure(
+                    self.node, rank.rank, rank.local_rank, "early_exit", rank.ended_well_at, 0, None, LEFT_OUT
+                )
+                return [m.RankFailed(self.node, self.epoch, self.number, failure)]
+        return []
+
+    def lingering(self, now: float) -> list[LocalRank]:
+        """Ranks whose training is finished since LINGERS_S, and that have not ended; each is told once."""
+        found = [
+            rank
+            for rank in self.ranks.values()
+            if rank.may_exit and not rank.done and not rank.is_told and now - rank.finished_at > LINGERS_S
+        ]
+        for rank in found:
+            rank.is_told = True
+        return found
+
+    def propose_stop(self, target: int) -> list[m.ToController]:
+        """A stop is proposed: answer at once if no rank is attached, else when all attached ranks have answered."""
+        if target != self.target:
+            self.target = target
+            self._answers = {}
+        return self._maybe_answer()
+
+    def pending_stop(self) -> list[rank_link.AgentMessage]:
+        """What a rank that attaches only now must hear of a stop."""
+        proposal: list[rank_link.AgentMessage] = [rank_link.StopAt(self.target)] if self.target >= 0 else []
+        return [*proposal, rank_link.StopConfirmed(self.target)] if self.stop_confirmed else proposal
+
+    def _step_done(self, rank: LocalRank, message: rank_link.StepDone) -> list[m.ToController]:
+        if rank.first_step_at is not None and message.step > rank.step:
+            rank.step_time = max(0.0, message.time - rank.step_at) / (message.step - rank.step)
+        rank.step, rank.step_at = message.step, message.time
+        if rank.first_step_at is None:
+            rank.first_step_at = message.time
+            return self._maybe_first_step()
+        return []
+
+    def _maybe_first_step(self) -> list[m.ToController]:
+        times = [rank.first_step_at for rank in self.ranks.values()]
+        if self._first_step_said or None in times:
+            return []
+        self._first_step_said = True
+        step = next(iter(self.ranks.values())).restored[0]
+        found = Counter(rank.restored[1] for rank in self.ranks.values())
+        sources = tuple((tier, found[tier]) for tier in TIERS if found[tier])
+        last = max(time for time in times if time is not None)
+        longest = max(rank.restored[2] for rank in self.ranks.values())
+        return [m.FirstStep(self.node, self.epoch, self.number, self.step, last, step, sources, longest)]
+
+    def _snapshot(self, rank: LocalRank, message: rank_link.SnapshotTaken) -> list[m.ToController]:
+        rank.snapshots[message.step] = (message.size_bytes, message.blocked_s)
+        if not all(message.step in other.snapshots for other in self.ranks.values()):
+            return []
+        taken = [other.snapshots[message.step] for other in self.ranks.values()]
+        for other in self.ranks.values():
+            other.snapshots = {step: value for step, value in other.snapshots.items() if step > message.step}
+        self._snapshot_whole = max(self._snapshot_whole, message.step)
+        size = sum(size for size, _ in taken)
+        return [m.SnapshotWhole(self.node, self.epoch, self.number, message.step, size, max(b for _, b in taken))]
+
+    def _stop_answer(self, local: int, message: rank_link.StopAck) -> list[m.ToController]:
+        if message.target != self.target:
+            return []
+        self._answers[local] = message
+        return self._maybe_answer()
+
+    def _maybe_answer(self) -> list[m.ToController]:
+        waiting = [local for local in self.attached if local not in self._answers and not self.ranks[local].may_exit]
+        if waiting or self.target < 0:
+            return []
+        answers = list(self._answers.values())
+        accepted = all(answer.accepted for answer in answers)
+        step = max((answer.step for answer in answers), default=-1)
+        return [
+            m.StopAnswer(self.node, self.epoch, self.number, self.target, accepted, step, len(self.attached)),
+        ]
+
+    def _maybe_done(self) -> list[m.ToController]:
+        if self.failed or not all(rank.done for rank in self.ranks.values()):
+            return self._maybe_answer()
+        stopped = any(rank.stopped for rank in self.ranks.values()) or self.terminating
+        done = m.RanksDone(
+            self.node, self.epoch, self.number, stopped, self.furthest, self._snapshot_whole, self.has_attached
+        )
+        return [done]

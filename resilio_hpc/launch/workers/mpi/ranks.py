@@ -1,0 +1,99 @@
+"""The agent's ranks where ``--mpi`` asks for a PMI: as ``local_ranks``, but started through one srun step per round."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.workers import spawner_messages as sm
+from resilio_hpc.launch.workers.local_ranks import LocalRanks
+from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.mpi.spawner import MpiSpawner
+from resilio_hpc.launch.workers.mpi.tasks import STEP_KILLED
+from resilio_hpc.launch.workers.rank_owner import RankOwner, StopHow
+
+KILLED_WITH_STEP = "killed together with its MPI step"  # first_failure knows this for an echo
+ECHO_S = 0.3  # an echo is told so much later than it is seen: by then the failure itself is known, wherever it was
+_TAIL_BYTES = 8192
+# What MPI_Abort leaves on standard error: Open MPI 4 and 5, MPICH 3 and 4 (and those derived from it).
+_ABORTED = (
+    re.compile(r"MPI_ABORT was invoked on rank \d+ .*?\n?.*?with errorcode\s+(-?\d+)", re.DOTALL),
+    re.compile(r"application called MPI_Abort\([^)]*?(-?\d+)\)"),
+)
+
+
+def local_ranks(agent: RankOwner, token: str, spool: Path) -> LocalRanks:
+    """The ranks of an agent, in the way that its options ask for."""
+    kind = MpiRanks if agent.settings.options.mpi else LocalRanks
+    return kind(agent, token, spool)
+
+
+class MpiRanks(LocalRanks):
+    """Ranks that are tasks of a step."""
+
+    imports_first = False
+    _spawner: MpiSpawner
+
+    def __init__(self, agent: RankOwner, token: str, spool: Path, echo_s: float = ECHO_S) -> None:
+        """``echo_s``: how long an echo waits for the failure itself."""
+        super().__init__(agent, token, spool)
+        self._echo_s = echo_s
+        self._echoes: list[tuple[float, sm.Exited]] = []  # when to tell of them
+
+    def _new_spawner(self, environment: dict[str, str], directory: Path) -> MpiSpawner:
+        return MpiSpawner(environment, directory)
+
+    def spawn(self, local: LocalRound, start: m.Start) -> None:
+        """Lay out what the tasks of this node are to run; node rank 0 starts them all."""
+        self._echoes.clear()
+        self._spawner.expect(local.number, local.member)
+        super().spawn(local, start)
+        if local.member.node_rank == 0:
+            self._spawner.launch(self._agent.run.run_id, local.number, self._options.mpi, start.state.members)
+
+    def stop(self, how: StopHow, keep_stores_from: int) -> None:
+        """End all ranks; whoever asks for it knows of a failure, or needs none."""
+        self._echoes.clear()
+        super().stop(how, keep_stores_from)
+
+    def tick(self) -> None:
+        """Show the ranks' output; go on with a stop; tell of echoes that nothing else explained."""
+        super().tick()
+        self._take_events()
+        now = time.monotonic()
+        while self._echoes and now >= self._echoes[0][0]:
+            super()._on_exited(self._echoes.pop(0)[1])
+
+    def _on_exited(self, event: sm.Exited) -> None:
+        if self._end_in_words(event) == KILLED_WITH_STEP:
+            self._echoes.append((time.monotonic() + self._echo_s, event))
+        else:
+            super()._on_exited(event)
+
+    def _end_in_words(self, event: sm.Exited) -> str:
+        if event.exit_code != STEP_KILLED:
+            return super()._end_in_words(event)
+        code = abort_code(self._tail(event.local_rank))
+        return KILLED_WITH_STEP if code is None else f"called MPI_Abort with error code {code}"
+
+    def _tail(self, local_rank: int) -> str:
+        path = self._error_logs.get(local_rank)
+        if path is None:
+            return ""
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+                return file.read(_TAIL_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
+
+
+def abort_code(text: str) -> int | None:
+    """The error code of an MPI_Abort that the end of a rank's standard error tells of; None where there is none."""
+    for pattern in _ABORTED:
+        found = pattern.findall(text)
+        if found:
+            return int(found[-1])
+    return None

@@ -1,0 +1,127 @@
+"""The environment and the command of one rank. Pure.
+
+The variables are torchrun's (torch.distributed.elastic, LocalElasticAgent), so that a script need not know who
+started it, and ours, which ``resilio_hpc.train`` and ``resilio_hpc.ckpt`` read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilio_hpc.ckpt.coordination.coordinator import READ_AHEAD_VARIABLE
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.rank_layout import fill, layout_of, values_of
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one rank sits in the world of one round."""
+
+    node_rank: int
+    node_count: int
+    local_rank: int
+    local_world_size: int
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class RoundSetting:
+    """What all ranks of one node share in one round."""
+
+    run_id: str
+    run_dir: Path
+    round: int
+    epoch: int
+    restart_count: int  # rounds before this one
+    master_addr: str
+    master_port: int
+    agent_socket: Path
+    arena_dir: Path
+    restore: str  # see ``ckpt.agent_link.parse_restore_point``
+    read_ahead: Path  # names the step that is being read ahead
+
+
+def rank_variables(
+    base: Mapping[str, str], options: LaunchOptions, placement: Placement, setting: RoundSetting, error_file: Path
+) -> dict[str, str]:
+    """The variables to set on top of ``base``, the environment that the agent was started with.
+
+    Raises UsageError when ``--virtual-local-rank`` has no GPU for this rank, or ``--layout`` does not fit the world.
+    """
+    return (
+        _torchrun_variables(base, options, placement, setting)
+        | {"TORCHELASTIC_ERROR_FILE": str(error_file)}
+        | _device_variables(base, options, placement)
+        | layout_of(options.layouts, placement.world_size).variables()
+        | {
+            "RESILIO_RUN_ID": setting.run_id,
+            "RESILIO_RUN_DIR": str(setting.run_dir),
+            "RESILIO_CHECKPOINT_DIR": str(setting.run_dir / "checkpoints"),
+            "RESILIO_AGENT_SOCKET": str(setting.agent_socket),
+            "RESILIO_ROUND": str(setting.round),
+            "RESILIO_EPOCH": str(setting.epoch),
+            "RESILIO_ARENA_DIR": str(setting.arena_dir),
+            "RESILIO_RESTORE": setting.restore,
+            READ_AHEAD_VARIABLE: str(setting.read_ahead),
+            # LOCAL_RANK is 0 everywhere under --virtual-local-rank; arenas and the agent need the real one
+            "RESILIO_LOCAL_RANK": str(placement.local_rank),
+        }
+    )
+
+
+def _torchrun_variables(
+    base: Mapping[str, str], options: LaunchOptions, placement: Placement, setting: RoundSetting
+) -> dict[str, str]:
+    variables = {
+        "RANK": str(placement.rank),
+        "WORLD_SIZE": str(placement.world_size),
+        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
+        "GROUP_RANK": str(placement.node_rank),
+        "GROUP_WORLD_SIZE": str(placement.node_count),
+        "ROLE_NAME": options.role,
+        "ROLE_RANK": str(placement.rank),  # one role per run: the whole world
+        "ROLE_WORLD_SIZE": str(placement.world_size),
+        "MASTER_ADDR": setting.master_addr,
+        "MASTER_PORT": str(setting.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(setting.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
+        "TORCHELASTIC_RUN_ID": options.torchelastic_run_id or setting.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(options.torch),  # the store is hosted outside of rank 0
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(options.signals_to_handle),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if "OMP_NUM_THREADS" not in base and placement.local_world_size > 1:
+        variables["OMP_NUM_THREADS"] = "1"
+    return variables
+
+
+def _device_variables(base: Mapping[str, str], options: LaunchOptions, placement: Placement) -> dict[str, str]:
+    if not options.virtual_local_rank:
+        return {"LOCAL_RANK": str(placement.local_rank)}
+    visible = base.get("CUDA_VISIBLE_DEVICES")
+    gpus = [gpu.strip() for gpu in visible.split(",") if gpu.strip()] if visible is not None else None
+    if gpus is None:
+        gpu = str(placement.local_rank)
+    elif placement.local_rank < len(gpus):
+        gpu = gpus[placement.local_rank]
+    else:
+        raise UsageError(
+            f"--virtual-local-rank: CUDA_VISIBLE_DEVICES={visible} has no GPU for local rank {placement.local_rank}"
+        )
+    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu}
+
+
+def rank_argv(options: LaunchOptions, local_rank: int, placement: Placement | None = None) -> tuple[str, ...]:
+    """Program and arguments; ``${local_rank}`` in an argument becomes the local rank, as with torchrun.
+
+    With ``--fill-arguments`` the round's numbers are filled in too, where ``placement`` tells them. Raises UsageError.
+    """
+    arguments = tuple(argument.replace("${local_rank}", str(local_rank)) for argument in options.script_args)
+    if options.fill_arguments and placement is not None:
+        layout = layout_of(options.layouts, placement.world_size)
+        arguments = fill(arguments, values_of(layout, placement.node_count, placement.local_world_size))
+    return (options.script, *arguments)

@@ -1,0 +1,153 @@
+"""What ranks need of the agent that owns them, and how they are stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from resilio_hpc.core import rank_link
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch.config.agent_settings import AgentSettings
+from resilio_hpc.launch.protocol.messages import End
+from resilio_hpc.launch.rundir.run_directory import Run
+from resilio_hpc.launch.workers import spawner_messages as sm
+from resilio_hpc.launch.workers.local_round import LocalRound
+
+
+@dataclass(frozen=True)
+class StopHow:
+    """``grace_s``: from SIGTERM to SIGKILL, 0: SIGKILL at once. ``for_good``: no other round follows, so the grace is
+    for all; else it is for ranks that handle SIGTERM. ``well``: the ranks have ended well, and what they have left
+    running is awaited so long, but not ended."""
+
+    grace_s: float = 0.0
+    for_good: bool = False
+    well: bool = False
+
+
+class RankEvents(Protocol):
+    """What hears of the ranks: the agent's core. Times are Unix seconds."""
+
+    ready: bool
+    slots: int
+
+    @property
+    def local(self) -> LocalRound | None:
+        """The round whose ranks run here."""
+
+    @property
+    def ending(self) -> End | None:
+        """How the run ended, once it has."""
+
+    def rank_said(self, round_number: int, local_rank: int, message: rank_link.RankMessage) -> None:
+        """A rank sent a message."""
+
+    def ranks_started(self, round_number: int, seconds: float, mode: str) -> None:
+        """All local ranks run."""
+
+    def rank_exited(
+        self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
+    ) -> None:
+        """A rank ended. ``error``: its message and traceback."""
+
+    def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
+        """A rank could not be started."""
+
+    def store_ready(self, round_number: int, port: int) -> None:
+        """The rendezvous store of a round is open."""
+
+    def store_died(self, round_number: int, error: str, at: float) -> None:
+        """It is gone."""
+
+    def all_stopped(self) -> None:
+        """Every rank and descendant is gone."""
+
+    def spawner_died(self, at: float) -> None:
+        """The spawner is gone, and its ranks and stores with it."""
+
+    def give_up(self, reason: str) -> None:
+        """This node cannot run ranks."""
+
+
+class Devices(Protocol):
+    """The node's devices."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """For ranks: the devices that they may use."""
+
+    def rank_failed(self, local_rank: int, said: tuple[str, str], log: Path | None) -> None:
+        """A rank ended by itself. ``said``: its message and traceback; ``log``: its standard error."""
+
+
+class ReadAhead(Protocol):
+    """What reads a step ahead."""
+
+    begun: Path  # names that step
+
+
+class RankOwner(Protocol):
+    """The agent, as far as its ranks need it."""
+
+    settings: AgentSettings
+    run: Run
+    local_dir: Path
+    arena_dir: Path
+    open_files: int
+    ledger: Ledger
+
+    @property
+    def core(self) -> RankEvents:
+        """What hears of the ranks."""
+
+    @property
+    def devices(self) -> Devices:
+        """The node's devices."""
+
+    @property
+    def read_ahead(self) -> ReadAhead:
+        """What reads a step ahead for the ranks."""
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Write to the ledger."""
+
+    def say(self, line: str) -> None:
+        """One line for the user."""
+
+
+class AnySpawner(Protocol):
+    """What starts ranks: by fork (``spawner``), or through srun (``mpi.spawner``)."""
+
+    def start(self) -> None:
+        """Get ready to start ranks."""
+
+    def filenos(self) -> Iterator[int]:
+        """For poll."""
+
+    def events(self) -> list[sm.SpawnerEvent]:
+        """What happened since the last call."""
+
+    def spawn(self, command: sm.RankCommand) -> None:
+        """Start a rank."""
+
+    def open_store(self, round: int, host: str) -> None:
+        """Open the rendezvous store of a round."""
+
+    def stop(
+        self,
+        signal: int,
+        grace_s: float,
+        keep_stores_from: int | None,
+        *,
+        heeded_only: bool = False,
+        spare: bool = False,
+    ) -> None:
+        """End every rank with all its descendants."""
+
+    def kill(self) -> object:
+        """End everything at once."""
+
+    def release(self) -> list[int]:
+        """End, and leave running what ranks left; the numbers of those processes."""

@@ -1,0 +1,57 @@
+"""A process that holds one rendezvous store (torch's TCPStore) and never forks.
+
+Forked from the zygote, or executed (``main``) where there is nothing to fork from. It answers on the spawner's socket
+and then closes it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from datetime import timedelta
+
+from resilio_hpc.launch.process import process_tree
+from resilio_hpc.launch.workers.spawner_messages import StoreDied, StoreReady, encode
+
+CONNECT_TIMEOUT = timedelta(seconds=30)  # to itself, under the name that the ranks will use
+
+
+def hold(link: socket.socket, round: int, host: str) -> int:
+    """Open the store on a free port, say which, and wait to be killed. Returns 1 where it could not be opened."""
+    process_tree.set_name(f"store-round-{round}")
+    try:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        socket.getaddrinfo(host, None)  # torch would repeat a failing look-up until its own time-out
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
+    except Exception as error:  # noqa: BLE001 - torch raises many types; the agent hears of each
+        link.send(
+            encode(StoreDied(round, f"no store on {host}: {type(error).__name__}: {' '.join(str(error).split())}"))
+        )
+        return 1
+    link.send(encode(StoreReady(round, store.port)))
+    process_tree.outlive_warnings()
+    for number in (signal.SIGTERM, signal.SIGINT):  # Slurm's and the terminal's, to the whole step or group
+        signal.signal(number, signal.SIG_IGN)
+    link.close()  # or the agent would not see the spawner's end of file
+    while True:
+        signal.pause()
+
+
+def free_port(round: int, host: str) -> StoreReady | StoreDied:
+    """Find a port that rank 0 may listen on, where the launcher holds no store."""
+    try:
+        with socket.create_server((host, 0)) as free:
+            return StoreReady(round, free.getsockname()[1])
+    except OSError as error:
+        return StoreDied(round, f"no free port on {host}: {error.strerror}")
+
+
+def main() -> None:
+    """Entry point of an executed store host; arguments: socket, parent, round, host."""
+    fd, parent, round, host = sys.argv[1:]
+    process_tree.die_with_parent(int(parent), signal.SIGKILL)
+    os.set_inheritable(int(fd), False)
+    sys.exit(hold(socket.socket(fileno=int(fd)), int(round), host))

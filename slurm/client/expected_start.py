@@ -1,0 +1,70 @@
+"""When Slurm would start a job: ``sbatch --test-only``, which submits nothing.
+
+The answer is on standard error (22.05: ``sbatch: Job 8 to start at TIME using 16 processors on nodes n[1-2] in
+partition main``; 26.05 has a stray letter behind TIME), a refusal is ``allocation failure: WHY`` with exit code 1. It
+counts running jobs only, neither waiting ones nor most limits: a start that it promises is an estimate.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from resilio_hpc.core.errors import CommandError, SlurmError
+from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.hostlist import told
+from resilio_hpc.slurm.client.runner import READING, run_here
+
+_START = re.compile(r"Job \S+ to start at (\S+)(?: \S+)? using \d+ \S+ on nodes (\S+)(?: in partition (\S+))?")
+_FAILURE = re.compile(r"^allocation failure: (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """``start_s``: Unix seconds, None where Slurm would never start the job; ``why`` then says what it said."""
+
+    start_s: float | None
+    nodes: tuple[str, ...] = ()
+    partition: str = ""
+    why: str = ""
+
+
+def expected_start(script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Expected:
+    """``sbatch --test-only ARGUMENTS < script``. Raises SlurmError: Unanswered where slurmctld is away."""
+    argv = ["sbatch", "--test-only", *arguments]
+    try:
+        done = run_here(argv, commands.TIMEOUT_S, READING, environment=environment, stdin=script)
+        return parse_start(done.stderr)
+    except CommandError as error:
+        if error.returncode is None and "cannot start" in str(error):
+            raise SlurmError("there is no sbatch on PATH: submit from a login node of the cluster") from error
+        meant = commands.refused(error)
+        if error.returncode is None or isinstance(meant, commands.Unanswered):
+            raise meant from error
+        return Expected(None, why=refusal(error))
+
+
+def refusal(error: CommandError) -> str:
+    """What a failed test said, in one line. Pure."""
+    lines = [_FAILURE.sub(r"\1", line) for line in commands.sbatch_reason(error).split("; ")]
+    return "; ".join(dict.fromkeys(line.strip() for line in lines))
+
+
+def parse_start(text: str) -> Expected:
+    """The last line that tells a start. Raises SlurmError where there is none. Pure, but for a local time's zone."""
+    found = list(_START.finditer(text))
+    if not found:
+        raise SlurmError(f"sbatch --test-only told no start: {text.strip()[:200]!r}")
+    moment, nodes, partition = found[-1].groups()
+    return Expected(_unix(moment), tuple(told(nodes)), partition or "")
+
+
+def _unix(moment: str) -> float:
+    if moment.isdecimal():
+        return float(moment)
+    try:
+        return time.mktime(time.strptime(moment, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        raise SlurmError(f"sbatch --test-only: {moment!r} is no time") from None

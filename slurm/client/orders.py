@@ -1,0 +1,129 @@
+"""The command lines that change something in Slurm. Pure; what scontrol would misunderstand is refused here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.json_fields import printable
+from resilio_hpc.slurm.client.hostlist import compress
+
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_JOB = re.compile(r"\d{1,10}(?:_\d{1,10}|\+\d{1,10})?")
+_KEY = re.compile(r"[A-Za-z][A-Za-z]{0,63}")
+_FEATURE = re.compile(r"[A-Za-z0-9_.:/=-]{1,255}")
+_SIGNAL = re.compile(r"(?:SIG)?[A-Z][A-Z0-9+]{1,9}|\d{1,2}")
+
+
+def drain(nodes: Sequence[str], reason: str) -> list[str]:
+    """Let no new job start on these nodes; what runs goes on. ``reason`` replaces any that is there."""
+    return _update_nodes(nodes, "State=DRAIN", f"Reason={_reason(reason)}")
+
+
+def reword(nodes: Sequence[str], reason: str) -> list[str]:
+    """Another reason for nodes that are drained; does nothing to nodes in service."""
+    return _update_nodes(nodes, f"Reason={_reason(reason)}")
+
+
+def undrain(nodes: Sequence[str]) -> list[str]:
+    """End a drain, and only that: unlike RESUME this leaves a node that is DOWN as it is."""
+    return _update_nodes(nodes, "State=UNDRAIN")
+
+
+def resume(nodes: Sequence[str]) -> list[str]:
+    """Back into service, from DRAIN, DOWN and FAIL alike."""
+    return _update_nodes(nodes, "State=RESUME")
+
+
+def weight(nodes: Sequence[str], number: int) -> list[str]:
+    """Slurm fills nodes of a low weight first."""
+    if not 0 <= number < 1 << 32:
+        raise UsageError(f"a node's weight is a whole number from 0 to 4294967295, not {number}")
+    return _update_nodes(nodes, f"Weight={number}")
+
+
+def features(nodes: Sequence[str], available: Sequence[str], active: Sequence[str] | None = None) -> list[str]:
+    """The features that jobs may ask for; ``active``: those of them that the nodes have now (default: all)."""
+    chosen = available if active is None else active
+    return _update_nodes(
+        nodes, f"AvailableFeatures={_feature_list(available)}", f"ActiveFeatures={_feature_list(chosen)}"
+    )
+
+
+def comment_nodes(nodes: Sequence[str], comment: str) -> list[str]:
+    """The nodes' Comment."""
+    return _update_nodes(nodes, f"Comment={_value(comment)}")
+
+
+def update_job(job: str, changes: Mapping[str, str]) -> list[str]:
+    """``{"NumNodes": "4", "TimeLimit": "60"}``, by scontrol's names."""
+    bad = [key for key in changes if not _KEY.fullmatch(key) or key.lower() in ("jobid", "jobname", "stepid")]
+    if bad or not changes:
+        raise UsageError(f"not a field of a job that scontrol can update: {bad[0] if bad else 'nothing given'!r}")
+    return [
+        "scontrol",
+        "update",
+        f"JobId={check_job(job)}",
+        *(f"{key}={_value(text)}" for key, text in changes.items()),
+    ]
+
+
+def requeue(job: str) -> list[str]:
+    """End a job's present run and queue it again."""
+    return ["scontrol", "requeue", check_job(job)]
+
+
+def cancel(job: str, signal: str | None = None) -> list[str]:
+    """Cancel a job, or send a signal to its steps."""
+    if signal is not None and not _SIGNAL.fullmatch(signal):
+        raise UsageError(f"not a signal: {printable(signal)!r}; a name such as USR2, or a number")
+    return ["scancel", *(["--signal", signal] if signal else []), check_job(job)]
+
+
+def submit(arguments: Sequence[str]) -> list[str]:
+    """Submit what follows, sbatch's options and the script."""
+    return ["sbatch", "--parsable", *arguments]
+
+
+def check_nodes(names: Sequence[str]) -> None:
+    """Raises UsageError for what is not one node's name: ALL and brackets would mean others, too."""
+    bad = [name for name in names if not _NODE.fullmatch(name) or name.upper() == "ALL"]
+    if bad:
+        raise UsageError(f"not the name of a node: {printable(bad[0])!r}")
+
+
+def check_job(job: str) -> str:
+    """The job's number as it is. Raises UsageError for what is none."""
+    if not _JOB.fullmatch(job):
+        raise UsageError(f"not a job's number: {printable(job)!r}; such as 42 or 42_7")
+    return job
+
+
+def _update_nodes(nodes: Sequence[str], *changes: str) -> list[str]:
+    check_nodes(nodes)
+    if not nodes:
+        raise UsageError("no node is named")
+    return ["scontrol", "update", f"NodeName={compress(nodes)}", *changes]
+
+
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise UsageError("a reason must say something")
+    return _value(text)
+
+
+def _value(text: str) -> str:
+    """scontrol takes a quote at the beginning or end away, and prints a newline as it is."""
+    if text[:1] in ('"', "'") or text[-1:] in ('"', "'") or not all(one.isprintable() for one in text):
+        raise UsageError(
+            f"Slurm would not keep this text as it is: {printable(text, 60)!r} (quotes at its ends, newlines)"
+        )
+    return text
+
+
+def _feature_list(names: Sequence[str]) -> str:
+    bad = [name for name in names if not _FEATURE.fullmatch(name)]
+    if bad:
+        raise UsageError(f"not the name of a feature: {printable(bad[0])!r}")
+    return ",".join(names)

@@ -1,0 +1,25 @@
+"""How many orders to nodes slurmctld has carried out, from ``sdiag``: whether another came between. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_SECTION = "Remote Procedure Call statistics by message type"
+_UPDATES = re.compile(r"^\s*REQUEST_UPDATE_NODE\s.*?count:(\d{1,18})\s", re.MULTILINE)
+
+
+def parse_update_count(output: str) -> int | None:
+    """The count since slurmctld started or was reconfigured; 0 when there was none; None when this is not sdiag's."""
+    if _SECTION not in output:
+        return None
+    found = _UPDATES.search(output)
+    return int(found[1]) if found else 0
+
+
+def came_alone(before: int | None, after: int | None) -> bool:
+    """Whether no other order came between two counts with one of ours between them.
+
+    A count that began anew says nothing, so: not alone. Counts that cannot be had (None) cannot tell either way; then
+    this is True, as if they had not been asked for.
+    """
+    return before is None or after is None or after - before == 1

@@ -1,0 +1,36 @@
+"""The best client that works here."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+
+from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.client.pyslurm_client import PyslurmClient
+from resilio_hpc.slurm.client.pyslurm_reader import PyslurmReader
+
+
+def _installed() -> bool:
+    return importlib.util.find_spec("pyslurm") is not None
+
+
+def which(
+    dry_run: Callable[[Sequence[str]], None] | None = None,
+    *,
+    installed: Callable[[], bool] = _installed,
+    reader: Callable[[], PyslurmReader] = PyslurmReader,
+) -> CommandClient:
+    """pyslurm's where it is installed and says the same as the commands, else that of the commands.
+
+    ``installed`` says whether there is a pyslurm, which ``reader`` then asks.
+    What is wrong with Slurm is told by the first question, not here.
+    """
+    if installed():
+        try:
+            client = PyslurmClient(reader(), dry_run=dry_run)
+            if client.agrees():
+                return client
+        except SlurmError:  # pyslurm without its Slurm, or no Slurm at all: the commands say which
+            return CommandClient(dry_run=dry_run)
+    return CommandClient(dry_run=dry_run)

@@ -1,0 +1,320 @@
+"""Draining with manners: compare, write, read again, and give up what may not be ours.
+
+slurmctld has no compare-and-swap: an order to drain replaces whatever reason is there, and UNDRAIN ends whatever drain.
+So the node is read right before each write, and again after it. What another order does between those two calls (some
+10 ms) is not seen in the node; but slurmctld counts the orders it gets, and when another one came at that moment, the
+node stays drained for a reason that is no longer ours, so that a person looks. (Not for drains of ours of other nodes,
+which show them: in a storm many of us write at the same moment.) What remains: the text of that other drain is lost;
+and a drain that Slurm itself makes in those 10 ms, which is not an order, is not noticed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.core.json_fields import printable
+from resilio_hpc.slurm.client.client import SlurmClient
+from resilio_hpc.slurm.client.commands import Unanswered
+from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.client.update_count import came_alone
+from resilio_hpc.slurm.drain.drain import (
+    PROLOG_ERROR,
+    Action,
+    Decision,
+    decide_adopt,
+    decide_drain,
+    decide_slurms_own,
+    decide_undrain,
+)
+from resilio_hpc.slurm.drain.other_orders import Sight, only_drained_others
+from resilio_hpc.slurm.drain.policy import DrainPolicy
+from resilio_hpc.slurm.drain.reason import BY_HAND, PREFIX, Finding, disowned_reason, read_reason
+from resilio_hpc.slurm.drain.storm_breaker import Storm, no_room, one_too_many
+from resilio_hpc.slurm.orders.audit import AuditEntry, AuditLog
+
+ACT, OBSERVE, DRY_RUN = "act", "observe", "dry-run"
+"""Modes: write; write to the audit log only what would be done; neither."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one node. ``result`` is one of RESULTS; ``why`` in words; ``unanswered``: by slurmctld."""
+
+    node: str
+    result: str
+    why: str
+    unanswered: bool = False
+
+
+RESULTS = {
+    "drained": "the node is drained, for our reason",
+    "reworded": "drained by us before; the reason names the checks that hold it now",
+    "undrained": "our drain is ended",
+    "nothing": "nothing had to be done",
+    "left": "somebody else's: not touched",
+    "offered": "a drain of Slurm's own may be ended: a person may do so",
+    "would-act": "what would be done (observing, or a dry run)",
+    "storm": "too many drains: not drained, look for a cause that they share",
+    "shared": "too many nodes are held for this check: not drained, look for a cause that they share",
+    "overtaken": "somebody else changed the node just after our write: theirs stays",
+    "contested": "another order came at the moment of our write: drained, and no longer ours to end",
+    "unknown": "Slurm did not answer, or not clearly: nothing is known, nothing more was written",
+    "refused": "Slurm refused",
+}
+_COUNT_TRIES, _COUNT_WAIT_S = 5, 0.05
+_LOOKS_BACK_S = 300.0  # after its drain, a node looks whether others that drained at the same moment were first
+_DONE = {Action.DRAIN: "drained", Action.REWORD: "reworded", Action.UNDRAIN: "undrained"}
+
+
+class DrainWriter:
+    """One way to drain and undrain, for health checks, commands and the governor alike."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        policy: DrainPolicy,
+        audit: AuditLog,
+        mode: str = ACT,
+        breaker: bool = True,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if mode not in (ACT, OBSERVE, DRY_RUN):
+            raise ValueError(f"no such mode: {mode}")
+        self._client = client
+        self._policy = policy
+        self._audit = audit
+        self._mode = mode
+        self._breaker = breaker
+        self._clock = clock
+        self._sleep = sleep
+
+    @property
+    def audit_problem(self) -> str:
+        """Why the audit log is not whole; "" when it is."""
+        return self._audit.problem
+
+    def drain(self, node: str, finding: Finding) -> Outcome:
+        """Drain a node for a check that failed, unless it is somebody else's or the storm breaker holds us back."""
+        act = _Act(self, node, "drain", finding.check, finding.evidence)
+        return act.write(lambda now: decide_drain(now, finding))
+
+    def room(self, node: str) -> str:
+        """ "" where one more node may be drained since its prolog fails; else why not. Raises SlurmError."""
+        if self._mode != ACT:
+            return "only observing"
+        now = self._clock()
+        storm = no_room(self._client.nodes(), node, now, self._policy, PROLOG_ERROR) if self._breaker else None
+        return str(storm) if storm is not None else ""
+
+    def undrain(self, node: str, check: str | None = None, passes: int | None = None) -> Outcome:
+        """End our drain, of one check or (None) of all, after ``passes`` (None: enough) passes in a row."""
+        needed = self._policy.passes
+        passed = needed if passes is None else passes
+        act = _Act(self, node, "undrain", check or "", "")
+        return act.write(lambda now: decide_undrain(now, check, passed, needed))
+
+    def adopt(self, node: str, finding: Finding, failed_s: float) -> Outcome:
+        """Give a drain our reason that Slurm made since our own prolog had failed at that time (Unix seconds)."""
+        act = _Act(self, node, "adopt", finding.check, finding.evidence)
+        return act.write(lambda now: decide_adopt(now, finding, failed_s))
+
+    def recheck(self, node: str, passes: int) -> Outcome:
+        """Say whether a drain that Slurm made itself ("Kill task failed") could be ended; nothing is written."""
+        act = _Act(self, node, "recheck", "", "")
+        return act.offer(lambda now: decide_slurms_own(now, passes, self._policy.passes))
+
+    def resume_slurms_own(self, node: str) -> Outcome:
+        """Take up that offer, for a person who has looked."""
+        act = _Act(self, node, "undrain", BY_HAND, "")
+        return act.write(lambda now: decide_slurms_own(now, self._policy.passes, self._policy.passes))
+
+
+class _Act:
+    """One node, one wish, from the comparison to the outcome in the audit log."""
+
+    def __init__(self, writer: DrainWriter, node: str, act: str, check: str, evidence: str) -> None:
+        self._w = writer
+        self._client = writer._client
+        self._node = node
+        self._entry = AuditEntry(
+            time=writer._clock(), step="outcome", act=act, node=node, mode=writer._mode, check=check,
+            evidence=printable(evidence),
+        )  # fmt: skip
+        self._before: Node | None = None
+        self._after: Node | None = None
+        self._written = ""
+        self._orders = 0
+        self._sight: Sight | None = None  # of all nodes, before a drain
+
+    def offer(self, decide: Callable[[Node | None], Decision]) -> Outcome:
+        try:
+            decision = decide(self._read())
+        except SlurmError as error:
+            return self._failed(error, "unknown")
+        if not decision.writes:
+            return self._not_written(decision)
+        return self._outcome("offered", f"{decision.why}; resilio undrain --kill-task-failed {self._node}")
+
+    def write(self, decide: Callable[[Node | None], Decision]) -> Outcome:
+        """Compare, say what is meant, and carry it out."""
+        try:
+            decision = decide(self._read())
+            if not decision.writes:
+                storm = self._came_too_late(decision)
+                return self._not_written(decision) if storm is None else self._take_back(storm)
+            storm = self._storm_ahead(decision)
+            if storm is not None:
+                return self._held_back(storm)
+            if self._w._mode != ACT:
+                return self._outcome("would-act", f"{decision.action.value}: {decision.why}", decision.reason)
+            self._record("intent", decision.action.value, decision.why, decision.reason)
+            outcome = self._carry_out(decide)
+            if outcome.result == "drained" and self._guarded(decision):
+                storm = self._too_many()
+            if storm is not None:
+                return self._take_back(storm)
+        except SlurmError as error:
+            return self._failed(error, "refused")
+        if outcome.result != "nothing":
+            self._record("outcome", outcome.result, outcome.why, self._written)
+        return outcome
+
+    def _guarded(self, decision: Decision) -> bool:
+        """By the storm breaker."""
+        return decision.action is Action.DRAIN and self._w._breaker
+
+    def _too_many(self) -> Storm | None:
+        return one_too_many(self._client.nodes(), self._node, self._w._clock(), self._w._policy, self._entry.check)
+
+    def _came_too_late(self, decision: Decision) -> Storm | None:
+        """Whether our drain of a few minutes ago was one too many. Nodes that drain in the same second do not see all
+        others at once; later all see the same, and keep to the same order."""
+        before, writer = self._before, self._w
+        ours = self._entry.act == "drain" and decision.action is Action.NOTHING and before is not None
+        if not ours or before is None or before.reason_time is None or not writer._breaker or writer._mode != ACT:
+            return None
+        if len(read_reason(before.reason) or ()) != 1:  # reworded since, so it is not known when it was drained
+            return None
+        return self._too_many() if abs(writer._clock() - before.reason_time) < _LOOKS_BACK_S else None
+
+    def _take_back(self, storm: Storm) -> Outcome:
+        self._carry_out(lambda now: decide_undrain(now, self._entry.check, 1, 1))
+        return self._held_back(storm, "; drained at the same time as others, and taken back")
+
+    def _held_back(self, storm: Storm, more: str = "") -> Outcome:
+        return self._outcome("shared" if storm.check else "storm", f"{storm}{more}")
+
+    def _storm_ahead(self, decision: Decision) -> Storm | None:
+        if not self._guarded(decision):
+            return None
+        self._sight = Sight(self._client.node_updates(), self._client.nodes())
+        return no_room(self._sight.nodes, self._node, self._w._clock(), self._w._policy, self._entry.check)
+
+    def _others_were_drained(self) -> bool:
+        if self._sight is None:
+            return False
+        nodes = self._client.nodes()
+        now = Sight(self._client.node_updates(), nodes)
+        return only_drained_others(self._sight, now, self._node, self._orders)
+
+    def _carry_out(self, decide: Callable[[Node | None], Decision]) -> Outcome:
+        """One order: count, compare, write, count, look."""
+        count = self._client.node_updates()
+        decision = decide(self._read())  # nothing may come between this and the write
+        if not decision.writes:
+            return self._left_alone(decision)
+        self._order(decision)
+        alone = came_alone(count, self._count_with_ours(count))
+        after = self._after = self._look()
+        if after is None or not after.state.known:
+            return Outcome(self._node, "unknown", "the order was given; the node cannot be read now")
+        as_ordered = after.state.drain == (decision.action is not Action.UNDRAIN)
+        if not as_ordered or (decision.reason and after.reason != decision.reason):
+            return Outcome(self._node, "overtaken", f"now {after.state}: {after.reason or 'no reason'}")
+        if not alone and not self._others_were_drained():
+            self._disown(decision, after)
+            return Outcome(self._node, "contested", "another order came at the same moment: look before you resume it")
+        was = self._before.state if self._before is not None else ""
+        why = f"was {was}; reason: {decision.reason}" if decision.action is Action.DRAIN else decision.why
+        return Outcome(self._node, _DONE[decision.action], why)
+
+    def _order(self, decision: Decision) -> None:
+        self._written = decision.reason
+        self._orders += 1
+        if decision.action is Action.DRAIN:
+            self._client.drain([self._node], decision.reason)
+        elif decision.action is Action.REWORD:
+            self._client.reword([self._node], decision.reason)
+        else:
+            self._client.undrain([self._node])
+
+    def _count_with_ours(self, before: int | None) -> int | None:
+        """slurmctld counts an order a moment after it has carried it out."""
+        count = self._client.node_updates()
+        for _ in range(_COUNT_TRIES):
+            if count is None or count != before:
+                break
+            self._w._sleep(_COUNT_WAIT_S)
+            count = self._client.node_updates()
+        return count
+
+    def _disown(self, decision: Decision, seen: Node) -> None:
+        """Leave the node drained, for a reason that is not ours, unless somebody has drained or reworded it since."""
+        now = self._look()
+        if now is None:
+            return
+        if decision.action is Action.UNDRAIN:
+            if not now.state.drain:  # even if its state has changed: a node that was DOWN may have come back by itself
+                self._client.drain([self._node], disowned_reason("its drain was ended"))
+        elif (now.state.drain, now.reason) == (seen.state.drain, seen.reason):
+            self._client.reword([self._node], disowned_reason(decision.reason.removeprefix(PREFIX)))
+        self._after = self._look()
+
+    def _read(self) -> Node | None:
+        self._before = self._look()
+        return self._before
+
+    def _look(self) -> Node | None:
+        return next(iter(self._client.nodes([self._node])), None)
+
+    def _left_alone(self, decision: Decision) -> Outcome:
+        result = {Action.LEAVE: "left", Action.UNKNOWN: "unknown"}.get(decision.action, "nothing")
+        return Outcome(self._node, result, decision.why)
+
+    def _not_written(self, decision: Decision) -> Outcome:
+        outcome = self._left_alone(decision)
+        return self._outcome(outcome.result, outcome.why)
+
+    def _outcome(self, result: str, why: str, would_write: str = "") -> Outcome:
+        if result != "nothing":  # a healthy node that is checked every minute is no news
+            self._record("outcome", result, why, self._written or would_write)
+        return Outcome(self._node, result, why)
+
+    def _failed(self, error: SlurmError, result: str) -> Outcome:
+        unanswered = isinstance(error, Unanswered)
+        ordered = "an order was given, whether it was carried out is not known: " if self._orders else ""
+        outcome = self._outcome("unknown" if unanswered else result, f"{ordered}{error}")
+        return replace(outcome, unanswered=unanswered)
+
+    def _record(self, step: str, result: str, why: str, reason: str) -> None:
+        before, after = self._before, self._after
+        self._w._audit.record(
+            msgspec.structs.replace(
+                self._entry,
+                step=step,
+                result=result,
+                why=why,
+                state_before=str(before.state) if before else "",
+                reason_before=before.reason if before else "",
+                by_before=before.reason_by if before else "",
+                reason_written=reason,
+                state_after=str(after.state) if after else "",
+                reason_after=after.reason if after else "",
+            )
+        )

@@ -1,0 +1,183 @@
+"""From scores to Slurm: weights of nodes, and drains at the threshold; back again as scores fall.
+
+Drains go by way of DrainWriter, with its manners and its storm breaker. A weight is read right before it is written and
+looked at after; where another order came at the same moment it is no longer ours (see ``node_weights``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.slurm.client.client import SlurmClient
+from resilio_hpc.slurm.client.commands import Unanswered
+from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.client.update_count import came_alone
+from resilio_hpc.slurm.drain.reason import Finding, read_reason
+from resilio_hpc.slurm.drain.writer import ACT, DrainWriter, Outcome
+from resilio_hpc.slurm.node_faults.from_slurm import DRAINED_FOR_FAULTS
+from resilio_hpc.slurm.node_faults.node_weights import KnownWeight, Step, WeightDecision, decide_weight
+from resilio_hpc.slurm.node_faults.policy import FaultPolicy
+from resilio_hpc.slurm.node_faults.score import NodeScore
+from resilio_hpc.slurm.node_faults.weight_file import WeightFile
+from resilio_hpc.slurm.orders.audit import AuditEntry, AuditLog
+
+_COUNT_TRIES, _COUNT_WAIT_S = 5, 0.05
+
+
+@dataclass(frozen=True)
+class Steered:
+    """What became of one node. ``act``: weight or drain; ``result`` as an Outcome's, or "set", "restored"."""
+
+    node: str
+    act: str
+    result: str
+    why: str
+    unanswered: bool = False
+
+
+class Steering:
+    """``mode``: as DrainWriter's, which must have the same."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        drains: DrainWriter,
+        weights: WeightFile,
+        audit: AuditLog,
+        policy: FaultPolicy,
+        mode: str = ACT,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client = client
+        self._drains = drains
+        self._weights = weights
+        self._audit = audit
+        self._policy = policy
+        self._mode = mode
+        self._clock = clock
+        self._sleep = sleep
+
+    def apply(
+        self,
+        nodes: Sequence[Node],
+        scored: Mapping[str, NodeScore],
+        told: Callable[[Steered], None],
+        adopt: bool = False,
+    ) -> None:
+        """All ``nodes``, as Slurm has just told of them. ``told`` gets what was or would be done, one by one.
+
+        Raises HealthError where it cannot be kept whose weights are whose: then no weight is written.
+        """
+        known = self._weights.read()
+        if adopt:
+            known |= adopted(nodes, known)
+        for node in nodes:
+            one = scored.get(node.name)
+            for steered in (self._weight(node, one, known), self._drain(node, one)):
+                if steered is not None:
+                    told(steered)
+                    if steered.unanswered:
+                        return
+        if self._mode == ACT and known != self._weights.read():
+            self._weights.write(known)
+
+    # -- drains ------------------------------------------------------------------------------------------------
+
+    def _drain(self, node: Node, one: NodeScore | None) -> Steered | None:
+        """Slurm is asked again only for nodes where something is to be done."""
+        score = one.score if one else 0.0
+        ours = read_reason(node.reason) if node.state.drain else None
+        held = any(finding.check == DRAINED_FOR_FAULTS for finding in ours or ())
+        if one is not None and score >= self._policy.drain_at and not held:
+            return _steered(self._drains.drain(node.name, Finding(DRAINED_FOR_FAULTS, one.summary)))
+        if held and score < self._policy.undrain_below:
+            return _steered(self._drains.undrain(node.name, DRAINED_FOR_FAULTS))
+        return None
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def _weight(self, node: Node, one: NodeScore | None, known: dict[str, KnownWeight]) -> Steered | None:
+        add = self._policy.added_weight(one.score) if one else 0
+        decision = decide_weight(node.weight, known.get(node.name), add)
+        if not decision.writes:
+            _remember(known, node.name, decision)
+            return _left(node.name, decision) if add else None
+        why = f"{decision.why} ({one.summary})" if one else decision.why
+        if self._mode != ACT:
+            return self._said(node, Steered(node.name, "weight", "would-act", why), decision)
+        try:
+            return self._write_weight(node, decision, known, add, why)
+        except SlurmError as error:
+            lost = isinstance(error, Unanswered)
+            return self._said(
+                node, Steered(node.name, "weight", "unknown" if lost else "refused", str(error), lost), decision
+            )
+
+    def _write_weight(
+        self, node: Node, first: WeightDecision, known: dict[str, KnownWeight], add: int, why: str
+    ) -> Steered:
+        """Say whose it will be, compare, write, look."""
+        _remember(known, node.name, first)
+        self._weights.write(known)  # whoever dies after the order must know it again
+        count = self._client.node_updates()
+        now = self._look(node.name)
+        decision = decide_weight(now, known.get(node.name), add)
+        if not decision.writes:
+            _remember(known, node.name, decision)
+            return self._said(node, Steered(node.name, "weight", "overtaken", decision.why), decision)
+        self._client.set_weight([node.name], decision.weight)
+        alone = came_alone(count, self._count_with_ours(count))
+        after = self._look(node.name)
+        if after != decision.weight:
+            return self._said(node, Steered(node.name, "weight", "overtaken", f"now weight {after}"), decision)
+        if not alone and decision.known is not None:
+            known[node.name] = KnownWeight(site=decision.known.site, ours=decision.known.ours, contested=True)
+            said = "another order came at the same moment: look, then --adopt"
+            return self._said(node, Steered(node.name, "weight", "contested", said), decision)
+        _remember(known, node.name, decide_weight(after, decision.known, add))
+        return self._said(node, Steered(node.name, "weight", "set" if add else "restored", why), decision)
+
+    def _look(self, name: str) -> int | None:
+        return next((node.weight for node in self._client.nodes([name])), None)
+
+    def _count_with_ours(self, before: int | None) -> int | None:
+        """slurmctld counts an order a moment after it has carried it out."""
+        count = self._client.node_updates()
+        for _ in range(_COUNT_TRIES):
+            if count is None or count != before:
+                break
+            self._sleep(_COUNT_WAIT_S)
+            count = self._client.node_updates()
+        return count
+
+    def _said(self, node: Node, steered: Steered, decision: WeightDecision) -> Steered:
+        entry = AuditEntry(
+            time=self._clock(), step="outcome", act="weight", node=node.name, mode=self._mode, result=steered.result,
+            why=steered.why, check=DRAINED_FOR_FAULTS, evidence=f"weight {node.weight} to {decision.weight}",
+        )  # fmt: skip
+        self._audit.record(entry)
+        return steered
+
+
+def adopted(nodes: Sequence[Node], known: Mapping[str, KnownWeight]) -> dict[str, KnownWeight]:
+    """Weights that are neither the site's nor ours, taken for the site's from now on. Pure."""
+    others = [node for node in nodes if decide_weight(node.weight, known.get(node.name), 0).step is Step.LEAVE]
+    return {node.name: KnownWeight(site=node.weight) for node in others if node.weight is not None}
+
+
+def _remember(known: dict[str, KnownWeight], name: str, decision: WeightDecision) -> None:
+    if decision.known is not None:
+        known[name] = decision.known
+
+
+def _left(name: str, decision: WeightDecision) -> Steered:
+    result = {Step.LEAVE: "left", Step.UNKNOWN: "unknown"}.get(decision.step, "nothing")
+    return Steered(name, "weight", result, decision.why)
+
+
+def _steered(outcome: Outcome) -> Steered:
+    return Steered(outcome.node, "drain", outcome.result, outcome.why, outcome.unanswered)

@@ -1,0 +1,81 @@
+"""Hands a batch script to sbatch, on its standard input: no file is left, and none can be exchanged in between."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilio_hpc.core.errors import CommandError, SlurmError
+from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.runner import run_here
+
+# Of the job in which somebody submits another one: that one is no part of its run. (LOCAL_NODES: of a rehearsal on one
+# machine; it would have the new job play its nodes on its first one.)
+_OF_A_RUN = frozenset(
+    f"RESILIO_{name}"
+    for name in (
+        "LINK", "PREDECESSOR", "RUN_ID", "RUN_DIR", "CHECKPOINT_DIR", "AGENT_SOCKET", "ROUND", "EPOCH", "ARENA_DIR",
+        "RESTORE", "LOCAL_RANK", "TP", "PP", "DP", "LOCAL_NODES", "SUBMITIT_JOB", "EXCLUDED",
+    )
+)  # fmt: skip
+_OF_SLURM = ("SLURM_CONF", "SLURM_CLUSTERS")
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """``said``: what sbatch told beside the number, a site's notes for instance."""
+
+    job: str
+    said: str
+
+
+def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a new job may inherit: nothing of the job, the step or the run in which it is submitted. Pure."""
+    inside = "SLURM_JOB_ID" in environment
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _OF_A_RUN and not (inside and name.startswith("SLURM_") and name not in _OF_SLURM)
+    }
+
+
+def launcher_directory(environment: Mapping[str, str]) -> str:
+    """The directory of our own resilio-launch, where PATH would not lead a job to it; "" where it does."""
+    ours = Path(sys.executable).parent
+    found = shutil.which("resilio-launch", path=environment.get("PATH"))
+    if not (ours / "resilio-launch").exists() or (found and Path(found).parent.resolve() == ours.resolve()):
+        return ""
+    return str(ours)
+
+
+def submit(script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Submitted:
+    """``sbatch --parsable ARGUMENTS < script``.
+
+    Raises SlurmError: commands.Unanswered where nobody knows whether the job was submitted, commands.SubmitLimit."""
+    argv = ["sbatch", "--parsable", *arguments]
+    try:
+        done = run_here(argv, commands.TIMEOUT_S, environment=environment, stdin=script)
+    except CommandError as error:
+        why = commands.limit_reached(error.stderr)
+        if why:
+            raise commands.SubmitLimit(f"sbatch: {why}") from error
+        meant = commands.refused(error)
+        if isinstance(meant, commands.Unreachable):
+            raise SlurmError(f"{meant}: submit from a login node of the cluster") from error
+        if isinstance(meant, commands.Unanswered):
+            raise commands.Unanswered(
+                f"{meant}; whether the job was submitted is not known: look with squeue --me before you try again"
+            ) from error
+        raise SlurmError(f"sbatch refused the job: {commands.sbatch_reason(error)}") from error
+    return Submitted(parse_job(done.stdout), done.stderr.strip())
+
+
+def parse_job(text: str) -> str:
+    """``123`` or ``123;cluster``, the last line. Raises SlurmError. Pure."""
+    last = (text.strip().splitlines() or [""])[-1].split(";")[0].strip()
+    if not last.isdecimal():
+        raise SlurmError(f"sbatch answered {text.strip()!r}, which is no job number: look with squeue --me")
+    return last

@@ -1,0 +1,68 @@
+"""The settings that the ready job scripts share: one row per shell variable. Pure.
+
+A script reads a setting as ``NAME=${NAME:-default}  # what it is``; which settings it has, and their defaults, stand
+in the script. A variable without a row here (in a site's own script) takes any text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.slurm.submit import sbatch_values as v
+
+
+def path(value: str) -> str:
+    """A file or directory: any name that is not empty."""
+    if not value.strip():
+        raise UsageError("it is empty")
+    return value
+
+
+def anything(value: str) -> str:
+    """Any text, line breaks too: it is quoted for the shell."""
+    return value
+
+
+@dataclass(frozen=True)
+class Setting:
+    """``launch_flag``: the flag of resilio-launch that the scripts give it to, where it is exactly one."""
+
+    key: str
+    check: Callable[[str], str]
+    launch_flag: str = ""
+
+
+SETTINGS = (
+    Setting("ranks_per_node", v.ranks, "--nproc-per-node"),
+    Setting("spares", v.count_or_none, "--spares"),
+    Setting("min_nodes", v.count),
+    Setting("max_nodes", v.count),
+    Setting("node_unit", v.count, "--node-unit"),
+    Setting("chain_max", v.count, "--chain-max"),
+    Setting("run_dir", path),
+    Setting("mpi_type", v.pmi, "--mpi"),
+    Setting("program", v.switch),
+    Setting("image", path),
+    Setting("mounts", anything),
+    Setting("arguments_file", path),
+    Setting("folder", path),
+    Setting("stderr_to_stdout", v.switch),
+    Setting("local_checkpoints", path, "--local-checkpoints"),
+)
+BY_KEY = {setting.key: setting for setting in SETTINGS}
+# What users of other tools write, for "did you mean".
+OTHER_NAMES = {
+    "name": "job_name", "walltime": "time", "timelimit": "time", "timeout": "time", "timeout_min": "time",
+    "queue": "partition", "gpus": "gpus_per_node", "cpus": "cpus_per_task", "memory": "mem", "mem_gb": "mem",
+    "tasks_per_node": "ranks_per_node", "nproc_per_node": "ranks_per_node", "ranks": "ranks_per_node",
+    "nnodes": "nodes", "num_nodes": "nodes", "project": "account", "container": "image", "binds": "mounts",
+    "mpi": "mpi_type", "feature": "constraint", "features": "constraint", "workdir": "chdir", "stdout": "output",
+    "stderr": "error", "module": "setup", "modules": "setup", "venv": "setup", "conda": "setup",
+}  # fmt: skip
+
+
+def check(key: str, value: str) -> str:
+    """The value as the script gets it. Raises UsageError."""
+    return BY_KEY[key].check(value) if key in BY_KEY else value

@@ -1,0 +1,51 @@
+"""A job that is submitted on trial: asked for its start, submitted, looked at, taken back while it still waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from resilio_hpc.slurm.client import commands
+from resilio_hpc.slurm.client.expected_start import Expected, expected_start
+from resilio_hpc.slurm.orders.reshape import state_of, value
+from resilio_hpc.slurm.submit import submission
+
+
+@dataclass(frozen=True)
+class Request:
+    """What sbatch gets: a script on its standard input, words, an environment."""
+
+    script: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Look:
+    """``state``: UNKNOWN when Slurm does not answer; ``reason``: why it waits, "" when nobody has looked at it yet."""
+
+    state: str
+    reason: str = ""
+    nodes: str = ""
+
+
+class Trials:
+    """Through Slurm's commands; each ends within its time limit."""
+
+    def expected(self, request: Request) -> Expected:
+        """When it would start. Raises SlurmError: Unanswered where slurmctld is away."""
+        return expected_start(request.script, request.arguments, request.environment)
+
+    def submit(self, request: Request) -> str:
+        """The job's number. Raises SlurmError as ``submission.submit``."""
+        return submission.submit(request.script, request.arguments, request.environment).job
+
+    def look(self, job: str) -> Look:
+        """How the job stands."""
+        fields = commands.job_fields(job)
+        why = value(fields, "Reason").replace("_", " ")
+        return Look(state_of(fields), "" if why == "None" else why, value(fields, "NodeList"))
+
+    def take_back(self, job: str) -> None:
+        """Cancel it if it still waits. Raises SlurmError."""
+        commands.cancel_waiting(job)
