@@ -7,6 +7,8 @@ with virtual ones.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import msgspec
 
 from resilio_hpc.launch.agent.agent_ports import NO_GRACE, Ports
@@ -245,21 +247,26 @@ class AgentCore(NodeRanks):
         if not forced and (message.epoch != self.epoch or not self._may_follow()):
             return
         self._succession.heard(message.epoch, now)
-        if isinstance(message, m.Beat):
-            self._renewed(message, now)
-        elif isinstance(message, m.Welcome):
-            self._welcome()
-        elif isinstance(message, m.Enrol):
-            if self._succession.enrol(message.membership):
-                self._ports.to_controller(m.Enrolled(self.node, self.epoch, message.membership.number))
-        elif isinstance(message, m.Prepare):
-            self._prepare(message)
-        elif isinstance(message, m.Start):
-            self._start(message)
-        elif isinstance(message, m.End):
-            self._end(message)
-        else:
-            self._during_round(message)
+        match message:
+            case m.Beat():
+                self._renewed(message, now)
+            case m.Welcome():
+                self._welcome()
+            case m.Enrol():
+                if self._succession.enrol(message.membership):
+                    self._ports.to_controller(m.Enrolled(self.node, self.epoch, message.membership.number))
+            case m.Prepare():
+                self._prepare(message)
+            case m.Start():
+                self._start(message)
+            case m.End():
+                self._end(message)
+            case m.StageReached():
+                self._stage_reached(message)
+            case m.Persist() | m.Commit() | m.ProposeStop() | m.ConfirmStop() | m.TerminateRanks():
+                self._during_round(message)
+            case _:
+                assert_never(message)
 
     def _renewed(self, message: m.Beat, now: float) -> None:
         self._lease = max(self._lease, message.sent + message.lease_s)
