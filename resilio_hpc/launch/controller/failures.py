@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilio_hpc.launch.config.options import Mode
-from resilio_hpc.launch.consensus.follower import HANDSHAKES_PER_S
+from resilio_hpc.launch.consensus.state import HANDSHAKES_PER_S
 from resilio_hpc.launch.controller.recovery_policy import Plan
 from resilio_hpc.launch.controller.repeated_failure import SURVIVED_S, Repeatable, repeatable
 from resilio_hpc.launch.controller.state import WITH_RANKS, Phase
