@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from resilio_hpc.launch.allocation.placements import Recipe, Site, placements, srun_argv
+from resilio_hpc.launch.allocation.placements import Recipe, Site, SiteMode, placements, srun_argv
 from resilio_hpc.launch.allocation.restart_policy import QUIET_RETRY_S, VERDICT_WAIT_S
 from resilio_hpc.launch.config.agent_settings import AGENT_LIVES, AgentSettings
 from resilio_hpc.launch.config.options import LaunchOptions
@@ -242,4 +242,4 @@ def test_up_to_32_nodes_have_an_srun_each_and_more_share_them() -> None:
     for count, groups in ((32, 32), (33, 3), (1024, 64)):
         nodes = tuple(f"n{number}" for number in range(count))
         recipe = Recipe(AgentSettings(options, "", "7", nodes, ""), Allocation("7", nodes, "n0", False), by_srun=True)
-        assert len(placements(Site("batch", "7", nodes, True), recipe, {})) == groups
+        assert len(placements(Site(SiteMode.BATCH, "7", nodes, True), recipe, {})) == groups

@@ -10,7 +10,7 @@ import pytest
 
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.chain import chaining, fencing, maintenance, preemption
 from resilio_hpc.launch.chain.chaining import Chain
 from resilio_hpc.launch.chain.continuation_policy import Evidence
@@ -60,7 +60,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
     def start(chained: bool = True, submit: Callable[..., slurm_chain.Link] | None = None) -> Chain:
         monkeypatch.setattr(slurm_chain, "submit_successor", submit or (lambda *_: slurm_chain.Link(2, "8")))
         options = LaunchOptions("true", "command", str(path), chain=chained)
-        begun = Chain(options, Site("batch", "7", ("n1", "n2"), True), path, Ledger(path / "ledger", "7-test"))
+        begun = Chain(options, Site(SiteMode.BATCH, "7", ("n1", "n2"), True), path, Ledger(path / "ledger", "7-test"))
         assert begun.judge_predecessor() is None
         begun.begin()
         return begun
@@ -124,7 +124,7 @@ def test_where_no_successor_may_be_queued_the_job_requeues_itself_and_does_not_s
 
 def step_of(path: Path, leads: bool, chained: bool = False) -> Chain:
     options = LaunchOptions("true", "command", str(path), chain=chained)
-    site = Site("step", "7", ("n1", "n2"), leads)
+    site = Site(SiteMode.STEP, "7", ("n1", "n2"), leads)
     return Chain(options, site, path, Ledger(path / "ledger", f"7-test-{leads}"))
 
 

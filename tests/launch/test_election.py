@@ -79,7 +79,7 @@ def test_nobody_stands_once_a_later_job_of_the_run_has_begun() -> None:
     one.answered(m.Canvass(1002, "c", (1, 1)), 7.0)
     one.answered(m.Welcome(1001, "c", "c:1"), 7.0)
     one.scanned(EpochRecord(1001, "c", "c:1", "job"), 1, 7.0)  # of one that knows nothing of it
-    assert one.ballot.promised == 1
+    assert one.state.ballot.promised == 1
     assert not any(isinstance(done, Term | m.Vote) for done in ports.take())
     assert one.following == EpochRecord(1, "a", "a:1", "job")
 
@@ -123,7 +123,7 @@ def test_the_half_without_the_witness_does_not_lead() -> None:
 
 def test_a_witness_of_each_halved_group_is_needed_and_counts_with_its_holder() -> None:
     one, ports = follower("b", "a", names=("a", "b", "c", "d"))
-    one.enrol(next_membership(one.membership, 1, Roster.of([Entry(x, x, 1) for x in "ab"]), settled=True))
+    one.state.enrol(next_membership(one.state.membership, 1, Roster.of([Entry(x, x, 1) for x in "ab"]), settled=True))
     one.lose(2.0)
     one.peer_said(orphan("c"), 2.3)
     one.tick(2.6)
@@ -164,5 +164,5 @@ def test_a_controller_that_somebody_may_not_follow_any_more_steps_down() -> None
     one.claimed(1, True, 0.0)
     one.heard(1, 0.1)
     ports.take()
-    one.peer_said(m.Orphan("c", 6, one.membership, 1.0), 1.5)
+    one.peer_said(m.Orphan("c", 6, one.state.membership, 1.0), 1.5)
     assert ports.take() == ["step down: a newer epoch was promised"]

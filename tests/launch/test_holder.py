@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.chain import run_in_use
 from resilio_hpc.launch.rundir import holder, run_claim, run_directory
 from resilio_hpc.launch.rundir.holder import Holder
@@ -20,7 +20,7 @@ from resilio_hpc.slurm.client.commands import Holding
 from tests.support.waiting import PATIENCE_S, until
 
 SHORT_S = 0.05  # for a pulse that stands still
-HERE = Site("local", "local-9-9", ("here",), True)
+HERE = Site(SiteMode.LOCAL, "local-9-9", ("here",), True)
 
 
 def is_alive(other: Holder) -> bool | None:
@@ -121,15 +121,15 @@ def test_of_a_job_slurm_is_asked(run: Path) -> None:
     with pytest.raises(UsageError, match=r"job 12, .*scancel 12"):
         run_in_use.refuse_if_held(run, last, HERE, SHORT_S, lambda _job: Holding("n1", ("n1",), "RUNNING"))
     run_in_use.refuse_if_held(run, last, HERE, SHORT_S, lambda _job: Holding("", (), "UNKNOWN"))
-    another_job = Site("batch", "13", ("n1",), True)
+    another_job = Site(SiteMode.BATCH, "13", ("n1",), True)
     run_in_use.refuse_if_held(run, last, another_job, PATIENCE_S, no_slurm)  # ``judge`` decides between jobs
 
 
 def test_a_second_launch_in_the_same_run_of_a_job_is_refused_and_a_requeued_job_is_not(run: Path) -> None:
     last = taken(run, "12", holder.this_process({}))
     with pytest.raises(UsageError, match="job 12"):
-        run_in_use.refuse_if_held(run, last, Site("batch", "12", ("n1",), True, 0, 2), SHORT_S, no_slurm)
-    run_in_use.refuse_if_held(run, last, Site("batch", "12", ("n1",), True, 1), PATIENCE_S, no_slurm)
+        run_in_use.refuse_if_held(run, last, Site(SiteMode.BATCH, "12", ("n1",), True, 0, 2), SHORT_S, no_slurm)
+    run_in_use.refuse_if_held(run, last, Site(SiteMode.BATCH, "12", ("n1",), True, 1), PATIENCE_S, no_slurm)
 
 
 def test_a_pulse_ends_with_its_launch(run: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.allocation.placements import Site, joining_site
+from resilio_hpc.launch.allocation.placements import Site, SiteMode, joining_site
 from resilio_hpc.launch.chain import joining
 from resilio_hpc.launch.chain.joining import Facts, LaunchRecord, judge
 from resilio_hpc.launch.cli.join_plan import join_plan
@@ -127,7 +127,7 @@ def test_this_machine_cannot_join_a_run_in_slurm() -> None:
 
 def begun(path: Path) -> Path:
     run_directory.open_run(path)
-    site = Site("batch", "7", ("n1", "n2"), True)
+    site = Site(SiteMode.BATCH, "7", ("n1", "n2"), True)
     joining.write_record(path, joining.record_of(OPTIONS, site, chained=True))
     return path
 
@@ -211,7 +211,7 @@ def test_where_a_joiners_agents_run() -> None:
 
 
 def test_what_a_dry_run_tells() -> None:
-    site = Site("batch", "9", ("n8", "n9"), True)
+    site = Site(SiteMode.BATCH, "9", ("n8", "n9"), True)
     plan = join_plan(facts(), RUN, site, "")
     assert plan.nodes_joining == ("n8", "n9")
     text = plan.as_text()

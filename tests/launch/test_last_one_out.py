@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.chain import handover, joining, orphaned_job, predecessor, preemption
 from resilio_hpc.launch.chain.orphaned_job import LIMIT_S, PATIENCE, STILL_S, Closing, Patience, Sight, stand_ins
 from resilio_hpc.launch.config.options import LaunchOptions
@@ -158,9 +158,9 @@ def test_where_no_next_job_could_be_submitted_the_job_itself_is_requeued(
     run = run_directory.open_run(tmp_path / "run").path
     options = LaunchOptions("true", "command", str(run), chain=True)
     for part, chained in (("6", True), ("7", False)):  # another job's record, and a job without --chain
-        joining.write_record(run, joining.record_of(options, Site("batch", part, ("n1",), True), chained))
+        joining.write_record(run, joining.record_of(options, Site(SiteMode.BATCH, part, ("n1",), True), chained))
         assert orphaned_job.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
-    joining.write_record(run, joining.record_of(options, Site("batch", "7", ("n1",), True), True))
+    joining.write_record(run, joining.record_of(options, Site(SiteMode.BATCH, "7", ("n1",), True), True))
     (slurm / "job").write_text("JobId=7 JobState=RUNNING Requeue=0 Restarts=0\n")
     assert orphaned_job.hand_over(run, "7", "needs_new_job", "batch_host_lost", QUICK)
     assert cancelled(slurm) == ["7"] * 3

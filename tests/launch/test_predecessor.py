@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.chain.predecessor import gather, part_state
 from resilio_hpc.launch.rundir import run_claim, run_directory
 from resilio_hpc.slurm.client import commands
@@ -71,4 +71,4 @@ def test_how_many_jobs_in_a_row_were_of_no_use(
         if verdict is not None:
             run_directory.write_verdict(path, str(number), verdict)
     last = run_claim.newest(path)[0]
-    assert gather(path, last, Site("batch", "9", ("n1",), True), last.job).fruitless == fruitless
+    assert gather(path, last, Site(SiteMode.BATCH, "9", ("n1",), True), last.job).fruitless == fruitless

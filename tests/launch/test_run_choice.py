@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.chain import joining
 from resilio_hpc.launch.chain.run_choice import Command, choose, note_visit
 from resilio_hpc.launch.config.options import LaunchOptions
@@ -44,7 +44,7 @@ class Script:
         process = holder.this_process(environment)
         process = process if lives else dataclasses.replace(process, born=process.born + 1)
         job, restarts = environment["SLURM_JOB_ID"], int(environment["SLURM_RESTART_COUNT"])
-        site = Site("batch", job, ("n1",), True, restarts, options.launch)
+        site = Site(SiteMode.BATCH, job, ("n1",), True, restarts, options.launch)
         turn = run_claim.Turn(run_claim.next_number(path), site.key, job, 1, ("n1",), -1, 0.0, process)
         assert run_claim.take(path, turn)
         joining.write_record(path, joining.record_of(options, site, options.chain))

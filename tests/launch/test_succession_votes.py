@@ -71,7 +71,7 @@ def test_whatever_another_job_takes_after_our_part_began_ends_it_also_at_the_fir
     one.scanned(EpochRecord(1000, "", "127.0.0.1:9", "next-begins"), None, 10.0)
     one.tick(100.0)
     one.scanned(EpochRecord(1000, "", "127.0.0.1:9", "next-begins"), None, 100.0)
-    assert one.superseded
+    assert one.state.superseded
     assert not any(what.startswith(("claim", "follow")) for what in map(str, ports.take()))
 
 
@@ -105,7 +105,7 @@ def test_a_closed_connection_may_come_back_before_anybody_is_courted() -> None:
     one.tick(3.24)
     assert words(ports) == []
     one.tick(3.26)
-    assert words(ports) == ["court b at b:1", m.Orphan("c", 1, one.membership, 3.26 - 2.24)]
+    assert words(ports) == ["court b at b:1", m.Orphan("c", 1, one.state.membership, 3.26 - 2.24)]
 
 
 def test_an_orphan_courts_the_heirs_in_turn_and_whom_it_lost_last() -> None:
@@ -204,14 +204,14 @@ def test_no_vote_for_who_knows_older_voters() -> None:
     one.answered(m.Canvass(2, "b", (1, 0)), 2.5)
     (said,) = words(ports)
     assert isinstance(said, m.Orphan)  # so that it learns of ours
-    assert said.membership == one.membership
+    assert said.membership == one.state.membership
 
 
 def test_no_vote_while_the_controller_lives() -> None:
     one, ports = follower("c", "a")
     one.answered(m.Canvass(2, "b", (1, 1)), 2.5)
     assert ports.take() == []
-    assert one.ballot.promised == 1
+    assert one.state.ballot.promised == 1
 
 
 def test_whom_an_agent_followed_its_successor_does_not_forget() -> None:
@@ -227,7 +227,7 @@ def test_whom_an_agent_followed_its_successor_does_not_forget() -> None:
     ports.take()
     another.answered(m.Canvass(4, "b", (0, 0)), 20.0)
     assert not any(isinstance(done, m.Vote) for done in ports.take())
-    assert another.ballot.promised == 5
+    assert another.state.ballot.promised == 5
 
 
 def test_who_has_lost_the_tie_claims_no_more_until_somebody_else_has_led() -> None:
@@ -263,9 +263,9 @@ def test_nobody_older_than_the_promise_is_followed() -> None:
 def test_a_membership_is_kept_if_it_is_newer() -> None:
     one, ports = agent("c")
     newer = enrolled("a", "c")
-    assert one.enrol(newer)
-    assert one.enrol(newer)
-    assert not one.enrol(msgspec.structs.replace(newer, number=0))
+    assert one.state.enrol(newer)
+    assert one.state.enrol(newer)
+    assert not one.state.enrol(msgspec.structs.replace(newer, number=0))
     assert [ballot.membership for ballot in ports.kept] == [newer]
 
 
@@ -278,7 +278,7 @@ def test_a_claimed_epoch_is_followed_only_once_its_controller_knows_as_much() ->
     one.lose(2.0)
     claim = EpochRecord(3, "z", "z:1", "job")
     one.scanned(claim, 0, 2.1)
-    assert ports.take()[-2:] == ["court z at z:1", m.Orphan("b", 1, one.membership, 1.1)]
+    assert ports.take()[-2:] == ["court z at z:1", m.Orphan("b", 1, one.state.membership, 1.1)]
     assert one.following is not None
     assert one.following.epoch == 1
     ports.take()
@@ -308,7 +308,7 @@ def test_who_claimed_an_epoch_gives_it_up_when_it_hears_of_enrolled_voters() -> 
     ports.take()
     one.peer_said(orphan("c", newest=0), 0.3)
     assert ports.take() == ["step down: others know of later voters"]
-    assert one.membership == enrolled(*ABC)
+    assert one.state.membership == enrolled(*ABC)
     two, ports = follower("b", "a", names=("b", "c"))
     two.peer_said(m.Orphan("c", 0, Membership(0, 0), 1.0), 1.5)
     assert isinstance(ports.take()[0][1], m.Redirect)  # type: ignore[index]

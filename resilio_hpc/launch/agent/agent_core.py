@@ -7,6 +7,8 @@ with virtual ones.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import msgspec
 
 from resilio_hpc.launch.agent.agent_ports import NO_GRACE, Ports
@@ -71,7 +73,7 @@ class AgentCore(NodeRanks):
             if self._welcomed and self._succession.in_contact:
                 self._beat(now)
             elif not self._succession.courts:
-                self._next_beat = now + max(self.beat_interval_s, self._succession.repeat_s)
+                self._next_beat = now + max(self.beat_interval_s, self._succession.state.repeat_s)
                 self._say_hello(now)
         if self._ranks_alive and now > self._lease and self.ending is None:
             self._end_lease()
@@ -97,7 +99,9 @@ class AgentCore(NodeRanks):
             if self.joiner:
                 self._end(m.End(self.epoch, "left", 0))
             elif not self._succession.somebody_leads(now):
-                self._ports.abandon(self._succession.newest, f"no quorum of voters for {self._orphan_limit_s:.0f} s")
+                self._ports.abandon(
+                    self._succession.state.newest, f"no quorum of voters for {self._orphan_limit_s:.0f} s"
+                )
 
     def abandoned(self, verdict: str, exit_code: int) -> None:
         """The verdict of a job without a controller is durable, ours or another's."""
@@ -131,7 +135,7 @@ class AgentCore(NodeRanks):
     def _say_hello(self, now: float) -> None:
         hello = msgspec.structs.replace(
             self._hello, epoch=self.epoch, committed=tuple(sorted(self.committed)), last=self.state,
-            prepared=self._highest_round, silent_s=self._succession.silent_s(now),
+            prepared=self._highest_round, silent_s=self._succession.state.silent_s(now),
         )  # fmt: skip
         self._ports.to_controller(hello)
 
@@ -150,12 +154,12 @@ class AgentCore(NodeRanks):
     @property
     def silent_s(self) -> float:
         """How long no controller was heard."""
-        return self._succession.silent_s(self._ports.monotonic())
+        return self._succession.state.silent_s(self._ports.monotonic())
 
     @property
     def ballot(self) -> Ballot:
         """The voters that this node knows, and what it promised."""
-        return self._succession.ballot
+        return self._succession.state.ballot
 
     def connection_lost(self) -> None:
         """The transport lost the controller: what was on its way may be lost, so we present ourselves again."""
@@ -245,21 +249,26 @@ class AgentCore(NodeRanks):
         if not forced and (message.epoch != self.epoch or not self._may_follow()):
             return
         self._succession.heard(message.epoch, now)
-        if isinstance(message, m.Beat):
-            self._renewed(message, now)
-        elif isinstance(message, m.Welcome):
-            self._welcome()
-        elif isinstance(message, m.Enrol):
-            if self._succession.enrol(message.membership):
-                self._ports.to_controller(m.Enrolled(self.node, self.epoch, message.membership.number))
-        elif isinstance(message, m.Prepare):
-            self._prepare(message)
-        elif isinstance(message, m.Start):
-            self._start(message)
-        elif isinstance(message, m.End):
-            self._end(message)
-        else:
-            self._during_round(message)
+        match message:
+            case m.Beat():
+                self._renewed(message, now)
+            case m.Welcome():
+                self._welcome()
+            case m.Enrol():
+                if self._succession.state.enrol(message.membership):
+                    self._ports.to_controller(m.Enrolled(self.node, self.epoch, message.membership.number))
+            case m.Prepare():
+                self._prepare(message)
+            case m.Start():
+                self._start(message)
+            case m.End():
+                self._end(message)
+            case m.StageReached():
+                self._stage_reached(message)
+            case m.Persist() | m.Commit() | m.ProposeStop() | m.ConfirmStop() | m.TerminateRanks():
+                self._during_round(message)
+            case _:
+                assert_never(message)
 
     def _renewed(self, message: m.Beat, now: float) -> None:
         self._lease = max(self._lease, message.sent + message.lease_s)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.launch.config.options import Mode
 from resilio_hpc.launch.gpus import eviction
 from resilio_hpc.launch.gpus.device_errors import hardware_error
 from resilio_hpc.launch.gpus.device_look import DeviceLook
@@ -54,7 +55,7 @@ class DeviceEviction:
         self.slots = self._all = local_world_size(options.nproc_per_node, read_devices(os.environ))
         self._visible: VisibleDevices = visible_devices(os.environ)
         self._on = options.evict_devices != "off" and bool(self._visible.entries)
-        self._acts = options.evict_devices == "on" and options.mode == "recover"
+        self._acts = options.evict_devices == "on" and options.mode == Mode.RECOVER
         self._rules = Rules(options.min_devices, options.device_unit)
         self._look: DeviceLook | None = None
         self._looked_at = float("-inf")

@@ -6,6 +6,8 @@ connection broke), and so may answers: both sides take the second for what it is
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import msgspec
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
@@ -21,6 +23,9 @@ FACTS: dict[type, str] = {  # what the controller must not miss of a round; the 
     m.RanksStarted: "started", m.FirstStep: "first step", m.RanksDone: "done", m.RankFailed: "failed",
     m.SnapshotWhole: "snapshot", m.Persisted: "file", m.PersistFailed: "file", m.Committed: "manifest",
 }  # fmt: skip
+
+OfRound = m.Persist | m.Commit | m.ProposeStop | m.ConfirmStop | m.TerminateRanks
+"""Orders that hold for the ranks of one round."""
 
 
 class NodeRanks:
@@ -148,28 +153,33 @@ class NodeRanks:
         self._ranks_alive = True
         self._ports.spawn(self.local, start)
 
-    def _during_round(self, message: m.ToAgent) -> None:
+    def _stage_reached(self, message: m.StageReached) -> None:
+        if message.stage == "committed":
+            self.committed.add(message.step)
+        for rank in self.local.attached if self.local else ():
+            self._ports.tell_rank(rank, rank_link.Stage(message.step, message.stage, message.error))
+
+    def _during_round(self, message: OfRound) -> None:
         local = self.local
-        if isinstance(message, m.StageReached):
-            if message.stage == "committed":
-                self.committed.add(message.step)
-            for rank in local.attached if local else ():
-                self._ports.tell_rank(rank, rank_link.Stage(message.step, message.stage, message.error))
-        elif local is None or getattr(message, "round", -1) != local.number:
+        if local is None or message.round != local.number:
             return
-        elif isinstance(message, m.Persist | m.Commit):
-            self._write(message, local)
-        elif isinstance(message, m.ProposeStop):
-            for rank in local.attached:
-                self._ports.tell_rank(rank, rank_link.StopAt(message.target))
-            self._send_all(local.propose_stop(message.target))
-        elif isinstance(message, m.ConfirmStop):
-            local.stop_confirmed = local.target == message.target
-            for rank in local.attached:
-                self._ports.tell_rank(rank, rank_link.StopConfirmed(message.target))
-        elif isinstance(message, m.TerminateRanks) and not local.terminating:
-            local.terminating = True
-            self._ports.terminate_ranks()
+        match message:
+            case m.Persist() | m.Commit():
+                self._write(message, local)
+            case m.ProposeStop():
+                for rank in local.attached:
+                    self._ports.tell_rank(rank, rank_link.StopAt(message.target))
+                self._send_all(local.propose_stop(message.target))
+            case m.ConfirmStop():
+                local.stop_confirmed = local.target == message.target
+                for rank in local.attached:
+                    self._ports.tell_rank(rank, rank_link.StopConfirmed(message.target))
+            case m.TerminateRanks():
+                if not local.terminating:
+                    local.terminating = True
+                    self._ports.terminate_ranks()
+            case _:
+                assert_never(message)
 
     def _write(self, message: m.Persist | m.Commit, local: LocalRound) -> None:
         order = (message.epoch, message.round, message.step, isinstance(message, m.Commit))

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 import msgspec
 
@@ -118,11 +119,19 @@ class Placement:
             self.process = None
 
 
+class SiteMode(StrEnum):
+    """How agents are started."""
+
+    BATCH = "batch"  # in the batch script: by sruns of ours
+    STEP = "step"  # srun has started us on every node
+    LOCAL = "local"  # on this machine, without Slurm
+
+
 @dataclass(frozen=True)
 class Site:
-    """Where this launch runs: ``mode`` is "batch" (we start srun), "step" (srun started us) or "local"."""
+    """Where this launch runs."""
 
-    mode: str
+    mode: SiteMode
     job: str
     nodes: tuple[str, ...]
     leads: bool  # this supervisor speaks to the user and keeps the chain
@@ -141,15 +150,17 @@ def site_of(options: LaunchOptions, allocation: Allocation | None) -> Site:
         count = max(1, options.local_nodes)
         host = socket.gethostname().split(".")[0]
         nodes = (host,) if count == 1 else tuple(f"local{index}" for index in range(count))
-        site = Site("local", f"local-{os.getpid()}-{int(time.time())}", nodes, True)
+        site = Site(SiteMode.LOCAL, f"local-{os.getpid()}-{int(time.time())}", nodes, True)
     elif allocation.in_step:
         leads, restarts = allocation.task == 0, allocation.restart_count
-        site = Site("step", allocation.job, allocation.nodes, leads, restarts, options.launch)
+        site = Site(SiteMode.STEP, allocation.job, allocation.nodes, leads, restarts, options.launch)
     else:
-        site = Site("batch", allocation.job, allocation.nodes, True, allocation.restart_count, options.launch)
+        site = Site(SiteMode.BATCH, allocation.job, allocation.nodes, True, allocation.restart_count, options.launch)
     wanted = options.min_nodes
     if len(site.nodes) < wanted:
-        where = "this machine is 1 node" if site.mode == "local" else f"job {site.job} has {len(site.nodes)} node(s)"
+        where = (
+            "this machine is 1 node" if site.mode is SiteMode.LOCAL else f"job {site.job} has {len(site.nodes)} node(s)"
+        )
         raise UsageError(f"--nnodes asks for {wanted} node(s), but {where}: ask for more, or lower --nnodes")
     return site
 
@@ -159,10 +170,14 @@ def joining_site(allocation: Allocation | None, local_nodes: int) -> Site:
     if allocation is None or local_nodes:
         key = f"joiner-{os.getpid()}-{int(time.time())}"
         host = socket.gethostname().split(".")[0]
-        return Site("local", key, tuple(f"j{os.getpid()}n{i}" for i in range(local_nodes)) or (host,), True)
+        return Site(SiteMode.LOCAL, key, tuple(f"j{os.getpid()}n{i}" for i in range(local_nodes)) or (host,), True)
     leads = not allocation.in_step or allocation.task == 0
     return Site(
-        "step" if allocation.in_step else "batch", allocation.job, allocation.nodes, leads, allocation.restart_count
+        SiteMode.STEP if allocation.in_step else SiteMode.BATCH,
+        allocation.job,
+        allocation.nodes,
+        leads,
+        allocation.restart_count,
     )
 
 
@@ -170,10 +185,10 @@ def recipe_of(site: Site, allocation: Allocation | None, settings: AgentSettings
     """How this site's agents are started, with ``settings`` for what does not depend on the site."""
     settings = msgspec.structs.replace(
         settings,
-        address="127.0.0.1" if site.mode == "local" else "",
-        supervisor_pid=0 if site.mode == "batch" else os.getpid(),
+        address="127.0.0.1" if site.mode is SiteMode.LOCAL else "",
+        supervisor_pid=0 if site.mode is SiteMode.BATCH else os.getpid(),
     )
-    if site.mode != "batch":
+    if site.mode is not SiteMode.BATCH:
         return Recipe(settings, allocation, by_srun=False, clock_ahead_s=clock_ahead_s)
     binds = "task/none" not in commands.config_value("TaskPlugin")
     return Recipe(settings, allocation, by_srun=True, binds=binds, clock_ahead_s=clock_ahead_s)
@@ -182,9 +197,9 @@ def recipe_of(site: Site, allocation: Allocation | None, settings: AgentSettings
 def placements(site: Site, recipe: Recipe, environment: Mapping[str, str]) -> list[Placement]:
     """The agents that this supervisor starts."""
     allocation = recipe.allocation
-    if site.mode == "step" and allocation is not None:
+    if site.mode is SiteMode.STEP and allocation is not None:
         return [Placement((allocation.node,), recipe)]
-    if site.mode != "batch" or allocation is None:
+    if site.mode is not SiteMode.BATCH or allocation is None:
         return [Placement((node,), recipe) for node in site.nodes]
     size = _group_size(len(site.nodes), environment)
     if size == 1:

@@ -18,12 +18,12 @@ from typing import Any
 from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import ResilioError, SlurmError, UsageError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.chain import fencing, maintenance, orphaned_job, preemption, run_choice, run_in_use, step_tasks
 from resilio_hpc.launch.chain.continuation_policy import CONTINUES, Decision, judge
 from resilio_hpc.launch.chain.node_exclusion import avoid_faulty_nodes
 from resilio_hpc.launch.chain.predecessor import gather, newest_commit
-from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.options import LaunchOptions, Mode
 from resilio_hpc.launch.process.announce import say
 from resilio_hpc.launch.rundir import chain_order, holder, run_claim, run_directory
 from resilio_hpc.launch.rundir.chain_order import ChainOrder
@@ -60,11 +60,11 @@ class Chain:
         self._show_life = show_life
         # {"ready": True, "begins": EPOCH} or {"refused": WHY}
         self._ready_file = run_path / "links" / f"{site.key}.ready"
-        self.number = chain.link_number(os.environ) if site.mode != "local" else 1
+        self.number = chain.link_number(os.environ) if site.mode is not SiteMode.LOCAL else 1
         self._order = chain_order.read(run_path)
-        self._chained = options.chain and site.mode != "local"
+        self._chained = options.chain and site.mode is not SiteMode.LOCAL
         wanted = self._chained and self.number < self._limit
-        self.active = wanted and options.mode != "observe"
+        self.active = wanted and options.mode != Mode.OBSERVE
         self._only_observed = wanted and not self.active
         self.stop_ordered = False  # by a person, while this job ran
         self.successor: str | None = None
@@ -105,7 +105,7 @@ class Chain:
             self._lift_stop()
             self.begin()  # before all that takes long: then the chain goes on whatever becomes of this job
             self._begin_part()
-            if last and self._site.mode != "local" and run_in_use.is_of_slurm(last):
+            if last and self._site.mode is not SiteMode.LOCAL and run_in_use.is_of_slurm(last):
                 self._wait_for(last, decision.clean)
         except ResilioError as error:
             self._tell_followers({"refused": str(error)})
@@ -159,7 +159,7 @@ class Chain:
         self._ledger.append("waited_for_predecessor", part=last.part, seconds=round(waited, 1))
 
     def _tell_followers(self, news: dict[str, Any]) -> None:
-        if self._site.mode == "step":
+        if self._site.mode is SiteMode.STEP:
             step_tasks.tell(self._ready_file, news)
 
     def _follow_the_leader(self) -> str | None:
@@ -229,7 +229,7 @@ class Chain:
     def avoid_faulty_nodes(self) -> None:
         """Keep which nodes of this run were found faulty, and let the next job avoid them."""
         site = self._site
-        if site.leads and site.mode != "local":
+        if site.leads and site.mode is not SiteMode.LOCAL:
             avoid_faulty_nodes(self._run_path, site.job, site.nodes, self.successor, self._ledger.append)
 
     def _keep_for_later(self) -> None:
@@ -305,7 +305,7 @@ class Chain:
     def _close(self, verdict: dict[str, Any]) -> None:
         name = verdict.get("verdict")
         left = (name == "terminated" or name in CONTINUES) and not self._read_order().stopped
-        in_slurm = self._site.mode != "local"
+        in_slurm = self._site.mode is not SiteMode.LOCAL
         self._goes_on = left and not (in_slurm and commands.job_state(self._site.job) in USER_ENDED)
         if self._goes_on:
             self.submit_late(time.time())
@@ -335,7 +335,7 @@ class Chain:
     def _may_be_requeued(self) -> bool:
         """Nobody else carries on: neither a successor, nor this job at its own word."""
         alone = self.successor is None and not self._requeues_itself
-        return self._goes_on and alone and self._site.mode != "local"
+        return self._goes_on and alone and self._site.mode is not SiteMode.LOCAL
 
     @property
     def next_job(self) -> str | None:
@@ -352,7 +352,7 @@ class Chain:
                 self._busy.release()
 
     def _leave(self, poll_s: float) -> None:
-        if self._site.mode == "step" and not self._site.leads:
+        if self._site.mode is SiteMode.STEP and not self._site.leads:
             orphaned_job.stand_in(self._run_path, self._site.key, self._site.nodes)
         elif self._requeues_itself:
             self._requeue(poll_s)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.chain.continuation_policy import ALIVE
 from resilio_hpc.launch.chain.fencing import last_pulse
 from resilio_hpc.launch.process.announce import say
@@ -34,7 +34,7 @@ def is_same_run(turn: Turn, site: Site) -> bool:
 
 def judged_by_slurm(turn: Turn, site: Site) -> bool:
     """Whether both are jobs, or two runs of one: Slurm knows then which of them is over. Pure."""
-    return site.mode != "local" and is_of_slurm(turn) and not is_same_run(turn, site)
+    return site.mode is not SiteMode.LOCAL and is_of_slurm(turn) and not is_same_run(turn, site)
 
 
 def refuse_if_held(

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from resilio_hpc.launch.cli.option_values import available_nodes
-from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.options import LaunchOptions, Mode
 from resilio_hpc.launch.gpus.devices import NodeDevices, local_world_size
 from resilio_hpc.launch.workers.rank_env import rank_argv
 
 MODES = {
-    "observe": "observe: decisions are written down, nothing is done",
-    "checkpoint": "checkpoint: saves, restores and chains; a failure ends the run",
-    "recover": "recover: everything, restarts after failures too",
+    Mode.OBSERVE: "observe: decisions are written down, nothing is done",
+    Mode.CHECKPOINT: "checkpoint: saves, restores and chains; a failure ends the run",
+    Mode.RECOVER: "recover: everything, restarts after failures too",
 }
 CHECKS = {
     "start": "before the first round of each job",
@@ -49,7 +49,7 @@ class Plan:
     checkpoint_gb_per_s: float | None
     local_checkpoints: str | None
     partner_copies: bool
-    mode: str
+    mode: Mode
     check_nodes: str
     resized: bool
     notified: tuple[str, ...]  # without their secrets
@@ -82,17 +82,17 @@ def plan(
         run_dir=options.run_dir,
         logs=str(options.logs_directory),
         restarts_without_progress=options.max_restarts,
-        chained_jobs=options.chain_max if options.chain and options.mode != "observe" and in_job else 0,
+        chained_jobs=options.chain_max if options.chain and options.mode != Mode.OBSERVE and in_job else 0,
         checkpoints_kept=options.keep_checkpoints,
         checkpoints_kept_every=options.keep_every or None,
         checkpoints_kept_hours=options.keep_hours,
         checkpoints_kept_gb=options.keep_gb,
         checkpoint_gb_per_s=options.checkpoint_gb_per_s,
         local_checkpoints=options.local_checkpoints or None,
-        partner_copies=options.partner_copies and options.mode != "observe",
+        partner_copies=options.partner_copies and options.mode != Mode.OBSERVE,
         mode=options.mode,
         check_nodes=options.check_nodes,
-        resized=bool(options.resize and in_job and options.mode == "recover"),
+        resized=bool(options.resize and in_job and options.mode == Mode.RECOVER),
         notified=notified,
     )
 
@@ -119,7 +119,7 @@ def as_text(plan: Plan) -> str:
         ("world size", world),
         ("mode", MODES[plan.mode]),
         *((("pair check", CHECKS[plan.check_nodes]),) if plan.check_nodes != "never" else ()),
-        ("restarts", restarts if plan.mode == "recover" else "none"),
+        ("restarts", restarts if plan.mode == Mode.RECOVER else "none"),
         ("chain", chain),
         *((("resize", "idle nodes are added, and given back, by joiner jobs"),) if plan.resized else ()),
         ("checkpoints", _checkpoints(plan)),
@@ -131,7 +131,7 @@ def as_text(plan: Plan) -> str:
 
 
 def _checkpoints(plan: Plan) -> str:
-    if plan.mode == "observe":
+    if plan.mode == Mode.OBSERVE:
         return "none"
     every, hours, size = plan.checkpoints_kept_every, plan.checkpoints_kept_hours, plan.checkpoints_kept_gb
     parts = [

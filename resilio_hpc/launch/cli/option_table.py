@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resilio_hpc.launch.config import options as o
+from resilio_hpc.launch.config.options import Mode
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,8 @@ FAILURES = (
         ("--mode",),
         "how far to go: observe writes down what would be done and does nothing; checkpoint also saves, restores and "
         "chains; recover also restarts after failures (default: recover)",
-        default="recover",
-        choices=("observe", "checkpoint", "recover"),
+        default=Mode.RECOVER.value,
+        choices=tuple(mode.value for mode in Mode),
     ),
     Flag(
         ("--check-nodes",),

@@ -16,6 +16,7 @@ from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.config import options as o
 from resilio_hpc.launch.config import rank_layout
+from resilio_hpc.launch.config.options import Mode
 from resilio_hpc.launch.config.streams import parse_std
 
 LOCAL_NODES_VARIABLE = "RESILIO_LOCAL_NODES"
@@ -71,7 +72,7 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         failure_grace_s=raw.failure_grace,
         join_timeout_s=join_timeout,
         signals_to_handle=_signals(raw.signals_to_handle),
-        mode=raw.mode,
+        mode=Mode(raw.mode),
         check_nodes=raw.check_nodes,
         notify=raw.notify,
         chain=raw.chain,

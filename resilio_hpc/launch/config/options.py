@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
 ProgramKind = Literal["script", "module", "command"]
 CpuBind = Literal["none", "ranks"]
 EvictDevices = Literal["off", "observe", "on"]
-Mode = Literal["observe", "checkpoint", "recover"]
 CheckNodes = Literal["never", "start", "restart"]
 
 DEFAULT_MAX_RESTARTS = 3
@@ -21,6 +21,14 @@ DEFAULT_FAILURE_GRACE_S = 2.0  # a restart waits for it, where a rank handles SI
 DEFAULT_JOIN_TIMEOUT_S = 600.0
 DEFAULT_KEEP_CHECKPOINTS = 5
 DEFAULT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+
+
+class Mode(StrEnum):
+    """How far decisions are acted upon: docs/adoption.md."""
+
+    OBSERVE = "observe"  # they are written down, and nothing is done
+    CHECKPOINT = "checkpoint"  # saves, restores and chains; a failure ends the run
+    RECOVER = "recover"  # everything
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class LaunchOptions:
     failure_grace_s: float = DEFAULT_FAILURE_GRACE_S  # for ranks with a handler of SIGTERM, when another one failed
     join_timeout_s: float = DEFAULT_JOIN_TIMEOUT_S
     signals_to_handle: tuple[str, ...] = DEFAULT_SIGNALS
-    mode: Mode = "recover"  # how far decisions are acted upon: docs/adoption.md
+    mode: Mode = Mode.RECOVER  # how far decisions are acted upon: docs/adoption.md
     check_nodes: CheckNodes = "never"  # the pair check before a job's first round
     notify: tuple[str, ...] = ()  # may hold secrets: never sent to agents by a command line, never written down
 

@@ -13,19 +13,16 @@ name of the controller, for agents that know nobody; and the witness, where exac
 
 from __future__ import annotations
 
-import msgspec
-
-from resilio_hpc.launch.consensus.candidate import Election
+from resilio_hpc.launch.consensus.candidate import Election, Won
+from resilio_hpc.launch.consensus.state import ElectionState
 from resilio_hpc.launch.consensus.succession_ports import Chief, SuccessionPorts
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.protocol.membership import Membership
 from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord, Term
 
 SCAN_S = 0.1  # between two looks at the run directory
 SCANS_PER_S = 5000  # of all agents of a job together: it is one file system
 CALL_S = 0.1  # between two calls to the node that is courted
 CALLS_PER_S = 5000  # of all orphans together: one heir hears them
-HANDSHAKES_PER_S = 500  # that an heir is sure to manage: with thousands, everything takes longer
 SETTLE_S = 0.25  # long enough to connect again and hear an answer
 TURN_S = 1.0  # how long an heir may take to answer at all
 PATIENCE_S = 3.0  # how long one that answers may take to win
@@ -40,8 +37,7 @@ class Succession:
         chief: Chief, begins: int = 0,
     ) -> None:  # fmt: skip
         self.following: EpochRecord | None = None
-        self.ballot = ballot
-        self.newest = max(ballot.promised, ballot.membership.epoch, begins)
+        self.state = ElectionState(node, ballot, begins, ports)
         self._node = node
         self._job = job
         self._begins = begins
@@ -49,29 +45,22 @@ class Succession:
         self._limit = silence_limit_s
         self._ports = ports
         self._chief = chief
-        self._heard = self.lost_at = ports.monotonic()
-        self._heard_before = self._heard  # earlier controllers than the one that we follow
+        now = self._heard_before = self.state.heard  # earlier controllers than the one that we follow
         self._lost = True
         self._fresh_start = True
-        self.superseded = False  # a later job of the run has begun: nobody of this one may lead any more, ever
         self._closed = False  # the other end closed the connection: its process is gone
         self._led = 0  # the epoch in which this very node leads
         self._outvoted = False  # the other half has the witness: a claim of ours is of no use
-        self._next_scan = self._next_call = self.patient_until = self._heard
+        self._next_scan = self._next_call = now
         self._scanning = False
         self._pulse: tuple[int, int | None] = (0, None)
-        self._pulse_seen = self._heard
-        self._election = Election(node, self, ports)
-        self._next_refusal = self._heard
+        self._pulse_seen = now
+        self._election = Election(self.state, ports)
+        self._next_refusal = now
         self._turn = 0
         self._avoid = ""  # who is courted last, since it was lost
         self._courted = ""  # whom we are connected to for the sake of an election
-        self._courted_at = self._called_at = self._answered_at = self._heard
-
-    @property
-    def membership(self) -> Membership:
-        """The newest voters known."""
-        return self.ballot.membership
+        self._courted_at = self._called_at = self._answered_at = now
 
     @property
     def in_contact(self) -> bool:
@@ -83,19 +72,17 @@ class Succession:
         """Whether we are connected to somebody else for the sake of an election."""
         return bool(self._courted)
 
-    def silent_s(self, now: float) -> float:
-        """How long no controller was heard."""
-        return now - self._heard
-
     # -- the controller that we follow -------------------------------------------------------------------------
 
     def heard(self, epoch: int, now: float) -> None:
         """The controller of ``epoch`` spoke."""
-        if self.following is not None and epoch == self.following.epoch and epoch >= self.ballot.promised:
-            if epoch > self.ballot.promised:  # as good as a vote: it must not be forgotten by our successor either
-                self.promise(epoch, self.following.node)
+        if self.following is not None and epoch == self.following.epoch and epoch >= self.state.ballot.promised:
+            if (
+                epoch > self.state.ballot.promised
+            ):  # as good as a vote: it must not be forgotten by our successor either
+                self.state.promise(epoch, self.following.node)
             self._outvoted = self._outvoted and self.following.node == self._node
-            self._heard = now
+            self.state.heard = now
             self._lost = self._fresh_start = self._closed = False
             self._election.over()
             self._courted = ""
@@ -106,8 +93,8 @@ class Succession:
             self._lost = True
             self._closed = closed
             self._avoid = self.following.node if self.following is not None and not alive else ""
-            self.lost_at = self._next_scan = self._next_call = now
-            self.patient_until = now + (SETTLE_S if closed else 0.0)
+            self.state.lost_at = self._next_scan = self._next_call = now
+            self.state.patient_until = now + (SETTLE_S if closed else 0.0)
             self._turn = 0
             self._courted = ""
             self._pulse = (self._pulse[0], None)  # it may have moved for as long as we did not look
@@ -119,40 +106,24 @@ class Succession:
         if epoch == self._led:
             self._led = 0
         if self.following is not None and epoch == self.following.epoch:
-            self._heard = max(self._heard_before, min(self._heard, since))
+            self.state.heard = max(self._heard_before, min(self.state.heard, since))
         if self.following is not None and epoch >= self.following.epoch:
             self.lose(now, closed=False, alive=True)
-
-    def enrol(self, membership: Membership) -> bool:
-        """Keep a membership that is newer than ours. False: ours is newer."""
-        if membership.version > self.membership.version:
-            self._keep(msgspec.structs.replace(self.ballot, membership=membership))
-        return membership.version >= self.membership.version
-
-    def _keep(self, ballot: Ballot) -> None:
-        if ballot != self.ballot:
-            self.ballot = ballot
-            self._ports.keep_ballot(ballot)
-
-    def promise(self, epoch: int, node: str) -> None:
-        """Vote for ``node`` in ``epoch``: nothing older is followed afterwards."""
-        self.newest = max(self.newest, epoch)
-        self._keep(msgspec.structs.replace(self.ballot, promised=epoch, promised_to=node))
 
     # -- time --------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Let time pass: silence, the run directory, the election."""
-        if not self._lost and now - self._heard > self._limit:
+        if not self._lost and now - self.state.heard > self._limit:
             self.lose(now, closed=False)
         if not self._lost:
             return
         if not self._scanning and now >= self._next_scan:
             self._scanning = True
-            self._next_scan = now + max(SCAN_S, len(self.membership.voters.nodes) / SCANS_PER_S)
+            self._next_scan = now + max(SCAN_S, len(self.state.membership.voters.nodes) / SCANS_PER_S)
             self._ports.scan_epochs()
-        if now >= self._next_call and now >= self.patient_until and not self._leads:
-            self._next_call = now + max(CALL_S, len(self.membership.voters.nodes) / CALLS_PER_S)
+        if now >= self._next_call and now >= self.state.patient_until and not self._leads:
+            self._next_call = now + max(CALL_S, len(self.state.membership.voters.nodes) / CALLS_PER_S)
             self._seek(now)
 
     @property
@@ -161,14 +132,14 @@ class Succession:
 
         Our connection to ourselves waits behind everybody else's handshake.
         """
-        return self.following is not None and self.following.epoch == self._led >= self.ballot.promised
+        return self.following is not None and self.following.epoch == self._led >= self.state.ballot.promised
 
     def _seek(self, now: float) -> None:
         """Stand where we can, and call the one whose turn it is."""
         if not self._knows_others or not self._lost:
             return  # the run directory tells of the first controller
-        self._election.stand_if_possible(now)
-        if self._lost and not self._election.stands and now >= self.patient_until:
+        self._won(self._election.stand_if_possible(now), now)
+        if self._lost and not self._election.stands and now >= self.state.patient_until:
             self._court(now)
 
     # -- finding one: the orphan's side ------------------------------------------------------------------------
@@ -176,32 +147,22 @@ class Succession:
     @property
     def _knows_others(self) -> bool:
         """Whether a controller has ever told how to reach another voter, or that there is none."""
-        voters = self.membership.voters
-        if not self.membership.epoch:
+        voters = self.state.membership.voters
+        if not self.state.membership.epoch:
             return False
         return len(voters.nodes) == 1 or any(entry.number for entry in voters.entries() if entry.node != self._node)
 
-    @property
-    def crowd_s(self) -> float:
-        """How long it takes until all voters have connected to one of them."""
-        return len(self.membership.voters.nodes) / HANDSHAKES_PER_S
-
-    @property
-    def repeat_s(self) -> float:
-        """After how long what had no answer is said again: sooner, it would only be one more in a long queue."""
-        return self.crowd_s / 2
-
     def _heirs(self) -> list[str]:
         """In the order of succession; whom we lost comes last, since it may come back."""
-        nodes = [node for node in self.membership.voters.nodes if node != self._avoid]
-        return [*nodes, self._avoid] if self._avoid in self.membership.voters.nodes else nodes
+        nodes = [node for node in self.state.membership.voters.nodes if node != self._avoid]
+        return [*nodes, self._avoid] if self._avoid in self.state.membership.voters.nodes else nodes
 
     def _court(self, now: float) -> None:
         if self._courted:
             answered = self._answered_at > self._courted_at or self._courted == self._node
-            if now - self._courted_at < (PATIENCE_S if answered else TURN_S) + self.crowd_s:
+            if now - self._courted_at < (PATIENCE_S if answered else TURN_S) + self.state.crowd_s:
                 heard = self._answered_at >= self._called_at  # else it is busy with the others' calls
-                if self._courted != self._node and (heard or now - self._called_at >= self.repeat_s):
+                if self._courted != self._node and (heard or now - self._called_at >= self.state.repeat_s):
                     self._call(now)
                 return
         heirs = self._heirs()
@@ -209,7 +170,7 @@ class Succession:
             self._turn += 1  # else it was somebody in between
         for step in range(len(heirs)):
             node = heirs[(self._turn + step) % len(heirs)]
-            endpoint = self.membership.endpoint(node)
+            endpoint = self.state.membership.endpoint(node)
             if node == self._node or endpoint:
                 self._turn += step
                 self._address(node, endpoint, now)
@@ -223,7 +184,9 @@ class Succession:
 
     def _call(self, now: float) -> None:
         self._called_at = now
-        self._ports.to_controller(m.Orphan(self._node, self.newest, self.membership, self.silent_s(now)))
+        self._ports.to_controller(
+            m.Orphan(self._node, self.state.newest, self.state.membership, self.state.silent_s(now))
+        )
 
     def answered(self, message: m.Standing | m.Canvass | m.Redirect | m.NotLeading | m.Welcome, now: float) -> None:
         """The node that we courted or followed said something about who leads."""
@@ -233,21 +196,21 @@ class Succession:
         self._answered_at = now
         if isinstance(message, m.Canvass):
             self._asked_to_vote(message, now)
-        elif isinstance(message, m.Redirect | m.Welcome) and not self.superseded:
+        elif isinstance(message, m.Redirect | m.Welcome) and not self.state.superseded:
             self._pointed_to(message, now)
 
     def _asked_to_vote(self, message: m.Canvass, now: float) -> None:
-        if not self._lost or self.superseded:
+        if not self._lost or self.state.superseded:
             return
-        ballot = self.ballot
+        ballot = self.state.ballot
         granted = (message.epoch, message.node) == (ballot.promised, ballot.promised_to)
-        if not granted and message.epoch > self.newest and message.version >= self.membership.version:
+        if not granted and message.epoch > self.state.newest and message.version >= self.state.membership.version:
             self._election.withdraw()  # there is an older one
-            self.promise(message.epoch, message.node)
+            self.state.promise(message.epoch, message.node)
             granted = True
         if granted:
-            self.patient_until = now + SETTLE_S
-            self._ports.to_controller(m.Vote(self._node, message.epoch, self.silent_s(now)))
+            self.state.patient_until = now + SETTLE_S
+            self._ports.to_controller(m.Vote(self._node, message.epoch, self.state.silent_s(now)))
         elif now >= self._next_refusal:  # it learns what we know, but two candidates do not shout at each other
             self._next_refusal = now + CALL_S
             self._call(now)
@@ -255,7 +218,7 @@ class Succession:
     def _pointed_to(self, message: m.Redirect | m.Welcome, now: float) -> None:
         known = self.following.epoch if self.following is not None else 0
         record = EpochRecord(message.epoch, message.node, message.endpoint, self._job)
-        if message.epoch < self.ballot.promised:
+        if message.epoch < self.state.ballot.promised:
             if self._lost and message.node != self._courted:  # it must hear of our promise, and stand again
                 self._address(message.node, message.endpoint, now)
         elif self._claimed_after_enrolment(message.epoch) and message.node != self._courted:
@@ -272,12 +235,12 @@ class Succession:
             if leads and message.epoch == self._led:
                 self._point_out(message.node)  # it came too late to be welcomed with the others
             else:
-                self._election.voted(message, now)
+                self._won(self._election.voted(message, now), now)
         elif self.following is None or (self._lost and not leads):
-            self.enrol(message.membership)
-            self._election.orphan_called(message, now)
-        elif leads and self._led % 2 and message.membership.version > self.membership.version:
-            self.enrol(message.membership)
+            self.state.enrol(message.membership)
+            self._won(self._election.orphan_called(message, now), now)
+        elif leads and self._led % 2 and message.membership.version > self.state.membership.version:
+            self.state.enrol(message.membership)
             self._chief.step_down("others know of later voters")
         elif message.newest > self.following.epoch and self.following.node == self._node:
             self._chief.step_down("a newer epoch was promised")  # an election gives us an epoch that it may follow
@@ -291,19 +254,20 @@ class Succession:
 
     def witness_claimed(self, witness: str, holder: str, now: float) -> None:
         """Whose the witness is that this node asked for."""
-        self._election.witness_claimed(witness, holder, now)
+        self._won(self._election.witness_claimed(witness, holder, now), now)
 
-    def won(self, epoch: int, witnessed: bool, silent_s: float, supporters: frozenset[str], now: float) -> None:
-        """A quorum voted for this node."""
-        self._led = epoch
-        self._chief.lead(self._term(epoch, witnessed, silent_s, supporters))
-        self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
+    def _won(self, won: Won | None, now: float) -> None:
+        """Lead, where a quorum has voted for this node."""
+        if won is not None:
+            self._led = won.epoch
+            self._chief.lead(self._term(won.epoch, won.witnessed, won.silent_s, won.supporters))
+            self._follow(EpochRecord(won.epoch, self._node, self._endpoint, self._job), now)
 
     def _term(
         self, epoch: int, witnessed: bool = False, silent_s: float = 0.0, supporters: frozenset[str] = frozenset(),
         first: bool = False,
     ) -> Term:  # fmt: skip
-        return Term(epoch, self._node, self._endpoint, self.membership, witnessed, silent_s, supporters, first)
+        return Term(epoch, self._node, self._endpoint, self.state.membership, witnessed, silent_s, supporters, first)
 
     # -- the run directory -------------------------------------------------------------------------------------
 
@@ -315,8 +279,8 @@ class Succession:
         if record is not None:
             known = self.following.epoch if self.following else self._begins
             ours = record.job == self._job or not self._job  # a joiner's run is another job's
-            self.superseded = self.superseded or (not ours and record.epoch > self._begins)
-            newer = record.epoch > known and record.epoch >= self.ballot.promised and not self.superseded
+            self.state.superseded = self.state.superseded or (not ours and record.epoch > self._begins)
+            newer = record.epoch > known and record.epoch >= self.state.ballot.promised and not self.state.superseded
             if ours and newer and record.node and not self._is_dead_self(record):
                 if not self._claimed_after_enrolment(record.epoch):
                     self._follow(record, now)
@@ -326,16 +290,16 @@ class Succession:
             if (record.epoch, pulse) != self._pulse:
                 moves = record.epoch == self._pulse[0] and self._pulse[1] is not None
                 self._pulse, self._pulse_seen = (record.epoch, pulse), now
-                if ours and moves and record.epoch < self.ballot.promised:
+                if ours and moves and record.epoch < self.state.ballot.promised:
                     self._tell_what_we_know(record.node, record.endpoint, now)
         if self._may_claim_first(record, now):
             self._scanning = True
-            known = max(self.newest, record.epoch if record else 0)
+            known = max(self.state.newest, record.epoch if record else 0)
             self._ports.claim_epoch(known + 1 + known % 2)
 
     def _claimed_after_enrolment(self, epoch: int) -> bool:
         """Whether it was claimed though we had been enrolled: its controller may count voters who have no vote now."""
-        return epoch % 2 == 1 and 0 < self.membership.epoch < epoch
+        return epoch % 2 == 1 and 0 < self.state.membership.epoch < epoch
 
     def _tell_what_we_know(self, node: str, endpoint: str, now: float) -> None:
         """Call one that leads with what we know: a newer promise, or later voters. It stands anew, or gives up."""
@@ -344,23 +308,25 @@ class Succession:
 
     def _may_claim_first(self, record: EpochRecord | None, now: float) -> bool:
         """The first controller of a job is whoever creates its file: normally the first node."""
-        if not self._lost or self._knows_others or self.superseded or self._outvoted:
+        if not self._lost or self._knows_others or self.state.superseded or self._outvoted:
             return False
         others = record is not None and record.job == self._job and record.node != self._node
         if others and not self._closed and now <= self._pulse_seen + STILL_S:
             return False  # most of thousands learn no more than this
-        if self._node not in self.membership.nodes:
+        if self._node not in self.state.membership.nodes:
             return False
-        heirs = [node for node in self.membership.voters.nodes if self.following is None or node != self.following.node]
+        heirs = [
+            node for node in self.state.membership.voters.nodes if self.following is None or node != self.following.node
+        ]
         turn = heirs.index(self._node) if self._node in heirs else len(heirs)
-        return now >= self.lost_at + turn * TURN_S
+        return now >= self.state.lost_at + turn * TURN_S
 
     def claimed(self, epoch: int, won: bool, now: float) -> None:
         """The answer to a claim. Having won, we lead, though nobody follows yet."""
         self._scanning = False
-        self.newest = max(self.newest, epoch)
-        if won and epoch > self.ballot.promised and self._lost:
-            self.promise(epoch, self._node)
+        self.state.newest = max(self.state.newest, epoch)
+        if won and epoch > self.state.ballot.promised and self._lost:
+            self.state.promise(epoch, self._node)
             self._led = epoch
             self._chief.lead(self._term(epoch, first=True))
             self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
@@ -381,19 +347,21 @@ class Succession:
 
     def _follow(self, record: EpochRecord, now: float) -> None:
         connected = self._courted == record.node and record.node != self._node
-        patience = self._limit / 2 + (self.crowd_s if self._fresh_start else 0.0)
+        patience = self._limit / 2 + (self.state.crowd_s if self._fresh_start else 0.0)
         if self.following is not None and record.epoch == self.following.epoch:
-            patience = min(patience, TURN_S + self.crowd_s)  # whoever pointed to it may not know yet that it is gone
+            patience = min(
+                patience, TURN_S + self.state.crowd_s
+            )  # whoever pointed to it may not know yet that it is gone
         if self.following is None or record.epoch != self.following.epoch:
-            self._heard_before = self._heard
+            self._heard_before = self.state.heard
         self.following = record
-        self.newest = max(self.newest, record.epoch)
+        self.state.newest = max(self.state.newest, record.epoch)
         self._lost = True
-        self.lost_at = now  # until it speaks
+        self.state.lost_at = now  # until it speaks
         self._closed = False
         self._election.withdraw()
         self._courted = ""
         self._turn = 0
         self._pulse, self._pulse_seen = (record.epoch, None), now
-        self._next_scan = self.patient_until = now + patience
+        self._next_scan = self.state.patient_until = now + patience
         self._chief.follow(record, connected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from resilio_hpc.launch.config.options import Mode
 from resilio_hpc.launch.controller import replica_placement
 from resilio_hpc.launch.controller.commits import CommitTracker
 from resilio_hpc.launch.protocol import messages as m
@@ -149,7 +150,7 @@ class CheckpointPhase:
 
     def _persist(self, step: int | None) -> None:
         controller = self._controller
-        while step is not None and controller.config.mode == "observe":
+        while step is not None and controller.config.mode == Mode.OBSERVE:
             controller.broadcast(m.StageReached(controller.epoch, step, "committed"))  # nobody shall wait for it
             step = self._commits.abandon(step)
         if step is not None:

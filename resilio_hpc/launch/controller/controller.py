@@ -13,7 +13,7 @@ Its subjects have a module each: rounds, regrouping, incidents (failures), check
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 from resilio_hpc.launch.controller.checkpoint_phase import CheckpointMessage, CheckpointPhase
 from resilio_hpc.launch.controller.failures import Incidents
@@ -23,14 +23,17 @@ from resilio_hpc.launch.controller.rounds import Rounds
 from resilio_hpc.launch.controller.shutdown import Ending
 from resilio_hpc.launch.controller.state import (
     MAX_LOSSES,
+    WITH_RANKS,
     Action,
     AskPast,
     Clock,
     ControllerConfig,
     KnownAgent,
     Past,
+    Phase,
     Record,
     Send,
+    check_transition,
 )  # fmt: skip
 from resilio_hpc.launch.controller.stop_phase import StopPhase
 from resilio_hpc.launch.controller.voters import Enrolment
@@ -39,6 +42,8 @@ from resilio_hpc.launch.protocol.vote import Term
 
 MAX_AGENTS = 20_000
 PAST_PATIENCE_S = 2.0  # how long the run directory may take to tell what other agents know as well
+OfRound = m.RanksStopped | m.StoreReady | m.StopAnswer | m.RanksStarted | m.FirstStep | m.RanksDone
+OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.Enrolled | OfRound
 
 
 class Controller:
@@ -49,7 +54,7 @@ class Controller:
         self.term = term
         self.epoch = term.epoch
         self.node = term.node
-        self.phase = "gathering"
+        self.phase = Phase.GATHERING
         self.round = -1
         self._members: tuple[m.Member, ...] = ()
         self._member_nodes: frozenset[str] = frozenset()
@@ -102,14 +107,14 @@ class Controller:
                 self._on_goodbye(message)
             elif isinstance(message, m.Orphan | m.Vote):
                 pass  # for the agent that we live in
-            elif message.epoch == self.epoch and self.phase != "ended":
+            elif message.epoch == self.epoch and self.phase is not Phase.ENDED:
                 self._dispatch(agent, message)
         return self._flush()
 
     def tick(self, behind: bool = False) -> list[Action]:
         """Let time pass: lost nodes, slow starts, stops that are due. ``behind``: messages wait that were not read."""
         self.enrolment.tick()
-        if self.phase == "ended":
+        if self.phase is Phase.ENDED:
             self.ending.let_go()
         elif self.tenure.is_over:
             self.tenure.step_down()
@@ -118,14 +123,14 @@ class Controller:
             self._go_on_without_the_past()
             if not behind:  # a node's proof of life may be among what waits
                 self.incidents.find_lost_nodes()
-            if self.phase == "gathering":
+            if self.phase is Phase.GATHERING:
                 self.rounds.try_round()
-            elif self.phase in ("preparing", "starting"):
+            elif self.phase in (Phase.PREPARING, Phase.STARTING):
                 self.rounds.watch()
-            elif self.phase == "running":
+            elif self.phase is Phase.RUNNING:
                 self.regrouping.part_with_leavers()
                 self.incidents.forgive()
-            if self.phase in ("starting", "running"):
+            if self.phase in WITH_RANKS:
                 self.checkpoints.tick()
                 self.incidents.tick()
                 self.incidents.find_left_out()
@@ -151,14 +156,16 @@ class Controller:
     def inform(self, past: Past) -> list[Action]:
         """What the run directory tells, at the beginning and after AskPast."""
         self.checkpoints.learn(past.committed)
-        if self.phase == "gathering":
+        if self.phase is Phase.GATHERING:
             self.round = max(self.round, past.last_round)
         if not self.informed:
             self.informed = self.may_prepare = True
             self.record("informed", committed=sorted(past.committed), last_round=past.last_round)
         self.checkpoints.past_told()
         self.tenure.informed()
-        if past.verdict is not None and self.phase != "ended":  # an earlier controller said it, not all have heard it
+        if (
+            past.verdict is not None and self.phase is not Phase.ENDED
+        ):  # an earlier controller said it, not all have heard it
             self.ending.adopt(*past.verdict)
         self.rounds.try_round()
         self.rounds.try_start()
@@ -171,34 +178,45 @@ class Controller:
 
     # -- messages ----------------------------------------------------------------------------------------------
 
-    def _dispatch(self, agent: KnownAgent, message: m.ToController) -> None:
+    def _dispatch(self, agent: KnownAgent, message: OfEpoch) -> None:
         """Messages of this epoch."""
-        if isinstance(message, m.RankFailed):
-            self.incidents.rank_failed(message)
-        elif isinstance(message, CheckpointMessage):
-            self.checkpoints.handle(message)
-        elif isinstance(message, m.Warned):
-            self.stop.warned(message.signal, message.node)
-        elif isinstance(message, m.Leaving):
-            self.regrouping.leaving(agent, message)
-        elif isinstance(message, m.Enrolled):
-            self.enrolment.kept(message.node, message.number)
-        elif getattr(message, "round", -1) != self.round:
-            pass  # of a round that is over
-        elif isinstance(message, m.RanksStopped):
-            self.rounds.stopped(agent, message)
-        elif isinstance(message, m.StoreReady):
-            self.rounds.store_ready(message)
-        elif isinstance(message, m.StopAnswer):
-            self.stop.answer(message)
-        elif not self.is_member(message.node):
-            pass
-        elif isinstance(message, m.RanksStarted):
-            self.rounds.started(agent, message)
-        elif isinstance(message, m.FirstStep):
-            self.rounds.first_step(agent, message)
-        elif isinstance(message, m.RanksDone):
-            self.rounds.done(agent, message)
+        match message:
+            case m.RankFailed():
+                self.incidents.rank_failed(message)
+            case m.SnapshotWhole() | m.Persisted() | m.PersistFailed() | m.Committed():
+                self.checkpoints.handle(message)
+            case m.Warned():
+                self.stop.warned(message.signal, message.node)
+            case m.Leaving():
+                self.regrouping.leaving(agent, message)
+            case m.Enrolled():
+                self.enrolment.kept(message.node, message.number)
+            case m.RanksStopped() | m.StoreReady() | m.StopAnswer() | m.RanksStarted() | m.FirstStep() | m.RanksDone():
+                if message.round == self.round:  # else of a round that is over
+                    self._dispatch_of_round(agent, message)
+            case _:
+                assert_never(message)
+
+    def _dispatch_of_round(self, agent: KnownAgent, message: OfRound) -> None:
+        """Messages of this round. One that is no member of it may stop what ran before, and no more."""
+        match message:
+            case m.RanksStopped():
+                self.rounds.stopped(agent, message)
+            case m.StoreReady():
+                self.rounds.store_ready(message)
+            case m.StopAnswer():
+                self.stop.answer(message)
+            case m.RanksStarted():
+                if self.is_member(message.node):
+                    self.rounds.started(agent, message)
+            case m.FirstStep():
+                if self.is_member(message.node):
+                    self.rounds.first_step(agent, message)
+            case m.RanksDone():
+                if self.is_member(message.node):
+                    self.rounds.done(agent, message)
+            case _:
+                assert_never(message)
 
     def _on_hello(self, hello: m.Hello) -> None:
         known = self.agents.get(hello.node)
@@ -213,13 +231,13 @@ class Controller:
             self.agents[hello.node] = agent
             self.enrolment.changed = True
             self.record("agent_joined", node=hello.node, incarnation=hello.incarnation, address=hello.address)
-        if self.phase == "ended":
+        if self.phase is Phase.ENDED:
             self.ending.say_again(hello.node)
             return
         self._adopt(hello)
         self._take_back()
         replaced = known is not None and agent is not known
-        if known is not None and replaced and self.is_member(hello.node) and self.phase in ("starting", "running"):
+        if known is not None and replaced and self.is_member(hello.node) and self.phase in WITH_RANKS:
             self.incidents.agent_restarted(hello.node, known.heard)
         else:
             if known is not None and replaced and self.is_member(hello.node):
@@ -237,7 +255,7 @@ class Controller:
         """Take over the soft state of an earlier controller from the agent that has the newest."""
         self.checkpoints.learn(hello.committed)
         last = hello.last
-        if self.phase != "gathering" or self.rounds.has_prepared:
+        if self.phase is not Phase.GATHERING or self.rounds.has_prepared:
             return
         self.round = max(self.round, hello.prepared)
         if last is None or last.epoch >= self.epoch or (last.epoch, last.round) <= self._adopted:
@@ -270,7 +288,7 @@ class Controller:
         agent.ready, agent.copy_port = beat.ready, beat.copy_port
         self.rounds.attached |= beat.attached
         self._renew_lease(beat.node, agent)
-        if self.phase == "ended":
+        if self.phase is Phase.ENDED:
             self.ending.say_again(beat.node)
 
     def renew_leases(self) -> None:
@@ -285,7 +303,7 @@ class Controller:
 
     def _on_goodbye(self, message: m.Goodbye) -> None:
         heard = self.agents.pop(message.node).heard
-        if self.phase == "ended":
+        if self.phase is Phase.ENDED:
             self.ending.let_go()
         elif message.epoch == self.epoch:
             self.left.add(message.node)
@@ -328,8 +346,9 @@ class Controller:
             self.incidents.broken_by,
         )  # fmt: skip
 
-    def set_phase(self, phase: str) -> None:
+    def set_phase(self, phase: Phase) -> None:
         """Enter a phase."""
+        check_transition(self.phase, phase)
         self.phase = phase
         self.ending.forget()
         self.phase_began = self.now()

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from resilio_hpc.launch.consensus.follower import HANDSHAKES_PER_S
+from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.consensus.state import HANDSHAKES_PER_S
 from resilio_hpc.launch.controller.recovery_policy import Plan
 from resilio_hpc.launch.controller.repeated_failure import SURVIVED_S, Repeatable, repeatable
+from resilio_hpc.launch.controller.state import WITH_RANKS, Phase
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import LEFT_OUT, may_be_consequence, origin
 
@@ -118,7 +120,7 @@ class Incidents:
             self.current.plan = plan
             controller.record(
                 "decision", rung=plan.rung.value, reason=plan.reason, round=controller.round,
-                without_progress=controller.without_progress, acted=controller.config.mode == "recover",
+                without_progress=controller.without_progress, acted=controller.config.mode == Mode.RECOVER,
             )  # fmt: skip
 
     def reached(self, step: int) -> None:
@@ -183,7 +185,7 @@ class Incidents:
         silent = min(controller.term.silent_s, timeout)
         within = max(ABSENT_S, ABSENT_SHARE * timeout) + len(controller.members) / HANDSHAKES_PER_S
         over = max(controller.began + within, self.former_leases_end)
-        if controller.phase != "gathering" or now < over:
+        if controller.phase is not Phase.GATHERING or now < over:
             return {}
         known = controller.agents.keys() | controller.lost | controller.left
         return {x.node: controller.began - silent for x in controller.members if x.node not in known}
@@ -194,13 +196,13 @@ class Incidents:
         members = [node for node in nodes if controller.is_member(node)]
         if not members:
             return
-        if controller.phase in ("starting", "running"):
+        if controller.phase in WITH_RANKS:
             self._open(since).lost_nodes += members
             self._restart(counts=True)
         else:
             if self.current is not None:
                 self.current.lost_nodes += members
-            if controller.phase == "preparing":  # no rank was started: not a restart
+            if controller.phase is Phase.PREPARING:  # no rank was started: not a restart
                 self._restart(counts=False)
 
     def agent_restarted(self, node: str, heard: float) -> None:
@@ -235,8 +237,8 @@ class Incidents:
         if message.round > controller.round:
             return
         breaks = message.round == controller.round and (
-            controller.phase in ("starting", "running")
-            or (controller.phase == "preparing" and failure.kind in PREPARATION_KINDS)
+            controller.phase in WITH_RANKS
+            or (controller.phase is Phase.PREPARING and failure.kind in PREPARATION_KINDS)
         )
         if breaks:
             self._open(failure.time).failures.append(failure)
@@ -255,7 +257,7 @@ class Incidents:
         """A member whose ranks ended with 0 and never told of a step, while others train: no step would ever be whole
         again."""
         controller = self._controller
-        if not self._left_out or controller.phase not in ("starting", "running") or controller.max_step < 0:
+        if not self._left_out or controller.phase not in WITH_RANKS or controller.max_step < 0:
             return
         for member in controller.members:
             if member.node not in self._left_out:
@@ -296,9 +298,9 @@ class Incidents:
             self.current = None
         elif self.current is None and not self._controller.rounds.steps_reported:
             ran_s = self._controller.now() - self._controller.phase_began
-        step = self._controller.max_step if self._controller.phase in ("starting", "running") else -1
+        step = self._controller.max_step if self._controller.phase in WITH_RANKS else -1
         if self.current is None:
-            survived = self._controller.phase == "running" and ran_s >= SURVIVED_S
+            survived = self._controller.phase is Phase.RUNNING and ran_s >= SURVIVED_S
             self.current = Incident(began, now, self._controller.now(), step, survived)
         self.current.began = min(self.current.began, began)
         self.current.at_step = max(self.current.at_step, step)
@@ -307,7 +309,7 @@ class Incidents:
 
     def _restart(self, counts: bool) -> None:
         controller = self._controller
-        controller.set_phase("gathering")
+        controller.set_phase(Phase.GATHERING)
         if counts:
             controller.restarts += 1
             controller.without_progress += 1
@@ -321,7 +323,7 @@ class Incidents:
     def tick(self) -> None:
         """Ranks that tell of no steps, and have run for a while, have survived what happened."""
         incident, controller = self.current, self._controller
-        if incident is None or incident.runs_since is None or controller.phase != "running":
+        if incident is None or incident.runs_since is None or controller.phase is not Phase.RUNNING:
             return
         if controller.rounds.attached:  # then the first step tells
             return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.controller.state import Phase
 from resilio_hpc.launch.protocol import messages as m
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class Regrouping:
         if agent.leaves_at is None:
             agent.leaves_at = controller.now() + max(0.0, message.within_s)
             controller.record("leaving", node=message.node, within_s=round(message.within_s, 3))
-            if not controller.is_member(message.node) and controller.phase == "running":
+            if not controller.is_member(message.node) and controller.phase is Phase.RUNNING:
                 self.let_leavers_go()
 
     def let_leavers_go(self) -> None:
@@ -55,7 +57,7 @@ class Regrouping:
     def committed(self) -> None:
         """A step has just become durable: the best moment to take in nodes, or to part with some."""
         controller = self._controller
-        if controller.phase != "running" or controller.stop.terminating or not controller.enrolment.leads:
+        if controller.phase is not Phase.RUNNING or controller.stop.terminating or not controller.enrolment.leads:
             return
         parting = [node for node, _ in self._leavers()]
         if parting:
@@ -71,7 +73,7 @@ class Regrouping:
     def _regroup(self, reason: str) -> None:
         """A restart that nobody's failure asks for: it counts against no budget."""
         controller = self._controller
-        if controller.config.mode == "recover":
+        if controller.config.mode == Mode.RECOVER:
             controller.record("regroup", reason=reason, round=controller.round)
-            controller.set_phase("gathering")
+            controller.set_phase(Phase.GATHERING)
             controller.rounds.try_round()

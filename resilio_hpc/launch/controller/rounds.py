@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from resilio_hpc.ckpt.coordination.coordinator import TIERS
+from resilio_hpc.launch.config.options import Mode
 from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, Plan, Rung, World, decide
 from resilio_hpc.launch.controller.rendezvous import Candidate, choose, whole_first
-from resilio_hpc.launch.controller.state import MAX_LOSSES
+from resilio_hpc.launch.controller.state import MAX_LOSSES, WITH_RANKS, KnownAgent, Phase
 from resilio_hpc.launch.protocol import messages as m
 
 if TYPE_CHECKING:
     from resilio_hpc.launch.controller.controller import Controller
-    from resilio_hpc.launch.controller.state import KnownAgent
 
 WAITING_SAID_AFTER_S = 10.0
 RETURN_S = 20.0  # before a run gives up for want of nodes, one that was just lost may come back
@@ -55,7 +55,7 @@ class Rounds:
     def try_round(self) -> None:
         """Prepare the next round if the nodes that it needs are in, or carry out what else is decided."""
         controller = self._controller
-        if controller.phase != "gathering":
+        if controller.phase is not Phase.GATHERING:
             return
         if controller.stop.terminating:
             controller.stop.ended()
@@ -130,18 +130,21 @@ class Rounds:
         """Act on a plan; True when a round is to be prepared."""
         controller = self._controller
         controller.incidents.planned(plan)
-        if controller.config.mode != "recover" and plan.rung is not Rung.WAIT:
+        if controller.config.mode != Mode.RECOVER and plan.rung is not Rung.WAIT:
             controller.ending.finish_unrecovered(plan)
             return False
-        if plan.rung is Rung.STOP and controller.incidents.awaits_cause():
-            return False
-        if plan.rung is Rung.STOP:
-            spent = controller.without_progress > controller.config.max_without_progress
-            first = controller.incidents.first_failure()
-            controller.ending.finish("no_progress" if spent else "not_enough_nodes", 1, plan.reason, first)
-        elif plan.rung is Rung.NEXT_JOB:
-            controller.ending.finish("needs_new_job", 75, plan.reason)
-        return plan.rung in (Rung.RESTART, Rung.REPLACE, Rung.SHRINK)
+        match plan.rung:
+            case Rung.RESTART | Rung.REPLACE | Rung.SHRINK:
+                return True
+            case Rung.WAIT:
+                return False
+            case Rung.NEXT_JOB:
+                controller.ending.finish("needs_new_job", 75, plan.reason)
+            case Rung.STOP:
+                controller.ending.give_up(plan)
+            case _:
+                assert_never(plan.rung)
+        return False
 
     def _candidate(self, node: str) -> Candidate:
         hello = self._controller.agents[node].hello
@@ -159,7 +162,7 @@ class Rounds:
         controller.members = members
         controller.round += 1
         self._store_port = None
-        controller.set_phase("preparing")
+        controller.set_phase(Phase.PREPARING)
         controller.checkpoints.begin_round(nodes)
         controller.enrolment.changed = True  # ranks may differ
         for agent in controller.agents.values():
@@ -185,14 +188,14 @@ class Rounds:
     def store_ready(self, message: m.StoreReady) -> None:
         """The rendezvous store is open."""
         controller = self._controller
-        if controller.phase == "preparing" and message.node == controller.members[0].node:
+        if controller.phase is Phase.PREPARING and message.node == controller.members[0].node:
             self._store_port = message.port
             self.try_start()
 
     def try_start(self) -> None:
         """Start the ranks when every member has stopped its old ones and the store is open."""
         controller = self._controller
-        if controller.phase != "preparing" or self._store_port is None:
+        if controller.phase is not Phase.PREPARING or self._store_port is None:
             return
         if not controller.enrolment.leads or not controller.enrolment.known:
             return  # before anybody trains, a quorum knows who votes, and where to find the others
@@ -206,10 +209,10 @@ class Rounds:
         if self._needs_run_directory(wanted, fetches) or controller.checkpoints.may_grow(wanted):
             return
         self._may_have_ranks.clear()
-        acts = controller.config.mode != "observe"
+        acts = controller.config.mode != Mode.OBSERVE
         restore = wanted if acts else None
         follows, self.last_life = self.last_life, (controller.epoch, controller.round)
-        controller.set_phase("starting")
+        controller.set_phase(Phase.STARTING)
         self._awaited = {kind: {x.node for x in controller.members} for kind in ANSWERS}
         controller.incidents.restarts()
         self._start = m.Start(
@@ -257,16 +260,16 @@ class Rounds:
         ``replaced``: it is a new process in the place of an earlier one, so what that one had opened is gone.
         """
         controller = self._controller
-        if controller.phase == "gathering":
+        if controller.phase is Phase.GATHERING:
             if not self._more_must_come():
                 self.try_round()
-        elif controller.phase == "preparing":
+        elif controller.phase is Phase.PREPARING:
             self._may_have_ranks.add(node)
             if replaced and node == controller.members[0].node:
                 self._store_port = None
             if agent.stopped_round < controller.round or node == controller.members[0].node:
                 self._send_prepare(node)
-        elif controller.phase in ("starting", "running") and self._start is not None:
+        elif controller.phase in WITH_RANKS and self._start is not None:
             controller.send(node, self._start)
             if controller.is_member(node):
                 controller.checkpoints.order_again(node)
@@ -295,24 +298,24 @@ class Rounds:
     def started(self, agent: KnownAgent, message: m.RanksStarted) -> None:
         """A node's ranks run. For a script that tells of no steps that is all we shall ever know."""
         controller = self._controller
-        if controller.phase not in ("starting", "running") or agent.started:
+        if controller.phase not in WITH_RANKS or agent.started:
             return
         agent.started = self.has_started = True
         controller.record(
             "ranks_started", node=message.node, round=message.round, seconds=message.seconds, mode=message.mode
         )  # fmt: skip
         controller.checkpoints.order_again(message.node)  # an order may have come before the round did
-        if controller.phase == "running" or self._others_awaited(message):
+        if controller.phase is Phase.RUNNING or self._others_awaited(message):
             return
         members = self._all_members()
         if not self.steps_reported and members and all(member.started for member in members):
-            controller.set_phase("running")
+            controller.set_phase(Phase.RUNNING)
             controller.incidents.runs_again()
 
     def first_step(self, agent: KnownAgent, message: m.FirstStep) -> None:
         """All ranks of a node completed their first step: with the last node's, the run is training again."""
         controller = self._controller
-        if controller.phase not in ("starting", "running") or self._first_step_round == controller.round:
+        if controller.phase not in WITH_RANKS or self._first_step_round == controller.round:
             return
         agent.first_step = message
         agent.step = max(agent.step, message.step)
@@ -324,7 +327,7 @@ class Rounds:
         if len(seen) < len(controller.members):
             return
         self._first_step_round = controller.round
-        controller.set_phase("running")
+        controller.set_phase(Phase.RUNNING)
         restored, step = min(first.restored for first in seen), min(first.step for first in seen)
         sources: Counter[str] = Counter()
         for tier, ranks in (one for first in seen for one in first.sources):
@@ -339,7 +342,7 @@ class Rounds:
     def done(self, agent: KnownAgent, message: m.RanksDone) -> None:
         """All ranks of a node ended as they should: with the last node's, this job's part is over."""
         controller = self._controller
-        if controller.phase not in ("starting", "running"):
+        if controller.phase not in WITH_RANKS:
             return
         agent.done = message
         controller.stop.member_done(message)
@@ -352,7 +355,7 @@ class Rounds:
         controller = self._controller
         answers = [member.done for member in self._all_members() or ()]
         ended = [answer for answer in answers if answer is not None]
-        if controller.phase not in ("starting", "running") or not ended or len(ended) < len(controller.members):
+        if controller.phase not in WITH_RANKS or not ended or len(ended) < len(controller.members):
             return
         awaited = controller.checkpoints.awaits(min(answer.snapshot for answer in ended))
         if awaited >= 0:
@@ -386,11 +389,11 @@ class Rounds:
         if controller.now() < self._next_again:
             return
         self._answers_due()
-        if controller.phase == "preparing":
+        if controller.phase is Phase.PREPARING:
             for node in sorted(self._may_have_ranks & controller.agents.keys()):
                 if not self._has_stopped(node) or (node == controller.members[0].node and self._store_port is None):
                     self._send_prepare(node)
-        elif controller.phase == "starting" and self._start is not None:
+        elif controller.phase is Phase.STARTING and self._start is not None:
             for node in sorted(self._awaited[m.RanksStarted] & controller.agents.keys()):
                 if controller.agents[node].round != controller.round:
                     controller.send(node, self._start)

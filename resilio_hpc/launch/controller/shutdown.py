@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilio_hpc.events.event_text import RUNGS
 from resilio_hpc.launch.controller.recovery_policy import Plan
-from resilio_hpc.launch.controller.state import Finish
+from resilio_hpc.launch.controller.state import Finish, Phase
 from resilio_hpc.launch.protocol import messages as m
 
 if TYPE_CHECKING:
@@ -27,13 +27,21 @@ class Ending:
 
     def finish(self, verdict: str, exit_code: int, reason: str, failure: m.RankFailure | None = None) -> None:
         """End the run, or this job's part of it."""
-        if self._controller.phase == "ended":
+        if self._controller.phase is Phase.ENDED:
             return
         fields = self._fields()
         if failure is not None:
             fields["first_failure"] = {k: getattr(failure, k) for k in failure.__struct_fields__ if k != "bad_copy"}
         self._waiting = Finish(verdict, exit_code, reason, fields)
         self.finish_when_led()
+
+    def give_up(self, plan: Plan) -> None:
+        """No restart helps, once it is known what failed first."""
+        controller = self._controller
+        if not controller.incidents.awaits_cause():
+            spent = controller.without_progress > controller.config.max_without_progress
+            first = controller.incidents.first_failure()
+            self.finish("no_progress" if spent else "not_enough_nodes", 1, plan.reason, first)
 
     def finish_unrecovered(self, plan: Plan) -> None:
         """--mode observe, checkpoint: what we would have done is in the ledger; the failure ends the run."""
@@ -58,7 +66,7 @@ class Ending:
 
     def adopt(self, verdict: str, exit_code: int) -> None:
         """An earlier controller said it, and not all have heard it."""
-        self._controller.set_phase("ended")
+        self._controller.set_phase(Phase.ENDED)
         self._end = m.End(self._controller.epoch, verdict, exit_code)
         self.release()
 
@@ -77,7 +85,7 @@ class Ending:
         return rounds.steps_reported or (rounds.has_started and not rounds.attached)
 
     def _end_with(self, finish: Finish) -> None:
-        self._controller.set_phase("ended")
+        self._controller.set_phase(Phase.ENDED)
         self._end = m.End(self._controller.epoch, finish.verdict, finish.exit_code)
         self._controller.act(finish)
 

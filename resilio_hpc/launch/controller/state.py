@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from resilio_hpc.launch.config.agent_settings import AgentSettings
+from resilio_hpc.launch.config.options import Mode
 from resilio_hpc.launch.controller.rendezvous import Shape
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER
 
 FORGIVEN_AFTER_S = 3600.0  # without a failure: restarts before that count no more, where no step is ever durable
 MAX_LOSSES = 3  # a node that was lost more often is not used again
+
+
+class Phase(StrEnum):
+    """What the controller is at. Its values are in status.json and in the ledger."""
+
+    GATHERING = "gathering"  # a round is not possible yet, or not wanted
+    PREPARING = "preparing"  # old ranks stop, the store opens
+    STARTING = "starting"  # ranks start, restore, and do their first step
+    RUNNING = "running"  # all ranks train, or run where steps are not reported
+    ENDED = "ended"  # there is a verdict
+
+
+WITH_RANKS = (Phase.STARTING, Phase.RUNNING)
+_NEXT: Mapping[Phase, frozenset[Phase]] = {
+    Phase.GATHERING: frozenset({Phase.PREPARING}),
+    Phase.PREPARING: frozenset({Phase.GATHERING, Phase.STARTING}),
+    Phase.STARTING: frozenset({Phase.GATHERING, Phase.RUNNING}),
+    Phase.RUNNING: frozenset({Phase.GATHERING, Phase.RUNNING}),
+    Phase.ENDED: frozenset(),
+}
+
+
+def check_transition(before: Phase, after: Phase) -> None:
+    """Raises AssertionError for a change that no rule of the controller makes. Every phase may end, also twice: a
+    verdict may be heard from the run directory, too."""
+    assert after is Phase.ENDED or after in _NEXT[before], f"the controller went from {before} to {after}"
 
 
 @dataclass(frozen=True)
@@ -30,7 +58,7 @@ class ControllerConfig:
     end_time: float | None = None  # Unix seconds at which Slurm ends the job, where known
     save_margin_s: float = 10.0
     forgiven_after_s: float = FORGIVEN_AFTER_S
-    mode: str = "recover"  # "observe" and "checkpoint" decide the same, and do not restart
+    mode: Mode = Mode.RECOVER  # "observe" and "checkpoint" decide the same, and do not restart
 
 
 def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> ControllerConfig:
@@ -46,7 +74,7 @@ def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> Co
         chained=settings.chained,
         stop_grace_s=options.stop_grace_s,
         end_time=None if settings.end_time is None else settings.end_time + clock_ahead_s,
-        mode=getattr(options, "mode", "recover"),
+        mode=options.mode,
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.controller.state import WITH_RANKS, Phase
 from resilio_hpc.launch.controller.stopping import StopAgreement
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.stop_reasons import STOP_EXIT_CODES, STOP_REASONS
@@ -63,7 +65,7 @@ class StopPhase:
 
     @property
     def _only_observes(self) -> bool:
-        return self._controller.config.mode == "observe"
+        return self._controller.config.mode == Mode.OBSERVE
 
     def _not_acted(self) -> dict[str, bool]:
         return {"acted": False} if self._only_observes else {}
@@ -76,7 +78,7 @@ class StopPhase:
             left_s = max(left_s, config.end_time - unix)
         self._deadline = monotonic + left_s
         self._controller.record("stopping", reason=self.reason, step=self._controller.max_step, **self._not_acted())
-        if self._controller.phase in ("gathering", "preparing"):
+        if self._controller.phase in (Phase.GATHERING, Phase.PREPARING):
             self.ended()
 
     def _proceed(self, monotonic: float) -> None:
@@ -86,7 +88,7 @@ class StopPhase:
                 self._overdue = True
                 controller.record("stop_overdue", reason=self.reason)
             self.ended()
-        elif controller.phase in ("starting", "running") and self._proposed_round != controller.round:
+        elif controller.phase in WITH_RANKS and self._proposed_round != controller.round:
             self._proposed_round = controller.round
             self._agreement = StopAgreement()
             if self._only_observes:  # what plain srun does: SIGTERM, and no agreed step

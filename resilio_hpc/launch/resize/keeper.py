@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.config.options import LaunchOptions, Mode
 from resilio_hpc.launch.process import bootstrap
 from resilio_hpc.launch.process.announce import say
 from resilio_hpc.slurm.submit import submission
@@ -27,7 +27,7 @@ def command(options: LaunchOptions, run_path: Path) -> tuple[str, ...]:
     """What runs beside the launch: the same loop as by hand, which only watches where the launch does so."""
     words = [*bootstrap.command("cli.main"), "resize", str(run_path), "--gpus", f"--launcher={os.getpid()}"]
     words += [f"--policy={options.resize_policy}"] if options.resize_policy else []
-    words += [] if options.mode == "recover" else ["--observe"]
+    words += [] if options.mode == Mode.RECOVER else ["--observe"]
     return (*words, *options.resize_options)
 
 

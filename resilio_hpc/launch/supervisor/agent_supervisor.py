@@ -18,6 +18,7 @@ from resilio_hpc.events.event_text import names, words
 from resilio_hpc.launch.allocation import placements as p
 from resilio_hpc.launch.allocation import srun_groups
 from resilio_hpc.launch.allocation.job_watch import JobView, JobWatch, known_end
+from resilio_hpc.launch.allocation.placements import SiteMode
 from resilio_hpc.launch.allocation.restart_policy import VERDICT_WAIT_S, Attempts, Launches, Pace
 from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.process.announce import say
@@ -92,7 +93,7 @@ class AgentKeeper:
         self.stop_order = ""  # "TERM" or "INT": the launch is to end, whatever dies meanwhile
         self._ordered_at = self._next_stop = 0.0
         self._helpers = HelperWatch(self._helper_stopped)
-        if site.mode == "batch" or (site.mode == "step" and site.leads):
+        if site.mode is SiteMode.BATCH or (site.mode is SiteMode.STEP and site.leads):
             self._watch.start()
 
     def tend(self, now: float) -> bool:
@@ -135,7 +136,7 @@ class AgentKeeper:
             return False
         if self.stop_order and not self.running:
             return False  # nothing is left that one more agent could bring to a good end
-        return self.site.mode != "batch" or self._pace.take(now, self._watch.answering)
+        return self.site.mode is not SiteMode.BATCH or self._pace.take(now, self._watch.answering)
 
     def _no_verdict(self, attempts: Attempts, now: float) -> bool:
         """Whether an agent that ended in order has to be started again. Most likely it knew of a verdict, which may be
@@ -185,7 +186,7 @@ class AgentKeeper:
         if self._leaves and code == 0:
             placement.left = True
             return
-        if self.site.mode == "batch":
+        if self.site.mode is SiteMode.BATCH:
             self._watch.look_now()  # does the job still have the node?
         attempts = placement.attempts
         if len(placement.nodes) > 1:
@@ -246,7 +247,7 @@ class AgentKeeper:
     # -- what Slurm says ---------------------------------------------------------------------------------------
 
     def _job_seen(self, view: JobView) -> None:
-        if self.site.mode == "batch":
+        if self.site.mode is SiteMode.BATCH:
             for placement in self.placements:
                 for node in [node for node in placement.nodes if node not in view.nodes]:
                     self._node_left(placement, node)
@@ -320,7 +321,7 @@ class AgentKeeper:
             self._order_stop(self.stop_order, now)
 
     def _signal_agents(self, name: str) -> None:
-        if self.site.mode != "batch":
+        if self.site.mode is not SiteMode.BATCH:
             for placement in self.placements:
                 placement.signal(signal.Signals[f"SIG{name}"])
             return
@@ -342,7 +343,7 @@ class AgentKeeper:
 
     def clean_up(self) -> None:
         """Remove what killed agents on this machine have left. What ranks that ended well have started stays."""
-        if self.site.mode == "batch":
+        if self.site.mode is SiteMode.BATCH:
             return
         ended_well = (self._files.verdict or {}).get("verdict") == "completed"
         for placement in self.placements:

@@ -16,6 +16,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.events.event_text import names
 from resilio_hpc.launch.allocation import placements as p
 from resilio_hpc.launch.allocation.job_watch import known_end
+from resilio_hpc.launch.allocation.placements import SiteMode
 from resilio_hpc.launch.chain import joining
 from resilio_hpc.launch.cli.join_plan import JoinPlan, join_plan
 from resilio_hpc.launch.cli.options_parser import JoinRequest
@@ -56,7 +57,7 @@ class Joiner:
         patience = self.request.join_timeout_s
         while True:
             facts = joining.look(self.path, self._view)
-            why = joining.judge(facts, self.path, self.site.nodes, self.site.mode == "local")
+            why = joining.judge(facts, self.path, self.site.nodes, self.site.mode is SiteMode.LOCAL)
             waited = time.monotonic() - began
             if not why:
                 assert facts.record is not None
@@ -74,7 +75,7 @@ class Joiner:
         deadline = time.monotonic() + LEAST_WAIT_S
         while True:
             facts = joining.look(self.path, self._view)
-            why = joining.judge(facts, self.path, self.site.nodes, self.site.mode == "local")
+            why = joining.judge(facts, self.path, self.site.nodes, self.site.mode is SiteMode.LOCAL)
             if not why or time.monotonic() > deadline:
                 return join_plan(facts, self.path, self.site, why)
             time.sleep(LOOK_S)
@@ -86,7 +87,7 @@ class Joiner:
             os.chdir(record.cwd)
         except OSError as error:
             raise UsageError(f"--join: the run works in {record.cwd}, which is not here: {error.strerror}") from None
-        name = self.allocation.node if self.allocation is not None and self.site.mode == "step" else "main"
+        name = self.allocation.node if self.allocation is not None and self.site.mode is SiteMode.STEP else "main"
         files = SupervisorFiles(self.run, record.key, f"{self.site.key}-joiner-{name}")
         try:
             return self._take_part(record, files)
@@ -104,7 +105,7 @@ class Joiner:
         keeper = AgentKeeper(self.site, self.run, recipe, files, leaves=True)
         keeper.catch_signals(record.options.signals_to_handle)
         owner = OwnerWatch(partial(state_of, self.path, record.key))
-        if self.site.mode != "local" and self.site.leads:
+        if self.site.mode is not SiteMode.LOCAL and self.site.leads:
             owner.start()
         try:
             self._keep(keeper, files, owner)
@@ -130,10 +131,10 @@ class Joiner:
         settings = AgentSettings(
             options=joining.options_for(record, self.run.path, request.local_nodes, request.join_timeout_s),
             node="", job=record.key, expected=self.site.nodes, address="", chained=record.chained,
-            end_time=known_end(commands.job_end_time(self.site.job)) if self.site.mode != "local" else None,
+            end_time=known_end(commands.job_end_time(self.site.job)) if self.site.mode is not SiteMode.LOCAL else None,
             join=True, own_job=self.site.key, run_id=self.run.run_id, cwd=record.cwd,
         )  # fmt: skip
-        ahead_s = commands.clock_ahead_s() if self.site.mode != "local" else 0.0
+        ahead_s = commands.clock_ahead_s() if self.site.mode is not SiteMode.LOCAL else 0.0
         return p.recipe_of(self.site, self.allocation, settings, ahead_s)
 
     def _keep(self, keeper: AgentKeeper, files: SupervisorFiles, owner: OwnerWatch) -> None:
@@ -176,7 +177,7 @@ class Joiner:
 def run(request: JoinRequest) -> int:
     """Join a run with this job's nodes."""
     joiner = Joiner(request)
-    if joiner.site.mode == "step" and joiner.allocation is not None and joiner.allocation.local_task > 0:
+    if joiner.site.mode is SiteMode.STEP and joiner.allocation is not None and joiner.allocation.local_task > 0:
         say(f"task {joiner.allocation.task} ends: one resilio-launch per node is enough (use srun --ntasks-per-node=1)")
         return 0
     if request.dry_run:

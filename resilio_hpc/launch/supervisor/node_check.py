@@ -21,7 +21,7 @@ import msgspec
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.diagnose import CheckRequest, CheckResult, interpreter
 from resilio_hpc.diagnose.policy import pair_policy
-from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.process.announce import say
 from resilio_hpc.slurm.client.allocation import Allocation
@@ -44,7 +44,7 @@ class LeftOut:
 
 def is_due(options: LaunchOptions, site: Site, link: int) -> bool:
     """Whether this start is to be checked: ``restart`` means a job that goes on where another stopped. Pure."""
-    if site.mode == "step" or len(site.nodes) < 2:
+    if site.mode is SiteMode.STEP or len(site.nodes) < 2:
         return False
     return options.check_nodes == "start" or (options.check_nodes == "restart" and (link > 1 or site.restarts > 0))
 
@@ -67,7 +67,7 @@ def request_of(site: Site, allocation: Allocation | None) -> CheckRequest:
     """The nodes of the site, in their order. Raises UsageError for a policy file that is none."""
     file = os.environ.get(POLICY_VARIABLE)
     policy = msgspec.structs.replace(pair_policy(Path(file) if file else None), budget_s=BUDGET_S)
-    if site.mode == "local" or allocation is None:
+    if site.mode is SiteMode.LOCAL or allocation is None:
         return CheckRequest(nodes=site.nodes, place="local", policy=policy)
     return CheckRequest(
         nodes=site.nodes, place="step", policy=policy, address=allocation.node, job=site.job,

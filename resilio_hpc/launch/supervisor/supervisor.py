@@ -19,6 +19,7 @@ import msgspec
 
 from resilio_hpc.launch.allocation import placements as p
 from resilio_hpc.launch.allocation.job_watch import JobWatch, known_end
+from resilio_hpc.launch.allocation.placements import SiteMode
 from resilio_hpc.launch.chain import joining
 from resilio_hpc.launch.chain.chaining import Chain
 from resilio_hpc.launch.chain.maintenance import EndBeforeMaintenance
@@ -54,7 +55,7 @@ class Farewell:
     def over(self, now: float, running: int, site: p.Site) -> bool:
         """Whether to wait no longer for those that still run."""
         waited = now - self.since
-        return waited > FAREWELL_S or (waited > LOST_S and site.mode == "batch" and running < self.kept)
+        return waited > FAREWELL_S or (waited > LOST_S and site.mode is SiteMode.BATCH and running < self.kept)
 
 
 class Supervisor:
@@ -74,7 +75,7 @@ class Supervisor:
         self._clock_ahead_s = 0.0
 
     def _own_name(self) -> str:
-        return self.allocation.node if self.allocation is not None and self.site.mode == "step" else "main"
+        return self.allocation.node if self.allocation is not None and self.site.mode is SiteMode.STEP else "main"
 
     def run_to_verdict(self) -> int:
         """The whole life of a launch. Returns the exit code."""
@@ -84,7 +85,7 @@ class Supervisor:
             return 0
         notify_targets.put_away(self.run.path, self._targets)
         end_time: float | None = None
-        if self.site.mode != "local":
+        if self.site.mode is not SiteMode.LOCAL:
             end_time = known_end(commands.job_end_time(self.site.job))
             self._clock_ahead_s = commands.clock_ahead_s()
         self.chain.begin()
@@ -92,7 +93,8 @@ class Supervisor:
         recipe = self._recipe(end_time)
         self.ledger.append(
             "launch", mode=self.site.mode, job=self.site.job, nodes=self.site.nodes, link=self.chain.number,
-            end_time=end_time, argv=masked(sys.argv), slurm=commands.version() if self.site.mode != "local" else "",
+            end_time=end_time, argv=masked(sys.argv),
+            slurm="" if self.site.mode is SiteMode.LOCAL else commands.version(),
         )  # fmt: skip
         if self.site.leads:
             run_directory.expect_verdict(self.run.path, self.site.key)
@@ -146,7 +148,7 @@ class Supervisor:
 
     def _keep_resizer(self) -> ResizeKeeper | None:
         """With ``--resize``, beside the launch: more nodes and fewer."""
-        if not self.options.resize or not self.site.leads or self.site.mode == "local":
+        if not self.options.resize or not self.site.leads or self.site.mode is SiteMode.LOCAL:
             return None
         resizer = ResizeKeeper(resize_keeper.command(self.options, self.run.path))
         resizer.start()
@@ -157,7 +159,7 @@ class Supervisor:
             options=self.options, node="", job=self.site.key, expected=self.site.nodes, address="",
             begins=self.chain.begins, chained=self.chain.active,
             end_time=end_time, run_id=self.run.run_id, cwd=str(Path.cwd()),
-            last_words=str(self.files.last_words) if self.site.mode != "batch" else "",
+            last_words=str(self.files.last_words) if self.site.mode is not SiteMode.BATCH else "",
         )  # fmt: skip
         return p.recipe_of(self.site, self.allocation, settings, self._clock_ahead_s)
 
@@ -170,10 +172,10 @@ class Supervisor:
                 run_directory.keep_stdin(self.run.path, source)
 
     def _greet(self) -> None:
-        where = {"local": "on this machine", "batch": f"in job {self.site.job}", "step": f"in job {self.site.job}"}
+        where = "on this machine" if self.site.mode is SiteMode.LOCAL else f"in job {self.site.job}"
         link = f", link {self.chain.number}" if self.chain.number > 1 or self.chain.active else ""
-        say(f"run {self.run.run_id} {where[self.site.mode]}{link}; everything is kept in {self.run.path}")
-        if self.site.mode == "step":
+        say(f"run {self.run.run_id} {where}{link}; everything is kept in {self.run.path}")
+        if self.site.mode is SiteMode.STEP:
             self._warn_of_the_step()
 
     def _warn_of_the_step(self) -> None:
@@ -236,7 +238,7 @@ class Supervisor:
 
     def _named(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """SIGTERM does not tell its cause, Slurm does: a time limit carries on, the user's cancel does not."""
-        if verdict.get("verdict") != "terminated" or self.site.mode == "local" or not self.site.leads:
+        if verdict.get("verdict") != "terminated" or self.site.mode is SiteMode.LOCAL or not self.site.leads:
             return verdict
         code = verdict.get("exit_code", 1)
         if self.chain.stop_ordered:
@@ -293,7 +295,7 @@ def run(options: LaunchOptions, targets: tuple[Target, ...] = ()) -> int:
 
 def _run(supervisor: Supervisor) -> int:
     allocation = supervisor.allocation
-    if supervisor.site.mode == "step" and allocation is not None and allocation.local_task > 0:
+    if supervisor.site.mode is SiteMode.STEP and allocation is not None and allocation.local_task > 0:
         say(f"task {allocation.task} ends: one resilio-launch per node is enough (use srun --ntasks-per-node=1)")
         return 0
     if supervisor.options.view and supervisor.site.leads:

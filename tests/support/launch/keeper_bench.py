@@ -11,7 +11,7 @@ import pytest
 
 from resilio_hpc.core.ledger import Ledger, read_ledger
 from resilio_hpc.launch.allocation.job_watch import JobView, JobWatch
-from resilio_hpc.launch.allocation.placements import GROUP_VARIABLE, Placement, Recipe, Site
+from resilio_hpc.launch.allocation.placements import GROUP_VARIABLE, Placement, Recipe, Site, SiteMode
 from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.config.options import LaunchOptions
 from resilio_hpc.launch.rundir import run_directory
@@ -93,7 +93,7 @@ class Bench:
         recipe = Recipe(settings, Allocation("7", names, "n1", False), by_srun=True)
         self.watch = StillWatch()
         self.files = Shown(self.run)
-        site = Site("batch", "7", names, True)
+        site = Site(SiteMode.BATCH, "7", names, True)
         self.keeper = AgentKeeper(site, self.run, recipe, self.files, leaves, self.watch)
 
     def tick(self, seconds: float = 0.05) -> bool:

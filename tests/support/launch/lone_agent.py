@@ -81,7 +81,7 @@ def follower(node: str, of: str, names: tuple[str, ...] = ABC) -> tuple[Successi
     one.tick(0.0)
     one.scanned(EpochRecord(1, of, f"{of}:1", "job"), 1, 0.0)
     one.heard(1, 0.1)
-    one.enrol(enrolled(*names))
+    one.state.enrol(enrolled(*names))
     ports.now = 1.0
     one.heard(1, 1.0)
     ports.take()

@@ -12,7 +12,7 @@ from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.consensus import connections
 from resilio_hpc.launch.consensus.candidate import Election
-from resilio_hpc.launch.consensus.follower import Succession
+from resilio_hpc.launch.consensus.state import ElectionState
 from resilio_hpc.launch.controller import voters as enrolment
 from resilio_hpc.launch.controller.checkpoint_phase import CheckpointPhase
 from resilio_hpc.launch.controller.controller import Controller
@@ -31,12 +31,12 @@ Patch = pytest.MonkeyPatch
 
 def votes_are_forgotten(patch: Patch) -> None:
     """A node may vote twice in an epoch, and follow who is older."""
-    original = Succession._keep
+    original = ElectionState._keep
 
     def keep(self: Any, ballot: Any) -> None:
         original(self, type(ballot)(ballot.membership, self.ballot.promised, self.ballot.promised_to))
 
-    patch.setattr(Succession, "_keep", keep)
+    patch.setattr(ElectionState, "_keep", keep)
 
 
 def a_ballot_dies_with_its_agent(patch: Patch) -> None:
@@ -146,11 +146,11 @@ def votes_are_counted_as_they_come(patch: Patch) -> None:
     """A vote that arrives twice counts twice."""
     original = Election.voted
 
-    def voted(self: Any, message: m.Vote, now: float) -> None:
+    def voted(self: Any, message: m.Vote, now: float) -> Any:
         votes = self._candidacy.votes if self._candidacy is not None else {}
-        others = [node for node in self._succession.membership.nodes if node not in votes]
+        others = [node for node in self._state.membership.nodes if node not in votes]
         again = message.node in votes and message.epoch == self._candidacy.epoch and others
-        original(self, msgspec.structs.replace(message, node=min(others)) if again else message, now)
+        return original(self, msgspec.structs.replace(message, node=min(others)) if again else message, now)
 
     patch.setattr(Election, "voted", voted)
 
