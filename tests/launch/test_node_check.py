@@ -15,7 +15,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.diagnose import CheckRequest, CheckResult, NodeResult
 from resilio_hpc.diagnose.policy import pair_policy
 from resilio_hpc.diagnose.result import State
-from resilio_hpc.launch.allocation.placements import Site
+from resilio_hpc.launch.allocation.placements import Site, SiteMode
 from resilio_hpc.launch.cli import checks
 from resilio_hpc.launch.config.options import CheckNodes, LaunchOptions
 from resilio_hpc.launch.gpus.devices import NodeDevices
@@ -52,7 +52,7 @@ def result(**states: State) -> CheckResult:
 def test_when_it_is_due(
     asked: CheckNodes, mode: str, link: int, restarts: int, nodes: tuple[str, ...], due: bool
 ) -> None:
-    assert node_check.is_due(options(asked), Site(mode, "7", nodes, True, restarts), link) is due
+    assert node_check.is_due(options(asked), Site(SiteMode(mode), "7", nodes, True, restarts), link) is due
 
 
 def test_bad_nodes_are_left_out_even_where_too_few_remain() -> None:
