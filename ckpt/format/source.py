@@ -18,7 +18,7 @@ from resilio_hpc.native import populate_missing
 _POPULATE_BYTES = 1 << 20
 
 Progress = Callable[[int], None]
-"""Is told of bytes that were read or written."""
+"""Called with the number of bytes that were read or written."""
 
 Wanted = tuple[TensorRecord, memoryview]
 """A tensor, and the memory of its size that it goes to."""

@@ -116,7 +116,7 @@ class Release(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
 
 
 class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the bytes can be had once (see ``core.encrypted_stream``), by whoever says ``token`` there first."""
+    """Where the bytes can be had once (see ``core.encrypted_stream``), by the first caller that sends ``token``."""
 
     port: int
     token: bytes

@@ -180,7 +180,7 @@ def _check(request: Commit, directory: Path) -> None:
 
 
 def _space(directory: Path, step_bytes: int) -> str:
-    """What is to be told of the room that is left."""
+    """Return a warning of low space, or ""."""
     try:
         found = os.statvfs(directory)
     except OSError:
@@ -198,7 +198,7 @@ class _Orders:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._data = b""
+        self._data = bytearray()  # of a line that is not whole: a commit of thousands of nodes has many reads
         self._waiting: deque[Request | Abandon | WireError] = deque()
 
     def __iter__(self) -> Iterator[Request | Abandon | WireError]:
@@ -220,10 +220,13 @@ class _Orders:
     def _read(self) -> bool:
         """Wait for a part of the input; False at its end."""
         data = os.read(self._descriptor, 1 << 20)
-        *lines, self._data = (self._data + data).split(b"\n")
+        self._data += data
+        if b"\n" not in data:
+            return bool(data)
+        *lines, self._data = self._data.split(b"\n")
         for line in lines:
             try:
-                self._waiting.append(decode_order(line))
+                self._waiting.append(decode_order(bytes(line)))
             except WireError as error:
                 self._waiting.append(error)
         return bool(data)

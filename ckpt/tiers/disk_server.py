@@ -3,7 +3,7 @@
 ``python -m resilio_hpc.ckpt.tiers.disk_server SOCKET`` takes connections on an open socket of that number. It reads one
 Serve as a JSON line from standard input, and ends with its input or its parent. Who knows the key reads blocks of the
 copies of committed shard files (``local_disk``), as many as it likes, over a connection of its own
-(``disk_messages``). A thread for each, so a disk that hangs holds up who reads from it, and nobody else. Needs
+(``disk_messages``). A thread for each, so a disk that hangs holds up its own readers alone. Needs
 neither torch nor h5py.
 """
 

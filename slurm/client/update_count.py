@@ -19,7 +19,7 @@ def parse_update_count(output: str) -> int | None:
 def came_alone(before: int | None, after: int | None) -> bool:
     """Whether no other order came between two counts with one of ours between them.
 
-    A count that began anew says nothing, so: not alone. Counts that cannot be had (None) cannot tell either way; then
+    A count that began again says nothing, so: not alone. Counts that cannot be had (None) cannot tell either way; then
     this is True, as if they had not been asked for.
     """
     return before is None or after is None or after - before == 1

@@ -19,7 +19,7 @@ class Sight:
 def only_drained_others(before: Sight, after: Sight, target: str, own: int) -> bool:
     """Whether each order in between, but ``own`` ones to ``target``, is seen in another node, which one of us drained.
 
-    A drain of ours is an order to one node: so then nobody else's was to ``target``.
+    A drain of ours is an order to one node: so no other was to ``target``.
     """
     if before.count is None or after.count is None:
         return False

@@ -89,7 +89,7 @@ class Chain:
         if not self._site.leads:
             return self._follow_the_leader()
         while True:
-            number = run_claim.next_number(self._run_path)  # before we look: whoever comes in between, takes it from us
+            number = run_claim.next_number(self._run_path)  # before we look: a job that comes in between takes it
             last = next(iter(run_claim.newest(self._run_path)), None)
             try:
                 decision = self._judge(last)

@@ -3,7 +3,7 @@
 In a batch script agents are started by sruns of ours, one per node or group of nodes. Such an srun must not see the
 options that are meant for the user's steps (``slurm/client/step_environment``), and each agent finds the variables of a
 step that the user did not ask for. So the supervisor sets the user's values aside, in one variable, and the agent puts
-them back for its ranks. What a step says of its tasks is told of the round's ranks. docs/launching.md has the whole
+them back for its ranks. What a step says of its tasks holds for the round's ranks. docs/launching.md has the whole
 table.
 """
 

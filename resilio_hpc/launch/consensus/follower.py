@@ -79,7 +79,7 @@ class Succession:
         if self.following is not None and epoch == self.following.epoch and epoch >= self.state.ballot.promised:
             if (
                 epoch > self.state.ballot.promised
-            ):  # as good as a vote: it must not be forgotten by our successor either
+            ):  # it counts as a vote: it must not be forgotten by our successor either
                 self.state.promise(epoch, self.following.node)
             self._outvoted = self._outvoted and self.following.node == self._node
             self.state.heard = now
@@ -351,7 +351,7 @@ class Succession:
         if self.following is not None and record.epoch == self.following.epoch:
             patience = min(
                 patience, TURN_S + self.state.crowd_s
-            )  # whoever pointed to it may not know yet that it is gone
+            )  # the node that pointed to it may not know yet that it is gone
         if self.following is None or record.epoch != self.following.epoch:
             self._heard_before = self.state.heard
         self.following = record

@@ -99,8 +99,11 @@ def import_all(preload: Sequence[str], torch: bool = True, place: str = "") -> s
 def _import(name: str) -> str:
     try:
         module = importlib.import_module(name)
-        for public in getattr(module, "__all__", ()):  # a package may load its parts when they are asked for
-            getattr(module, public)
+        if (
+            name.partition(".")[0] == "resilio_hpc"
+        ):  # it loads parts when they are asked for; others' __all__ may be vast
+            for public in getattr(module, "__all__", ()):
+                getattr(module, public)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
         return f"preloading {name} failed: {type(error).__name__}: {' '.join(str(error).split())}"
     return ""

@@ -81,6 +81,17 @@ def python_path(*first: Path) -> str:
     return os.pathsep.join(map(str, (*first, ROOT)))
 
 
+def test_our_own_package_is_preloaded_whole_and_a_users_only_as_far_as_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("__all__ = ['gone']\n")
+    check = (
+        "import sys; from resilio_hpc.launch.workers import preload as p; "
+        f"print(p.import_all(['mine', 'resilio_hpc.ckpt'], False, {str(tmp_path)!r}), 'mine' in sys.modules, "
+        "'resilio_hpc.ckpt.checkpointer' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", check], env=scrubbed(), capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
+
+
 def test_an_environment_that_only_a_new_process_can_honour_means_exec(bench) -> None:
     exited = bench.run("import sys; print(sys.flags.hash_randomization)", env={"PYTHONHASHSEED": "0", "RANK": "3"})
     started = bench.wait(Started)
