@@ -75,15 +75,15 @@ def bare_connection(size: int) -> float:
 def restore(way: str, checkpoints: Path, disk: Path, known: Path, state: Any, pool: ThreadPoolExecutor) -> float:
     from resilio_hpc.ckpt.restore.committed_source import CommittedSource
     from resilio_hpc.ckpt.restore.restore import restore as fill
-    from resilio_hpc.ckpt.store import checkpoint_index as catalogue
+    from resilio_hpc.ckpt.store import checkpoint_index
     from resilio_hpc.ckpt.tiers import local_disk
 
-    manifest = catalogue.manifest_of(checkpoints, 1)
+    manifest = checkpoint_index.manifest_of(checkpoints, 1)
     copies = local_disk.copies(disk, checkpoints, manifest) if way == "own disk" else {}
     drop_caches()
     began = time.perf_counter()
     with CommittedSource(
-        catalogue.step_directory(checkpoints, 1), manifest, 0, 1, "own", copies=copies,
+        checkpoint_index.step_directory(checkpoints, 1), manifest, 0, 1, "own", copies=copies,
         peers=known if way == "another node's" else None,
     ) as source:  # fmt: skip
         fill(source, state, pool)
@@ -102,7 +102,7 @@ def main() -> None:
     import numpy
 
     from resilio_hpc.ckpt import Checkpointer
-    from resilio_hpc.ckpt.store import checkpoint_index as catalogue
+    from resilio_hpc.ckpt.store import checkpoint_index
     from resilio_hpc.ckpt.tiers.peer_disks import write_known
 
     state = {f"layer.{n}": numpy.full(options.megabytes * 1_000_000 // 8 // TENSORS, n) for n in range(TENSORS)}
@@ -116,7 +116,7 @@ def main() -> None:
         Checkpointer(checkpoints, local=disk).save(1, state).wait("committed", 300)
         key = secrets.token_bytes(32)
         giver, port = start_giver(disk, checkpoints, key)
-        node = catalogue.manifest_of(checkpoints, 1).shards[0].node
+        node = checkpoint_index.manifest_of(checkpoints, 1).shards[0].node
         write_known(known, key, {node: f"{HOST}:{port}"})
         with ThreadPoolExecutor(2) as pool:
             for _ in range(options.rounds):

@@ -17,7 +17,7 @@ from resilio_hpc.launch.chain.handover import Handover
 from resilio_hpc.launch.chain.predecessor import newest_commit
 from resilio_hpc.launch.config.options import DEFAULT_CHAIN_MAX
 from resilio_hpc.launch.rundir import chain_order, run_directory
-from resilio_hpc.launch.rundir import run_claim as turns
+from resilio_hpc.launch.rundir import run_claim
 from resilio_hpc.launch.rundir.chain_order import ChainOrder
 from resilio_hpc.launch.rundir.final_report import ENDINGS
 from resilio_hpc.launch.rundir.run_claim import Turn
@@ -100,7 +100,7 @@ class Jobs(Protocol):
 def fetch(run_path: Path, client: Jobs) -> ChainEvidence:
     """Read the run directory and ask Slurm once. Raises OSError, UsageError."""
     links = tuple(chain.read_links(run_path))
-    taken = tuple(reversed(turns.newest(run_path, ALL_TURNS)))
+    taken = tuple(reversed(run_claim.newest(run_path, ALL_TURNS)))
     parts = [turn.part for turn in taken]
     numbers = sorted({turn.job for turn in taken if turn.job.isdecimal()} | {link.job for link in links})
     try:
