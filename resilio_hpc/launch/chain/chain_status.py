@@ -16,8 +16,7 @@ from resilio_hpc.launch.chain.continuation_policy import WORDS
 from resilio_hpc.launch.chain.handover import Handover
 from resilio_hpc.launch.chain.predecessor import newest_commit
 from resilio_hpc.launch.config.options import DEFAULT_CHAIN_MAX
-from resilio_hpc.launch.rundir import chain_order, run_directory
-from resilio_hpc.launch.rundir import run_claim
+from resilio_hpc.launch.rundir import chain_order, run_claim, run_directory
 from resilio_hpc.launch.rundir.chain_order import ChainOrder
 from resilio_hpc.launch.rundir.final_report import ENDINGS
 from resilio_hpc.launch.rundir.run_claim import Turn
