@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -61,6 +62,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if scheduling.unit_of(item.nodeid) in wanted]
     if hasattr(config, "workerinput"):
         items[:] = [items[number] for number in scheduling.in_order([item.nodeid for item in items], seconds)]
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: the collector of cycles need not look at it again and again."""
+    gc.freeze()
 
 
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> scheduling.UnitScheduling:

@@ -7,6 +7,7 @@ with virtual ones.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import assert_never
 
 import msgspec
@@ -309,6 +310,7 @@ class AgentCore(NodeRanks):
             self._ports.to_controller(m.Warned(self.node, self.epoch, signal))
 
 
+@lru_cache(maxsize=16)  # asked at every tick
 def beat_interval_s(heartbeat_timeout_s: float, agents: int) -> float:
     """Seconds between two Heartbeats of each of so many agents. Pure."""
     often, seldom = heartbeat_timeout_s / BEATS_PER_TIMEOUT, heartbeat_timeout_s / FEWEST_BEATS_PER_TIMEOUT

@@ -127,8 +127,8 @@ def quorum_since(
     halves = [frozenset(group) for group in witnessed]
     since = float("inf")
     for group in membership.groups:
-        times = sorted((supported(node) for node in group), reverse=True)
-        needed = _needed(group, frozenset(group) in halves)
+        times = sorted([supported(node) for node in group], reverse=True)
+        needed = _needed(group, bool(halves) and frozenset(group) in halves)
         since = min(since, times[needed - 1] if 0 < needed <= len(times) else NEVER)
     return since
 
