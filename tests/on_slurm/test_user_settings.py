@@ -11,6 +11,7 @@ from resilio_hpc.devtools.devcluster import DevCluster
 from tests.slurm.test_runner import ROWS
 from tests.support.clusters import each_series
 from tests.support.environments import ROOT
+from tests.support.requirements import need_readable_checkout
 
 pytestmark = each_series("22.05", slow=["26.05"])
 ASK = """
@@ -45,6 +46,7 @@ SET = {
 
 
 def test_a_users_settings_change_no_answer(cluster: DevCluster) -> None:
+    need_readable_checkout()
     script = "#!/bin/sh\nsleep 600\n"
     job = cluster.submit(script, ["--nodes=2", "--time=30", "--job-name=mine"], user="user")
     held = cluster.submit(script, ["--hold"], user="user")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -37,6 +38,17 @@ def need_root() -> None:
     """Root."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
+
+
+def need_readable_checkout() -> None:
+    """A checkout and an interpreter that other users than root can read."""
+    need_root()
+    need_program("setpriv")
+    become = ["setpriv", "--reuid=20001", "--regid=20001", "--clear-groups"]
+    argv = [*become, sys.executable, "-c", "import resilio_hpc"]
+    tried = subprocess.run(argv, capture_output=True, cwd="/tmp", timeout=60)
+    if tried.returncode != 0:
+        pytest.skip("the checkout is private: other users cannot read it")
 
 
 def need_program(*names: str, package: str = "") -> None:
