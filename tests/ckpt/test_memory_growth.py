@@ -13,7 +13,7 @@ import pytest
 from tests.support.ckpt.local_node import worn_in
 
 SCRIPT = """
-import json, os, sys, threading, time
+import contextlib, json, os, sys, threading, time
 from pathlib import Path
 import numpy as np
 from resilio_hpc.ckpt import Checkpointer
@@ -23,8 +23,11 @@ def private(pid):
     return int(lines["RssAnon"].split()[0]) << 10
 
 def children():
-    tasks = Path("/proc/self/task").iterdir()
-    return sorted({int(pid) for task in tasks for pid in (task / "children").read_text().split()})
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return sorted(found)
 
 def threads(others):  # a thread that was joined may not have left the kernel's list yet
     until = time.monotonic() + 10

@@ -16,7 +16,7 @@ from resilio_hpc.devtools.devcluster import control, files, image, requirements,
 from resilio_hpc.devtools.devcluster.commands import SlurmCommands
 from resilio_hpc.devtools.devcluster.interpreter import host_python
 from resilio_hpc.devtools.devcluster.messages import MachineState
-from resilio_hpc.devtools.devcluster.processes import NodeProcess, processes_of, wait_until_stopped
+from resilio_hpc.devtools.devcluster.processes import NodeProcess, init_of, processes_of, wait_until_stopped
 from resilio_hpc.devtools.devcluster.services import ENVIRONMENT
 from resilio_hpc.devtools.devcluster.spec import (
     CONTROLLER,
@@ -225,10 +225,10 @@ class DevCluster(SlurmCommands):
 
     def _init_pid(self, machine: str) -> int:
         state = self._machine(machine)
-        inits = [p.host_pid for p in processes_of(state.pid_namespace) if p.pid == 1]
-        if not inits:
+        init = init_of(state.pid_namespace)
+        if init is None:
             raise SlurmError(f"{machine} is {state.state}; power it on with: resilio devcluster boot {machine}")
-        return inits[0]
+        return init
 
     def _wait_for_power_on(self, timeout_s: float, machine: str = "") -> None:
         deadline = time.monotonic() + timeout_s

@@ -14,6 +14,7 @@ from resilio_hpc.devtools.devcluster.spec import Layout
 
 _KILL_TIMEOUT_S = 10.0
 _LOOKS = 10
+_inits: dict[int, int] = {}  # PID namespace → its init, as it was found last
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,38 @@ def processes_of(pid_namespace: int) -> list[NodeProcess]:
     return found
 
 
+def init_of(pid_namespace: int) -> int | None:
+    """Return the host's pid of a machine's init; None for a machine that is off. It lives as long as its namespace."""
+    known = _inits.get(pid_namespace)
+    if known is None or _namespace_of(known) != pid_namespace:
+        known = next((process.host_pid for process in processes_of(pid_namespace) if process.pid == 1), None)
+        if known is not None:
+            _inits[pid_namespace] = known
+    return known
+
+
+def _namespace_of(pid: int | str) -> int:
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino  # noqa: PTH116 (a Path for each process costs more than the look)
+    except OSError:
+        return 0  # it has ended
+
+
 def _look(pid_namespace: int) -> list[NodeProcess]:
     found: list[NodeProcess] = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
+    for name in os.listdir("/proc"):  # noqa: PTH208 (as above)
+        if not name.isdigit() or _namespace_of(name) != pid_namespace:
             continue
         try:
-            if (entry / "ns" / "pid").stat().st_ino != pid_namespace:
-                continue
-            status = (entry / "status").read_text()
-            argv = tuple(a.decode(errors="replace") for a in (entry / "cmdline").read_bytes().split(b"\0")[:-1])
+            status = Path("/proc", name, "status").read_text()
+            argv = tuple(
+                a.decode(errors="replace") for a in Path("/proc", name, "cmdline").read_bytes().split(b"\0")[:-1]
+            )
         except OSError:
             continue  # it ended while we looked
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         if not fields["State"].startswith(("Z", "X")):
-            found.append(NodeProcess(int(fields["NSpid"].split()[-1]), int(entry.name), argv))
+            found.append(NodeProcess(int(fields["NSpid"].split()[-1]), int(name), argv))
     return sorted(found, key=lambda process: process.pid)
 
 
