@@ -140,7 +140,7 @@ class CheckpointPhase:
     def _persist(self, step: int | None) -> None:
         run = self._run
         while step is not None and run.config.mode == Mode.OBSERVE:
-            self._out.broadcast(m.StageReached(run.epoch, step, "committed"))  # nobody shall wait for it
+            self._out.broadcast(m.StageReached(run.epoch, step, "committed"))  # no rank shall wait for it
             step = self._commits.abandon(step)
         if step is not None:
             self._order_persist(self._commits.unwritten)

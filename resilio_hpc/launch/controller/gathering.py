@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from resilio_hpc.events.event_text import RUNGS
+from resilio_hpc.events.rungs import Rung
 from resilio_hpc.launch.config.options import Mode
 from resilio_hpc.launch.controller.intents import EndRun, EndStopped, Intend, PrepareRound
 from resilio_hpc.launch.controller.outbox import Outbox
-from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, Plan, Rung, World, decide
+from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, Plan, World, decide
 from resilio_hpc.launch.controller.rendezvous import Candidate, choose, whole_first
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import MAX_LOSSES, Phase
@@ -163,5 +163,5 @@ class Gathering:
         first = run.incident.first_failure if run.incident is not None else None
         code = first.exit_code if first is not None and first.exit_code else 1
         mode = run.config.mode
-        would = f"--mode recover would {RUNGS[plan.rung.value]} ({plan.reason})"
+        would = f"--mode recover would {plan.rung.words} ({plan.reason})"
         self._intend(EndRun("failed", code, f"with --mode {mode} a failure ends the run; {would}", first))

@@ -80,8 +80,7 @@ class ControllerHost:
         self.clock_ahead_s = clock_ahead_s
         self.socket, self.port = wire.listen(context, keys, bind_host)
         self.controller: Controller | None = None
-        self.absent: tuple[str, ...] = ()
-        """Nodes of the job without an agent when our verdict fell."""
+        self.absent: tuple[str, ...] = ()  # nodes of the job without an agent when our verdict fell
         self._callers = Callers()
         self._encoded: tuple[m.ToAgent | None, bytes] = (None, b"")  # what goes to many is encoded once
         self._ledger = ledger
@@ -105,8 +104,8 @@ class ControllerHost:
         """Become controller of an epoch."""
         self._ask_past_at = self._record_epoch_at = None
         self._verdict.forget()
-        config = controller_config(settings, self.clock_ahead_s)
-        controller = self.controller = Controller(config, term, Clock(time.monotonic, time.time))
+        config, clock = controller_config(settings, self.clock_ahead_s), Clock(time.monotonic, time.time)
+        controller = self.controller = Controller(config, term, clock)
         self._guard = LinkGuard(self._slurm_job, time.monotonic(), term.first)
         controller.run.suspended = not self._guard.may_lead(time.monotonic())
         self._saves = SlowSaves()
@@ -119,14 +118,11 @@ class ControllerHost:
     def _learn_past(self, reply: dict[str, Any] | None) -> None:
         if self.controller is None:
             return
-        if reply is None:  # the file system failed: without it nobody knows what to restore
+        if reply is None:  # the file system failed: without it no step to restore is known
             self._ask_past_at = time.monotonic() + 1.0
         elif not self._superseded(reply["epoch"]):
-            verdict = reply["verdict"]
-            past = Past(
-                tuple(reply["steps"]), reply["last_round"], (verdict[0], verdict[1]) if verdict is not None else None
-            )  # fmt: skip
-            self._carry_out(self.controller.inform(past))
+            verdict = None if reply["verdict"] is None else (reply["verdict"][0], reply["verdict"][1])
+            self._carry_out(self.controller.inform(Past(tuple(reply["steps"]), reply["last_round"], verdict)))
 
     def serve(self) -> None:
         """Take the messages that have arrived."""
@@ -151,7 +147,7 @@ class ControllerHost:
         self._behind = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _superseded(self, newest: int) -> bool:
-        """Whether somebody else holds a newer epoch; then we are no controller any more."""
+        """Return whether another node holds a newer epoch; then we are no controller any more."""
         if self.controller is None or newest <= self.controller.run.epoch:
             return False
         self.step_down(f"epoch {newest} has begun")
@@ -246,8 +242,7 @@ class ControllerHost:
 
     def _record_epoch(self) -> None:
         """Create the epoch's file; again until the file system answers."""
-        controller = self.controller
-        self._record_epoch_at = None
+        controller, self._record_epoch_at = self.controller, None
         if controller is None:
             return
         term = controller.run.term

@@ -1,6 +1,6 @@
-"""What a part of the controller wants of another part. A part queues no work for another: only ``Controller`` acts.
+"""What one part of the controller wants of another. Parts do not know each other; ``Controller`` carries intents out.
 
-``Controller`` carries an intent out at once, so messages and ledger entries keep the order in which they were decided.
+It does so at once, so messages and ledger entries keep the order in which they were decided.
 """
 
 from __future__ import annotations

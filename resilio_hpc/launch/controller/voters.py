@@ -107,7 +107,7 @@ class Voters:
                 self._next_count = self._run.now()  # it may be settled now
 
     def _settle(self) -> None:
-        """A joint membership that a quorum of all its groups has kept gives way to its voters alone."""
+        """End a joint membership that a quorum of all its groups has kept: the former voters lose their votes."""
         membership = self._run.membership
         if self._joint_settled or membership.epoch < self._run.epoch:
             return
