@@ -77,9 +77,9 @@ def run_node(process: Process) -> None:
         agent.storage.push()
         if host.socket.poll(0):  # more than one turn takes
             process.loop.stirred(host_fd)
-        if host.controller is not None and host.controller.phase != phase:
-            phase = host.controller.phase
-            tell("phase", phase=phase, round=host.controller.round)
+        if host.controller is not None and host.controller.run.phase != phase:
+            phase = host.controller.run.phase
+            tell("phase", phase=phase, round=host.controller.run.round)
 
 
 def wait_for_word() -> None:

@@ -66,23 +66,23 @@ class Life:
                 self.step(lambda node=node: self.controller.handle(self._hello(node)))  # type: ignore[misc]
         left = AFTER_THE_END
         for _ in range(messages):
-            left -= self.controller.phase == "ended"
+            left -= self.controller.run.phase == "ended"
             if left < 0 or self.stepped_down:
                 return
             self.step(self._event())
-            self.values.round = self.controller.round
+            self.values.round = self.controller.run.round
             self.values.now = self.now
             self.lives.messages += 1
-            self.lives.phases[self.controller.phase] += 1
-            self.lives.most_agents = max(self.lives.most_agents, len(self.controller.agents))
+            self.lives.phases[self.controller.run.phase] += 1
+            self.lives.most_agents = max(self.lives.most_agents, len(self.controller.run.agents))
 
     def _hello(self, node: str) -> m.Hello:
-        return m.Hello(node, "a", self.controller.epoch, f"{node}:1", node, 1)
+        return m.Hello(node, "a", self.controller.run.epoch, f"{node}:1", node, 1)
 
     def _sensible(self, node: str) -> m.ToController:
         """What leads on, so that later phases are reached."""
         controller, rng = self.controller, self.rng
-        epoch, number, now = controller.epoch, controller.round, self.now
+        epoch, number, now = controller.run.epoch, controller.run.round, self.now
         words: dict[str, list[m.ToController]] = {
             "preparing": [m.RanksStopped(node, epoch, number, ()), m.StoreReady(node, epoch, number, 29400)],
             "starting": [m.RanksStarted(node, epoch, number, 0.1, "fork"),
@@ -93,9 +93,9 @@ class Life:
         }  # fmt: skip
         always: list[m.ToController] = [
             self._hello(node), m.Heartbeat(node, "a", epoch, now, number, echo=now),
-            m.Enrolled(node, epoch, controller.enrolment.membership.number),
+            m.Enrolled(node, epoch, controller.run.membership.number),
         ]  # fmt: skip
-        return rng.choice([*always, *words.get(controller.phase, [])])
+        return rng.choice([*always, *words.get(controller.run.phase, [])])
 
     def _event(self) -> Any:
         rng, controller = self.rng, self.controller

@@ -11,7 +11,7 @@ from tests.support import rooms
 from tests.support.rooms import ALLOWED, FACE, allowed, arrows, imports, modules, room_of
 
 # Circles of types inside a room that are still there; a concrete class is imported for type checking alone.
-OPEN_CIRCLES = {"launch": ("controller", "agent")}
+OPEN_CIRCLES = {"launch": ("agent",)}
 
 
 @pytest.mark.parametrize("package", ALLOWED)

@@ -10,17 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from resilio_hpc.core.json_fields import Fields, printable
+from resilio_hpc.events.rungs import rung_words
 
 MAX_NAMES = 4
 
-RUNGS = {
-    "restart_ranks": "restart the ranks where they were",
-    "replace_node": "let a spare node take over",
-    "shrink": "go on with fewer nodes",
-    "wait_for_node": "wait for a node",
-    "next_job": "leave the rest to the next job",
-    "stop": "give up",
-}
 FAULTS = {
     "rank_killed": "a killed rank",
     "rank_exception": "a failed rank",
@@ -148,9 +141,8 @@ def _committed(f: Fields) -> str:
 
 
 def _decision(f: Fields) -> str:
-    rung = f.text("rung")
     would = "" if f.data.get("acted", True) else ", not done"
-    return f"decision{would}: {RUNGS.get(rung, rung.replace('_', ' '))} ({f.text('reason')})"
+    return f"decision{would}: {rung_words(f.text('rung'))} ({f.text('reason')})"
 
 
 def _recovered(f: Fields) -> str:

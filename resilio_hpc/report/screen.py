@@ -11,7 +11,8 @@ from rich.text import Text
 
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.terminal import local_time
-from resilio_hpc.events.event_text import FAULTS, RUNGS, plural, restored, seconds, signal_name, words
+from resilio_hpc.events.event_text import FAULTS, plural, restored, seconds, signal_name, words
+from resilio_hpc.events.rungs import rung_words
 from resilio_hpc.report.faults import Fault
 from resilio_hpc.report.overview import Overview
 from resilio_hpc.report.status import NodeStatus
@@ -182,7 +183,7 @@ def _faults(faults: tuple[Fault, ...], rows: int) -> Table:
             Text(printable(where, 60)),
             outcome,
             "" if fault.lost_steps is None else plural(fault.lost_steps, "step"),
-            Text(printable(RUNGS.get(fault.plan, fault.plan.replace("_", " "))), "dim"),
+            Text(printable(rung_words(fault.plan)), "dim"),
         )
     if len(faults) > rows:
         table.add_row(Text(f"{len(faults) - rows} before", "dim"))

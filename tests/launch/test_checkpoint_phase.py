@@ -93,7 +93,7 @@ def test_a_bad_copy_stays_bad_for_the_next_controller() -> None:
     rounds = len(world.starts)
     world.run(lambda: len(world.starts) > rounds)
     assert world.last.restore == m.RestorePoint(MEMORY, 10)
-    assert world.controller.node == "n2"
+    assert world.controller.run.node == "n2"
 
 
 def test_snapshots_beyond_the_restore_point_are_forgotten() -> None:
@@ -135,7 +135,7 @@ def test_a_node_that_missed_a_start_and_comes_back_keeps_no_copies() -> None:
     world.run(lambda: 20 in world.directory.committed)
     assert world.members() == ["n1", "n3"]
     world.power_off("n3")
-    world.run(lambda: world.records("node_lost")[-1]["node"] == "n3" or world.controller.phase == "gathering")
+    world.run(lambda: world.records("node_lost")[-1]["node"] == "n3" or world.controller.run.phase == "gathering")
     world.cut("n2", False)
     world.until_round(2)
     assert (world.members(), world.last.restore) == (["n1", "n2"], m.RestorePoint("committed", 20))
@@ -199,7 +199,7 @@ def test_a_commit_whose_answer_was_lost_with_its_node_is_found_in_the_run_direct
     world.kill_agent("n1")  # n2 leads now
     world.start_agent("n1")
     world.until_round(1)
-    assert world.controller.node == "n2"
+    assert world.controller.run.node == "n2"
     world.run(lambda: 40 in world.directory.committed)
     world.cut("n1")
     world.until_round(2)
@@ -230,9 +230,9 @@ def test_a_commit_that_hung_with_the_run_directory_is_in_before_another_controll
     monkeypatch.setattr(world.storage, "ask", lambda *request: asked.append(partial(ask, *request)))  # it hangs
     world.cut("n1")
     world.sites["n3"].memory.clear()
-    world.run(lambda: any(one.node == "n2" and one.may_prepare for one in world.controllers()))
+    world.run(lambda: any(one.run.node == "n2" and one.run.may_prepare for one in world.controllers()))
     world.run(limit_s=5.0)
-    while not world.controller.informed:  # it answers again, to what was asked before the epoch was to be recorded
+    while not world.controller.run.informed:  # it answers again, to what was asked before the epoch was to be recorded
         asked.pop(0)()
         world.run(limit_s=0.01)
     for late in committing:
@@ -286,7 +286,7 @@ def test_a_commit_of_this_life_counts_in_a_later_round_too(left_behind: tuple[Wo
     world, _ = left_behind
     phase = world.controller.checkpoints
     world.run(lambda: 20 in world.directory.committed)
-    phase._commits.known.discard(10)  # it was not heard of
-    phase.handle(m.Committed("n1", world.controller.epoch, 0, 10, 0.1))
-    assert 10 in phase.known
+    world.controller.run.committed_steps.discard(10)  # it was not heard of
+    phase.handle(m.Committed("n1", world.controller.run.epoch, 0, 10, 0.1))
+    assert 10 in world.controller.run.committed_steps
     assert not world.records("commit_late")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,12 @@ from resilio_hpc.core import wire
 from resilio_hpc.core.ledger import Ledger
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.host import ControllerHost, LivesIn
+from resilio_hpc.launch.controller.rendezvous import Shape
+from resilio_hpc.launch.controller.run_state import RunState
+from resilio_hpc.launch.controller.state import Clock, ControllerConfig
 from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import first_membership
+from resilio_hpc.launch.protocol.vote import Term
 from resilio_hpc.launch.rundir.io_worker import Storage
 
 KEYS = wire.Keys.derive(b"s" * 32)
@@ -38,9 +44,9 @@ class Full:
 class Listening:
     """A controller that keeps what it is told."""
 
-    epoch = 1
-
     def __init__(self) -> None:
+        term = Term(1, "n1", "n1:1", first_membership(("n1",)))
+        self.run = RunState(ControllerConfig(Shape(1, 1), ("n1",)), term, Clock(time.monotonic, time.time))
         self.heard = 0
         self.behind: list[bool] = []
 

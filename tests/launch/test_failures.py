@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.controller.run_state import LEASE_SHARE
 from resilio_hpc.launch.controller.state import MAX_LOSSES, Clock
-from resilio_hpc.launch.controller.voters import LEASE_SHARE
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import first_membership
 from resilio_hpc.launch.protocol.vote import Term
@@ -122,12 +122,12 @@ def test_a_node_that_is_lost_for_the_fourth_time_is_not_used_again_by_later_cont
     for _ in range(MAX_LOSSES + 1):
         lose_and_return(world, "n2")
     assert [told["losses"] for told in world.records("node_returned")] == [1, 2, 3]
-    assert "n2" in world.controller.agents  # it came again, and waits
+    assert "n2" in world.controller.run.agents  # it came again, and waits
     world.fail_rank(2)  # with each start of the ranks, agents learn what a later controller must know
     world.run(limit_s=1.0)
     world.kill_agent("n1")
     world.run(lambda: "n1" not in world.members())
-    assert "n2" in world.controller.agents
+    assert "n2" in world.controller.run.agents
     assert world.members() == ["n4", "n3"]
 
 
@@ -139,10 +139,10 @@ def test_a_node_that_was_there_before_it_was_known_as_lost_is_taken_back(answers
     lost = m.RoundState(1, 5, m.world_of(()), 0, 0, (), ("n2",), losses=(("n2", 1),))
     for turn, (node, last) in enumerate((("n2", None), ("n1", lost))):
         controller.handle(m.Hello(node, f"{node}.1", 2, f"{node}:1", node, 1, last=last))
-        assert turn == 0 or controller.lost == (set() if answers == 0 else {"n2"})
+        assert turn == 0 or controller.run.lost == (set() if answers == 0 else {"n2"})
         if turn == answers:
             controller.handle(m.Heartbeat("n2", "n2.1", 2, 0.0, -1, world.now))
-    assert (controller.round, controller.lost, controller.losses) == (5, set(), {"n2": 1})
+    assert (controller.run.round, controller.run.lost, controller.run.losses) == (5, set(), {"n2": 1})
 
 
 def led_by_n1(world: World) -> Controller:
@@ -169,10 +169,10 @@ def test_nobody_is_lost_while_messages_wait_that_were_not_read() -> None:
     controller = led_by_n1(world)
     timeout_s = world.config.heartbeat_timeout_s
     beats(controller, world, 2 * timeout_s, behind=True)
-    assert controller.enrolment.leads
-    assert controller.lost == set()
+    assert controller.run.leads
+    assert controller.run.lost == set()
     beats(controller, world, timeout_s)
-    assert controller.lost == {"n3"}
+    assert controller.run.lost == {"n3"}
 
 
 def test_a_controller_that_was_stopped_hears_what_waited_before_it_judges() -> None:
@@ -180,10 +180,10 @@ def test_a_controller_that_was_stopped_hears_what_waited_before_it_judges() -> N
     controller = led_by_n1(world)
     world.now += world.config.heartbeat_timeout_s + 1.0
     beats(controller, world, 0.2)
-    assert controller.enrolment.leads
+    assert controller.run.leads
     controller.handle(m.Heartbeat("n3", "n3.1", 1, 0.0, -1, world.now))  # its sockets had slept, too
     beats(controller, world, 1.0)
-    assert controller.lost == set()
+    assert controller.run.lost == set()
 
 
 def test_a_returned_node_takes_nobodys_place() -> None:
@@ -197,7 +197,7 @@ def test_a_returned_node_takes_nobodys_place() -> None:
     world.run(limit_s=0.2)
     world.start_agent("n1")
     world.until_round(3)
-    assert world.controller.node == "n4"
+    assert world.controller.run.node == "n4"
     assert world.members() == ["n1", "n4", "n3"]
 
 

@@ -36,7 +36,7 @@ def test_a_node_that_lost_a_device_goes_on_with_the_others() -> None:
     assert sizes(world) == {"n1": 2, "n2": 1, "n3": 2}
     assert (told["kind"], told["node"]) == ("rank_killed", "n2")  # the device is no other incident
     assert world.last.restore is not None and world.last.restore.source == "committed"  # the world is another one
-    assert world.controller.restarts == 2
+    assert world.controller.run.restarts == 2
 
 
 def test_a_spare_takes_the_place_of_a_node_that_lost_a_device() -> None:
@@ -70,7 +70,7 @@ def test_a_node_without_devices_takes_no_part_and_another_size_is_chosen() -> No
     world.run(lambda: world.records("recovered") != [])
     assert sizes(world) == {"n1": 2, "n3": 2}
     assert world.records("decision")[-1]["rung"] == "shrink"
-    assert "n2" not in world.controller.lost and "n2" in world.controller.agents  # it still votes
+    assert "n2" not in world.controller.run.lost and "n2" in world.controller.run.agents  # it still votes
 
 
 def test_where_no_other_size_is_allowed_the_run_ends_with_a_verdict() -> None:
@@ -87,6 +87,6 @@ def test_the_next_controller_hears_of_it_too() -> None:
     evicts_at_start(world.agents["n2"], 1, 1)
     world.fail_rank(3)
     world.run(lambda: world.records("recovered") != [])
-    world.kill_agent(world.controller.node)
+    world.kill_agent(world.controller.run.node)
     world.until_round(3)
     assert sizes(world) == {"n2": 1, "n3": 2}

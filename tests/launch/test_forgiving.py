@@ -9,7 +9,7 @@ from tests.support.virtual_cluster.world import World
 
 
 def fail_after(world: World, quiet_s: float) -> None:
-    world.run(lambda: any(controller.phase == "running" for controller in world.controllers()))
+    world.run(lambda: any(controller.run.phase == "running" for controller in world.controllers()))
     world.run(limit_s=quiet_s)
     world.fail_rank(1)
 

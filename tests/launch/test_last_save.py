@@ -50,7 +50,7 @@ def test_a_node_that_is_lost_meanwhile_costs_a_restart_and_not_the_save() -> Non
 
 
 def test_so_does_a_controller_that_is_killed(world: World) -> None:
-    world.kill_agent(world.controller.node)
+    world.kill_agent(world.controller.run.node)
     world.start_agent("n1")
     verdict = world.until_over()
     assert (verdict["verdict"], verdict["committed"]) == ("completed", 20)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, Rung, World, decide
+from resilio_hpc.events.rungs import Rung
+from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, World, decide
 from resilio_hpc.launch.controller.rendezvous import Shape
 from resilio_hpc.launch.protocol.messages import RankFailure
 from resilio_hpc.launch.protocol.root_cause import is_consequence, origin
+from tests.support.environments import ROOT
 
 FRESH = Budgets(1, 3)
 FIXED, ELASTIC = Shape(4, 4), Shape(2, 4)
@@ -37,6 +39,12 @@ def test_the_lowest_rung_that_can_help(
     plan = decide(Failure(lost), World(4, available, coming, shape), budgets)
     assert plan.rung is rung
     assert plan.reason
+
+
+def test_every_rung_is_in_the_pages_on_the_ledger() -> None:
+    lines = (ROOT / "docs" / "ledger.md").read_text().splitlines()
+    (row,) = [line for line in lines if line.startswith("| `decision`")]
+    assert f"({', '.join(rung.value for rung in Rung)})" in row
 
 
 def failure(rank: int, time: float, kind: str = "exit", message: str = "") -> RankFailure:

@@ -104,7 +104,7 @@ def test_ranks_that_tell_of_no_steps_are_recovered_when_they_have_survived_for_a
 
 def test_ranks_that_have_attached_before_are_recovered_with_their_first_step_however_long_they_load() -> None:
     world = World(nodes=2, script=Script(start_s=SURVIVED_S + 10, step_s=1000.0))
-    world.run(lambda: any(controller.rounds.attached for controller in world.controllers()), limit_s=SURVIVED_S + 20)
+    world.run(lambda: any(controller.run.attached for controller in world.controllers()), limit_s=SURVIVED_S + 20)
     world.fail_rank(1)
     world.run(lambda: len(world.starts) == 2)
     world.run(limit_s=SURVIVED_S + 5)

@@ -147,7 +147,7 @@ def test_messages_of_older_rounds_and_epochs_change_nothing() -> None:
     world.until_step(5)
     world.fail_rank(0)
     world.until_round(1)
-    controller, before = world.controller, world.controller.round
+    controller, before = world.controller, world.controller.run.round
     old = m.RankFailure("n2", 2, 0, "signal", world.unix(), signal=9)
     stale = [
         m.RankFailed("n2", 1, 0, old), m.RankFailed("n2", 0, 1, old), m.RanksDone("n2", 1, 0, False, -1, -1),
@@ -155,7 +155,7 @@ def test_messages_of_older_rounds_and_epochs_change_nothing() -> None:
     ]  # fmt: skip
     for message in stale:
         controller.handle(message)
-    assert (controller.phase, controller.round) == ("running", before)
+    assert (controller.run.phase, controller.run.round) == ("running", before)
     agent = world.agents["n2"].core
     for order in (m.Prepare(1, 0, False), m.Prepare(0, 9, False), m.End(0, "completed", 0)):
         agent.controller_said(order)

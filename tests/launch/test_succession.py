@@ -42,7 +42,7 @@ def test_the_budget_outlives_the_controller_even_if_the_directory_answers_first(
     world = World(nodes=3, max_without_progress=2, script=Script(save_every=1000))
     for number in range(3):
         world.until_round(number)
-        leader = world.controller.node
+        leader = world.controller.run.node
         world.kill_agent(leader)
         world.run(limit_s=2.0)
         world.start_agent(leader)
@@ -85,7 +85,7 @@ def test_a_minority_that_is_cut_off_with_the_controller_gives_way() -> None:
     assert world.members() == ["n2", "n3", "n4"]
     world.run(limit_s=30.0)
     assert len(world.directory.epochs) == 2
-    assert [controller.node for controller in world.controllers()] == ["n2"]
+    assert [controller.run.node for controller in world.controllers()] == ["n2"]
     world.cut("n1", False)
     world.run(lambda: world.agents["n1"].follows == "n2" and "n1" in world.members())
     assert world.members() == ["n2", "n3", "n4", "n1"]  # it is taken in at a commit
@@ -168,7 +168,7 @@ def test_a_node_with_one_bad_link_disturbs_nobody() -> None:
     assert world.members() == ["n1", "n2"]
     world.run(limit_s=60.0)
     assert len(world.directory.epochs) == 1
-    assert world.controller.node == "n1"
+    assert world.controller.run.node == "n1"
 
 
 def test_an_agent_that_is_restarted_keeps_its_promise() -> None:
@@ -223,8 +223,8 @@ def test_a_controller_does_not_take_its_own_agents_support_for_granted() -> None
         controller.handle(m.Hello(node, f"{node}.1", 1, f"{node}:1", node, 1))
     for node in ("n2", "n1"):  # it may have given its vote to somebody else
         controller.tick()
-        assert not controller.enrolment.leads
+        assert not controller.run.leads
         controller.handle(m.Heartbeat(node, f"{node}.1", 1, 0.0, -1, world.now))
         world.now += 1.0
     controller.tick()
-    assert controller.enrolment.leads
+    assert controller.run.leads

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from resilio_hpc.launch.config.options import Mode
 from resilio_hpc.launch.controller import replica_placement
 from resilio_hpc.launch.controller.commits import CommitTracker
+from resilio_hpc.launch.controller.intents import Intend, StepAbandoned, StepCommitted
+from resilio_hpc.launch.controller.outbox import Outbox
+from resilio_hpc.launch.controller.run_state import RunState
+from resilio_hpc.launch.controller.state import AskPast
 from resilio_hpc.launch.protocol import messages as m
-
-if TYPE_CHECKING:
-    from resilio_hpc.launch.controller.controller import Controller
 
 SETTLE_S = 10.0  # how long a round that must go back waits to hear whether the last commit was made after all
 AGAIN_S = 10.0  # how often what is not answered is ordered again
@@ -19,28 +19,20 @@ CheckpointMessage = m.SnapshotWhole | m.Persisted | m.PersistFailed | m.Committe
 
 
 class CheckpointPhase:
-    """Knows the committed steps, the copies that turned out bad, and the step in flight."""
+    """Tracks the step in flight, and what the run directory has been asked about the one before."""
 
-    def __init__(self, controller: Controller) -> None:
-        self.bad_copies: set[m.RestorePoint] = set()
-        self._controller = controller
-        self._commits = CommitTracker()
+    def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
+        self._run = run
+        self._out = out
+        self._intend = intend
+        self._commits = CommitTracker(known=run.committed_steps)
         self._unanswered: tuple[str, int] | None = None  # the node and step of the last order to commit
         self._asked = False  # the run directory, whether that was carried out
         self._settle_by = 0.0
         self._next_again = 0.0
         self._goes_on_from: int | None = None  # the step that this round's ranks started from; None: not started
         self._blocked_s: dict[int, float] = {}  # of each step on its way: how long training waited for its snapshot
-
-    @property
-    def committed(self) -> int:
-        """The newest committed step that is not known to be bad, -1 when there is none."""
-        return self._commits.committed
-
-    @property
-    def known(self) -> tuple[int, ...]:
-        """All committed steps that are not known to be bad, oldest first."""
-        return tuple(sorted(self._commits.known))
+        self._saves_began: dict[int, float] = {}  # step → when its first snapshot was whole, monotonic
 
     def awaits(self, step: int) -> int:
         """The step that is being made durable, or ``step`` where that will be: every member holds it. Else -1."""
@@ -48,30 +40,24 @@ class CheckpointPhase:
             return self._commits.in_flight
         return -1 if self._commits.is_settled(step) else step
 
-    def learn(self, committed: Iterable[int] = (), bad_copies: Iterable[m.RestorePoint] = ()) -> None:
-        """Committed steps and bad copies that others know of."""
-        self.bad_copies |= set(bad_copies)
-        self._commits.known |= set(committed)
-        self._commits.known -= {copy.step for copy in self.bad_copies if copy.source == "committed"}
-
     def begin_round(self, nodes: Collection[str]) -> None:
         """A round is prepared; what was in flight is abandoned."""
         self._commits.begin(nodes)
         self._asked = False
         self._blocked_s.clear()
-        self._settle_by = self._controller.now() + SETTLE_S
+        self._settle_by = self._run.now() + SETTLE_S
         self._goes_on_from = None
 
     def restored(self, restore: m.RestorePoint | None) -> None:
         """The ranks start from ``restore``: what lies only in memory is made durable."""
         self._goes_on_from = -1 if restore is None else restore.step
         if restore is not None and restore.source == "memory":
-            for member in self._controller.members:
+            for member in self._run.members:
                 self._persist(self._commits.snapshot_whole(member.node, restore.step))
 
     def tick(self) -> None:
         """Order again what was not answered: whatever lost it, a round must not go on without commits."""
-        if self._controller.now() >= self._next_again:
+        if self._run.now() >= self._next_again:
             self._order_persist(self._commits.unwritten)
             self._order_commit()
 
@@ -79,28 +65,28 @@ class CheckpointPhase:
         """``node`` may have missed what it was told."""
         if self._commits.in_flight >= 0:
             self._order_persist((node,))
-            if node == self._controller.members[0].node:
+            if node == self._run.members[0].node:
                 self._order_commit()
 
     def handle(self, message: CheckpointMessage) -> None:
         """A node said how far a checkpoint is."""
-        controller = self._controller
+        run = self._run
         if not isinstance(message, m.SnapshotWhole | m.Persisted) and self._unanswered == (message.node, message.step):
             self._unanswered = None
         if isinstance(message, m.Committed):
             self._committed(message)
-        elif message.round != controller.round:
+        elif message.round != run.round:
             return  # of an earlier life: its file may already be overwritten
         elif isinstance(message, m.SnapshotWhole):
-            self.bad_copies.discard(m.RestorePoint("memory", message.step))
-            controller.stop.saw_snapshot(message.step, controller.now())
+            run.bad_copies.discard(m.RestorePoint("memory", message.step))
+            self._saves_began.setdefault(message.step, run.now())
             self._blocked_s[message.step] = max(self._blocked_s.get(message.step, 0.0), message.blocked_s)
             self._persist(self._commits.snapshot_whole(message.node, message.step))
         elif isinstance(message, m.Persisted):
             if self._commits.persisted(message.node, message.step, message.record):
                 self._order_commit()
         else:
-            controller.record("persist_failed", node=message.node, step=message.step, error=message.error)
+            self._out.record("persist_failed", node=message.node, step=message.step, error=message.error)
             self._given_up(message.step, message.error)
 
     def epoch_recorded(self) -> None:
@@ -109,61 +95,64 @@ class CheckpointPhase:
 
     def _order_commit(self) -> None:
         """Have the manifest written, if every file is there and this epoch may commit."""
-        controller, commits = self._controller, self._commits
-        if commits.records and controller.tenure.recorded:
-            order = m.Commit(
-                controller.epoch, controller.round, commits.in_flight, controller.world_size, commits.records
-            )
-            self._unanswered = (controller.members[0].node, order.step)
-            self._next_again = controller.now() + AGAIN_S
-            controller.send(controller.members[0].node, order)
+        run, commits = self._run, self._commits
+        if commits.records and run.recorded:
+            order = m.Commit(run.epoch, run.round, commits.in_flight, run.world_size, commits.records)
+            self._unanswered = (run.members[0].node, order.step)
+            self._next_again = run.now() + AGAIN_S
+            self._out.send(run.members[0].node, order)
 
     def _committed(self, message: m.Committed) -> None:
-        controller, goes_on_from = self._controller, self._goes_on_from
+        run, goes_on_from = self._run, self._goes_on_from
         if message.step in self._commits.known and message.step != self._commits.in_flight:
             return  # said again
-        if message.round != controller.round and goes_on_from is not None and message.step > goes_on_from:
+        if message.round != run.round and goes_on_from is not None and message.step > goes_on_from:
             # The run directory hung for longer than a round that had to go back could wait. That step is whole, but no
             # ancestor of what is computed now: this life's own one takes its place.
-            controller.record("commit_late", step=message.step, round=message.round)
+            self._out.record("commit_late", step=message.step, round=message.round)
             return
         following = self._commits.commit(message.step)
-        self.bad_copies.discard(m.RestorePoint("committed", message.step))
-        controller.without_progress = 0
-        controller.stop.saw_commit(message.step, controller.now())
-        controller.record(
-            "committed", step=message.step, seconds=message.seconds, epoch=controller.epoch,
+        run.bad_copies.discard(m.RestorePoint("committed", message.step))
+        run.without_progress = 0
+        self._measure_save(message.step)
+        self._out.record(
+            "committed", step=message.step, seconds=message.seconds, epoch=run.epoch,
             blocked_s=self._blocked_s.get(message.step),
         )  # fmt: skip
         self._blocked_s = {step: waited for step, waited in self._blocked_s.items() if step > message.step}
-        controller.broadcast(m.StageReached(controller.epoch, message.step, "committed"))
+        self._out.broadcast(m.StageReached(run.epoch, message.step, "committed"))
         self._persist(following)
-        controller.rounds.end_when_saved()
-        controller.regrouping.committed()
+        self._intend(StepCommitted())
+
+    def _measure_save(self, step: int) -> None:
+        """Take note of how long the save of ``step`` took: it is durable now."""
+        run, began = self._run, self._saves_began.get(step)
+        if began is not None:
+            run.save_s = max(run.save_s * 0.8, run.now() - began)
+        self._saves_began = {s: t for s, t in self._saves_began.items() if s > step}
 
     def _given_up(self, step: int, error: str) -> None:
-        controller = self._controller
         following = self._commits.abandon(step)
-        controller.broadcast(m.StageReached(controller.epoch, step, "failed", error))
+        self._out.broadcast(m.StageReached(self._run.epoch, step, "failed", error))
         self._persist(following)
-        controller.rounds.end_when_saved()
+        self._intend(StepAbandoned())
 
     def _persist(self, step: int | None) -> None:
-        controller = self._controller
-        while step is not None and controller.config.mode == Mode.OBSERVE:
-            controller.broadcast(m.StageReached(controller.epoch, step, "committed"))  # nobody shall wait for it
+        run = self._run
+        while step is not None and run.config.mode == Mode.OBSERVE:
+            self._out.broadcast(m.StageReached(run.epoch, step, "committed"))  # no rank shall wait for it
             step = self._commits.abandon(step)
         if step is not None:
             self._order_persist(self._commits.unwritten)
 
     def _order_persist(self, nodes: Collection[str]) -> None:
         """Have ``nodes`` write their files of the step in flight."""
-        controller, step = self._controller, self._commits.in_flight
-        self._next_again = controller.now() + AGAIN_S
-        for member in controller.members:
+        run, step = self._run, self._commits.in_flight
+        self._next_again = run.now() + AGAIN_S
+        for member in run.members:
             if member.node in nodes:
-                partner = replica_placement.partner_of(member, controller)
-                controller.send(member.node, m.Persist(controller.epoch, controller.round, step, partner))
+                partner = replica_placement.partner_of(member, run)
+                self._out.send(member.node, m.Persist(run.epoch, run.round, step, partner))
 
     def past_told(self) -> None:
         """The run directory has told which steps are committed."""
@@ -177,14 +166,14 @@ class CheckpointPhase:
         node, step = self._unanswered
         if restore is not None and restore.source == "memory" and restore.step >= step:
             return False  # of the same life
-        now = self._controller.now()
+        now = self._run.now()
         if now >= self._settle_by and self._asked:
             self._unanswered = None  # the run directory hangs
             return False
-        if not self._asked and (node not in self._controller.agents or now >= self._settle_by):
+        if not self._asked and (node not in self._run.agents or now >= self._settle_by):
             self._asked = True
             self._settle_by = now + SETTLE_S
-            self._controller.ask_past()
+            self._out.act(AskPast())
         return True
 
     def restore_plan(self) -> tuple[m.RestorePoint | None, tuple[m.Fetch, ...]]:
@@ -193,14 +182,14 @@ class CheckpointPhase:
         From memory, its own or another node's, where all ranks have the step there. Else from the shared directory; if
         most ranks have that step in their own memory, only the others read it.
         """
-        bad = {copy.step for copy in self.bad_copies if copy.source == "memory"}
-        found = replica_placement.in_memory(self._controller)
-        newest = max(found.whole - bad, default=-1)
-        if newest < 0 and self.committed < 0:
+        run = self._run
+        bad = {copy.step for copy in run.bad_copies if copy.source == "memory"}
+        found = replica_placement.in_memory(run)
+        newest, step = max(found.whole - bad, default=-1), run.committed
+        if newest < 0 and step < 0:
             return None, ()
-        if newest >= self.committed:
+        if newest >= step:
             return m.RestorePoint("memory", newest), found.fetches(newest)
-        step = self.committed
         if step in bad or not found.has_most(step):
             return m.RestorePoint("committed", step), ()
         return m.RestorePoint("memory", step), found.fetches(step)

@@ -14,7 +14,10 @@ from resilio_hpc.ckpt.format.manifest import ShardRecord
 
 @dataclass
 class CommitTracker:
-    """State of one round's checkpoints. ``begin`` starts a round; steps are optimizer steps."""
+    """State of one round's checkpoints. ``begin`` starts a round; steps are optimizer steps.
+
+    ``known``: the committed steps, a set that others may add to.
+    """
 
     nodes: frozenset[str] = frozenset()
     known: set[int] = field(default_factory=set)

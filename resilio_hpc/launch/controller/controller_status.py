@@ -8,25 +8,25 @@ from functools import lru_cache
 from typing import Any
 
 from resilio_hpc.core.wire import Counters
-from resilio_hpc.launch.controller.controller import Controller
+from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.protocol import messages as m
 
 
-def status(controller: Controller, pulse: int, counters: Counters) -> dict[str, Any]:
-    """As JSON values. ``pulse`` moves while the controller leads."""
+def status(run: RunState, pulse: int, counters: Counters) -> dict[str, Any]:
+    """Return JSON values. ``pulse`` moves while the controller leads."""
     now = time.monotonic()
     return {
         "v": 1,  # pulse and epoch come first: see run_directory.read_pulse
         "pulse": pulse,
-        "epoch": controller.epoch,
+        "epoch": run.epoch,
         "time": time.time(),
-        "controller": controller.node,
-        "phase": controller.phase,
-        "round": controller.round,
-        "restarts": controller.restarts,
-        "without_progress": controller.without_progress,
-        "committed": controller.checkpoints.committed,
-        "members": _members(controller.members),
+        "controller": run.node,
+        "phase": run.phase,
+        "round": run.round,
+        "restarts": run.restarts,
+        "without_progress": run.without_progress,
+        "committed": run.committed,
+        "members": _members(run.members),
         "agents": {
             node: {
                 "silent_s": round(now - agent.heard, 2),
@@ -34,9 +34,9 @@ def status(controller: Controller, pulse: int, counters: Counters) -> dict[str, 
                 "step_s": agent.step_time,
                 "held": sorted({held.step for held in agent.held}),
             }
-            for node, agent in controller.agents.items()
+            for node, agent in run.agents.items()
         },
-        "lost": sorted(controller.lost),
+        "lost": sorted(run.lost),
         "refused": asdict(counters),
     }
 

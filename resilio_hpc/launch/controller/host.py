@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 import zmq
 
@@ -80,8 +80,7 @@ class ControllerHost:
         self.clock_ahead_s = clock_ahead_s
         self.socket, self.port = wire.listen(context, keys, bind_host)
         self.controller: Controller | None = None
-        self.absent: tuple[str, ...] = ()
-        """Nodes of the job without an agent when our verdict fell."""
+        self.absent: tuple[str, ...] = ()  # nodes of the job without an agent when our verdict fell
         self._callers = Callers()
         self._encoded: tuple[m.ToAgent | None, bytes] = (None, b"")  # what goes to many is encoded once
         self._ledger = ledger
@@ -105,12 +104,12 @@ class ControllerHost:
         """Become controller of an epoch."""
         self._ask_past_at = self._record_epoch_at = None
         self._verdict.forget()
-        config = controller_config(settings, self.clock_ahead_s)
-        self.controller = Controller(config, term, Clock(time.monotonic, time.time))
+        config, clock = controller_config(settings, self.clock_ahead_s), Clock(time.monotonic, time.time)
+        controller = self.controller = Controller(config, term, clock)
         self._guard = LinkGuard(self._slurm_job, time.monotonic(), term.first)
-        self.controller.enrolment.suspended = not self._guard.may_lead(time.monotonic())
+        controller.run.suspended = not self._guard.may_lead(time.monotonic())
         self._saves = SlowSaves()
-        self._carry_out(self.controller.begin())
+        self._carry_out(controller.begin())
         self._ask_past()
 
     def _ask_past(self) -> None:
@@ -119,14 +118,11 @@ class ControllerHost:
     def _learn_past(self, reply: dict[str, Any] | None) -> None:
         if self.controller is None:
             return
-        if reply is None:  # the file system failed: without it nobody knows what to restore
+        if reply is None:  # the file system failed: without it no step to restore is known
             self._ask_past_at = time.monotonic() + 1.0
         elif not self._superseded(reply["epoch"]):
-            verdict = reply["verdict"]
-            past = Past(
-                tuple(reply["steps"]), reply["last_round"], (verdict[0], verdict[1]) if verdict is not None else None
-            )  # fmt: skip
-            self._carry_out(self.controller.inform(past))
+            verdict = None if reply["verdict"] is None else (reply["verdict"][0], reply["verdict"][1])
+            self._carry_out(self.controller.inform(Past(tuple(reply["steps"]), reply["last_round"], verdict)))
 
     def serve(self) -> None:
         """Take the messages that have arrived."""
@@ -150,13 +146,9 @@ class ControllerHost:
                     self._saved(message)
         self._behind = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
-    def say_to(self, node: str, message: m.ToAgent) -> None:
-        """Send to an agent that called this one."""
-        self._send(node, message)
-
     def _superseded(self, newest: int) -> bool:
-        """Whether somebody else holds a newer epoch; then we are no controller any more."""
-        if self.controller is None or newest <= self.controller.epoch:
+        """Return whether another node holds a newer epoch; then we are no controller any more."""
+        if self.controller is None or newest <= self.controller.run.epoch:
             return False
         self.step_down(f"epoch {newest} has begun")
         return True
@@ -164,10 +156,10 @@ class ControllerHost:
     def step_down(self, reason: str, since: float | None = None, outvoted: bool = False) -> None:
         """There is no controller here any more; ``since``: it had no quorum since (monotonic seconds)."""
         if self.controller is not None:
-            self._write("stepped_down", epoch=self.controller.epoch, reason=reason)
-            epoch, since = self.controller.epoch, self.controller.enrolment.since if since is None else since
+            run = self.controller.run
+            self._write("stepped_down", epoch=run.epoch, reason=reason)
             self.controller = None
-            self._agent.stepped_down(epoch, since, outvoted)
+            self._agent.stepped_down(run.epoch, run.supported_since if since is None else since, outvoted)
 
     def tick(self) -> None:
         """Let time pass."""
@@ -180,23 +172,24 @@ class ControllerHost:
     def _write_what_is_due(self, now: float) -> None:
         if self.controller is None:
             return
+        run = self.controller.run
         if self._ask_past_at is not None and now > self._ask_past_at:
             self._ask_past_at = None
             self._ask_past()
         if self._record_epoch_at is not None and now > self._record_epoch_at:
             self._record_epoch()
         self._verdict.tick(now)
-        self._saves.abandoned(self.controller.round)
+        self._saves.abandoned(run.round)
         overdue = self._saves.overdue(now)
         if overdue is not None:
             self._write("save_overdue", **overdue)
         if now >= self._next_status:
-            self._next_status = now + max(STATUS_INTERVAL_S, len(self.controller.agents) / STATUS_AGENTS_PER_S)
+            self._next_status = now + max(STATUS_INTERVAL_S, len(run.agents) / STATUS_AGENTS_PER_S)
             self._storage.request("status", lambda reply: self._learn_newest(reply, now), status=self._status())
         self._guard.tick(now)
-        self.controller.enrolment.suspended = not self._guard.may_lead(now)
+        run.suspended = not self._guard.may_lead(now)
         if self._guard.changed(now):
-            self._write("suspended" if self.controller.enrolment.suspended else "resumed", epoch=self.controller.epoch)
+            self._write("suspended" if run.suspended else "resumed", epoch=run.epoch)
 
     def _saved(self, answer: m.Persisted | m.PersistFailed | m.Committed) -> None:
         resumed = self._saves.answered(answer, time.monotonic())
@@ -210,30 +203,32 @@ class ControllerHost:
 
     def _learn_end_time(self, end_time: float | None) -> None:
         """The job's time limit may be changed while it runs."""
-        controller = self.controller
-        if controller is None or end_time is None:
+        if self.controller is None or end_time is None:
             return
-        limit = end_time + self.clock_ahead_s if math.isfinite(end_time) else None
-        if limit != controller.config.end_time:
-            self._write("end_time", end_time=limit, before=controller.config.end_time)
-            controller.config = replace(controller.config, end_time=limit)
+        run, limit = self.controller.run, end_time + self.clock_ahead_s if math.isfinite(end_time) else None
+        if limit != run.config.end_time:
+            self._write("end_time", end_time=limit, before=run.config.end_time)
+            run.config = replace(run.config, end_time=limit)
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Send):
-                self._send(action.node, action.message)
-            elif isinstance(action, Record):
-                self._write(action.kind, **action.fields)
-            elif isinstance(action, AskPast):
-                self._ask_past()
-            elif isinstance(action, RecordEpoch):
-                self._record_epoch()
-            elif isinstance(action, ClaimWitness):
-                self._claim_witness(action.witness)
-            elif isinstance(action, StepDown):
-                self.step_down(action.reason, action.since, action.outvoted)
-            else:
-                self._finish(action)
+            match action:
+                case Send():
+                    self.say_to(action.node, action.message)
+                case Record():
+                    self._write(action.kind, **action.fields)
+                case AskPast():
+                    self._ask_past()
+                case RecordEpoch():
+                    self._record_epoch()
+                case ClaimWitness():
+                    self._claim_witness(action.witness)
+                case StepDown():
+                    self.step_down(action.reason, action.since, action.outvoted)
+                case Finish():
+                    self._finish(action)
+                case _:
+                    assert_never(action)
 
     def _claim_witness(self, witness: str) -> None:
         controller = self.controller
@@ -243,15 +238,14 @@ class ControllerHost:
             if self.controller is controller:
                 self._carry_out(controller.witness_claimed(witness, None if reply is None else reply["holder"]))
 
-        self._storage.request("witness", answer, witness=witness, node=controller.node)
+        self._storage.request("witness", answer, witness=witness, node=controller.run.node)
 
     def _record_epoch(self) -> None:
         """Create the epoch's file; again until the file system answers."""
-        controller = self.controller
-        self._record_epoch_at = None
+        controller, self._record_epoch_at = self.controller, None
         if controller is None:
             return
-        term = controller.term
+        term = controller.run.term
 
         def answer(reply: dict[str, Any] | None) -> None:
             if self.controller is not controller:
@@ -266,7 +260,8 @@ class ControllerHost:
         record = EpochRecord(term.epoch, term.node, term.endpoint, self._job)
         self._storage.request("claim", answer, record=asdict(record))
 
-    def _send(self, node: str, message: m.ToAgent) -> None:
+    def say_to(self, node: str, message: m.ToAgent) -> None:
+        """Send to an agent that called this one."""
         name = self._callers.name_of(node)
         if name is None:
             return
@@ -282,7 +277,8 @@ class ControllerHost:
 
     def _finish(self, finish: Finish) -> None:
         if self.controller is not None:
-            self.absent = tuple(node for node in self.controller.config.expected if node not in self.controller.agents)
+            run = self.controller.run
+            self.absent = tuple(node for node in run.config.expected if node not in run.agents)
         self._write("verdict", verdict=finish.verdict, reason=finish.reason, **finish.fields)
         verdict = {"verdict": finish.verdict, "exit_code": finish.exit_code, "reason": finish.reason, **finish.fields}
         self._verdict.write(verdict, time.monotonic())
@@ -300,8 +296,6 @@ class ControllerHost:
         self._notify(kind, fields)
 
     def _status(self) -> dict[str, Any]:
-        controller = self.controller
-        assert controller is not None
-        if controller.enrolment.leads:
-            self._pulse += 1
-        return status(controller, self._pulse, self._counters)
+        assert self.controller is not None
+        self._pulse += self.controller.run.leads
+        return status(self.controller.run, self._pulse, self._counters)

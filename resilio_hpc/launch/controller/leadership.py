@@ -1,85 +1,83 @@
-"""The controller's part for its own standing: whether it still leads, and whether its epoch is on record. Pure."""
+"""The controller's part for its own term: whether it still leads, and whether its epoch is on record. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from resilio_hpc.launch.controller.state import ClaimWitness, RecordEpoch, StepDown
+from resilio_hpc.launch.controller.intents import EndAlone, HoldWitness, Intend, MayCommit
+from resilio_hpc.launch.controller.outbox import Outbox
+from resilio_hpc.launch.controller.run_state import RunState
+from resilio_hpc.launch.controller.state import AskPast, ClaimWitness, RecordEpoch, StepDown
 from resilio_hpc.launch.protocol.membership import has_quorum, witnesses_needed
 
-if TYPE_CHECKING:
-    from resilio_hpc.launch.controller.controller import Controller
 
-
-class Tenure:
+class Leadership:
     """From the election to stepping down."""
 
-    def __init__(self, controller: Controller) -> None:
-        self.recorded = False  # older epochs cannot commit any more, and what they committed is known
-        self.fenced = controller.term.first  # the epoch's file is there: they are refused
-        self._controller = controller
+    def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
+        self._run = run
+        self._out = out
+        self._intend = intend
+        self._fenced = run.term.first  # the epoch's file is there: older epochs are refused
         self._asked_witness = False
         self._witnesses: set[str] = set()
 
-    def enrolled(self) -> None:
-        """A quorum knows who votes in this epoch: it may go on record."""
-        if not self.fenced:
-            self._controller.act(RecordEpoch())
+    def voters_settled(self) -> None:
+        """Go on record: a quorum knows who votes in this epoch."""
+        if not self._fenced:
+            self._out.act(RecordEpoch())
 
     def epoch_recorded(self) -> None:
-        """The epoch's file is durable: what was committed until then is to be learnt."""
-        self.fenced = True
-        self._controller.ask_past()
+        """Ask what was committed until now: the epoch's file is durable."""
+        self._fenced = True
+        self._out.act(AskPast())
 
     def informed(self) -> None:
-        """The run directory has told its past."""
-        if self.fenced and not self.recorded:
-            self.recorded = True
-            self._controller.checkpoints.epoch_recorded()
+        """Take note that the run directory has reported its past."""
+        if self._fenced and not self._run.recorded:
+            self._run.recorded = True
+            self._intend(MayCommit())
 
     @property
     def is_over(self) -> bool:
         """Whether no quorum has stood with us for too long."""
-        controller = self._controller
-        patience = controller.config.join_timeout_s if self._never_led else 0.0
-        limit = max(patience, controller.config.heartbeat_timeout_s)
-        return controller.now() - max(controller.enrolment.since, controller.began) > limit
+        run = self._run
+        patience = run.config.join_timeout_s if self._never_led else 0.0
+        limit = max(patience, run.config.heartbeat_timeout_s)
+        return run.now() - max(run.supported_since, run.began) > limit
 
     @property
     def _never_led(self) -> bool:
-        return self._controller.term.first and not self._controller.members
+        return self._run.term.first and not self._run.members
 
     def step_down(self) -> None:
-        """Others may lead by now; whoever is with us elects anew, with us if we can."""
-        controller = self._controller
-        present, voters = set(controller.agents), controller.enrolment.membership
+        """Stop leading: others may lead by now. The agents that are here elect anew, with us if they can."""
+        run = self._run
+        present, voters = set(run.agents), run.membership
         if self._never_led and witnesses_needed(voters, present):
             self._go_on_with_half()
         elif self._never_led and not has_quorum(voters, present):
             reason = f"{len(present)} of {len(voters.nodes)} nodes joined within --join-timeout: half of them must"
-            controller.ending.finish_alone("not_enough_nodes", 1, reason)
+            self._intend(EndAlone("not_enough_nodes", 1, reason))
         else:
-            controller.act(StepDown(controller.enrolment.since, "no quorum"))
+            self._out.act(StepDown(run.supported_since, "no quorum"))
 
     def witness_claimed(self, witness: str, holder: str | None) -> None:
-        """Whose the witness is; None: the run directory did not answer. It stands with its holder's half."""
-        controller = self._controller
+        """Take note of who holds the witness: it stands with that node's half. None: no answer."""
         self._asked_witness = False
-        if holder in controller.agents:
+        if holder in self._run.agents:
             self._witnesses.add(witness)
             self._go_on_with_half()
         elif holder is not None:
-            controller.act(StepDown(controller.enrolment.since, "the other half has the witness", outvoted=True))
+            self._out.act(StepDown(self._run.supported_since, "the other half has the witness", outvoted=True))
 
     def _go_on_with_half(self) -> None:
-        """Ask for the next witness that is needed; with all of them, those who came are enough."""
-        controller = self._controller
-        needed = witnesses_needed(controller.enrolment.membership, controller.agents)
+        """Ask for the next witness that is needed; with all of them, the agents that are here are enough."""
+        run = self._run
+        needed = witnesses_needed(run.membership, run.agents)
         missing = [name for name in needed if name not in self._witnesses]
         if not missing:
-            controller.began = controller.now()
+            run.began = run.now()
             if needed:
-                controller.enrolment.witness(controller.agents)
+                self._intend(HoldWitness())
         elif not self._asked_witness:
             self._asked_witness = True
-            controller.act(ClaimWitness(missing[0]))
+            self._out.act(ClaimWitness(missing[0]))

@@ -8,20 +8,9 @@ taken only when a lower one cannot help. Restarts that do not advance the last d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
+from resilio_hpc.events.rungs import Rung
 from resilio_hpc.launch.controller.rendezvous import Shape
-
-
-class Rung(Enum):
-    """What is done about a failure."""
-
-    RESTART = "restart_ranks"
-    REPLACE = "replace_node"
-    SHRINK = "shrink"
-    WAIT = "wait_for_node"
-    NEXT_JOB = "next_job"
-    STOP = "stop"
 
 
 @dataclass(frozen=True)

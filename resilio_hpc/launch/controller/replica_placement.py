@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.message_parts import Partner
 
-if TYPE_CHECKING:
-    from resilio_hpc.launch.controller.controller import Controller
 
+def partner_of(member: m.Member, run: RunState) -> Partner | None:
+    """Return the member whose snapshots this one keeps copies of: half the run away, and so in another rack, as a rule.
 
-def partner_of(member: m.Member, controller: Controller) -> Partner | None:
-    """Whose snapshots a member keeps copies of: of the one half the run away, and so in another rack, as a rule.
-
-    None where nobody gives any.
+    None where that one serves no copies.
     """
-    members = controller.members
+    members = run.members
     partner = members[(member.node_rank - max(1, len(members) // 2)) % len(members)]
-    agent = controller.agents.get(partner.node)
+    agent = run.agents.get(partner.node)
     if partner.node == member.node or agent is None or not agent.copy_port:
         return None
     return Partner(partner.first_rank, partner.local_world_size, f"{partner.address}:{agent.copy_port}")
@@ -51,19 +48,19 @@ class InMemory:
         return tuple(m.Fetch(rank, self.elsewhere[step].get(rank, "")) for rank in missing)
 
 
-def in_memory(controller: Controller) -> InMemory:
-    """What the members hold, all from the same life.
+def in_memory(run: RunState) -> InMemory:
+    """Return what the members hold, all from the same life.
 
     A node that missed the last start may hold steps that were computed anew without it: its copies do not count.
     """
-    found = InMemory(controller.world_size)
-    for member in controller.members:
-        agent = controller.agents[member.node]
-        if agent.known == m.NO_LIFE or agent.known != controller.rounds.last_life:
+    found = InMemory(run.world_size)
+    for member in run.members:
+        agent = run.agents[member.node]
+        if agent.known == m.NO_LIFE or agent.known != run.last_life:
             continue
         ranks = range(member.first_rank, member.first_rank + member.local_world_size)
         for held in agent.held:
-            if held.world_size != controller.world_size or held.rank >= controller.world_size:
+            if held.world_size != run.world_size or held.rank >= run.world_size:
                 continue
             if held.rank in ranks and not held.is_copy:
                 found.own[held.step].add(held.rank)

@@ -1,153 +1,143 @@
-"""The controller's part for votes: who has one, whether a quorum is with us, and how long leases may last. Pure.
+"""The controller's part for votes: who has one, whether a quorum is with us, and the leases. Pure.
 
 A voter's support is proven by what it echoes: the stamp of a Beat that it got from us. Until a quorum's stamps are no
-older than the heartbeat timeout, nobody else can have been elected, since a voter stands by its controller for that
-long after the last Beat. No lease that we give reaches beyond ``LEASE_SHARE`` of it.
+older than the heartbeat timeout, no other node can have been elected, since a voter stands by its controller for that
+long after the last Beat. No lease that we give reaches beyond ``run_state.LEASE_SHARE`` of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
+from resilio_hpc.launch.controller.intents import Intend, VotersSettled
+from resilio_hpc.launch.controller.outbox import Outbox
+from resilio_hpc.launch.controller.run_state import RunState
+from resilio_hpc.launch.controller.state import KnownAgent
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER, Membership, has_quorum, next_membership, quorum_since, settled
 from resilio_hpc.launch.protocol.node_list import Entry, Roster
 
-if TYPE_CHECKING:
-    from resilio_hpc.launch.controller.controller import Controller
-    from resilio_hpc.launch.protocol.vote import Term
-
-LEASE_SHARE = 0.8  # of the time after which we may be replaced: ranks must be gone by then, whatever the clocks do
 RESEND_S = 0.5
 COUNTED_PER_S = 100_000  # agents: with thousands, to count them takes milliseconds
 RESENT_PER_S = 1000  # agents: thousands are told less often
 
 
-class Enrolment:
+class Voters:
     """Follows the agents that are with us, one joint membership at a time."""
 
-    def __init__(self, controller: Controller, term: Term) -> None:
-        self._controller = controller
+    def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
+        self._run = run
+        self._out = out
+        self._intend = intend
         self._witnessed: tuple[tuple[str, ...], ...] = ()
-        self.membership = term.membership  # until a quorum is with us
-        self.suspended = False  # another job of the run may lead by now
-        self.known = False  # a quorum has kept a membership of this epoch
         self._joint_settled = False
         self._kept: set[str] = set()
-        self._supported_since = NEVER
-        self._next_send = self._next_count = self._next_proposal = controller.now()
-        self.changed = True  # somebody came or went, or has another rank
-        if term.witnessed:
-            self.witness(term.supporters)
+        self._next_send = self._next_count = self._next_proposal = run.now()
+        if run.term.witnessed:
+            self.hold_witness(run.term.supporters)
 
-    def witness(self, supporters: Collection[str]) -> None:
+    def hold_witness(self, supporters: Collection[str]) -> None:
         """The witness stands on our side: exactly half is enough, and the other half has no vote in what follows."""
-        groups = self.membership.groups
+        groups = self._run.membership.groups
         self._witnessed = tuple(group for group in groups if 2 * len(set(supporters) & set(group)) == len(group))
         voters = Roster.of([entry for entry in self._wanted().entries() if entry.node in supporters])
-        self._begin(next_membership(self.membership, self._controller.epoch, voters, settled=False))
+        self._begin(next_membership(self._run.membership, self._run.epoch, voters, settled=False))
 
     # -- quorum ------------------------------------------------------------------------------------------------
 
-    @property
-    def since(self) -> float:
-        """The latest time at which a quorum was with us for certain, as of the last tick."""
-        return self._supported_since
-
-    @property
-    def leads(self) -> bool:
-        """Whether leases that we give now are worth something; without it nothing is decided."""
-        return self.lease_end > self._controller.now() and not self.suspended
-
-    @property
-    def lease_end(self) -> float:
-        """Until when ranks may run at all, on our clock."""
-        return self._supported_since + LEASE_SHARE * self._controller.config.heartbeat_timeout_s
-
-    @property
-    def lease_s(self) -> float:
-        """How long ranks may run from now on."""
-        return max(0.0, self.lease_end - self._controller.now()) if self.leads else 0.0
-
     def tick(self) -> None:
         """See who is with us; propose and settle memberships."""
-        controller = self._controller
-        now = controller.now()
-        agents = controller.agents
-        led = self.leads
+        run = self._run
+        now = run.now()
+        agents = run.agents
+        led = run.leads
         if now < self._next_count:
             return
-        pause_s = controller.config.heartbeat_timeout_s / (40 if led else 500)
+        pause_s = run.config.heartbeat_timeout_s / (40 if led else 500)
         self._next_count = now + max(pause_s, len(agents) / COUNTED_PER_S)
 
         def supported(node: str) -> float:
             agent = agents.get(node)
             return agent.echo if agent is not None else NEVER  # our own agent, too, may have promised itself to others
 
-        since = quorum_since(self.membership, supported, self._witnessed)
-        self._supported_since = max(self._supported_since, since)
-        if self.leads and not led:
-            controller.renew_leases()
+        since = quorum_since(run.membership, supported, self._witnessed)
+        run.supported_since = max(run.supported_since, since)
+        if run.leads and not led:
+            self._renew_leases()
         self._settle()
-        if not self.leads:
+        if not run.leads:
             return
-        if self.membership.epoch < controller.epoch:  # those that came give us their addresses
-            self._begin(next_membership(self.membership, controller.epoch, self._wanted(), settled=False))
-            self.changed = False
-        elif self._joint_settled and self.changed and now >= self._next_proposal:
+        if run.membership.epoch < run.epoch:  # those that came give us their addresses
+            self._begin(next_membership(run.membership, run.epoch, self._wanted(), settled=False))
+            run.voters_changed = False
+        elif self._joint_settled and run.voters_changed and now >= self._next_proposal:
             self._next_proposal = now + self._pause_s
             self._propose()
         if now >= self._next_send:
             self._next_send = now + self._pause_s
-            order = m.Enrol(controller.epoch, self.membership)  # one object, so that it is encoded once
-            for node in sorted(self.membership.nodes - self._kept):
+            order = m.Enrol(run.epoch, run.membership)  # one object, so that it is encoded once
+            for node in sorted(run.membership.nodes - self._kept):
                 if node in agents:
-                    controller.send(node, order)
+                    self._out.send(node, order)
 
     @property
     def _pause_s(self) -> float:
-        return RESEND_S + len(self._controller.agents) / RESENT_PER_S
+        return RESEND_S + len(self._run.agents) / RESENT_PER_S
+
+    # -- leases ------------------------------------------------------------------------------------------------
+
+    def _renew_leases(self) -> None:
+        """A quorum is with us (again): no agent should wait for the answer to its next Heartbeat."""
+        for node, agent in self._run.agents.items():
+            self.renew_lease(node, agent)
+
+    def renew_lease(self, node: str, agent: KnownAgent) -> None:
+        """Answer the agent's newest Heartbeat: its ranks may run for so long."""
+        if agent.sent is not None:
+            now = self._run.now()
+            self._out.send(node, m.Beat(self._run.epoch, agent.sent, self._run.lease_s, now))
 
     # -- memberships -------------------------------------------------------------------------------------------
 
     def kept(self, node: str, number: int) -> None:
-        """An agent has the current membership on its disk."""
-        if number == self.membership.number:
+        """Take note that an agent has the current membership on its disk."""
+        if number == self._run.membership.number:
             self._kept.add(node)
-            if not self._joint_settled and 2 * len(self._kept) > len(self.membership.voters.nodes):
-                self._next_count = self._controller.now()  # it may be settled now
+            if not self._joint_settled and 2 * len(self._kept) > len(self._run.membership.voters.nodes):
+                self._next_count = self._run.now()  # it may be settled now
 
     def _settle(self) -> None:
-        """A joint membership that a quorum of all its groups has kept gives way to its voters alone."""
-        if self._joint_settled or self.membership.epoch < self._controller.epoch:
+        """End a joint membership that a quorum of all its groups has kept: the former voters lose their votes."""
+        membership = self._run.membership
+        if self._joint_settled or membership.epoch < self._run.epoch:
             return
-        if not has_quorum(self.membership, self._kept, self._witnessed):
+        if not has_quorum(membership, self._kept, self._witnessed):
             return
-        if self.membership.before:
-            self._begin(settled(self.membership))
+        if membership.before:
+            self._begin(settled(membership))
         else:
-            self._joint_settled = self.known = True
+            self._joint_settled = self._run.voters_known = True
             self._witnessed = ()
-            self._controller.tenure.enrolled()
+            self._intend(VotersSettled())
 
     def _propose(self) -> None:
-        self.changed = False
+        membership = self._run.membership
+        self._run.voters_changed = False
         wanted = self._wanted()
-        if wanted != self.membership.voters and wanted.nodes:
-            self._begin(next_membership(self.membership, self._controller.epoch, wanted, settled=True))
+        if wanted != membership.voters and wanted.nodes:
+            self._begin(next_membership(membership, self._run.epoch, wanted, settled=True))
 
     def _wanted(self) -> Roster:
-        """Everybody who is admitted, and whoever has not come yet but was not lost either."""
-        controller = self._controller
-        gone = controller.lost | controller.left
-        ranks = {member.node: member.node_rank for member in controller.members}
-        known = {entry.node: entry for entry in self.membership.voters.entries() if entry.node not in gone}
-        for node, agent in controller.agents.items():
+        """Return all nodes that are admitted, and those that have not come yet but were not lost either."""
+        run = self._run
+        gone = run.lost | run.left
+        ranks = {member.node: member.node_rank for member in run.members}
+        known = {entry.node: entry for entry in run.membership.voters.entries() if entry.node not in gone}
+        for node, agent in run.agents.items():
             host, _, port = agent.hello.endpoint.rpartition(":")
             if node not in gone:
                 known[node] = Entry(node, host, int(port) if port.isdigit() else 0)
-        joiners = {node for node, agent in controller.agents.items() if agent.hello.joiner}  # they will go: last
+        joiners = {node for node, agent in run.agents.items() if agent.hello.joiner}  # they will go: last
 
         def turn(entry: Entry) -> tuple[bool, int, str]:
             return (entry.node in joiners, ranks.get(entry.node, len(ranks)), entry.node)
@@ -155,9 +145,9 @@ class Enrolment:
         return Roster.of(sorted(known.values(), key=turn))
 
     def _begin(self, membership: Membership) -> None:
-        self.membership = membership
+        self._run.membership = membership
         self._kept = set()
         self._joint_settled = False
-        self._next_send = self._controller.now()
+        self._next_send = self._run.now()
         if not membership.before:
-            self._controller.record("voters", nodes=list(membership.voters.nodes))
+            self._out.record("voters", nodes=list(membership.voters.nodes))

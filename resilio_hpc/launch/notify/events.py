@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from resilio_hpc.core.json_fields import Fields, printable
-from resilio_hpc.events.event_text import RUNGS, words
+from resilio_hpc.events.event_text import words
+from resilio_hpc.events.rungs import rung_words
 from resilio_hpc.launch.protocol.messages import RankFailure
 from resilio_hpc.launch.protocol.root_cause import origin
 
@@ -102,7 +103,7 @@ class NoticeMaker:
 
     def _on_decision(self, f: Fields, now: float) -> None:
         would = "" if f.data.get("acted", True) else "would have been: "
-        self._decision = f"{would}{RUNGS.get(f.text('rung'), f.text('rung'))}"
+        self._decision = f"{would}{rung_words(f.text('rung'))}"
 
     def _on_node_lost(self, f: Fields, now: float) -> None:
         node = f.text("node")

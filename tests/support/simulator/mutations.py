@@ -13,12 +13,13 @@ from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.consensus import connections
 from resilio_hpc.launch.consensus.candidate import Election
 from resilio_hpc.launch.consensus.state import ElectionState
-from resilio_hpc.launch.controller import voters as enrolment
+from resilio_hpc.launch.controller import voters
 from resilio_hpc.launch.controller.checkpoint_phase import CheckpointPhase
 from resilio_hpc.launch.controller.controller import Controller
-from resilio_hpc.launch.controller.failures import Incidents
+from resilio_hpc.launch.controller.failures import Failures
+from resilio_hpc.launch.controller.presence import Presence
 from resilio_hpc.launch.controller.rounds import Rounds
-from resilio_hpc.launch.controller.voters import LEASE_SHARE, Enrolment
+from resilio_hpc.launch.controller.run_state import LEASE_SHARE, RunState
 from resilio_hpc.launch.protocol import membership
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import Membership
@@ -48,9 +49,9 @@ def leases_without_a_quorum(patch: Patch) -> None:
     """Every heartbeat renews a lease, whoever else is with the controller."""
 
     def lease_end(self: Any) -> float:
-        return float(self._controller.now() + LEASE_SHARE * self._controller.config.heartbeat_timeout_s)
+        return float(self.now() + LEASE_SHARE * self.config.heartbeat_timeout_s)
 
-    patch.setattr(Enrolment, "lease_end", property(lease_end))
+    patch.setattr(RunState, "lease_end", property(lease_end))
 
 
 def leases_do_not_end(patch: Patch) -> None:
@@ -77,14 +78,13 @@ def everybody_gets_the_witness(patch: Patch) -> None:
 
 def memberships_change_at_once(patch: Patch) -> None:
     """No joint membership: the old voters are not asked."""
-    original = enrolment.next_membership
+    original = voters.next_membership
 
-    def at_once(last: Any, epoch: int, voters: Any, settled: bool) -> Membership:
-        joint = original(last, epoch, voters, settled)
+    def at_once(last: Any, epoch: int, wanted: Any, settled: bool) -> Membership:
+        joint = original(last, epoch, wanted, settled)
         return Membership(joint.epoch, joint.number, joint.voters, witness=joint.witness)
 
-    patch.setattr(enrolment, "next_membership", at_once)
-    patch.setattr(Controller, "_out", [], raising=False)  # one that is settled at once is told while it is being made
+    patch.setattr(voters, "next_membership", at_once)
 
 
 def old_epochs_are_obeyed(patch: Patch) -> None:
@@ -96,11 +96,10 @@ def lost_before_the_lease_ends(patch: Patch) -> None:
     """A new controller goes on at once without the nodes that did not come to it."""
 
     def absent(self: Any, now: float) -> dict[str, float]:
-        controller = self._controller
-        known = controller.agents.keys() | controller.lost | controller.left
-        return {x.node: controller.began for x in controller.members if x.node not in known}
+        run = self._run
+        return {x.node: run.began for x in run.members if x.node not in run.accounted}
 
-    patch.setattr(Incidents, "_absent_members", absent)
+    patch.setattr(Failures, "_absent_members", absent)
 
 
 def no_commit_fence(patch: Patch) -> None:
@@ -160,20 +159,21 @@ def words_of_older_rounds_count(patch: Patch) -> None:
     original = Controller._dispatch
 
     def dispatch(self: Any, agent: Any, message: Any) -> None:
-        late = 0 <= getattr(message, "round", -1) < self.round
-        original(self, agent, msgspec.structs.replace(message, round=self.round) if late else message)
+        current = self.run.round
+        late = 0 <= getattr(message, "round", -1) < current
+        original(self, agent, msgspec.structs.replace(message, round=current) if late else message)
 
     patch.setattr(Controller, "_dispatch", dispatch)
 
 
 def echoes_of_the_future(patch: Patch) -> None:
     """A heartbeat counts from its arrival, though it may have been long on its way."""
-    original = Controller._on_heartbeat
+    original = Presence.heartbeat
 
-    def on_heartbeat(self: Any, agent: Any, beat: m.Heartbeat) -> None:
-        original(self, agent, msgspec.structs.replace(beat, echo=self.now()))
+    def heartbeat(self: Any, agent: Any, beat: m.Heartbeat) -> None:
+        original(self, agent, msgspec.structs.replace(beat, echo=self._run.now()))
 
-    patch.setattr(Controller, "_on_heartbeat", on_heartbeat)
+    patch.setattr(Presence, "heartbeat", heartbeat)
 
 
 def late_snapshots_are_not_awaited(patch: Patch) -> None:
@@ -187,7 +187,7 @@ def orders_come_in_order(patch: Patch) -> None:
     original = Rounds.started
 
     def started(self: Any, agent: Any, message: m.RanksStarted) -> None:
-        checkpoints = self._controller.checkpoints
+        checkpoints = self._checkpoints
         checkpoints.order_again = lambda node: None
         original(self, agent, message)
         del checkpoints.order_again

@@ -50,7 +50,7 @@ class VirtualHost:
         self._verdict = None
         self.controller = Controller(self._world.config, term, Clock(self._agent.monotonic, self._agent.unix))
         self._guard = self._world.link_guard(self._agent, term.first)
-        self.controller.enrolment.suspended = not self._guard.may_lead(self._agent.monotonic())
+        self.controller.run.suspended = not self._guard.may_lead(self._agent.monotonic())
         self._carry_out(self.controller.begin())
         self._ask_past()
 
@@ -78,7 +78,7 @@ class VirtualHost:
         """There is no controller here any more."""
         if self.controller is not None:
             self._world.record("stepped_down", {"node": self._agent.node, "reason": reason})
-            epoch, since = self.controller.epoch, self.controller.enrolment.since if since is None else since
+            epoch, since = self.controller.run.epoch, self.controller.run.supported_since if since is None else since
             self.controller = None
             self._agent.core.stepped_down(epoch, since, outvoted)
 
@@ -92,7 +92,7 @@ class VirtualHost:
             self._write_verdict()
         if self.controller is not None and now >= self._next_status:
             self._next_status = now + STATUS_INTERVAL_S
-            epoch, leads = self.controller.epoch, self.controller.enrolment.leads
+            epoch, leads = self.controller.run.epoch, self.controller.run.leads
             self._world.storage.ask(
                 self._agent,
                 lambda: self._world.directory.write_status(epoch, leads),
@@ -100,7 +100,7 @@ class VirtualHost:
             )
         self._guard.tick(now)
         if self.controller is not None:
-            self.controller.enrolment.suspended = not self._guard.may_lead(now)
+            self.controller.run.suspended = not self._guard.may_lead(now)
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
@@ -120,7 +120,7 @@ class VirtualHost:
                 self._finish(action)
 
     def _superseded(self, newest: int) -> bool:
-        if self.controller is None or newest <= self.controller.epoch:
+        if self.controller is None or newest <= self.controller.run.epoch:
             return False
         self.step_down(f"epoch {newest} has begun")
         return True
@@ -135,7 +135,7 @@ class VirtualHost:
         controller = self.controller
         if controller is None:
             return
-        record = EpochRecord(controller.epoch, self._agent.node, controller.term.endpoint, JOB)
+        record = EpochRecord(controller.run.epoch, self._agent.node, controller.run.term.endpoint, JOB)
 
         def answer(won: bool | None) -> None:
             if self.controller is not controller:

@@ -31,8 +31,8 @@ class Supported:
 
     def count(self) -> float:
         """Who is a quorum may change between two heartbeats."""
-        enrolment = self.controller.enrolment
-        now_at = quorum_since(enrolment.membership, lambda node: self.heard.get(node, NEVER), enrolment._witnessed)
+        membership, witnessed = self.controller.run.membership, self.controller.voters._witnessed
+        now_at = quorum_since(membership, lambda node: self.heard.get(node, NEVER), witnessed)
         self.quorum_at = max(self.quorum_at, now_at)
         return self.quorum_at
 
@@ -78,9 +78,9 @@ class Invariants:
 
     def supports(self, controller: Controller, message: m.Heartbeat) -> None:
         """A heartbeat has arrived at its controller."""
-        leader = (controller.epoch, controller.term.endpoint)
+        leader = (controller.run.epoch, controller.run.term.endpoint)
         known = self._supported.setdefault(leader, Supported(controller))
-        if message.epoch == controller.epoch:
+        if message.epoch == controller.run.epoch:
             known.heard[message.node] = self._world.now
             known.count()
 

@@ -1,0 +1,167 @@
+"""The controller's part between rounds: the rung of the recovery ladder, and who takes part next. Pure."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from resilio_hpc.events.rungs import Rung
+from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.controller.intents import EndRun, EndStopped, Intend, PrepareRound
+from resilio_hpc.launch.controller.outbox import Outbox
+from resilio_hpc.launch.controller.recovery_policy import Budgets, Failure, Plan, World, decide
+from resilio_hpc.launch.controller.rendezvous import Candidate, choose, whole_first
+from resilio_hpc.launch.controller.run_state import RunState
+from resilio_hpc.launch.controller.state import MAX_LOSSES, Phase
+
+WAITING_SAID_AFTER_S = 10.0
+RETURN_S = 20.0  # before a run gives up for want of nodes, one that was just lost may come back
+
+
+class Gathering:
+    """Leads from ``gathering`` to ``preparing``, or to the end."""
+
+    def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
+        self._run = run
+        self._out = out
+        self._intend = intend
+        self._join_until = run.now() + run.config.join_timeout_s
+        self._waiting_said = False
+        self._order = {node: order for order, node in enumerate(run.config.expected)}
+
+    def adopt(self) -> None:
+        """Wait a while for the nodes that were with an earlier controller, before the world shrinks."""
+        self._join_until = self._run.now() + self._run.config.heartbeat_timeout_s
+
+    def came(self) -> None:
+        """Look for a round after an agent has come."""
+        if not self._more_must_come():
+            self.try_round()
+
+    def try_round(self) -> None:
+        """Prepare the next round if the nodes that it needs are in, or carry out what else is decided."""
+        run = self._run
+        if run.phase is not Phase.GATHERING:
+            return
+        if run.stopping:
+            self._intend(EndStopped())
+            return
+        if not run.may_prepare or not run.leads:
+            return
+        usable = run.usable
+        coming = self._coming()
+        shape = run.config.shape
+        if run.members:
+            if not self._carry_out(self._plan(len(usable), coming)):
+                return
+            coming = 0  # the plan has weighed them
+        elif coming == 0 and not shape.trim(len(usable)):
+            reason = f"{len(usable)} node(s) joined within --join-timeout, {shape.minimum} needed"
+            self._intend(EndRun("not_enough_nodes", 1, reason))
+            return
+        if coming:
+            self._say_waiting(len(usable))
+        if shape.trim(len(usable)) < max(1, shape.trim(len(usable) + coming)):
+            return  # as ``choose`` would say, at length
+        candidates = whole_first([self._candidate(node) for node in usable], shape)
+        members = choose(candidates, [member.node for member in run.members], shape, coming)
+        if members:
+            self._intend(PrepareRound(tuple(members)))
+
+    # -- nodes -------------------------------------------------------------------------------------------------
+
+    def _more_must_come(self) -> bool:
+        """Return whether a count shows that a round is not possible yet. ``tick`` finds what the count overlooks."""
+        run = self._run
+        known = len(run.agents) + len(run.lost) + len(run.left)
+        return known < len(run.members or run.config.expected) and run.now() < self._join_until
+
+    def _absent(self) -> list[str]:
+        gone = self._run.accounted
+        return [node for node in self._run.config.expected if node not in gone]
+
+    def _coming(self) -> int:
+        """Count nodes that may still appear: members whose agent restarts, others while the join window is open."""
+        run, absent = self._run, self._absent()
+        if run.now() >= self._join_until:
+            absent = [node for node in absent if run.incident is not None and run.is_member(node)]
+        return len(absent)
+
+    def _say_waiting(self, usable: int) -> None:
+        """Record once, after a while, which nodes have not come: the user sees why nothing happens."""
+        run = self._run
+        if self._waiting_said or run.now() - run.began < WAITING_SAID_AFTER_S:
+            return
+        self._waiting_said = True
+        until = round(max(0.0, self._join_until - run.now()))
+        want = run.config.shape.minimum
+        self._out.record("waiting", have=usable, want=want, absent=self._absent(), up_to_s=until)
+
+    def _candidate(self, node: str) -> Candidate:
+        hello = self._run.agents[node].hello
+        order = self._order.get(node, len(self._order))
+        return Candidate(node, order, hello.address, hello.local_world_size, hello.topology, hello.evicted)
+
+    # -- the recovery ladder -----------------------------------------------------------------------------------
+
+    def _plan(self, usable: int, coming: int) -> Plan:
+        run = self._run
+        gone = run.accounted
+        returning = sum(member.node not in gone for member in run.members)
+        return decide(
+            Failure(tuple(run.incident.lost_nodes) if run.incident is not None else ()),
+            World(len(run.members), usable, coming, run.config.shape, returning, self._just_lost()),
+            Budgets(run.without_progress, run.config.max_without_progress, run.config.chained),
+        )
+
+    def _just_lost(self) -> int:
+        run, incident = self._run, self._run.incident
+        if incident is None or run.now() - incident.opened > RETURN_S:
+            return 0
+        return sum(x in run.lost and run.losses.get(x, 0) <= MAX_LOSSES for x in incident.lost_nodes)
+
+    def _carry_out(self, plan: Plan) -> bool:
+        """Act on a plan. Return True when a round is to be prepared."""
+        self._note(plan)
+        if self._run.config.mode != Mode.RECOVER and plan.rung is not Rung.WAIT:
+            self._end_unrecovered(plan)
+            return False
+        match plan.rung:
+            case Rung.RESTART | Rung.REPLACE | Rung.SHRINK:
+                return True
+            case Rung.WAIT:
+                return False
+            case Rung.NEXT_JOB:
+                self._intend(EndRun("needs_new_job", 75, plan.reason))
+            case Rung.STOP:
+                self._give_up(plan)
+            case _:
+                assert_never(plan.rung)
+        return False
+
+    def _note(self, plan: Plan) -> None:
+        """Record what is done about the open incident."""
+        run, incident = self._run, self._run.incident
+        if incident is not None and plan != incident.plan:
+            incident.plan = plan
+            self._out.record(
+                "decision", rung=plan.rung.value, reason=plan.reason, round=run.round,
+                without_progress=run.without_progress, acted=run.config.mode == Mode.RECOVER,
+            )  # fmt: skip
+
+    def _give_up(self, plan: Plan) -> None:
+        """End the run, since no restart helps, once it is known what failed first."""
+        run, incident = self._run, self._run.incident
+        if incident is not None and incident.awaits_cause(run.now()):
+            return
+        spent = run.without_progress > run.config.max_without_progress
+        first = incident.first_failure if incident is not None else None
+        self._intend(EndRun("no_progress" if spent else "not_enough_nodes", 1, plan.reason, first))
+
+    def _end_unrecovered(self, plan: Plan) -> None:
+        """End the run for its failure, as --mode observe and checkpoint do. The ledger has what recover would do."""
+        run = self._run
+        first = run.incident.first_failure if run.incident is not None else None
+        code = first.exit_code if first is not None and first.exit_code else 1
+        mode = run.config.mode
+        would = f"--mode recover would {plan.rung.words} ({plan.reason})"
+        self._intend(EndRun("failed", code, f"with --mode {mode} a failure ends the run; {would}", first))

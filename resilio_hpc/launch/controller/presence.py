@@ -1,0 +1,96 @@
+"""The controller's part for the agents that are here, and what they know from an earlier controller. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from resilio_hpc.launch.controller.outbox import Outbox
+from resilio_hpc.launch.controller.run_state import RunState
+from resilio_hpc.launch.controller.state import MAX_LOSSES, KnownAgent, Phase
+from resilio_hpc.launch.protocol import messages as m
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An agent said Hello. ``replaced``: when its predecessor on the node was last heard; None if there was none."""
+
+    agent: KnownAgent
+    replaced: float | None
+
+
+class Presence:
+    """Takes note of what agents say of themselves."""
+
+    def __init__(self, run: RunState, out: Outbox) -> None:
+        self._run = run
+        self._out = out
+        self._adopted: tuple[int, int] = (-1, -1)  # (epoch, round) of the newest soft state taken over
+
+    @property
+    def has_adopted(self) -> bool:
+        """Whether the soft state of an earlier controller was taken over."""
+        return self._adopted[0] >= 0
+
+    def hello(self, hello: m.Hello) -> Arrival:
+        """Take note of an agent that is here, perhaps not for the first time."""
+        run = self._run
+        now, known = run.now(), run.agents.get(hello.node)
+        run.left.discard(hello.node)
+        if known is not None and known.hello.incarnation == hello.incarnation:  # it only lost the connection
+            known.heard = now
+            known.hello = hello  # it may have fewer devices now
+            return Arrival(known, None)
+        agent = run.agents[hello.node] = KnownAgent(hello, now, now)
+        run.voters_changed = True
+        self._out.record("agent_joined", node=hello.node, incarnation=hello.incarnation, address=hello.address)
+        return Arrival(agent, None if known is None else known.heard)
+
+    def answered(self, agent: KnownAgent) -> None:
+        """Take note that an agent said anything but Hello: it must have heard us."""
+        agent.heard = agent.answered = self._run.now()
+        if not agent.answers:
+            agent.answers = True
+            self.take_back()
+
+    def take_back(self) -> None:
+        """Keep a node that was lost and is here again as a spare, unless that happens all the time."""
+        run = self._run
+        for node in sorted(run.lost & run.agents.keys()):  # that it was lost may be heard after its Hello
+            if run.agents[node].answers and run.losses.get(node, 0) <= MAX_LOSSES:
+                run.lost.discard(node)
+                self._out.record("node_returned", node=node, losses=run.losses.get(node, 0))
+
+    def adopt(self, hello: m.Hello) -> bool:
+        """Take over the soft state of an earlier controller if it is the newest so far. Return whether it was."""
+        run = self._run
+        run.learn(hello.committed)
+        last = hello.last
+        if run.phase is not Phase.GATHERING or run.has_prepared:
+            return False
+        run.round = max(run.round, hello.prepared)
+        if last is None or last.epoch >= run.epoch or (last.epoch, last.round) <= self._adopted:
+            return False
+        self._adopted = (last.epoch, last.round)
+        run.adopt(last)
+        return True
+
+    def heartbeat(self, agent: KnownAgent, beat: m.Heartbeat) -> None:
+        """Take note of what an agent's ranks do, and of the newest Beat that it got from us."""
+        run = self._run
+        if beat.epoch == run.epoch:
+            if beat.echo <= run.now():
+                agent.echo = max(agent.echo, beat.echo)
+            agent.round = beat.round
+            if beat.round == run.round:
+                agent.step = max(agent.step, beat.step)
+                agent.step_time = beat.step_time
+        agent.sent = beat.sent
+        agent.ready, agent.copy_port = beat.ready, beat.copy_port
+        run.attached |= beat.attached
+
+    def left(self, message: m.Goodbye) -> None:
+        """Take note that an agent has left in this epoch."""
+        run = self._run
+        run.left.add(message.node)
+        run.voters_changed = True
+        self._out.record("agent_left", node=message.node, reason=message.reason)

@@ -1,0 +1,215 @@
+"""What the controller knows of the run: the facts that its parts share, and what follows from them. No decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from resilio_hpc.launch.controller.incident import Incident
+from resilio_hpc.launch.controller.repeated_failure import Repeatable
+from resilio_hpc.launch.controller.state import (
+    WITH_RANKS,
+    Clock,
+    ControllerConfig,
+    Finish,
+    KnownAgent,
+    Phase,
+    check_transition,
+)
+from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.protocol.membership import NEVER, Membership
+from resilio_hpc.launch.protocol.vote import Term
+
+LEASE_SHARE = 0.8  # of the time after which we may be replaced: ranks must be gone by then, whatever the clocks do
+
+
+@dataclass(eq=False)
+class RunState:
+    """One for each controller. Each part writes the facts of its own subject and reads all others."""
+
+    config: ControllerConfig
+    term: Term
+    clock: Clock
+
+    # the current round
+    phase: Phase = Phase.GATHERING
+    phase_began: float = field(init=False)  # monotonic
+    round: int = -1
+    members: tuple[m.Member, ...] = field(default=(), init=False)  # in the order of their node ranks
+    restarts: int = 0
+    without_progress: int = 0  # restarts since the last durable step advanced
+    last_life: m.Life = m.NO_LIFE  # the last one whose ranks were started, in this epoch or an earlier one
+    has_prepared: bool = False  # a round in this epoch: what earlier epochs left is of no interest any more
+    has_started: bool = False  # the ranks of a whole node, in this epoch
+    attached: bool = False  # a rank uses resilio_hpc.train, in this epoch: its steps will be reported
+    steps_reported: bool = False  # a step of this run was reported, in this epoch or an earlier one
+
+    # the nodes
+    agents: dict[str, KnownAgent] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)  # silent for too long
+    losses: dict[str, int] = field(default_factory=dict)  # how often
+    left: set[str] = field(default_factory=set)  # said Goodbye
+
+    # the controller's own term
+    began: float = field(init=False)  # monotonic
+    membership: Membership = field(init=False)  # who votes
+    voters_changed: bool = True  # a node came or went, or has another rank
+    voters_known: bool = False  # a quorum has kept a membership of this epoch
+    supported_since: float = NEVER  # the latest time at which a quorum was with us for certain, as of the last tick
+    suspended: bool = False  # another job of the run may lead by now
+    informed: bool = False  # the run directory has reported what it knows
+    may_prepare: bool = False  # so it has, or it hangs, and a round may do without
+    recorded: bool = False  # older epochs cannot commit any more, and what they committed is known
+
+    # checkpoints
+    committed_steps: set[int] = field(default_factory=set)  # not known to be bad
+    bad_copies: set[m.RestorePoint] = field(default_factory=set)
+    save_s: float = 0.0  # how long a save takes, as measured
+
+    # failures, stops and the end
+    incident: Incident | None = None  # the one that is open
+    broke_before: Repeatable | None = None  # what broke the round before
+    stopping: bool = False  # the ranks are being stopped for good
+    waiting_verdict: Finish | None = None  # decided in this phase, and waits for a quorum
+    _member_nodes: frozenset[str] = field(default=frozenset(), init=False)
+
+    def __post_init__(self) -> None:
+        self.began = self.phase_began = self.now()
+        self.membership = self.term.membership
+
+    # -- time and term -----------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return monotonic seconds."""
+        return self.clock.monotonic()
+
+    def unix(self) -> float:
+        """Return Unix seconds."""
+        return self.clock.unix()
+
+    @property
+    def epoch(self) -> int:
+        """The controller's epoch."""
+        return self.term.epoch
+
+    @property
+    def node(self) -> str:
+        """The controller's own node."""
+        return self.term.node
+
+    @property
+    def lease_end(self) -> float:
+        """Until when ranks may run at all, on our clock."""
+        return self.supported_since + LEASE_SHARE * self.config.heartbeat_timeout_s
+
+    @property
+    def leads(self) -> bool:
+        """Whether leases that we give now are worth something; without it nothing is decided."""
+        return self.lease_end > self.now() and not self.suspended
+
+    @property
+    def lease_s(self) -> float:
+        """How long ranks may run from now on."""
+        return max(0.0, self.lease_end - self.now()) if self.leads else 0.0
+
+    @property
+    def former_silent_s(self) -> float:
+        """For how long the former controller was silent when we were elected, at most the heartbeat timeout."""
+        return min(self.term.silent_s, self.config.heartbeat_timeout_s)
+
+    @property
+    def former_leases_end(self) -> float:
+        """From then on no rank runs on a lease of an earlier controller, whichever node holds it."""
+        return self.began + self.config.heartbeat_timeout_s - self.former_silent_s
+
+    @property
+    def absent_may_train(self) -> bool:
+        """Whether a voter that has not come to this epoch may have ranks by a start that is not known here."""
+        voters = self.term.membership
+        if voters.epoch == 0 or self.now() >= self.former_leases_end:
+            return False  # no controller ever led, or it is long ago
+        return bool(voters.nodes - self.agents.keys() - self.left)
+
+    # -- nodes and ranks ---------------------------------------------------------------------------------------
+
+    def set_members(self, members: tuple[m.Member, ...]) -> None:
+        """Take note of who takes part."""
+        self.members = members
+        self._member_nodes = frozenset(member.node for member in members)
+
+    def is_member(self, node: str) -> bool:
+        """Return whether the node takes part in the current round."""
+        return node in self._member_nodes
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the current round."""
+        return sum(member.local_world_size for member in self.members)
+
+    @property
+    def max_step(self) -> int:
+        """The furthest step that any node has reported in this round, -1: none."""
+        return max((agent.step for agent in self.agents.values()), default=-1)
+
+    @property
+    def accounted(self) -> set[str]:
+        """Nodes that are here, or lost, or left."""
+        return self.agents.keys() | self.lost | self.left
+
+    @property
+    def usable(self) -> list[str]:
+        """Nodes that could take part in a round: they stay, and have devices for a rank."""
+        there = [node for node, agent in self.agents.items() if node not in self.lost and agent.leaves_at is None]
+        return [node for node in there if self.agents[node].hello.local_world_size]
+
+    # -- phases ------------------------------------------------------------------------------------------------
+
+    @property
+    def with_ranks(self) -> bool:
+        """Whether ranks have been started in this round."""
+        return self.phase in WITH_RANKS
+
+    def enter(self, phase: Phase) -> None:
+        """Enter a phase. What was decided in an earlier one is void."""
+        check_transition(self.phase, phase)
+        self.phase = phase
+        self.waiting_verdict = None
+        self.phase_began = self.now()
+
+    # -- checkpoints -------------------------------------------------------------------------------------------
+
+    @property
+    def committed(self) -> int:
+        """The newest committed step that is not known to be bad, -1 when there is none."""
+        return max(self.committed_steps, default=-1)
+
+    def learn(self, committed: Iterable[int] = (), bad_copies: Iterable[m.RestorePoint] = ()) -> None:
+        """Take note of committed steps and bad copies that others know of."""
+        self.bad_copies |= set(bad_copies)
+        self.committed_steps |= set(committed)
+        self.committed_steps -= {copy.step for copy in self.bad_copies if copy.source == "committed"}
+
+    # -- for the next controller -------------------------------------------------------------------------------
+
+    def round_state(self) -> m.RoundState:
+        """Return the soft state that agents keep for the next controller."""
+        return m.RoundState(
+            self.epoch, self.round, m.world_of(self.members), self.restarts, self.without_progress,
+            tuple(sorted(self.committed_steps)), tuple(sorted(self.lost)), tuple(self.bad_copies),
+            tuple(sorted(self.left)), self.steps_reported, tuple(sorted(self.losses.items())),
+            self.broke_before.to_text() if self.broke_before is not None else "",
+        )  # fmt: skip
+
+    def adopt(self, last: m.RoundState) -> None:
+        """Take over the soft state of an earlier controller."""
+        self.round = max(self.round, last.round)
+        self.set_members(last.members)
+        self.restarts = last.restarts
+        self.without_progress = last.without_progress
+        self.lost |= set(last.lost)
+        self.losses |= dict(last.losses)
+        self.left |= set(last.left) - self.agents.keys()
+        self.learn(last.committed, last.bad_copies)
+        self.last_life = max(self.last_life, last.life)
+        self.steps_reported = self.steps_reported or last.steps_reported
+        self.broke_before = Repeatable.from_text(last.broken_by)
