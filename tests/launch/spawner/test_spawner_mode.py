@@ -31,6 +31,23 @@ def test_a_zygote_has_one_thread_although_numpy_starts_some_and_holds_what_is_pr
     assert bench.out() == "500.0 True\n"
 
 
+def test_a_forked_rank_restores_without_importing_anything(make_bench, spawner_environment, tmp_path) -> None:
+    bench = make_bench(environment=spawner_environment())
+    bench.start()
+    source = f"""
+import sys
+before = set(sys.modules)
+import torch
+from resilio_hpc import train
+from resilio_hpc.ckpt import REPLICATED, Checkpointer
+checkpointer = Checkpointer({str(tmp_path / "steps")!r}, layout=REPLICATED)
+checkpointer.save(1, {{"a": torch.ones(3)}}).wait("committed")
+print(checkpointer.restore()[0], sorted(set(sys.modules) - before))
+"""
+    assert bench.run(source).mode == "fork"
+    assert bench.out() == "1 []\n"
+
+
 def test_a_preload_that_forbids_forking_is_said_and_ranks_are_executed(
     make_bench, spawner_environment, tmp_path
 ) -> None:
