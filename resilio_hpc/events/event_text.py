@@ -331,6 +331,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     ),
     "first_step": _first_step,
     "rank_failed": _rank_failed,
+    "stopped_rank_failed": lambda f: f"{_rank_failed(f)} (its round was being stopped: no failure)",
     "decision": _decision,
     "recovered": _recovered,
     "slow_start": lambda f: (

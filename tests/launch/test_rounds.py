@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
+from resilio_hpc.launch.controller.state import Record
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.network import Connection
@@ -162,6 +163,19 @@ def test_messages_of_older_rounds_and_epochs_change_nothing() -> None:
     world.run(limit_s=2.0)
     assert len(world.starts) == 2
     assert world.agents["n2"].rank_rounds() == {1}
+
+
+def test_a_rank_that_misses_another_while_a_planned_change_stops_them_has_not_failed() -> None:
+    world = World(nodes=3, minimum=2, absent=("n3",), join_timeout_s=2.0, script=Script(steps=60))
+    world.until_step(5)
+    missed = m.RankFailure("n2", 2, 0, "exit", world.unix(), exit_code=1, message="ConnectionResetError")
+    world.start_agent("n3")
+    world.run(lambda: world.controller.run.round == 1)
+    (recorded,) = world.controller.handle(m.RankFailed("n2", 1, 0, missed))
+    assert isinstance(recorded, Record) and recorded.kind == "stopped_rank_failed"
+    assert recorded.fields["message"] == "ConnectionResetError"
+    assert world.until_over()["verdict"] == "completed"
+    assert (world.records("rank_failed"), world.records("recovered")) == ([], [])
 
 
 def test_a_spare_that_comes_late_to_a_new_controller_is_waited_for() -> None:

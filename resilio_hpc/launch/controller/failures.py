@@ -133,14 +133,18 @@ class Failures:
         run, failure, incident = self._run, message.failure, self._run.incident
         if incident is not None and failure in incident.failures:
             return  # said again after a broken connection
+        before_ranks = run.phase is Phase.PREPARING and failure.kind in PREPARATION_KINDS
+        ends_round = message.round == run.round and (run.with_ranks or before_ranks)
         fields = {name: getattr(failure, name) for name in failure.__struct_fields__ if name != "bad_copy"}
-        self._out.record("rank_failed", round=message.round, **fields)
+        if ends_round or incident is not None or message.round > run.round:
+            self._out.record("rank_failed", round=message.round, **fields)
+        else:  # a planned change stops the round: one node's ranks end a moment before another's, which miss them
+            self._out.record("stopped_rank_failed", round=message.round, **fields)
         if failure.bad_copy is not None:
             run.learn(bad_copies=[failure.bad_copy])
         if message.round > run.round:
             return
-        before_ranks = run.phase is Phase.PREPARING and failure.kind in PREPARATION_KINDS
-        if message.round == run.round and (run.with_ranks or before_ranks):
+        if ends_round:
             self._open(failure.time).failures.append(failure)
             self._restart(counts=True)
         elif incident is not None:  # it was on its way when we decided
