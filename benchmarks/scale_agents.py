@@ -18,7 +18,7 @@ from resilio_hpc.launch.controller.host import ControllerHost
 from resilio_hpc.launch.controller.rendezvous import Shape
 from resilio_hpc.launch.controller.state import ControllerConfig
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord, Term
+from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 from resilio_hpc.launch.rundir.io_worker import Storage
 from resilio_hpc.launch.workers.local_round import LocalRound
 from scale_process import JOB, Process, tell
@@ -48,9 +48,9 @@ class SimulatedAgent:
         """The agent's process has started."""
         plan = self.process.plan
         hello = m.Hello(self.node, self._incarnation, 0, endpoint, "127.0.0.1", 1)
-        ballot = self._kept("ballot", Ballot) or self.process.ballot
+        vote_record = self._kept("vote_record", VoteRecord) or self.process.vote_record
         hello = msgspec.structs.replace(hello, last=self._kept("state", m.RoundState))
-        self.core = AgentCore(hello, JOB, ballot, self, plan.timeout_s)
+        self.core = AgentCore(hello, JOB, vote_record, self, plan.timeout_s)
         self.tick()
 
     def tick(self) -> None:
@@ -77,7 +77,7 @@ class SimulatedAgent:
         watch = self.process.loop.watch
         self._fds = [watch(self._socket, self._take), watch(self._monitor, self._watch_connection)]
 
-    def court(self, node: str, endpoint: str) -> None:
+    def contact(self, node: str, endpoint: str) -> None:
         """Connect to another agent because of an election."""
         self.follow(EpochRecord(0, node, endpoint, ""))
 
@@ -114,7 +114,7 @@ class SimulatedAgent:
             wire.send(self._socket, [m.to_controller.encode(message)])
             self.process.loop.stirred(self._fds[0])
 
-    def to_orphan(self, node: str, message: m.ToAgent) -> None:
+    def to_caller(self, node: str, message: m.ToAgent) -> None:
         """Answer an agent that called this one: only those with a host are ever called."""
         assert self.host is not None
         self.host.say_to(node, message)
@@ -168,9 +168,9 @@ class SimulatedAgent:
         tell("abandoned", node=self.node, why=reason)
         self.gone = True
 
-    def keep_ballot(self, ballot: Ballot) -> None:
+    def keep_vote_record(self, vote_record: VoteRecord) -> None:
         """As the real agent does."""
-        self._keep("ballot", ballot)
+        self._keep("vote_record", vote_record)
 
     def keep(self, state: m.RoundState) -> None:
         """As the real agent does."""
@@ -192,7 +192,7 @@ class SimulatedAgent:
         assert self.host is not None
         self.host.step_down(reason)
 
-    def peer_said(self, message: m.Orphan | m.Vote) -> None:
+    def peer_said(self, message: m.NoLeader | m.Vote) -> None:
         """Another agent called this one because of an election."""
         self.core.peer_said(message)
 

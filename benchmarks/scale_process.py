@@ -14,7 +14,7 @@ import zmq
 from resilio_hpc.core import wire
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import first_membership
-from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord
+from resilio_hpc.launch.protocol.vote import EpochRecord, VoteRecord
 from resilio_hpc.launch.rundir import run_directory
 from scale_loop import Loop
 
@@ -59,7 +59,7 @@ class Process:
         self.run = run_directory.open_run(Path(plan.run))
         self.keys = wire.Keys.derive(self.run.secret)
         self._decoded: dict[bytes, m.ToAgent] = {}
-        self.ballot = Ballot(first_membership(plan.nodes))
+        self.vote_record = VoteRecord(first_membership(plan.nodes))
         self._scan: tuple[float, EpochRecord | None, int | None] = (0.0, None, None)
 
     def decode(self, frame: bytes) -> m.ToAgent:

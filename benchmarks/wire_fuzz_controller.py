@@ -93,7 +93,7 @@ class Life:
         }  # fmt: skip
         always: list[m.ToController] = [
             self._hello(node), m.Heartbeat(node, "a", epoch, now, number, echo=now),
-            m.Enrolled(node, epoch, controller.run.membership.number),
+            m.VotersUpdated(node, epoch, controller.run.membership.number),
         ]  # fmt: skip
         return rng.choice([*always, *words.get(controller.run.phase, [])])
 

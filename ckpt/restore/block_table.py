@@ -188,7 +188,7 @@ class Table:
             behind = bisect_right(offsets, offset)
             return behind > 0 and offset - offsets[behind - 1] <= near_bytes
 
-        def is_hindmost() -> bool:
+        def is_slowest() -> bool:
             if at is None:
                 return False
             offsets = places.get(at[:2], [])
@@ -201,7 +201,7 @@ class Table:
                 if slot not in taken and not is_wanted(slot):
                     struct.pack_into("=Q", self._memory, _CURSOR_AT, (slot + 1) % slots)
                     return slot
-            if not is_hindmost():
+            if not is_slowest():
                 return None
             # the others wait for it: what is wanted later than that block has to go, the last one first
             later = [slot for slot in range(slots) if slot not in taken and keys[slot][:3] > key[:3]]

@@ -47,7 +47,7 @@ class _Sign:
 
 
 @dataclass
-class _Incident:
+class _Failure:
     signs: list[_Sign] = field(default_factory=list)
     plan: str = ""
     decided: float | None = None
@@ -66,7 +66,7 @@ def faults(events: Iterable[Event]) -> list[Fault]:
 class _Reader:
     def __init__(self) -> None:
         self._found: list[Fault] = []
-        self._incident = _Incident()
+        self._failure = _Failure()
         self._members: Sequence[str] = ()
         self._stopping = False
         self._job = ""
@@ -82,8 +82,8 @@ class _Reader:
             elif event.kind == "stopping":
                 self._stopping = True
             elif event.kind == "decision":
-                self._incident.plan = f.text("rung")
-                self._incident.decided = self._incident.decided or event.time
+                self._failure.plan = f.text("rung")
+                self._failure.decided = self._failure.decided or event.time
             elif event.kind == "recovered":
                 self._recovered(event.time, f)
             elif event.kind == "verdict":
@@ -103,14 +103,14 @@ class _Reader:
         sign = _sign_of(event, f)
         if sign is None or self._stopping or (sign.weak and node not in self._members):
             return
-        self._incident.signs.append(sign)
+        self._failure.signs.append(sign)
 
     def _recovered(self, at: float, f: Fields) -> None:
-        incident, self._incident = self._incident, _Incident()
+        failure, self._failure = self._failure, _Failure()
         recovery = f.number("recovery_s")
         kind = f.text("kind", "unknown")
-        main = next((sign for sign in incident.signs if sign.kind == kind), incident.main())
-        began = min((sign.time for sign in incident.signs), default=at - (recovery or 0.0))
+        main = next((sign for sign in failure.signs if sign.kind == kind), failure.main())
+        began = min((sign.time for sign in failure.signs), default=at - (recovery or 0.0))
         self._found.append(
             Fault(
                 kind=kind,
@@ -119,26 +119,26 @@ class _Reader:
                 time=began,
                 recovered=True,
                 recovery_s=recovery,
-                detection_s=f.number("detection_s") if f.has("detection_s") else _detection(incident, main),
+                detection_s=f.number("detection_s") if f.has("detection_s") else _detection(failure, main),
                 lost_steps=f.whole("lost_steps"),
-                plan=f.text("plan") or incident.plan,
+                plan=f.text("plan") or failure.plan,
                 round=main.round if main else None,
                 message=main.message if main else "",
             )
         )
 
     def _close(self, recovered: bool, first: Fields | None = None) -> None:
-        incident, self._incident = self._incident, _Incident()
-        main = incident.main()
+        failure, self._failure = self._failure, _Failure()
+        main = failure.main()
         if main is None:
             return
         blamed = (first.text("node"), first.whole("rank")) if first is not None else None
-        main = next((sign for sign in incident.signs if (sign.node, sign.rank) == blamed), main)
-        began = min(sign.time for sign in incident.signs)
+        main = next((sign for sign in failure.signs if (sign.node, sign.rank) == blamed), main)
+        began = min(sign.time for sign in failure.signs)
         self._found.append(
             Fault(
-                main.kind, main.node, main.rank, began, recovered, detection_s=_detection(incident, main),
-                plan=incident.plan, round=main.round, message=main.message,
+                main.kind, main.node, main.rank, began, recovered, detection_s=_detection(failure, main),
+                plan=failure.plan, round=main.round, message=main.message,
             )
         )  # fmt: skip
 
@@ -161,9 +161,9 @@ def _sign_of(event: Event, f: Fields) -> _Sign | None:
     return None
 
 
-def _detection(incident: _Incident, main: _Sign | None) -> float | None:
+def _detection(failure: _Failure, main: _Sign | None) -> float | None:
     if main is None:
         return None
     if main.detection_s is not None:
         return main.detection_s
-    return max(0.0, incident.decided - main.time) if incident.decided is not None else None
+    return max(0.0, failure.decided - main.time) if failure.decided is not None else None

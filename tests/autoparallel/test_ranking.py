@@ -23,9 +23,9 @@ from resilio_hpc.autoparallel.search import infeasible, paper_plan
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.autoparallel.search.failures import Reliability, interval_s, overhead, run_s
 from resilio_hpc.autoparallel.search.inventory_file import assumed
-from resilio_hpc.autoparallel.search.losers import losers
 from resilio_hpc.autoparallel.search.offers import Request, offers
 from resilio_hpc.autoparallel.search.ranking import Searched, Training, at_shape, find, pareto, ranked, search_offers
+from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
 from resilio_hpc.autoparallel.search.search import Space
 from resilio_hpc.autoparallel.search.uniform_model import uniform
 
@@ -109,7 +109,7 @@ def test_the_checkpoint_interval_is_the_best_one() -> None:
 
 def test_each_class_of_losers_has_its_best_and_those_that_do_not_fit_what_they_lack() -> None:
     best = find(TRAINING, H100, 16)
-    lost = losers(TRAINING, H100, 16)
+    lost = rejected_candidates(TRAINING, H100, 16)
     assert lost[0].excess_bytes > 0 and "do not fit" in lost[0].line() and lost[0].count == best.too_large
     for one in lost[1:]:
         assert one.slower >= 0 and one.excess_bytes == 0 and one.layout != best.layouts.row(0)

@@ -34,7 +34,7 @@ def test_a_node_that_lost_a_device_goes_on_with_the_others() -> None:
     world.run(lambda: world.records("recovered") != [])
     told = world.records("recovered")[-1]
     assert sizes(world) == {"n1": 2, "n2": 1, "n3": 2}
-    assert (told["kind"], told["node"]) == ("rank_killed", "n2")  # the device is no other incident
+    assert (told["kind"], told["node"]) == ("rank_killed", "n2")  # the device is no other recovery
     assert world.last.restore is not None and world.last.restore.source == "committed"  # the world is another one
     assert world.controller.run.restarts == 2
 

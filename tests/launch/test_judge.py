@@ -91,7 +91,7 @@ def test_only_one_goes_on_while_another_job_has_the_run(chained: bool, requeued:
     running = judge(Evidence("18", chained=chained, requeued=requeued, followed=False, state="RUNNING"))
     assert (running.goes_on, running.verdict) == (False, "superseded")
     assert "job 18 carries this run on" in running.reason
-    waiting = Evidence("18", chained=chained, requeued=requeued, followed=False, verdict="time_limit", heir="19")
+    waiting = Evidence("18", chained=chained, requeued=requeued, followed=False, verdict="time_limit", successor="19")
     assert judge(waiting).verdict == "superseded"
     assert "19" in judge(waiting).reason
 

@@ -43,7 +43,7 @@ def joint(before: str, after: str) -> Membership:
         ("abcd", "abc", True, False),
         ("abcd", "a", False, False),
         ("abcd", "axyz", False, False),  # others have no vote
-        ("", "a", False, False),  # a joiner that nobody has enrolled
+        ("", "a", False, False),  # a joiner that has no vote
     ],
 )
 def test_more_than_half_is_a_quorum_and_exactly_half_is_a_tie(

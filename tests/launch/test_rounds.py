@@ -242,7 +242,7 @@ def test_an_order_that_never_arrived_is_said_again(order: type, monkeypatch: pyt
     monkeypatch.setattr(VirtualAgent, "_hear", misses)
     world.until_step(1)
     assert deaf_until < world.now < deaf_until + 2.0
-    assert world.records("slow_start") == world.records("incident") == []
+    assert world.records("slow_start") == world.records("recovery") == []
 
 
 def test_a_node_that_is_heard_but_hears_nothing_is_lost_and_comes_back_when_it_answers() -> None:

@@ -175,18 +175,18 @@ def test_an_agent_that_is_restarted_keeps_its_promise() -> None:
     world = World(nodes=3)
     world.until_step(15)
     world.kill_agent("n1")
-    world.run(lambda: world.sites["n3"].ballot.promised == 2)  # type: ignore[union-attr]
+    world.run(lambda: world.sites["n3"].vote_record.promised == 2)  # type: ignore[union-attr]
     world.kill_agent("n3")
     world.start_agent("n3")
     world.start_agent("n1")
-    assert world.agents["n3"].core.ballot.promised_to == "n2"
+    assert world.agents["n3"].core.vote_record.promised_to == "n2"
     world.until_round(1)
     assert len({record.epoch for record in world.directory.epochs}) == len(world.directory.epochs)
 
 
 def test_before_its_first_round_a_new_controller_waits_for_leases_that_nobody_with_it_knows_of() -> None:
     world = World(nodes=3, minimum=2, join_timeout_s=0.5, heartbeat_timeout_s=5.0)
-    world.run(lambda: all(site.ballot and site.ballot.membership.epoch for site in world.sites.values()))
+    world.run(lambda: all(site.vote_record and site.vote_record.membership.epoch for site in world.sites.values()))
     for node in ("n1", "n2"):
         world.kill_agent(node)
     world.power_off("n3")  # for all that is known, the start of a round has reached n3 alone

@@ -32,7 +32,7 @@ class Heard:
     def __init__(self) -> None:
         self.nodes: list[str] = []
 
-    def peer_said(self, message: m.Orphan | m.Vote) -> None:
+    def peer_said(self, message: m.NoLeader | m.Vote) -> None:
         self.nodes.append(message.node)
 
     def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:

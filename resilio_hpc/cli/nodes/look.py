@@ -15,7 +15,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.events.event_text import seconds
-from resilio_hpc.launch.chain.suspect_nodes import blamed_nodes
+from resilio_hpc.launch.chain.suspect_nodes import suspect_nodes
 from resilio_hpc.prolog_epilog import reports
 from resilio_hpc.slurm.client import commands, this_node
 from resilio_hpc.slurm.client.command_client import CommandClient
@@ -123,7 +123,7 @@ def learn(options: argparse.Namespace) -> int:
     ledger, run = ledger_of(options), Fields.of(trusted_files.read_object(options.run_dir / "run.json")).text("run_id")
     known = {fault.key for fault in ledger.read().faults}
     cluster = cluster_name()
-    seen = blamed_nodes(read_ledger(options.run_dir / "ledger"), fault_policy(options.policy), run, cluster)
+    seen = suspect_nodes(read_ledger(options.run_dir / "ledger"), fault_policy(options.policy), run, cluster)
     return _append(ledger, [fault for fault in seen if fault.key not in known], options)
 
 

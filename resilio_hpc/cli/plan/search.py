@@ -13,9 +13,9 @@ from typing import Any
 
 from resilio_hpc.autoparallel.search import infeasible, paper_plan
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
-from resilio_hpc.autoparallel.search.losers import losers
 from resilio_hpc.autoparallel.search.offers import offers, why_none
 from resilio_hpc.autoparallel.search.ranking import RANKS, Searched, at_shape, pareto, ranked, search_offers
+from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
 from resilio_hpc.cli.common.drain_options import Parser
 from resilio_hpc.cli.plan import emit, setting, submit, table
 from resilio_hpc.cli.plan.setting import Answer, Setting
@@ -125,7 +125,7 @@ def as_json(asked: Setting, found: Answer, options: argparse.Namespace) -> dict[
     """Numbers in seconds, bytes and parts of the iteration; null where nothing is known or nothing ends."""
     best = found.choices[0]
     machine = at_shape(asked.machines[best.offer.gpu], best.offer.shape.ranks_per_node)
-    lost = [] if options.cost == "paper" else losers(asked.training, machine, best.gpus)
+    lost = [] if options.cost == "paper" else rejected_candidates(asked.training, machine, best.gpus)
     return {
         "model": asked.description.name,
         "parameters": asked.description.parameters,
@@ -138,7 +138,7 @@ def as_json(asked: Setting, found: Answer, options: argparse.Namespace) -> dict[
         "choices": [choice_json(one) for one in found.choices],
         "pareto": [choice_json(one) for one in found.front],
         "none_fits": [_lost_shape(one) for one in found.searched if not one.choices],
-        "losers": [{**asdict(one), "layout": str(one.layout), "text": one.line()} for one in lost],
+        "rejected_candidates": [{**asdict(one), "layout": str(one.layout), "text": one.line()} for one in lost],
     }
 
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from resilio_hpc.autoparallel.search.choice import Choice
-from resilio_hpc.autoparallel.search.losers import losers
 from resilio_hpc.autoparallel.search.ranking import Searched, at_shape
+from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
 from resilio_hpc.cli.plan.setting import Answer, Setting
 from resilio_hpc.core import terminal
 from resilio_hpc.core.json_fields import printable
@@ -114,7 +114,7 @@ def _after(asked: Setting, found: Answer, shown: Sequence[Choice], options: argp
     else:
         yield f"Why others lost to {best.layout} on {best.offer.shape.nodes} x {best.offer.shape.ranks_per_node}:"
         machine = at_shape(asked.machines[best.offer.gpu], best.offer.shape.ranks_per_node)
-        yield from (f"  {one.line()}" for one in losers(asked.training, machine, best.gpus))
+        yield from (f"  {one.line()}" for one in rejected_candidates(asked.training, machine, best.gpus))
     yield from (f"  {line}" for line in lost_shapes(found.searched))
 
 

@@ -39,7 +39,7 @@ from resilio_hpc.launch.process import announce, process_tree
 from resilio_hpc.launch.process.helper_watch import HelperWatch
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import Membership, first_membership
-from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord, Term
+from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 from resilio_hpc.launch.rundir import identity, node_directories, stale_directories
 from resilio_hpc.launch.rundir.io_worker import Storage
 from resilio_hpc.launch.rundir.node_memory import NodeMemory
@@ -106,7 +106,7 @@ class Agent(AgentFiles):
             evicted=len(self.devices.evicted), disk_port=self.disks.port,
         )  # fmt: skip
         self.core: AgentCore = AgentCore(
-            hello, settings.job, self._ballot(), self, settings.options.heartbeat_timeout_s, settings.join,
+            hello, settings.job, self._vote_record(), self, settings.options.heartbeat_timeout_s, settings.join,
             min(ABANDON_S, settings.options.join_timeout_s), settings.begins, settings.graces(os.environ),
             settings.options.stop_grace_s,
         )  # fmt: skip
@@ -133,10 +133,10 @@ class Agent(AgentFiles):
         self._signal_writer = theirs
         return ours
 
-    def _ballot(self) -> Ballot:
+    def _vote_record(self) -> VoteRecord:
         expected = () if self.settings.join else self.settings.expected
-        first = Ballot(first_membership(expected) if expected else Membership())
-        return self.memory.kept("ballot", Ballot) or first
+        first = VoteRecord(first_membership(expected) if expected else Membership())
+        return self.memory.kept("vote_record", VoteRecord) or first
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -278,11 +278,11 @@ class Agent(AgentFiles):
             self.caller.close(0)
             self.caller = self.monitor = None
 
-    def court(self, node: str, endpoint: str) -> None:
+    def contact(self, node: str, endpoint: str) -> None:
         """Connect to another agent because of an election."""
         self.follow(EpochRecord(0, node, endpoint, ""))
 
-    def to_orphan(self, node: str, message: m.ToAgent) -> None:
+    def to_caller(self, node: str, message: m.ToAgent) -> None:
         """Queue a message to an agent that called this one."""
         self.host.say_to(node, message)
 
@@ -294,7 +294,7 @@ class Agent(AgentFiles):
         """Our controller is none any more."""
         self.host.step_down(reason)
 
-    def peer_said(self, message: m.Orphan | m.Vote) -> None:
+    def peer_said(self, message: m.NoLeader | m.Vote) -> None:
         """Another agent called this one because of an election."""
         self.core.peer_said(message)
 
@@ -306,9 +306,9 @@ class Agent(AgentFiles):
         """There is no controller here any more."""
         self.core.stepped_down(epoch, since, outvoted)
 
-    def keep_ballot(self, ballot: Ballot) -> None:
+    def keep_vote_record(self, vote_record: VoteRecord) -> None:
         """Write to this node's disk, before anything else is said."""
-        self.memory.keep("ballot", ballot)
+        self.memory.keep("vote_record", vote_record)
 
     def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and their descendants; nothing shall compete with their restart."""

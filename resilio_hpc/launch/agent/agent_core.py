@@ -18,7 +18,7 @@ from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.consensus.follower import Succession
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER
-from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord, Term
+from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 
 BEATS_PER_TIMEOUT = 8  # of each agent; of thousands fewer, so that their controller has time for other things
 FEWEST_BEATS_PER_TIMEOUT = 5
@@ -34,8 +34,8 @@ class AgentCore(NodeRanks):
     """
 
     def __init__(
-        self, hello: m.Hello, job: str, ballot: Ballot, ports: Ports, heartbeat_timeout_s: float,
-        joiner: bool = False, orphan_limit_s: float = 300.0, begins: int = 0, graces: Graces = NO_GRACE,
+        self, hello: m.Hello, job: str, vote_record: VoteRecord, ports: Ports, heartbeat_timeout_s: float,
+        joiner: bool = False, leaderless_limit_s: float = 300.0, begins: int = 0, graces: Graces = NO_GRACE,
         stop_grace_s: float = 10.0,
     ) -> None:  # fmt: skip
         super().__init__(hello.node, hello.last, ports, graces)
@@ -44,9 +44,9 @@ class AgentCore(NodeRanks):
         self.warnings: list[str] = []
         self.ready = True  # ranks would start at once
         self._hello = msgspec.structs.replace(hello, joiner=joiner)
-        self._orphan_limit_s = orphan_limit_s
+        self._leaderless_limit_s = leaderless_limit_s
         self._succession = Succession(
-            hello.node, "" if joiner else job, hello.endpoint, ballot, heartbeat_timeout_s, ports, self, begins
+            hello.node, "" if joiner else job, hello.endpoint, vote_record, heartbeat_timeout_s, ports, self, begins
         )
         self._timeout = heartbeat_timeout_s
         self._next_beat = 0.0
@@ -73,7 +73,7 @@ class AgentCore(NodeRanks):
             self._next_beat = now + self.beat_interval_s
             if self._welcomed and self._succession.in_contact:
                 self._beat(now)
-            elif not self._succession.courts:
+            elif not self._succession.contacts:
                 self._next_beat = now + max(self.beat_interval_s, self._succession.state.repeat_s)
                 self._say_hello(now)
         if self._ranks_alive and now > self._lease and self.ending is None:
@@ -82,12 +82,12 @@ class AgentCore(NodeRanks):
     @property
     def beat_interval_s(self) -> float:
         """Seconds between two Heartbeats."""
-        return beat_interval_s(self._timeout, len(self.ballot.membership.voters.nodes))
+        return beat_interval_s(self._timeout, len(self.vote_record.membership.voters.nodes))
 
     def _may_follow(self) -> bool:
         """Whether there is a controller that no promise to a later one forbids to follow."""
         following = self._succession.following
-        return following is not None and following.epoch >= self.ballot.promised
+        return following is not None and following.epoch >= self.vote_record.promised
 
     def _abandon_when_alone(self, now: float) -> None:
         """No quorum comes together any more: what is left of the job must not wait for ever."""
@@ -95,13 +95,13 @@ class AgentCore(NodeRanks):
             self._lost_at = None
         elif self._lost_at is None:
             self._lost_at = now
-        elif now - self._lost_at > self._orphan_limit_s and now >= self._next_abandon:
+        elif now - self._lost_at > self._leaderless_limit_s and now >= self._next_abandon:
             self._next_abandon = now + 1.0
             if self.joiner:
                 self._end(m.End(self.epoch, "left", 0))
             elif not self._succession.somebody_leads(now):
                 self._ports.abandon(
-                    self._succession.state.newest, f"no quorum of voters for {self._orphan_limit_s:.0f} s"
+                    self._succession.state.newest, f"no quorum of voters for {self._leaderless_limit_s:.0f} s"
                 )
 
     def abandoned(self, verdict: str, exit_code: int) -> None:
@@ -158,9 +158,9 @@ class AgentCore(NodeRanks):
         return self._succession.state.silent_s(self._ports.monotonic())
 
     @property
-    def ballot(self) -> Ballot:
+    def vote_record(self) -> VoteRecord:
         """The voters that this node knows, and what it promised."""
-        return self._succession.state.ballot
+        return self._succession.state.vote_record
 
     def connection_lost(self) -> None:
         """The transport lost the controller: what was on its way may be lost, so we present ourselves again."""
@@ -198,7 +198,7 @@ class AgentCore(NodeRanks):
         """The run directory did not answer."""
         self._succession.storage_failed(self._ports.monotonic())
 
-    def peer_said(self, message: m.Orphan | m.Vote) -> None:
+    def peer_said(self, message: m.NoLeader | m.Vote) -> None:
         """Another agent called this one because of an election."""
         if self.ending is None:
             self._succession.peer_said(message, self._ports.monotonic())
@@ -207,13 +207,13 @@ class AgentCore(NodeRanks):
         """Another agent follows us, though there is no controller here."""
         record = self._succession.following
         if self._succession.in_contact and record is not None and record.node != self.node:
-            self._ports.to_orphan(message.node, m.Redirect(record.epoch, record.node, record.endpoint))
+            self._ports.to_caller(message.node, m.Redirect(record.epoch, record.node, record.endpoint))
         else:
             epoch, since = self._led
             silent_s = max(0.0, self._ports.monotonic() - since) if epoch == message.epoch else 0.0
-            self._ports.to_orphan(message.node, m.NotLeading(message.epoch, silent_s))
+            self._ports.to_caller(message.node, m.NotLeading(message.epoch, silent_s))
 
-    # -- what the succession ends in: Chief ---------------------------------------------------------------------
+    # -- LeadershipListener ------------------------------------------------------------------------------------
 
     def follow(self, record: EpochRecord, connected: bool) -> None:
         """A controller is known."""
@@ -240,7 +240,7 @@ class AgentCore(NodeRanks):
         if self.ending is not None:
             return
         now = self._ports.monotonic()
-        if isinstance(message, m.Standing | m.Canvass | m.Redirect | m.NotLeading):
+        if isinstance(message, m.Candidate | m.RequestVote | m.Redirect | m.NotLeading):
             self._succession.answered(message, now)
             return
         if isinstance(message, m.Welcome) and message.epoch > self.epoch:  # of one that we voted for
@@ -255,9 +255,9 @@ class AgentCore(NodeRanks):
                 self._renewed(message, now)
             case m.Welcome():
                 self._welcome()
-            case m.Enrol():
-                if self._succession.state.enrol(message.membership):
-                    self._ports.to_controller(m.Enrolled(self.node, self.epoch, message.membership.number))
+            case m.UpdateVoters():
+                if self._succession.state.update_voters(message.membership):
+                    self._ports.to_controller(m.VotersUpdated(self.node, self.epoch, message.membership.number))
             case m.Prepare():
                 self._prepare(message)
             case m.Start():

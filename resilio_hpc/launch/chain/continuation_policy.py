@@ -42,7 +42,7 @@ class Evidence:
     """What is known of the part that had the turn before us.
 
     ``chained``: the chain submitted us; ``requeued``: we are the same job, started again by Slurm; ``followed``: it is
-    the part that we were to follow; ``heir``: the job after it, if that one waits or runs; ``state``: Slurm's word for
+    the part that we were to follow; ``successor``: the job after it, if it waits or runs; ``state``: Slurm's word for
     its end; ``by``: who cancelled it; ``fruitless``: how many parts in a row, it and those before it, ended without
     a commit, and without a verdict or at the time limit before the first step."""
 
@@ -50,7 +50,7 @@ class Evidence:
     chained: bool = False
     requeued: bool = False
     followed: bool = True
-    heir: str = ""
+    successor: str = ""
     verdict: str = ""
     handover: Handover | None = None
     state: str = "UNKNOWN"
@@ -83,10 +83,10 @@ def _rival(evidence: Evidence) -> Decision | None:
     job = job_of(evidence.part)
     if evidence.state in ALIVE and not evidence.verdict:
         return Decision(False, f"job {job} carries this run on: nothing to do here", "superseded")
-    if evidence.heir:
-        heir = evidence.heir
+    if evidence.successor:
+        successor = evidence.successor
         return Decision(
-            False, f"job {heir} waits to carry this run on, or does (scancel {heir} otherwise)", "superseded"
+            False, f"job {successor} waits to carry this run on, or does (scancel {successor} otherwise)", "superseded"
         )
     return None
 

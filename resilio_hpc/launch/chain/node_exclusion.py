@@ -18,7 +18,7 @@ from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.json_fields import Fields, printable
 from resilio_hpc.core.ledger import Event, read_ledger
-from resilio_hpc.launch.chain.suspect_nodes import blamed_nodes
+from resilio_hpc.launch.chain.suspect_nodes import suspect_nodes
 from resilio_hpc.launch.process.announce import say
 from resilio_hpc.slurm.chain.successor_options import EMPTY
 from resilio_hpc.slurm.client import commands
@@ -76,14 +76,14 @@ def faulty_nodes(run_path: Path, run_id: str, events: Sequence[Event], cluster: 
     if directory is None:
         return frozenset()
     policy = fault_policy()
-    faults = [*FaultLedger(directory).read().faults, *blamed_nodes(events, policy, run_id, cluster)]
+    faults = [*FaultLedger(directory).read().faults, *suspect_nodes(events, policy, run_id, cluster)]
     return frozenset(one.node for one in scores(faults, time.time(), policy, cluster) if one.score >= policy.exclude_at)
 
 
 def _learnt(ledger: FaultLedger, run_path: Path, run_id: str, policy: FaultPolicy, cluster: str) -> list[NodeFault]:
     known = list(ledger.read().faults)
     keys = {fault.key for fault in known}
-    seen = blamed_nodes(read_ledger(run_path / "ledger"), policy, run_id, cluster)
+    seen = suspect_nodes(read_ledger(run_path / "ledger"), policy, run_id, cluster)
     new = [fault for fault in seen if fault.key not in keys]
     ledger.append(new)
     return known + new

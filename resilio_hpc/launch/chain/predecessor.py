@@ -26,7 +26,7 @@ def gather(run_path: Path, last: run_claim.Turn, site: Site, predecessor: str) -
         chained=bool(predecessor),
         requeued=last.job == site.job,
         followed=followed,
-        heir="" if followed else _heir(run_path, last, site.job),
+        successor="" if followed else _successor(run_path, last, site.job),
         verdict=verdict,
         handover=record,
         state=state,
@@ -79,7 +79,7 @@ def _comment_record(part: str) -> handover.Handover | None:
     return handover.Handover(part, "another node", comment.removeprefix(start), True, 0.0)
 
 
-def _heir(run_path: Path, last: run_claim.Turn, own_job: str) -> str:
+def _successor(run_path: Path, last: run_claim.Turn, own_job: str) -> str:
     """The job that follows ``last``'s in the chain, if it waits or runs and is not this one."""
     jobs = [link.job for link in chain.read_links(run_path)]
     after = jobs[jobs.index(last.job) + 1 :] if last.job in jobs else []

@@ -21,7 +21,7 @@ ENDING = ("warned", "stopping", "verdict")
 GOING = ("signal", "leaving")  # of one node, or of all of a job
 
 
-def blamed_nodes(events: Iterable[Event], policy: FaultPolicy, run: str = "", cluster: str = "") -> list[NodeFault]:
+def suspect_nodes(events: Iterable[Event], policy: FaultPolicy, run: str = "", cluster: str = "") -> list[NodeFault]:
     """The faults of nodes in a run's ledger. ``events`` by time, of all writers and jobs; ``run``: its id.
 
     Runs outside of Slurm blame nobody: their nodes are this machine, in several parts.

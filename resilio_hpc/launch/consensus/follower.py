@@ -1,56 +1,56 @@
-"""How an agent finds its controller, and how a new one is elected when it is gone. Pure.
+"""How an agent finds its controller, and how agents elect a new one. Pure.
 
-An agent without a controller is an **orphan**. It connects to the first voter in the order of succession, then to the
-next, and says so. A node that is orphaned itself and hears a quorum of orphans stands for a new epoch; they vote; with
-a quorum of votes it leads. A vote is kept on the node's disk: one per epoch, and nothing older is followed afterwards.
-Nobody who has a controller takes part, so one node with a bad link disturbs nobody.
+An agent without a controller connects to the first voter in the order of succession, then to the next, and sends
+NoLeader. A node that has no controller itself and is called by a quorum becomes the candidate of a new epoch. It asks
+for votes, and leads with a quorum of them. Each node keeps its vote on its own disk: one vote per epoch. It follows no
+older epoch afterwards. An agent that has a controller takes no part, so one node with a bad link disturbs no other.
 
-Elected epochs are even, and unique since votes are; claimed ones are odd, and unique since files are.
+Elected epochs are even; votes make them unique. Claimed epochs are odd; files make them unique.
 
-The run directory is asked for three things: the very first epoch of a job, which is claimed by creating its file; the
-name of the controller, for agents that know nobody; and the witness, where exactly half of the votes are at hand.
+The run directory serves three purposes. A job's first epoch is claimed by creating its file. Agents that know no voter
+find the controller's name there. The witness decides where exactly half of the votes are at hand.
 """
 
 from __future__ import annotations
 
 from resilio_hpc.launch.consensus.candidate import Election, Won
 from resilio_hpc.launch.consensus.state import ElectionState
-from resilio_hpc.launch.consensus.succession_ports import Chief, SuccessionPorts
+from resilio_hpc.launch.consensus.succession_ports import LeadershipListener, SuccessionPorts
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord, Term
+from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 
-SCAN_S = 0.1  # between two looks at the run directory
+SCAN_S = 0.1  # between two scans of the run directory
 SCANS_PER_S = 5000  # of all agents of a job together: it is one file system
-CALL_S = 0.1  # between two calls to the node that is courted
-CALLS_PER_S = 5000  # of all orphans together: one heir hears them
+CALL_S = 0.1  # between two calls to the node that is contacted
+CALLS_PER_S = 5000  # of all callers together: one candidate hears them
 SETTLE_S = 0.25  # long enough to connect again and hear an answer
-TURN_S = 1.0  # how long an heir may take to answer at all
-PATIENCE_S = 3.0  # how long one that answers may take to win
-STILL_S = 2.0  # a pulse that stands still for so long has stopped
+TURN_S = 1.0  # how long the next candidate may take to answer
+PATIENCE_S = 3.0  # how long a candidate that answers may take to win
+STILL_S = 2.0  # a pulse that does not change for so long has stopped
 
 
 class Succession:
-    """One agent's view. Times are monotonic seconds; ``begins``: the epoch that our part of the run took."""
+    """One agent's view of who leads. Times are monotonic seconds; ``begins``: the epoch that this job's part took."""
 
     def __init__(
-        self, node: str, job: str, endpoint: str, ballot: Ballot, silence_limit_s: float, ports: SuccessionPorts,
-        chief: Chief, begins: int = 0,
+        self, node: str, job: str, endpoint: str, vote_record: VoteRecord, silence_limit_s: float,
+        ports: SuccessionPorts, listener: LeadershipListener, begins: int = 0,
     ) -> None:  # fmt: skip
         self.following: EpochRecord | None = None
-        self.state = ElectionState(node, ballot, begins, ports)
+        self.state = ElectionState(node, vote_record, begins, ports)
         self._node = node
         self._job = job
         self._begins = begins
         self._endpoint = endpoint
         self._limit = silence_limit_s
         self._ports = ports
-        self._chief = chief
-        now = self._heard_before = self.state.heard  # earlier controllers than the one that we follow
+        self._listener = listener
+        now = self._heard_before = self.state.heard  # controllers before the one that this node follows
         self._lost = True
         self._fresh_start = True
         self._closed = False  # the other end closed the connection: its process is gone
         self._led = 0  # the epoch in which this very node leads
-        self._outvoted = False  # the other half has the witness: a claim of ours is of no use
+        self._outvoted = False  # the other half has the witness: this node claims nothing
         self._next_scan = self._next_call = now
         self._scanning = False
         self._pulse: tuple[int, int | None] = (0, None)
@@ -58,37 +58,37 @@ class Succession:
         self._election = Election(self.state, ports)
         self._next_refusal = now
         self._turn = 0
-        self._avoid = ""  # who is courted last, since it was lost
-        self._courted = ""  # whom we are connected to for the sake of an election
-        self._courted_at = self._called_at = self._answered_at = now
+        self._avoid = ""  # contacted last, since it was lost
+        self._contacted = ""  # connected to for an election
+        self._contacted_at = self._called_at = self._answered_at = now
 
     @property
     def in_contact(self) -> bool:
-        """Whether the controller that we follow is believed to live."""
+        """Return whether the controller that this node follows is taken to be alive."""
         return not self._lost
 
     @property
-    def courts(self) -> bool:
-        """Whether we are connected to somebody else for the sake of an election."""
-        return bool(self._courted)
+    def contacts(self) -> bool:
+        """Return whether this node is connected to another one for an election."""
+        return bool(self._contacted)
 
     # -- the controller that we follow -------------------------------------------------------------------------
 
     def heard(self, epoch: int, now: float) -> None:
-        """The controller of ``epoch`` spoke."""
-        if self.following is not None and epoch == self.following.epoch and epoch >= self.state.ballot.promised:
+        """Take note that the controller of ``epoch`` spoke."""
+        if self.following is not None and epoch == self.following.epoch and epoch >= self.state.vote_record.promised:
             if (
-                epoch > self.state.ballot.promised
+                epoch > self.state.vote_record.promised
             ):  # it counts as a vote: it must not be forgotten by our successor either
                 self.state.promise(epoch, self.following.node)
             self._outvoted = self._outvoted and self.following.node == self._node
             self.state.heard = now
             self._lost = self._fresh_start = self._closed = False
             self._election.over()
-            self._courted = ""
+            self._contacted = ""
 
     def lose(self, now: float, closed: bool = True, alive: bool = False) -> None:
-        """The controller is gone: its end ``closed``, or it is ``alive`` and said that it leads no more."""
+        """Lose the controller: its connection ``closed``, or it is ``alive`` and leads no more."""
         if not self._lost:
             self._lost = True
             self._closed = closed
@@ -96,12 +96,14 @@ class Succession:
             self.state.lost_at = self._next_scan = self._next_call = now
             self.state.patient_until = now + (SETTLE_S if closed else 0.0)
             self._turn = 0
-            self._courted = ""
+            self._contacted = ""
             self._pulse = (self._pulse[0], None)  # it may have moved for as long as we did not look
 
     def stepped_down(self, epoch: int, since: float, now: float, outvoted: bool = False) -> None:
-        """The controller of ``epoch`` leads no more; it had no quorum since ``since``: nor did our support make one.
-        ``outvoted``: it was ours, and the other half has the witness."""
+        """Take note that the controller of ``epoch`` leads no more and had no quorum since ``since``.
+
+        ``outvoted``: it was this node's own, and the other half has the witness.
+        """
         self._outvoted = self._outvoted or outvoted
         if epoch == self._led:
             self._led = 0
@@ -113,7 +115,7 @@ class Succession:
     # -- time --------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Let time pass: silence, the run directory, the election."""
+        """Let time pass: check for silence, scan the run directory, go on with the election."""
         if not self._lost and now - self.state.heard > self._limit:
             self.lose(now, closed=False)
         if not self._lost:
@@ -128,48 +130,48 @@ class Succession:
 
     @property
     def _leads(self) -> bool:
-        """Whether the controller that we follow lives in this very node, though we may not have heard from it yet.
+        """Return whether this node is the controller that it follows, though it may not have heard from itself yet.
 
-        Our connection to ourselves waits behind everybody else's handshake.
+        Its connection to itself waits behind the handshakes of all others.
         """
-        return self.following is not None and self.following.epoch == self._led >= self.state.ballot.promised
+        return self.following is not None and self.following.epoch == self._led >= self.state.vote_record.promised
 
     def _seek(self, now: float) -> None:
-        """Stand where we can, and call the one whose turn it is."""
+        """Become a candidate if possible, else call the next candidate."""
         if not self._knows_others or not self._lost:
             return  # the run directory tells of the first controller
         self._won(self._election.stand_if_possible(now), now)
         if self._lost and not self._election.stands and now >= self.state.patient_until:
-            self._court(now)
+            self._contact(now)
 
-    # -- finding one: the orphan's side ------------------------------------------------------------------------
+    # -- finding a controller ----------------------------------------------------------------------------------
 
     @property
     def _knows_others(self) -> bool:
-        """Whether a controller has ever told how to reach another voter, or that there is none."""
+        """Return whether this node has an address of another voter, or knows that it is the only one."""
         voters = self.state.membership.voters
         if not self.state.membership.epoch:
             return False
         return len(voters.nodes) == 1 or any(entry.number for entry in voters.entries() if entry.node != self._node)
 
-    def _heirs(self) -> list[str]:
-        """In the order of succession; whom we lost comes last, since it may come back."""
+    def _candidates(self) -> list[str]:
+        """Return the voters in the order of succession. The controller that was lost comes last: it may come back."""
         nodes = [node for node in self.state.membership.voters.nodes if node != self._avoid]
         return [*nodes, self._avoid] if self._avoid in self.state.membership.voters.nodes else nodes
 
-    def _court(self, now: float) -> None:
-        if self._courted:
-            answered = self._answered_at > self._courted_at or self._courted == self._node
-            if now - self._courted_at < (PATIENCE_S if answered else TURN_S) + self.state.crowd_s:
-                heard = self._answered_at >= self._called_at  # else it is busy with the others' calls
-                if self._courted != self._node and (heard or now - self._called_at >= self.state.repeat_s):
+    def _contact(self, now: float) -> None:
+        if self._contacted:
+            answered = self._answered_at > self._contacted_at or self._contacted == self._node
+            if now - self._contacted_at < (PATIENCE_S if answered else TURN_S) + self.state.crowd_s:
+                heard = self._answered_at >= self._called_at  # else it is busy with other calls
+                if self._contacted != self._node and (heard or now - self._called_at >= self.state.repeat_s):
                     self._call(now)
                 return
-        heirs = self._heirs()
-        if self._courted == heirs[self._turn % len(heirs)]:
-            self._turn += 1  # else it was somebody in between
-        for step in range(len(heirs)):
-            node = heirs[(self._turn + step) % len(heirs)]
+        candidates = self._candidates()
+        if self._contacted == candidates[self._turn % len(candidates)]:
+            self._turn += 1  # else another node was contacted in between
+        for step in range(len(candidates)):
+            node = candidates[(self._turn + step) % len(candidates)]
             endpoint = self.state.membership.endpoint(node)
             if node == self._node or endpoint:
                 self._turn += step
@@ -177,90 +179,92 @@ class Succession:
                 return
 
     def _address(self, node: str, endpoint: str, now: float) -> None:
-        self._courted, self._courted_at = node, now
+        self._contacted, self._contacted_at = node, now
         if node != self._node:
-            self._ports.court(node, endpoint)
+            self._ports.contact(node, endpoint)
             self._call(now)
 
     def _call(self, now: float) -> None:
         self._called_at = now
         self._ports.to_controller(
-            m.Orphan(self._node, self.state.newest, self.state.membership, self.state.silent_s(now))
+            m.NoLeader(self._node, self.state.newest, self.state.membership, self.state.silent_s(now))
         )
 
-    def answered(self, message: m.Standing | m.Canvass | m.Redirect | m.NotLeading | m.Welcome, now: float) -> None:
-        """The node that we courted or followed said something about who leads."""
+    def answered(
+        self, message: m.Candidate | m.RequestVote | m.Redirect | m.NotLeading | m.Welcome, now: float
+    ) -> None:
+        """Take an answer about who leads, from the node that this one contacted or follows."""
         if isinstance(message, m.NotLeading):
             self.stepped_down(message.epoch, now - message.silent_s, now)
             return
         self._answered_at = now
-        if isinstance(message, m.Canvass):
+        if isinstance(message, m.RequestVote):
             self._asked_to_vote(message, now)
         elif isinstance(message, m.Redirect | m.Welcome) and not self.state.superseded:
             self._pointed_to(message, now)
 
-    def _asked_to_vote(self, message: m.Canvass, now: float) -> None:
+    def _asked_to_vote(self, message: m.RequestVote, now: float) -> None:
         if not self._lost or self.state.superseded:
             return
-        ballot = self.state.ballot
-        granted = (message.epoch, message.node) == (ballot.promised, ballot.promised_to)
+        vote_record = self.state.vote_record
+        granted = (message.epoch, message.node) == (vote_record.promised, vote_record.promised_to)
         if not granted and message.epoch > self.state.newest and message.version >= self.state.membership.version:
-            self._election.withdraw()  # there is an older one
+            self._election.withdraw()  # an earlier candidate has this vote
             self.state.promise(message.epoch, message.node)
             granted = True
         if granted:
             self.state.patient_until = now + SETTLE_S
             self._ports.to_controller(m.Vote(self._node, message.epoch, self.state.silent_s(now)))
-        elif now >= self._next_refusal:  # it learns what we know, but two candidates do not shout at each other
+        elif now >= self._next_refusal:  # at a bounded rate: two candidates would call without end
             self._next_refusal = now + CALL_S
             self._call(now)
 
     def _pointed_to(self, message: m.Redirect | m.Welcome, now: float) -> None:
         known = self.following.epoch if self.following is not None else 0
         record = EpochRecord(message.epoch, message.node, message.endpoint, self._job)
-        if message.epoch < self.state.ballot.promised:
-            if self._lost and message.node != self._courted:  # it must hear of our promise, and stand again
+        if message.epoch < self.state.vote_record.promised:
+            if self._lost and message.node != self._contacted:  # it must learn of the promise
                 self._address(message.node, message.endpoint, now)
-        elif self._claimed_after_enrolment(message.epoch) and message.node != self._courted:
+        elif self._claimed_after_update(message.epoch) and message.node != self._contacted:
             self._tell_what_we_know(message.node, message.endpoint, now)
-        elif message.epoch > known or (self._courted and isinstance(message, m.Redirect) and message.epoch == known):
-            self._follow(record, now)  # only once: each call is answered, and another connection costs a handshake
+        elif message.epoch > known or (self._contacted and isinstance(message, m.Redirect) and message.epoch == known):
+            self._follow(record, now)  # once: each call is answered, and a connection costs a handshake
 
     # -- the election: see ``candidate`` --------------------------------------------------------------------------
 
-    def peer_said(self, message: m.Orphan | m.Vote, now: float) -> None:
-        """Another agent called this one."""
-        leads = self.following is not None and self.following.epoch == self._led  # heard of itself already, or not
+    def peer_said(self, message: m.NoLeader | m.Vote, now: float) -> None:
+        """Take a call or vote of another agent."""
+        leads = self.following is not None and self.following.epoch == self._led  # though it may not have heard itself
         if isinstance(message, m.Vote):
             if leads and message.epoch == self._led:
-                self._point_out(message.node)  # it came too late to be welcomed with the others
+                self._point_out(message.node)  # too late for the welcome that all voters get
             else:
                 self._won(self._election.voted(message, now), now)
         elif self.following is None or (self._lost and not leads):
-            self.state.enrol(message.membership)
-            self._won(self._election.orphan_called(message, now), now)
+            self.state.update_voters(message.membership)
+            self._won(self._election.leaderless_called(message, now), now)
         elif leads and self._led % 2 and message.membership.version > self.state.membership.version:
-            self.state.enrol(message.membership)
-            self._chief.step_down("others know of later voters")
+            self.state.update_voters(message.membership)
+            self._listener.step_down("others know of later voters")
         elif message.newest > self.following.epoch and self.following.node == self._node:
-            self._chief.step_down("a newer epoch was promised")  # an election gives us an epoch that it may follow
+            self._listener.step_down("a newer epoch was promised")  # an election brings an epoch that it may follow
         else:
             self._point_out(message.node)
 
     def _point_out(self, node: str) -> None:
         if self.following is not None:
             record = self.following
-            self._ports.to_orphan(node, m.Redirect(record.epoch, record.node, record.endpoint))
+            self._ports.to_caller(node, m.Redirect(record.epoch, record.node, record.endpoint))
 
     def witness_claimed(self, witness: str, holder: str, now: float) -> None:
-        """Whose the witness is that this node asked for."""
+        """Take the holder of the witness that this node asked for."""
         self._won(self._election.witness_claimed(witness, holder, now), now)
 
     def _won(self, won: Won | None, now: float) -> None:
-        """Lead, where a quorum has voted for this node."""
+        """Lead if a quorum has voted for this node."""
         if won is not None:
             self._led = won.epoch
-            self._chief.lead(self._term(won.epoch, won.witnessed, won.silent_s, won.supporters))
+            self._listener.lead(self._term(won.epoch, won.witnessed, won.silent_s, won.supporters))
             self._follow(EpochRecord(won.epoch, self._node, self._endpoint, self._job), now)
 
     def _term(
@@ -272,63 +276,65 @@ class Succession:
     # -- the run directory -------------------------------------------------------------------------------------
 
     def scanned(self, record: EpochRecord | None, pulse: int | None, now: float) -> None:
-        """The answer to a scan: the newest epoch of any job, or None, and the pulse of its controller."""
+        """Take the result of a scan: the newest epoch of any job, or None, and the pulse of its controller."""
         self._scanning = False
         if record is not None and record.epoch < self._begins:
-            record = None  # a cached directory: ours was there before we were
+            record = None  # a cached directory: this job's epoch was there before this process
         if record is not None:
             known = self.following.epoch if self.following else self._begins
-            ours = record.job == self._job or not self._job  # a joiner's run is another job's
+            ours = record.job == self._job or not self._job  # a joiner takes part in another job's run
             self.state.superseded = self.state.superseded or (not ours and record.epoch > self._begins)
-            newer = record.epoch > known and record.epoch >= self.state.ballot.promised and not self.state.superseded
+            newer = (
+                record.epoch > known and record.epoch >= self.state.vote_record.promised and not self.state.superseded
+            )
             if ours and newer and record.node and not self._is_dead_self(record):
-                if not self._claimed_after_enrolment(record.epoch):
+                if not self._claimed_after_update(record.epoch):
                     self._follow(record, now)
                     return
-                if (record.epoch, pulse) != self._pulse:  # else it is dead, or was told
+                if (record.epoch, pulse) != self._pulse:  # else it is dead, or knows
                     self._tell_what_we_know(record.node, record.endpoint, now)
             if (record.epoch, pulse) != self._pulse:
                 moves = record.epoch == self._pulse[0] and self._pulse[1] is not None
                 self._pulse, self._pulse_seen = (record.epoch, pulse), now
-                if ours and moves and record.epoch < self.state.ballot.promised:
+                if ours and moves and record.epoch < self.state.vote_record.promised:
                     self._tell_what_we_know(record.node, record.endpoint, now)
         if self._may_claim_first(record, now):
             self._scanning = True
             known = max(self.state.newest, record.epoch if record else 0)
             self._ports.claim_epoch(known + 1 + known % 2)
 
-    def _claimed_after_enrolment(self, epoch: int) -> bool:
-        """Whether it was claimed though we had been enrolled: its controller may count voters who have no vote now."""
+    def _claimed_after_update(self, epoch: int) -> bool:
+        """Return whether ``epoch`` was claimed after voters were set: its controller may count former voters."""
         return epoch % 2 == 1 and 0 < self.state.membership.epoch < epoch
 
     def _tell_what_we_know(self, node: str, endpoint: str, now: float) -> None:
-        """Call one that leads with what we know: a newer promise, or later voters. It stands anew, or gives up."""
-        if self._lost and not self._election.stands and node not in (self._node, self._courted):
+        """Tell a controller of a newer promise or later voters. It is elected anew, or steps down."""
+        if self._lost and not self._election.stands and node not in (self._node, self._contacted):
             self._address(node, endpoint, now)
 
     def _may_claim_first(self, record: EpochRecord | None, now: float) -> bool:
-        """The first controller of a job is whoever creates its file: normally the first node."""
+        """Return whether this node may claim a job's first epoch by creating its file: normally the first node does."""
         if not self._lost or self._knows_others or self.state.superseded or self._outvoted:
             return False
         others = record is not None and record.job == self._job and record.node != self._node
         if others and not self._closed and now <= self._pulse_seen + STILL_S:
-            return False  # most of thousands learn no more than this
+            return False  # of thousands of nodes, most go no further
         if self._node not in self.state.membership.nodes:
             return False
-        heirs = [
+        candidates = [
             node for node in self.state.membership.voters.nodes if self.following is None or node != self.following.node
         ]
-        turn = heirs.index(self._node) if self._node in heirs else len(heirs)
+        turn = candidates.index(self._node) if self._node in candidates else len(candidates)
         return now >= self.state.lost_at + turn * TURN_S
 
     def claimed(self, epoch: int, won: bool, now: float) -> None:
-        """The answer to a claim. Having won, we lead, though nobody follows yet."""
+        """Take the result of a claim. If won, this node leads, though no agent follows yet."""
         self._scanning = False
         self.state.newest = max(self.state.newest, epoch)
-        if won and epoch > self.state.ballot.promised and self._lost:
+        if won and epoch > self.state.vote_record.promised and self._lost:
             self.state.promise(epoch, self._node)
             self._led = epoch
-            self._chief.lead(self._term(epoch, first=True))
+            self._listener.lead(self._term(epoch, first=True))
             self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
 
     def somebody_leads(self, now: float) -> bool:
@@ -346,7 +352,7 @@ class Succession:
         return self._fresh_start and record.node == self._node
 
     def _follow(self, record: EpochRecord, now: float) -> None:
-        connected = self._courted == record.node and record.node != self._node
+        connected = self._contacted == record.node and record.node != self._node
         patience = self._limit / 2 + (self.state.crowd_s if self._fresh_start else 0.0)
         if self.following is not None and record.epoch == self.following.epoch:
             patience = min(
@@ -360,8 +366,8 @@ class Succession:
         self.state.lost_at = now  # until it speaks
         self._closed = False
         self._election.withdraw()
-        self._courted = ""
+        self._contacted = ""
         self._turn = 0
         self._pulse, self._pulse_seen = (record.epoch, None), now
         self._next_scan = self.state.patient_until = now + patience
-        self._chief.follow(record, connected)
+        self._listener.follow(record, connected)

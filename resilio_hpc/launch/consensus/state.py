@@ -1,4 +1,4 @@
-"""What an agent knows of who leads and who votes. One state: to look for a controller, and to stand for one. Pure."""
+"""State of an election on one node, shared by follower and candidate: leader, voters, votes. Pure."""
 
 from __future__ import annotations
 
@@ -6,58 +6,58 @@ import msgspec
 
 from resilio_hpc.launch.consensus.succession_ports import SuccessionPorts
 from resilio_hpc.launch.protocol.membership import Membership
-from resilio_hpc.launch.protocol.vote import Ballot
+from resilio_hpc.launch.protocol.vote import VoteRecord
 
-HANDSHAKES_PER_S = 500  # that a node is sure to manage: with thousands, everything takes longer
+HANDSHAKES_PER_S = 500  # that a node manages; waits grow with the number of nodes
 
 
 class ElectionState:
-    """``begins``: the epoch that our part of the run took. Times are monotonic seconds.
+    """What one node knows. ``begins``: the epoch that this job's part took. Times are monotonic seconds.
 
     ``newest``: the newest epoch that is known. ``heard``: when a controller last spoke. ``lost_at``: when it was lost.
     ``patient_until``: no other node is called before. ``superseded``: a later job of the run has begun, so no node of
-    this one may lead any more.
+    this job may lead.
     """
 
-    def __init__(self, node: str, ballot: Ballot, begins: int, ports: SuccessionPorts) -> None:
+    def __init__(self, node: str, vote_record: VoteRecord, begins: int, ports: SuccessionPorts) -> None:
         self.node = node
-        self.ballot = ballot
-        self.newest = max(ballot.promised, ballot.membership.epoch, begins)
+        self.vote_record = vote_record
+        self.newest = max(vote_record.promised, vote_record.membership.epoch, begins)
         self.heard = self.lost_at = self.patient_until = ports.monotonic()
         self.superseded = False
         self._ports = ports
 
     @property
     def membership(self) -> Membership:
-        """The newest voters known."""
-        return self.ballot.membership
+        """Return the newest voters known."""
+        return self.vote_record.membership
 
     @property
     def crowd_s(self) -> float:
-        """How long it takes until all voters have connected to one of them."""
+        """Return how long it takes until all voters have connected to one of them."""
         return len(self.membership.voters.nodes) / HANDSHAKES_PER_S
 
     @property
     def repeat_s(self) -> float:
-        """After how long what had no answer is said again: sooner, it would only be one more in a long queue."""
+        """Return after how long an unanswered message is sent again. Sooner, it only lengthens the queue."""
         return self.crowd_s / 2
 
     def silent_s(self, now: float) -> float:
-        """How long no controller was heard."""
+        """Return how long no controller was heard."""
         return now - self.heard
 
-    def enrol(self, membership: Membership) -> bool:
-        """Keep a membership that is newer than ours. False: ours is newer."""
+    def update_voters(self, membership: Membership) -> bool:
+        """Keep a membership that is not older. Return False if the one given is older."""
         if membership.version > self.membership.version:
-            self._keep(msgspec.structs.replace(self.ballot, membership=membership))
+            self._keep(msgspec.structs.replace(self.vote_record, membership=membership))
         return membership.version >= self.membership.version
 
     def promise(self, epoch: int, node: str) -> None:
-        """Vote for ``node`` in ``epoch``: nothing older is followed afterwards."""
+        """Vote for ``node`` in ``epoch``: this node follows no older epoch afterwards."""
         self.newest = max(self.newest, epoch)
-        self._keep(msgspec.structs.replace(self.ballot, promised=epoch, promised_to=node))
+        self._keep(msgspec.structs.replace(self.vote_record, promised=epoch, promised_to=node))
 
-    def _keep(self, ballot: Ballot) -> None:
-        if ballot != self.ballot:
-            self.ballot = ballot
-            self._ports.keep_ballot(ballot)
+    def _keep(self, vote_record: VoteRecord) -> None:
+        if vote_record != self.vote_record:
+            self.vote_record = vote_record
+            self._ports.keep_vote_record(vote_record)

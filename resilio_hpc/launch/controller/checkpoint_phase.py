@@ -10,7 +10,7 @@ from resilio_hpc.launch.controller.commits import CommitTracker
 from resilio_hpc.launch.controller.intents import Intend, StepAbandoned, StepCommitted
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState
-from resilio_hpc.launch.controller.state import AskPast
+from resilio_hpc.launch.controller.state import QueryHistory
 from resilio_hpc.launch.protocol import messages as m
 
 SETTLE_S = 10.0  # how long a round that must go back waits to hear whether the last commit was made after all
@@ -173,7 +173,7 @@ class CheckpointPhase:
         if not self._asked and (node not in self._run.agents or now >= self._settle_by):
             self._asked = True
             self._settle_by = now + SETTLE_S
-            self._out.act(AskPast())
+            self._out.act(QueryHistory())
         return True
 
     def restore_plan(self) -> tuple[m.RestorePoint | None, tuple[m.Fetch, ...]]:

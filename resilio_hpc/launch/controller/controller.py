@@ -4,7 +4,7 @@ It reads no clock but the one it is given, does no I/O, and returns actions; age
 soft state that agents send again when they (re)connect, so any agent can become the next controller.
 
 Life of a round: ``gathering`` (who is in?) → ``preparing`` (old ranks stop, the store opens) → ``starting`` (ranks
-run, first step not yet seen) → ``running``. A failure leads back to gathering with an open **incident**, which closes
+run, first step not yet seen) → ``running``. A failure leads back to gathering with an open **recovery**, which closes
 with the first step that all ranks complete. ``ended``: the verdict is said, and every agent is let go.
 
 Its subjects have a part each. Parts share the facts in ``run_state`` and queue actions in an ``outbox``. A part knows
@@ -36,7 +36,7 @@ from resilio_hpc.launch.protocol.vote import Term
 MAX_AGENTS = 20_000
 PAST_PATIENCE_S = 2.0  # how long the run directory may take to tell what other agents know as well
 OfRound = m.RanksStopped | m.StoreReady | m.StopAnswer | m.RanksStarted | m.FirstStep | m.RanksDone
-OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.Enrolled | OfRound
+OfEpoch = m.RankFailed | CheckpointMessage | m.Warned | m.Leaving | m.VotersUpdated | OfRound
 
 
 class Controller:
@@ -80,7 +80,7 @@ class Controller:
                 self._on_heartbeat(agent, message)
             elif isinstance(message, m.Goodbye):
                 self._on_goodbye(message)
-            elif isinstance(message, m.Orphan | m.Vote):
+            elif isinstance(message, m.NoLeader | m.Vote):
                 pass  # for the agent that we live in
             elif message.epoch == run.epoch and run.phase is not Phase.ENDED:
                 self._dispatch(agent, message)
@@ -114,7 +114,7 @@ class Controller:
         return self._out.take()
 
     def inform(self, past: Past) -> list[Action]:
-        """Take what the run directory reports, at the beginning and after AskPast."""
+        """Take what the run directory reports, at the beginning and after QueryHistory."""
         run = self.run
         run.learn(past.committed)
         if run.phase is Phase.GATHERING:
@@ -204,7 +204,7 @@ class Controller:
                 self.stop.warned(message.signal, message.node)
             case m.Leaving():
                 self.membership_change.leaving(agent, message)
-            case m.Enrolled():
+            case m.VotersUpdated():
                 self.voters.kept(message.node, message.number)
             case m.RanksStopped() | m.StoreReady() | m.StopAnswer() | m.RanksStarted() | m.FirstStep() | m.RanksDone():
                 if message.round == self.run.round:  # else of a round that is over

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resilio_hpc.launch.consensus.state import HANDSHAKES_PER_S
-from resilio_hpc.launch.controller.incident import Incident
 from resilio_hpc.launch.controller.intents import Intend, TryRound
 from resilio_hpc.launch.controller.outbox import Outbox
+from resilio_hpc.launch.controller.recovery import Recovery
 from resilio_hpc.launch.controller.repeated_failure import SURVIVED_S
 from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import Phase
@@ -21,7 +21,7 @@ PREPARATION_KINDS = ("store_lost", "spawner_lost", "spawn")  # failures that can
 
 
 class Failures:
-    """Opens and closes incidents. At most one is open; what happens until it closes belongs to it."""
+    """Opens and closes recoveries. At most one is open; what happens until it closes belongs to it."""
 
     def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
         self._run = run
@@ -35,19 +35,19 @@ class Failures:
         """Keep what broke the last round, to compare it with what breaks this one."""
         run = self._run
         self._left_out.clear()
-        if run.incident is not None:
-            run.broke_before = run.incident.repeatable()
+        if run.recovery is not None:
+            run.broke_before = run.recovery.repeatable()
 
     def reached(self, step: int) -> None:
         """Take note that a node's ranks had completed ``step`` when they were stopped."""
-        incident = self._run.incident
-        if incident is not None:
-            incident.at_step = max(incident.at_step, step)
+        recovery = self._run.recovery
+        if recovery is not None:
+            recovery.at_step = max(recovery.at_step, step)
 
     # -- signs of failure --------------------------------------------------------------------------------------
 
     def find_lost_nodes(self) -> None:
-        """Take nodes for lost that were silent for too long. Several that went together are one incident."""
+        """Take nodes for lost that were silent for too long. Several that went together are one recovery."""
         run = self._run
         now = run.now()
         late_s = LATE_SHARE * run.config.heartbeat_timeout_s
@@ -100,8 +100,8 @@ class Failures:
             self._open(since).lost_nodes += members
             self._restart(counts=True)
         else:
-            if run.incident is not None:
-                run.incident.lost_nodes += members
+            if run.recovery is not None:
+                run.recovery.lost_nodes += members
             if run.phase is Phase.PREPARING:  # no rank was started: not a restart
                 self._restart(counts=False)
 
@@ -116,10 +116,10 @@ class Failures:
 
     def note_restarted(self, node: str, heard: float) -> None:
         """Take note of a member's agent that came back while its loss, known by echoes only, was being dealt with."""
-        run, incident = self._run, self._run.incident
-        if incident is not None and node not in incident.restarted_agents:
-            incident.restarted_agents.append(node)
-            incident.began = min(incident.began, run.unix() - (run.now() - heard))
+        run, recovery = self._run, self._run.recovery
+        if recovery is not None and node not in recovery.restarted_agents:
+            recovery.restarted_agents.append(node)
+            recovery.began = min(recovery.began, run.unix() - (run.now() - heard))
 
     def controller_changed(self, silent_s: float) -> None:
         """Deal with the loss of the former controller, which was silent for so long."""
@@ -130,13 +130,13 @@ class Failures:
 
     def rank_failed(self, message: m.RankFailed) -> None:
         """Deal with a rank that ended wrongly, or could not be started."""
-        run, failure, incident = self._run, message.failure, self._run.incident
-        if incident is not None and failure in incident.failures:
+        run, failure, recovery = self._run, message.failure, self._run.recovery
+        if recovery is not None and failure in recovery.failures:
             return  # said again after a broken connection
         before_ranks = run.phase is Phase.PREPARING and failure.kind in PREPARATION_KINDS
         ends_round = message.round == run.round and (run.with_ranks or before_ranks)
         fields = {name: getattr(failure, name) for name in failure.__struct_fields__ if name != "bad_copy"}
-        if ends_round or incident is not None or message.round > run.round:
+        if ends_round or recovery is not None or message.round > run.round:
             self._out.record("rank_failed", round=message.round, **fields)
         else:  # a planned change stops the round: one node's ranks end a moment before another's, which miss them
             self._out.record("stopped_rank_failed", round=message.round, **fields)
@@ -147,9 +147,9 @@ class Failures:
         if ends_round:
             self._open(failure.time).failures.append(failure)
             self._restart(counts=True)
-        elif incident is not None:  # it was on its way when we decided
-            incident.began = min(incident.began, failure.time)
-            incident.failures.append(failure)
+        elif recovery is not None:  # it was on its way when we decided
+            recovery.began = min(recovery.began, failure.time)
+            recovery.failures.append(failure)
 
     def member_done(self, message: m.RanksDone) -> None:
         """Take note of a member's ranks that have ended as plain programs do. That is wrong where others train."""
@@ -191,25 +191,25 @@ class Failures:
 
     # -- open and close ----------------------------------------------------------------------------------------
 
-    def _open(self, began: float) -> Incident:
-        """Return the open incident, which began at ``began`` or before."""
-        run, incident = self._run, self._run.incident
+    def _open(self, began: float) -> Recovery:
+        """Return the open recovery, which began at ``began`` or before."""
+        run, recovery = self._run, self._run.recovery
         now = run.unix()
         began = min(began, now)  # another node's clock may be ahead of ours
         ran_s = 0.0
-        if incident is not None and incident.runs_since is not None:  # that one is not over: this is the next
-            ran_s = run.now() - incident.runs_since
-            incident = None
-        elif incident is None and not run.steps_reported:
+        if recovery is not None and recovery.runs_since is not None:  # that one is not over: this is the next
+            ran_s = run.now() - recovery.runs_since
+            recovery = None
+        elif recovery is None and not run.steps_reported:
             ran_s = run.now() - run.phase_began
         step = run.max_step if run.with_ranks else -1
-        if incident is None:
+        if recovery is None:
             survived = run.phase is Phase.RUNNING and ran_s >= SURVIVED_S
-            incident = run.incident = Incident(began, now, run.now(), step, survived)
-        incident.began = min(incident.began, began)
-        incident.at_step = max(incident.at_step, step)
-        self._furthest = max(self._furthest, incident.at_step)
-        return incident
+            recovery = run.recovery = Recovery(began, now, run.now(), step, survived)
+        recovery.began = min(recovery.began, began)
+        recovery.at_step = max(recovery.at_step, step)
+        self._furthest = max(self._furthest, recovery.at_step)
+        return recovery
 
     def _restart(self, counts: bool) -> None:
         run = self._run
@@ -220,28 +220,28 @@ class Failures:
         self._intend(TryRound())
 
     def tick(self) -> None:
-        """Close the incident when ranks that report no steps have run for a while: they survived it."""
-        run, incident = self._run, self._run.incident
-        if incident is None or incident.runs_since is None or run.phase is not Phase.RUNNING:
+        """Close the recovery when ranks that report no steps have run for a while: they survived it."""
+        run, recovery = self._run, self._run.recovery
+        if recovery is None or recovery.runs_since is None or run.phase is not Phase.RUNNING:
             return
         if run.attached:  # then the first step tells
             return
-        if run.now() - incident.runs_since >= SURVIVED_S:
+        if run.now() - recovery.runs_since >= SURVIVED_S:
             self.close(run.unix(), -1)
 
     def close(self, recovered_at: float, restored: int) -> None:
-        """Close the incident: all ranks train again (or have ended), from step ``restored``, -1 for a fresh start."""
-        run, incident = self._run, self._run.incident
-        run.incident = None
-        if incident is None:
+        """Close the recovery: all ranks train again (or have ended), from step ``restored``, -1 for a fresh start."""
+        run, recovery = self._run, self._run.recovery
+        run.recovery = None
+        if recovery is None:
             return
-        when_known, first = run.steps_reported, incident.first_failure
-        kind, node = incident.kind()
+        when_known, first = run.steps_reported, recovery.first_failure
+        kind, node = recovery.kind()
         self._out.record(
             "recovered", kind=kind, node=node, round=run.round,
-            detection_s=round(incident.decided - incident.began, 4),
-            recovery_s=round(recovered_at - incident.began, 4) if when_known else None, at=recovered_at,
-            lost_steps=max(0, incident.at_step - max(restored, 0)) if incident.at_step >= 0 else None,
-            plan=incident.plan.rung.value if incident.plan else "", restored=restored,
+            detection_s=round(recovery.decided - recovery.began, 4),
+            recovery_s=round(recovered_at - recovery.began, 4) if when_known else None, at=recovered_at,
+            lost_steps=max(0, recovery.at_step - max(restored, 0)) if recovery.at_step >= 0 else None,
+            plan=recovery.plan.rung.value if recovery.plan else "", restored=restored,
             rank=first.rank if first else None,
         )  # fmt: skip

@@ -83,7 +83,7 @@ class Gathering:
         """Count nodes that may still appear: members whose agent restarts, others while the join window is open."""
         run, absent = self._run, self._absent()
         if run.now() >= self._join_until:
-            absent = [node for node in absent if run.incident is not None and run.is_member(node)]
+            absent = [node for node in absent if run.recovery is not None and run.is_member(node)]
         return len(absent)
 
     def _say_waiting(self, usable: int) -> None:
@@ -108,16 +108,16 @@ class Gathering:
         gone = run.accounted
         returning = sum(member.node not in gone for member in run.members)
         return decide(
-            Failure(tuple(run.incident.lost_nodes) if run.incident is not None else ()),
+            Failure(tuple(run.recovery.lost_nodes) if run.recovery is not None else ()),
             World(len(run.members), usable, coming, run.config.shape, returning, self._just_lost()),
             Budgets(run.without_progress, run.config.max_without_progress, run.config.chained),
         )
 
     def _just_lost(self) -> int:
-        run, incident = self._run, self._run.incident
-        if incident is None or run.now() - incident.opened > RETURN_S:
+        run, recovery = self._run, self._run.recovery
+        if recovery is None or run.now() - recovery.opened > RETURN_S:
             return 0
-        return sum(x in run.lost and run.losses.get(x, 0) <= MAX_LOSSES for x in incident.lost_nodes)
+        return sum(x in run.lost and run.losses.get(x, 0) <= MAX_LOSSES for x in recovery.lost_nodes)
 
     def _carry_out(self, plan: Plan) -> bool:
         """Act on a plan. Return True when a round is to be prepared."""
@@ -139,10 +139,10 @@ class Gathering:
         return False
 
     def _note(self, plan: Plan) -> None:
-        """Record what is done about the open incident."""
-        run, incident = self._run, self._run.incident
-        if incident is not None and plan != incident.plan:
-            incident.plan = plan
+        """Record what is done about the open recovery."""
+        run, recovery = self._run, self._run.recovery
+        if recovery is not None and plan != recovery.plan:
+            recovery.plan = plan
             self._out.record(
                 "decision", rung=plan.rung.value, reason=plan.reason, round=run.round,
                 without_progress=run.without_progress, acted=run.config.mode == Mode.RECOVER,
@@ -150,17 +150,17 @@ class Gathering:
 
     def _give_up(self, plan: Plan) -> None:
         """End the run, since no restart helps, once it is known what failed first."""
-        run, incident = self._run, self._run.incident
-        if incident is not None and incident.awaits_cause(run.now()):
+        run, recovery = self._run, self._run.recovery
+        if recovery is not None and recovery.awaits_cause(run.now()):
             return
         spent = run.without_progress > run.config.max_without_progress
-        first = incident.first_failure if incident is not None else None
+        first = recovery.first_failure if recovery is not None else None
         self._intend(EndRun("no_progress" if spent else "not_enough_nodes", 1, plan.reason, first))
 
     def _end_unrecovered(self, plan: Plan) -> None:
         """End the run for its failure, as --mode observe and checkpoint do. The ledger has what recover would do."""
         run = self._run
-        first = run.incident.first_failure if run.incident is not None else None
+        first = run.recovery.first_failure if run.recovery is not None else None
         code = first.exit_code if first is not None and first.exit_code else 1
         mode = run.config.mode
         would = f"--mode recover would {plan.rung.words} ({plan.reason})"

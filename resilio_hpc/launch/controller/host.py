@@ -24,11 +24,11 @@ from resilio_hpc.launch.controller.lease_guard import LinkGuard
 from resilio_hpc.launch.controller.slow_saves import SlowSaves
 from resilio_hpc.launch.controller.state import (
     Action,
-    AskPast,
     ClaimWitness,
     Clock,
     Finish,
     Past,
+    QueryHistory,
     Record,
     RecordEpoch,
     Send,
@@ -49,7 +49,7 @@ STATUS_AGENTS_PER_S = 4000  # thousands of agents make a long status, written le
 class LivesIn(Protocol):
     """The agent's part in which a controller lives (``agent_core``)."""
 
-    def peer_said(self, message: m.Orphan | m.Vote) -> None:
+    def peer_said(self, message: m.NoLeader | m.Vote) -> None:
         """Another agent called because of an election."""
 
     def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
@@ -135,7 +135,7 @@ class ControllerHost:
                 self._counters.dropped += 1
                 continue
             self._callers.heard(message.node, frames[0])
-            if isinstance(message, m.Orphan | m.Vote):
+            if isinstance(message, m.NoLeader | m.Vote):
                 self._agent.peer_said(message)
             elif self.controller is None:
                 if isinstance(message, m.Hello | m.Heartbeat):
@@ -217,7 +217,7 @@ class ControllerHost:
                     self.say_to(action.node, action.message)
                 case Record():
                     self._write(action.kind, **action.fields)
-                case AskPast():
+                case QueryHistory():
                     self._ask_past()
                 case RecordEpoch():
                     self._record_epoch()

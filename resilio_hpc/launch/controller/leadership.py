@@ -5,7 +5,7 @@ from __future__ import annotations
 from resilio_hpc.launch.controller.intents import EndAlone, HoldWitness, Intend, MayCommit
 from resilio_hpc.launch.controller.outbox import Outbox
 from resilio_hpc.launch.controller.run_state import RunState
-from resilio_hpc.launch.controller.state import AskPast, ClaimWitness, RecordEpoch, StepDown
+from resilio_hpc.launch.controller.state import ClaimWitness, QueryHistory, RecordEpoch, StepDown
 from resilio_hpc.launch.protocol.membership import has_quorum, witnesses_needed
 
 
@@ -28,7 +28,7 @@ class Leadership:
     def epoch_recorded(self) -> None:
         """Ask what was committed until now: the epoch's file is durable."""
         self._fenced = True
-        self._out.act(AskPast())
+        self._out.act(QueryHistory())
 
     def informed(self) -> None:
         """Take note that the run directory has reported its past."""

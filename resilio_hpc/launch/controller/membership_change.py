@@ -51,7 +51,7 @@ class MembershipChange:
         now = self._run.now()
         due = [node for node, at in self._leavers() if now > at - LEAVE_MARGIN_S]
         if due:
-            self._regroup(f"{', '.join(due)} must leave")
+            self._change_members(f"{', '.join(due)} must leave")
 
     def committed(self) -> None:
         """Take in nodes, or part with some: a step has just become durable, which is the best moment."""
@@ -60,16 +60,16 @@ class MembershipChange:
             return
         parting = [node for node, _ in self._leavers()]
         if parting:
-            self._regroup(f"{', '.join(parting)} must leave")
+            self._change_members(f"{', '.join(parting)} must leave")
         elif run.config.shape.trim(self._ready()) > len(run.members):
-            self._regroup("more nodes are here")
+            self._change_members("more nodes are here")
 
     def _ready(self) -> int:
         """Usable nodes on which ranks would start at once; training does not stop to wait for imports."""
         run = self._run
         return sum(run.agents[node].ready or run.is_member(node) for node in run.usable)
 
-    def _regroup(self, reason: str) -> None:
+    def _change_members(self, reason: str) -> None:
         """Restart the ranks though nothing failed: it counts against no budget."""
         run = self._run
         if run.config.mode == Mode.RECOVER:

@@ -95,7 +95,7 @@ class Rounds:
             return
         if self._start is None and run.absent_may_train:
             return
-        repeated = run.incident.repeated(run.broke_before) if run.incident is not None else None
+        repeated = run.recovery.repeated(run.broke_before) if run.recovery is not None else None
         if repeated is not None:
             self._end_repeated(repeated)
             return
@@ -201,8 +201,8 @@ class Rounds:
         members = self._all_members()
         if not run.steps_reported and members and all(member.started for member in members):
             run.enter(Phase.RUNNING)
-            if run.incident is not None:
-                run.incident.runs_since = run.now()  # whether they train will show
+            if run.recovery is not None:
+                run.recovery.runs_since = run.now()  # whether they train will show
 
     def first_step(self, agent: KnownAgent, message: m.FirstStep) -> None:
         """Take note of a node's first step. With the last node's, the run is training again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from resilio_hpc.launch.controller.incident import Incident
+from resilio_hpc.launch.controller.recovery import Recovery
 from resilio_hpc.launch.controller.repeated_failure import Repeatable
 from resilio_hpc.launch.controller.state import (
     WITH_RANKS,
@@ -67,7 +67,7 @@ class RunState:
     save_s: float = 0.0  # how long a save takes, as measured
 
     # failures, stops and the end
-    incident: Incident | None = None  # the one that is open
+    recovery: Recovery | None = None  # the one that is open
     broke_before: Repeatable | None = None  # what broke the round before
     stopping: bool = False  # the ranks are being stopped for good
     waiting_verdict: Finish | None = None  # decided in this phase, and waits for a quorum

@@ -113,7 +113,7 @@ class Finish:
 
 
 @dataclass(frozen=True)
-class AskPast:
+class QueryHistory:
     """Action: ask the run directory what it knows; the answer goes to ``Controller.inform``."""
 
 
@@ -141,7 +141,7 @@ class StepDown:
     outvoted: bool = False
 
 
-Action = Send | Record | Finish | AskPast | RecordEpoch | ClaimWitness | StepDown
+Action = Send | Record | Finish | QueryHistory | RecordEpoch | ClaimWitness | StepDown
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class Voters:
             self._propose()
         if now >= self._next_send:
             self._next_send = now + self._pause_s
-            order = m.Enrol(run.epoch, run.membership)  # one object, so that it is encoded once
+            order = m.UpdateVoters(run.epoch, run.membership)  # one object, so that it is encoded once
             for node in sorted(run.membership.nodes - self._kept):
                 if node in agents:
                     self._out.send(node, order)

@@ -1,7 +1,7 @@
 """Which ledger entries of the controller somebody is told of, and in which words (DLR-4). Pure.
 
-One failure is told per incident: the first, as well as it can be told from its echoes after ``SETTLE_S``. What follows
-until training goes on belongs to the same incident.
+One failure is told per failure: the first, as well as it can be told from its echoes after ``SETTLE_S``. What follows
+until training goes on belongs to the same failure.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class NoticeMaker:
 
     def __init__(self) -> None:
         self._ready: list[Notice] = []
-        self._failures: list[RankFailure] = []  # of an incident that is not told yet
+        self._failures: list[RankFailure] = []  # of an failure that is not told yet
         self._decision = ""
         self._tell_at = 0.0
-        self._incident = False
+        self._failing = False
         self._unsaved: set[int] = set()  # steps that could not be committed since the last one that was
         self._known: set[str] = set()  # nodes that have been with this controller
         self._members: tuple[str, ...] = ()
@@ -76,18 +76,18 @@ class NoticeMaker:
     # -- entries, by their kind in the ledger --------------------------------------------------------------------
 
     def _on_stepped_down(self, f: Fields, now: float) -> None:
-        self._failures, self._incident, self._known, self._members = [], False, set(), ()
+        self._failures, self._failing, self._known, self._members = [], False, set(), ()
 
     def _on_round(self, f: Fields, now: float) -> None:
         self._members = f.texts("members")
         self._round = f.whole("round") or 0
 
     def _on_rank_failed(self, f: Fields, now: float) -> None:
-        late = _whole(f, "round") < self._round and not self._incident  # an echo that recovery has overtaken
-        if late or (self._incident and not self._failures):  # or told already
+        late = _whole(f, "round") < self._round and not self._failing  # an echo that recovery has overtaken
+        if late or (self._failing and not self._failures):  # or told already
             return
-        if not self._incident:
-            self._incident, self._tell_at, self._decision = True, now + SETTLE_S, ""
+        if not self._failing:
+            self._failing, self._tell_at, self._decision = True, now + SETTLE_S, ""
         self._failures.append(
             RankFailure(
                 f.text("node"), _whole(f, "rank"), _whole(f, "local_rank"), f.text("kind"), f.number("time") or now,
@@ -96,8 +96,8 @@ class NoticeMaker:
         )  # fmt: skip
 
     def _on_slow_start(self, f: Fields, now: float) -> None:
-        if not self._incident:
-            self._incident = True
+        if not self._failing:
+            self._failing = True
             about = f"round {f.whole('round')}"
             self._ready.append(Notice("failure", now, words("slow_start", f.data), about, kind="slow_start"))
 
@@ -109,7 +109,7 @@ class NoticeMaker:
         node = f.text("node")
         self._known.discard(node)
         if node in self._members or not self._members:  # a spare's loss interrupts nobody
-            self._incident = True
+            self._failing = True
         about = f"{node} round {self._round}"
         self._ready.append(Notice("node_lost", now, words("node_lost", f.data), about, node=node, kind="node_lost"))
 
@@ -126,11 +126,11 @@ class NoticeMaker:
         self._known.add(node)
 
     def _on_first_step(self, f: Fields, now: float) -> None:
-        self._incident = bool(self._failures)  # a spare's failure, or one that nobody had to recover from, is over
+        self._failing = bool(self._failures)  # a spare's failure, or one that nobody had to recover from, is over
 
     def _on_recovered(self, f: Fields, now: float) -> None:
         self._tell_failure(now)
-        self._incident = False
+        self._failing = False
         rank, node, kind = f.whole("rank"), f.text("node"), f.text("kind")
         about = f"round {f.whole('round')}"
         self._ready.append(Notice("recovered", now, words("recovered", f.data), about, node, rank, kind))
@@ -152,7 +152,7 @@ class NoticeMaker:
 
     def _on_verdict(self, f: Fields, now: float) -> None:
         self._tell_failure(now)
-        self._incident = False
+        self._failing = False
         first, verdict = f.inner("first_failure"), f.text("verdict")
         text = words("verdict", f.data)
         if first.data:

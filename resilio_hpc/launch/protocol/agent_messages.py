@@ -219,7 +219,7 @@ class Goodbye(Struct, frozen=True):
     reason: str
 
 
-class Enrolled(Struct, frozen=True):
+class VotersUpdated(Struct, frozen=True):
     """The agent keeps the membership of this number."""
 
     node: Node
@@ -230,8 +230,8 @@ class Enrolled(Struct, frozen=True):
 # agent → agent, to the listening socket of a node that may become controller -------------------------------------
 
 
-class Orphan(Struct, frozen=True):
-    """I have no controller: stand! ``newest``: the highest epoch that this agent followed or promised."""
+class NoLeader(Struct, frozen=True):
+    """This agent has no controller. ``newest``: the highest epoch that it followed or voted for."""
 
     node: Node
     newest: Counted
@@ -240,7 +240,7 @@ class Orphan(Struct, frozen=True):
 
 
 class Vote(Struct, frozen=True):
-    """I follow nobody older than ``epoch`` from now on, and grant it to you. ``silent_s``: without a controller."""
+    """A vote: this agent follows no epoch older than ``epoch``. ``silent_s``: how long it heard no controller."""
 
     node: Node
     epoch: Count
@@ -264,7 +264,7 @@ ToController = (
     | Warned
     | Leaving
     | Goodbye
-    | Enrolled
-    | Orphan
+    | VotersUpdated
+    | NoLeader
     | Vote
 )

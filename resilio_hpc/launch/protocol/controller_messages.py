@@ -39,8 +39,8 @@ class Welcome(Struct, frozen=True):
     endpoint: Endpoint
 
 
-class Enrol(Struct, frozen=True):
-    """Keep this membership."""
+class UpdateVoters(Struct, frozen=True):
+    """Set the voters: keep this membership."""
 
     epoch: Count
     membership: Membership
@@ -135,14 +135,14 @@ class TerminateRanks(Struct, frozen=True):
     grace_s: Seconds
 
 
-class Standing(Struct, frozen=True):
-    """Answer to Orphan: I have no controller either, and gather the others."""
+class Candidate(Struct, frozen=True):
+    """Answer to NoLeader: this node has no controller either, and may become a candidate."""
 
     epoch: Count
 
 
-class Canvass(Struct, frozen=True):
-    """I stand for ``epoch``, and know of this version of the membership: may I have your vote?"""
+class RequestVote(Struct, frozen=True):
+    """Ask for a vote in ``epoch``. ``version``: of the membership that the candidate knows."""
 
     epoch: Count
     node: Node
@@ -158,7 +158,7 @@ class Redirect(Struct, frozen=True):
 
 
 class NotLeading(Struct, frozen=True):
-    """You took me for your controller; I am none (any more), and had no quorum for ``silent_s`` seconds."""
+    """Answer to an agent of another epoch: this node does not lead, and had no quorum for ``silent_s`` seconds."""
 
     epoch: Count
     silent_s: Seconds = 0.0
@@ -184,9 +184,9 @@ ToAgent = (
     | ConfirmStop
     | TerminateRanks
     | End
-    | Enrol
-    | Standing
-    | Canvass
+    | UpdateVoters
+    | Candidate
+    | RequestVote
     | Redirect
     | NotLeading
 )

@@ -1,4 +1,4 @@
-"""What an election leaves behind: on a node's disk, in the run directory, and for the controller that won."""
+"""Records of an election: on a node's disk, in the run directory, and for the controller that won."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 from resilio_hpc.launch.protocol.membership import Membership
 
 
-class Ballot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a node must not forget when its agent is killed: the voters, and the epoch that it promised."""
+class VoteRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """State that survives an agent: the voters, and the epoch that this node voted for."""
 
     membership: Membership
     promised: int = 0
@@ -30,7 +30,7 @@ class EpochRecord:
 @dataclass(frozen=True)
 class Term:
     """A won election. ``witnessed``: with half of the votes and the witness; ``silent_s``: for so long no controller
-    can have had a quorum; ``first``: the job's first epoch, whose file exists already, with nobody's votes."""
+    can have had a quorum; ``first``: the job's first epoch, claimed by its file and without votes."""
 
     epoch: int
     node: str

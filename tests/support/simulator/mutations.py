@@ -34,15 +34,17 @@ def votes_are_forgotten(patch: Patch) -> None:
     """A node may vote twice in an epoch, and follow who is older."""
     original = ElectionState._keep
 
-    def keep(self: Any, ballot: Any) -> None:
-        original(self, type(ballot)(ballot.membership, self.ballot.promised, self.ballot.promised_to))
+    def keep(self: Any, vote_record: Any) -> None:
+        original(
+            self, type(vote_record)(vote_record.membership, self.vote_record.promised, self.vote_record.promised_to)
+        )
 
     patch.setattr(ElectionState, "_keep", keep)
 
 
 def a_ballot_dies_with_its_agent(patch: Patch) -> None:
     """What was promised is not kept on the node's disk."""
-    patch.setattr(VirtualAgent, "keep_ballot", lambda self, ballot: None)
+    patch.setattr(VirtualAgent, "keep_vote_record", lambda self, vote_record: None)
 
 
 def leases_without_a_quorum(patch: Patch) -> None:

@@ -11,7 +11,7 @@ from tests.support.virtual_cluster.agent import VirtualAgent
 if TYPE_CHECKING:
     from tests.support.simulator.world import SeededWorld
 
-QUIET = (m.Heartbeat, m.Beat, m.StageReached, m.Orphan, m.Standing)
+QUIET = (m.Heartbeat, m.Beat, m.StageReached, m.NoLeader, m.Candidate)
 
 
 class Story:

@@ -13,7 +13,7 @@ from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import first_membership
-from resilio_hpc.launch.protocol.vote import Ballot, EpochRecord, Term
+from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.rank_owner import StopHow
 from tests.support.virtual_cluster.copies import VirtualCopies
@@ -52,9 +52,9 @@ class VirtualAgent(Process):
         self.copies = VirtualCopies(self, world)
         hello = m.Hello(self.node, self.incarnation, 0, self.endpoint, self.node, world.slots, last=site.kept,
                         disk_port=world.disk_port)  # fmt: skip
-        ballot = site.ballot or Ballot(first_membership(world.config.expected))
+        vote_record = site.vote_record or VoteRecord(first_membership(world.config.expected))
         timeout_s = world.config.heartbeat_timeout_s
-        self.core = AgentCore(hello, JOB, ballot, self, timeout_s, graces=Graces(world.failure_grace_s))
+        self.core = AgentCore(hello, JOB, vote_record, self, timeout_s, graces=Graces(world.failure_grace_s))
 
     @property
     def controller(self) -> Controller | None:
@@ -176,10 +176,10 @@ class VirtualAgent(Process):
         self._world.watch.follows(self, record.epoch, record.endpoint)
         self.connection = self._world.network.connect(self, record.endpoint)
 
-    def court(self, node: str, endpoint: str) -> None:
+    def contact(self, node: str, endpoint: str) -> None:
         self.connection = self._world.network.connect(self, endpoint)
 
-    def to_orphan(self, node: str, message: m.ToAgent) -> None:
+    def to_caller(self, node: str, message: m.ToAgent) -> None:
         self.host.say_to(node, message)
 
     def become_controller(self, term: Term) -> None:
@@ -238,10 +238,10 @@ class VirtualAgent(Process):
 
         self._world.storage.ask(self, question, answer)
 
-    def keep_ballot(self, ballot: Ballot) -> None:
-        if ballot.promised != (self.site.ballot.promised if self.site.ballot else 0):
-            self._world.watch.promises(self.node, ballot.promised)
-        self.site.ballot = ballot
+    def keep_vote_record(self, vote_record: VoteRecord) -> None:
+        if vote_record.promised != (self.site.vote_record.promised if self.site.vote_record else 0):
+            self._world.watch.promises(self.node, vote_record.promised)
+        self.site.vote_record = vote_record
 
     def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         self.copies.give_up()

@@ -11,11 +11,11 @@ from resilio_hpc.launch.controller.host import STATUS_INTERVAL_S
 from resilio_hpc.launch.controller.lease_guard import LinkGuard
 from resilio_hpc.launch.controller.state import (
     Action,
-    AskPast,
     ClaimWitness,
     Clock,
     Finish,
     Past,
+    QueryHistory,
     Record,
     RecordEpoch,
     Send,
@@ -58,7 +58,7 @@ class VirtualHost:
         """A message has arrived at our socket."""
         self._callers.heard(message.node, connection.name)
         self._connections[connection.name] = connection
-        if isinstance(message, m.Orphan | m.Vote):
+        if isinstance(message, m.NoLeader | m.Vote):
             self._agent.core.peer_said(message)
         elif self.controller is None:
             if isinstance(message, m.Hello | m.Heartbeat):
@@ -108,7 +108,7 @@ class VirtualHost:
                 self.say_to(action.node, action.message)
             elif isinstance(action, Record):
                 self._world.record(action.kind, action.fields)
-            elif isinstance(action, AskPast):
+            elif isinstance(action, QueryHistory):
                 self._ask_past()
             elif isinstance(action, RecordEpoch):
                 self._record_epoch()

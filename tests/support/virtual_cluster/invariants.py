@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SLACK_S = 0.05  # a kill takes effect, a message is on its way within the node
 Leader = tuple[int, str]  # (epoch, endpoint)
-SUPPORT = (m.Hello, m.Heartbeat, m.Enrolled)  # that ranks have stopped is a fact, whoever hears it
+SUPPORT = (m.Hello, m.Heartbeat, m.VotersUpdated)  # that ranks have stopped is a fact, whoever hears it
 
 
 @dataclass

@@ -13,7 +13,7 @@ from resilio_hpc.launch.controller.lease_guard import LinkGuard
 from resilio_hpc.launch.controller.rendezvous import Shape
 from resilio_hpc.launch.controller.state import ControllerConfig
 from resilio_hpc.launch.protocol import messages as m
-from resilio_hpc.launch.protocol.vote import Ballot
+from resilio_hpc.launch.protocol.vote import VoteRecord
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.directory import Directory, SharedStorage
 from tests.support.virtual_cluster.invariants import Invariants, Violation
@@ -47,7 +47,7 @@ class Site:
     incarnations: int = 0
     calls: int = 0  # of all of them
     kept: m.RoundState | None = None
-    ballot: Ballot | None = None
+    vote_record: VoteRecord | None = None
     memory: dict[tuple[int, int], Snapshot] = field(default_factory=dict)  # (rank, step)
     pinned: int = -1  # the step that the saver reads
 

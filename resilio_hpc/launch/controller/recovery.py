@@ -14,7 +14,7 @@ KINDS = {"signal": "rank_killed", "exit": "rank_exception"}
 
 
 @dataclass
-class Incident:
+class Recovery:
     """``began``: Unix seconds of the first sign, for a silent node when it was last heard; ``decided``: when known."""
 
     began: float

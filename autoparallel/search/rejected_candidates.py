@@ -67,7 +67,7 @@ class Loser:
         return f"{self.count:,} with other {other}: the best, {self.layout}, is {self.slower:.1%} slower{why}"
 
 
-def losers(training: Training, machine: Machine, gpus: int) -> list[Loser]:
+def rejected_candidates(training: Training, machine: Machine, gpus: int) -> list[Loser]:
     """Of the layouts of so many GPUs: those that do not fit, and those that differ from the best one, by degree."""
     every = find(training, replace(machine, memory_gb=1e9), gpus)
     over = every.memory.device - machine.memory_gb * 1e9
