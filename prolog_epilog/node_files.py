@@ -83,7 +83,7 @@ class NodeFiles:
         """Sorted names in a directory that match ``pattern`` wholly; none where there is no such directory."""
         path = self.path(name)
         try:
-            found = sorted(entry.name for entry in os.scandir(path))
+            found = sorted(os.listdir(path))  # noqa: PTH208 - names alone
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:

@@ -196,10 +196,11 @@ def look(staging: Path) -> list[tuple[str, int, int]]:
     """
     seen = []
     try:
-        for entry in os.scandir(staging):
-            with contextlib.suppress(FileNotFoundError):
-                found = entry.stat(follow_symlinks=False)
-                seen.append((entry.path, found.st_size, found.st_mtime_ns))
+        with os.scandir(staging) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    found = entry.stat(follow_symlinks=False)
+                    seen.append((entry.path, found.st_size, found.st_mtime_ns))
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(seen)

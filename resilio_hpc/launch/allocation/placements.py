@@ -254,15 +254,15 @@ def missing_survival_flags(srun_command: list[str]) -> list[str]:
 def our_srun(environment: Mapping[str, str]) -> list[str] | None:
     """The command line of the srun that started our step, where it runs on this node; None otherwise."""
     job = environment.get("SLURM_JOB_ID", "")
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
+    for pid in os.listdir("/proc"):  # noqa: PTH208 - names alone
+        if not pid.isdigit():
             continue
         try:
-            with open(f"/proc/{entry.name}/cmdline", "rb") as file:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
                 words = file.read().decode(errors="replace").split("\0")[:-1]
             if not words or os.path.basename(words[0]) != "srun":  # noqa: PTH119
                 continue
-            with open(f"/proc/{entry.name}/environ", "rb") as file:
+            with open(f"/proc/{pid}/environ", "rb") as file:
                 if f"SLURM_JOB_ID={job}".encode() in file.read().split(b"\0"):
                     return words
         except OSError:

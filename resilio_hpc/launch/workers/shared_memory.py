@@ -36,9 +36,9 @@ def remove(segments: Collection[Path]) -> list[Path]:
     """Remove those that no process of this machine holds any more, as far as we may look; returns them."""
     names = {str(path) for path in segments if path.exists()}
     if names:
-        for entry in os.scandir("/proc"):
-            if entry.name.isdigit():
-                names -= _held_by(int(entry.name), names)
+        for name in os.listdir("/proc"):  # noqa: PTH208 - names alone
+            if name.isdigit():
+                names -= _held_by(int(name), names)
     removed = []
     for name in sorted(names):
         try:
@@ -69,9 +69,14 @@ def _held_by(pid: int, names: Collection[str]) -> set[str]:
     try:
         with open(f"/proc/{pid}/maps", errors="replace") as file:
             found = {name for line in file if "/" in line and (name := line[line.index("/") :].rstrip("\n")) in names}
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            if (name := os.readlink(entry.path)) in names:  # noqa: PTH115 - thousands of them
-                found.add(name)
+        descriptors = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 - thousands of them
     except OSError:
-        pass  # it has ended, or is another user's
+        return found  # it has ended, or is another user's
+    for descriptor in descriptors:
+        try:
+            name = os.readlink(f"/proc/{pid}/fd/{descriptor}")  # noqa: PTH115 - as above
+        except OSError:
+            continue  # closed meanwhile; others may hold a segment all the same
+        if name in names:
+            found.add(name)
     return found
