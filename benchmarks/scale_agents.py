@@ -217,23 +217,23 @@ class SimulatedAgent:
 
     def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
         """They are gone at once."""
-        self._soon(self.core.all_stopped)
+        self._soon(self.core.ranks.all_stopped)
 
     def terminate_ranks(self) -> None:
         """There are none."""
 
     def open_store(self, round_number: int) -> None:
         """It is open at once."""
-        self._soon(self.core.store_ready, round_number, 29400)
+        self._soon(self.core.ranks.store_ready, round_number, 29400)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
         """One rank, which completes its first step."""
 
         def first_step() -> None:
-            self.core.ranks_started(local.number, 0.0, "fork")
+            self.core.ranks.ranks_started(local.number, 0.0, "fork")
             rank = local.ranks[0].rank
-            self.core.rank_said(local.number, 0, rank_link.Attach(rank, 0, local.number, os.getpid()))
-            self.core.rank_said(local.number, 0, rank_link.StepDone(1, time.time()))
+            self.core.ranks.rank_said(local.number, 0, rank_link.Attach(rank, 0, local.number, os.getpid()))
+            self.core.ranks.rank_said(local.number, 0, rank_link.StepDone(1, time.time()))
 
         self._soon(first_step)
 
@@ -266,6 +266,11 @@ class SimulatedAgent:
         """The run is over."""
         tell("left", node=self.node, verdict=verdict)
         self.gone = True
+
+    @property
+    def files(self) -> SimulatedAgent:
+        """Implements ``ElectionFiles``, too."""
+        return self
 
     def monotonic(self) -> float:
         """Seconds."""

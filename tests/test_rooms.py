@@ -10,9 +10,6 @@ import pytest
 from tests.support import rooms
 from tests.support.rooms import ALLOWED, FACE, allowed, arrows, imports, modules, room_of
 
-# Circles of types inside a room that are still there; a concrete class is imported for type checking alone.
-OPEN_CIRCLES = {"launch": ("agent",)}
-
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_every_room_is_in_the_table(package: str) -> None:
@@ -41,20 +38,7 @@ def test_the_table_has_no_circle(package: str) -> None:
 
 @pytest.mark.parametrize("package", [*ALLOWED, "core", "diagnose", "events", "prolog_epilog", "report", "train"])
 def test_modules_import_each_other_in_no_circle_for_types_either(package: str) -> None:
-    still = OPEN_CIRCLES.get(package, ())
-    graph = {
-        name: {
-            other
-            for other in others
-            if not (room_of(package, name, modules(package)) in still and _same_room(name, other))
-        }
-        for name, others in imports(package).items()
-    }
-    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
-
-
-def _same_room(name: str, other: str) -> bool:
-    return name.rpartition(".")[0] == other.rpartition(".")[0]
+    graphlib.TopologicalSorter(imports(package)).prepare()  # raises CycleError, which names the circle
 
 
 @pytest.mark.parametrize("package", ALLOWED)

@@ -32,8 +32,8 @@ def test_a_rank_that_saves_again_what_its_round_began_with_is_told_that_it_is_co
     told: list[object] = []
     agent = world.agents["n1"]
     agent.tell_rank = lambda _rank, message: told.append(message)  # type: ignore[method-assign]
-    local = agent.core.local
+    local = agent.core.ranks.local
     assert local is not None and local.restore == m.RestorePoint("memory", 10)
     for step in (10, 30):  # of the later one others tell, when it is
-        agent.core.rank_said(local.number, 0, rank_link.SnapshotTaken(step, "arena", 1, 0.0))
+        agent.core.ranks.rank_said(local.number, 0, rank_link.SnapshotTaken(step, "arena", 1, 0.0))
     assert told == [rank_link.Stage(10, "committed")]

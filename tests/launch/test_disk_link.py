@@ -23,7 +23,7 @@ SECRET = b"0123456789abcdef0123456789abcdef\n"
 
 
 class Node:
-    """What the link needs of an agent."""
+    """What the link needs of a NodeContext."""
 
     def __init__(self, path: Path, name: str, with_disk: bool = True) -> None:
         self.local_dir = path / name
@@ -32,7 +32,8 @@ class Node:
         self.disk = path / "disk"
         self.disk.mkdir(exist_ok=True)
         options = SimpleNamespace(local_checkpoints=str(self.disk) if with_disk else "")
-        self.settings = SimpleNamespace(node=name, address="127.0.0.1", options=options)
+        self.name, self.options = name, options
+        self.settings = SimpleNamespace(address="127.0.0.1")
         self.told: list[str] = []
         self.said: list[str] = []
         self.link = DiskLink(self)  # type: ignore[arg-type]

@@ -272,7 +272,7 @@ def test_an_order_to_commit_that_comes_after_the_end_of_the_lease_is_refused() -
     world = World(nodes=2)
     world.until_step(12)
     agent = world.agents["n1"]
-    agent.core._lease = agent.monotonic() - 0.1  # it stood still
+    agent.core.ranks.lease = agent.monotonic() - 0.1  # it stood still
     agent.core.controller_said(m.Commit(1, 0, 12, 4, ()))
     assert isinstance(agent.said[-1], m.PersistFailed)
     world.run(limit_s=0.2)

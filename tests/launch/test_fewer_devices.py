@@ -17,7 +17,7 @@ def evicts_at_start(agent: VirtualAgent, slots: int, evicted: int) -> None:
             spawn(local, start)
             return
         agent.core.offer(slots, evicted)
-        agent.core.spawn_failed(slots, "out of use: GPU 1 (gpu-ecc)", agent.unix())
+        agent.core.ranks.spawn_failed(slots, "out of use: GPU 1 (gpu-ecc)", agent.unix())
 
     agent.spawn = refuse_once  # type: ignore[method-assign]
 

@@ -60,9 +60,9 @@ def test_a_round_of_the_same_number_under_another_controller_is_another_life() -
     """A controller that did not hear of the last round may give its number once more."""
     world = trained()
     core = world.agents["n3"].core
-    assert core.state is not None
-    assert core.state.life == (1, 0)
-    core.state = msgspec.structs.replace(core.state, epoch=0)
+    assert core.ranks.state is not None
+    assert core.ranks.state.life == (1, 0)
+    core.ranks.state = msgspec.structs.replace(core.ranks.state, epoch=0)
     world.fail_rank(0)
     world.until_round(1)
     assert (world.last.restore, world.last.fetches) == (m.RestorePoint("memory", 10), (m.Fetch(2, ""),))

@@ -83,12 +83,12 @@ class Node:
             keep_checkpoints=3, keep_every=100, keep_hours=None, keep_gb=0.5, local_checkpoints="/nvme",
             checkpoint_gb_per_s=0.25,
         )  # fmt: skip
-        agent: Any = SimpleNamespace(
-            arena_dir=path, local_dir=path, run=SimpleNamespace(path=path), core=self.core, record=self.record,
-            settings=SimpleNamespace(options=options, node="n1"), say=self.said.append,
-            tell_rank=lambda rank, message: self.stages.append((rank, message)),
+        context: Any = SimpleNamespace(
+            arena_dir=path, local_dir=path, run=SimpleNamespace(path=path), record=self.record, options=options,
+            name="n1", say=self.said.append,
         )  # fmt: skip
-        self.snapshots = LocalSnapshots(agent)
+        ranks: Any = self.core
+        self.snapshots = LocalSnapshots(context, ranks, lambda rank, message: self.stages.append((rank, message)))
         self.snapshots.saver = self.saver  # type: ignore[assignment]
         self._pair = ArenaPair(path, Owner(0, 0, 1, 1, 0, "own", "a run"), path / "spill")
         self._pool = ThreadPoolExecutor(1)

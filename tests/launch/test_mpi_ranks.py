@@ -59,11 +59,13 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Those of one node, whose echoes wait for so long."""
     monkeypatch.setattr(MpiRanks, "_new_spawner", lambda *_: FakeSpawner())
     options = LaunchOptions("solver.py", "script", str(tmp_path), mpi="pmix", nproc_per_node="2")
-    agent: Any = SimpleNamespace(settings=SimpleNamespace(options=options), core=Core(), local_dir=tmp_path)
+    node: Any = SimpleNamespace(options=options, local_dir=tmp_path)
+    core: Any = Core()
+    devices: Any = None  # not asked
     made: list[MpiRanks] = []
 
     def make(echo_s: float) -> MpiRanks:
-        made.append(MpiRanks(agent, "token", tmp_path, echo_s))
+        made.append(MpiRanks(node, core, devices, tmp_path, "token", tmp_path, echo_s))
         return made[-1]
 
     yield make
@@ -79,7 +81,9 @@ def ended(ranks: MpiRanks, local_rank: int, code: int) -> list[tuple[int, str]]:
     """What the core has been told after a rank's end and a turn of the agent's loop."""
     ranks._spawner.said.append(exited(local_rank, code))
     ranks.tick()
-    return ranks._agent.core.told
+    core: Any = ranks._core
+    told: list[tuple[int, str]] = core.told
+    return told
 
 
 def test_an_echo_waits_and_a_failure_does_not(ranks: Make) -> None:

@@ -46,14 +46,14 @@ class Node:
         self.brought: list[int] = []  # steps that ranks waited for
         self.said: list[str] = []
         self.failed: list[tuple[int, m.RestorePoint, str]] = []
-        agent: Any = SimpleNamespace(
-            arena_dir=self.arenas, local_dir=self.local, run=SimpleNamespace(secret=SECRET),
-            settings=SimpleNamespace(node="n", address="127.0.0.1", options=SimpleNamespace(partner_copies=enabled)),
+        context: Any = SimpleNamespace(
+            arena_dir=self.arenas, local_dir=self.local, run=SimpleNamespace(secret=SECRET), name="n",
+            settings=SimpleNamespace(address="127.0.0.1"), options=SimpleNamespace(partner_copies=enabled),
             say=self.said.append, record=lambda kind, **fields: self.recorded.append((kind, fields)),
-            core=SimpleNamespace(copies_failed=lambda *failed: self.failed.append(failed)),
         )  # fmt: skip
+        ranks: Any = SimpleNamespace(copies_failed=lambda *failed: self.failed.append(failed))
         self.now = 0.0
-        self.copies = PartnerCopies(agent, clock=lambda: self.now)
+        self.copies = PartnerCopies(context, ranks, clock=lambda: self.now)
         self.copies.start()
         self.copies.begin((1, 0), -1)
         self._pair = ArenaPair(self.arenas, Owner(rank, 0, 2, 1, 0, "own", "run"), self.local / "spill")

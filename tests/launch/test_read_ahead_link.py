@@ -28,15 +28,13 @@ class Node:
         self.local_dir = path / "local"
         self.local_dir.mkdir()
         self.run = SimpleNamespace(path=path / "run")
-        self.core = SimpleNamespace(slots=SLOTS)
-        options = SimpleNamespace(max_nodes=2, local_checkpoints="")
-        self.settings = SimpleNamespace(join=False, node="n2", expected=NODES, options=options)
+        self.options = SimpleNamespace(max_nodes=2, local_checkpoints="")
+        self.settings = SimpleNamespace(join=False, node="n2", expected=NODES, options=self.options)
         self.in_memory: tuple[m.Held, ...] = ()
-        self.snapshots = SimpleNamespace(held=lambda: self.in_memory)
         self.other_disks: dict[str, str] = {}
-        self.disks = SimpleNamespace(port=0, of_others=lambda start: self.other_disks)
+        disks: Any = SimpleNamespace(port=0, of_others=lambda start: self.other_disks)
         self.told: list[dict[str, Any]] = []
-        self.link = ReadAheadLink(self)  # type: ignore[arg-type]
+        self.link = ReadAheadLink(self, disks)  # type: ignore[arg-type]
 
     @property
     def checkpoints(self) -> Path:
@@ -69,7 +67,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_the_newest_step_is_read_while_the_node_gets_ready_and_not_again_when_the_round_takes_it(node: Node) -> None:
-    node.link.guess()
+    node.link.guess(SLOTS, node.in_memory)
     node.hear(1)
     assert (node.told[0]["step"], node.told[0]["size_bytes"]) == (5, 8000)
     node.start(5)
@@ -77,7 +75,7 @@ def test_the_newest_step_is_read_while_the_node_gets_ready_and_not_again_when_th
 
 
 def test_another_step_than_the_newest_is_read_as_soon_as_the_round_is_decided(node: Node) -> None:
-    node.link.guess()
+    node.link.guess(SLOTS, node.in_memory)
     node.hear(1)
     node.start(3)
     node.hear(2)
@@ -86,7 +84,7 @@ def test_another_step_than_the_newest_is_read_as_soon_as_the_round_is_decided(no
 
 
 def test_a_later_round_reads_again_for_the_cache_may_have_gone(node: Node) -> None:
-    node.link.guess()
+    node.link.guess(SLOTS, node.in_memory)
     node.hear(1)
     node.start(5)
     node.start(5)
@@ -95,7 +93,7 @@ def test_a_later_round_reads_again_for_the_cache_may_have_gone(node: Node) -> No
 
 def test_what_is_in_memory_is_not_read(node: Node) -> None:
     node.in_memory = (m.Held(2, 5, 4),)
-    node.link.guess()
+    node.link.guess(SLOTS, node.in_memory)
     node.start(5, "memory")
     assert node.link._reader is None
 
@@ -130,7 +128,7 @@ def test_a_reader_that_was_killed_is_told(hung: Node) -> None:
 
 def test_a_spare_or_joiner_does_not_guess(node: Node) -> None:
     node.settings.options.max_nodes = 1
-    node.link.guess()
+    node.link.guess(SLOTS, node.in_memory)
     node.settings.options.max_nodes, node.settings.join = 2, True
-    node.link.guess()
+    node.link.guess(SLOTS, node.in_memory)
     assert node.link._reader is None

@@ -124,8 +124,8 @@ def test_the_true_failure_is_named_though_its_rank_was_stopped_before_it_could_e
     world.sites["n2"].stop_s = 1.0
     began = world.unix()
     world.fail_rank(0, exit_code=1, signal=None, message="RuntimeError: Connection closed by peer", traceback=RAISED)
-    world.run(lambda: world.agents["n2"].core._stopping)
-    world.agents["n2"].core.rank_exited(0, None, 9, began, ("KeyError: 1", RAISED))
+    world.run(lambda: world.agents["n2"].core.ranks._stopping)
+    world.agents["n2"].core.ranks.rank_exited(0, None, 9, began, ("KeyError: 1", RAISED))
     world.run(lambda: world.records("recovered") != [])
     assert world.records("recovered")[0]["rank"] == 1
 
@@ -143,7 +143,7 @@ def test_ranks_that_handle_sigterm_have_a_grace_which_ends_with_their_lease() ->
     world = World(nodes=3, slots=1, heartbeat_timeout_s=5.0)
     world.failure_grace_s = 100.0
     for agent in world.agents.values():
-        agent.core._graces = type(agent.core._graces)(100.0)
+        agent.core.ranks._graces = type(agent.core.ranks._graces)(100.0)
     world.until_step(12)
     world.sites["n2"].heeds_s = 0.5
     failed_at = world.now
@@ -152,6 +152,6 @@ def test_ranks_that_handle_sigterm_have_a_grace_which_ends_with_their_lease() ->
     assert world.now - failed_at >= 0.5
     world.sites["n2"].heeds_s = 100.0
     world.fail_rank(0)
-    world.run(lambda: world.agents["n2"].core._stopping)
+    world.run(lambda: world.agents["n2"].core.ranks._stopping)
     world.cut("n2")
     world.run(lambda: not world.agents["n2"].rank_rounds(), limit_s=6.0)

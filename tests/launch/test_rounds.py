@@ -121,7 +121,7 @@ def test_ranks_of_a_plain_script_that_are_not_started_in_time_are_tried_again_to
 def test_a_store_that_dies_before_the_ranks_run_is_opened_again() -> None:
     world = World(nodes=2, start_timeout_s=600.0)
     world.run(lambda: any(isinstance(x, m.Prepare) for x in world.agents["n1"].heard))
-    world.agents["n1"].core.store_died(0, "address in use", world.unix())
+    world.agents["n1"].core.ranks.store_died(0, "address in use", world.unix())
     world.until_round(1, limit_s=5.0)
     assert world.records("rank_failed")[0]["kind"] == "store_lost"
 
@@ -195,10 +195,10 @@ def test_a_run_grows_only_when_the_newcomers_ranks_would_start_at_once() -> None
     world = World(nodes=3, minimum=2, absent=("n3",), join_timeout_s=2.0, script=Script(steps=400))
     world.until_step(5)
     world.start_agent("n3")
-    world.agents["n3"].core.ready = False  # it imports
+    world.agents["n3"].core.ranks.ready = False  # it imports
     world.run(lambda: len(world.directory.commit_times) >= 4)
     assert world.members() == ["n1", "n2"]
-    world.agents["n3"].core.ready = True
+    world.agents["n3"].core.ranks.ready = True
     world.until_round(1)
     assert world.members() == ["n1", "n2", "n3"]
     (regrouped,) = world.times("regroup")

@@ -139,7 +139,7 @@ def test_a_rank_that_attaches_late_hears_of_the_stop() -> None:
     world.fail_rank(1)
     world.run(lambda: len(world.starts) == 2)
     world.run(limit_s=0.05)
-    agent = world.agents["n1"].core
+    agent = world.agents["n1"].core.ranks
     assert agent.local is not None
     agent.local.target = 40
     agent.local.stop_confirmed = True

@@ -1,6 +1,6 @@
 """The agent's decisions: whom to follow, when to speak, what to do with the controller's words. Pure.
 
-What becomes of the ranks is in ``node_ranks``, how a controller is found in ``consensus.follower``. Everything that
+It hands orders for the ranks to ``node_ranks``, and what concerns leadership to ``consensus.follower``. Everything that
 touches the world goes through ``Ports``, which the real agent implements with sockets and processes and a simulator
 with virtual ones.
 """
@@ -27,7 +27,7 @@ STOP_LIMIT_S = 60.0  # for a verdict, after --stop-grace: its controller may be 
 LEAVE_WITHIN_S = 60.0  # a joiner that does not know its job's end leaves so long after the warning
 
 
-class AgentCore(NodeRanks):
+class AgentCore:
     """One node's agent. ``hello`` is completed with what changes each time that it is sent.
 
     ``joiner``: it belongs to another job than the run, and leaves when that ends. ``leaves_in_s`` tells when, if known.
@@ -38,11 +38,11 @@ class AgentCore(NodeRanks):
         joiner: bool = False, leaderless_limit_s: float = 300.0, begins: int = 0, graces: Graces = NO_GRACE,
         stop_grace_s: float = 10.0,
     ) -> None:  # fmt: skip
-        super().__init__(hello.node, hello.last, ports, graces)
-        self.slots = hello.local_world_size
+        self.node = hello.node
+        self.ranks = NodeRanks(hello.node, hello.local_world_size, hello.last, ports, graces)
         self.joiner = joiner
         self.warnings: list[str] = []
-        self.ready = True  # ranks would start at once
+        self._ports = ports
         self._hello = msgspec.structs.replace(hello, joiner=joiner)
         self._leaderless_limit_s = leaderless_limit_s
         self._succession = Succession(
@@ -64,20 +64,20 @@ class AgentCore(NodeRanks):
     def tick(self) -> None:
         """Heartbeats, lease, succession."""
         now = self._ports.monotonic()
-        if self.ending is None:
+        if self.ranks.ending is None:
             self._succession.tick(now)
             self._abandon_when_alone(now)
-            if self._stops_by is not None and now > self._stops_by and self.ending is None:
-                self._end(m.End(self.epoch, "terminated", 143))
-        if now >= self._next_beat and self._may_follow() and self.ending is None:
+            if self._stops_by is not None and now > self._stops_by and self.ranks.ending is None:
+                self.ranks.end(m.End(self.ranks.epoch, "terminated", 143))
+        if now >= self._next_beat and self._may_follow() and self.ranks.ending is None:
             self._next_beat = now + self.beat_interval_s
             if self._welcomed and self._succession.in_contact:
                 self._beat(now)
             elif not self._succession.contacts:
                 self._next_beat = now + max(self.beat_interval_s, self._succession.state.repeat_s)
                 self._say_hello(now)
-        if self._ranks_alive and now > self._lease and self.ending is None:
-            self._end_lease()
+        if self.ranks.alive and now > self.ranks.lease and self.ranks.ending is None:
+            self.ranks.end_lease()
 
     @property
     def beat_interval_s(self) -> float:
@@ -98,16 +98,16 @@ class AgentCore(NodeRanks):
         elif now - self._lost_at > self._leaderless_limit_s and now >= self._next_abandon:
             self._next_abandon = now + 1.0
             if self.joiner:
-                self._end(m.End(self.epoch, "left", 0))
+                self.ranks.end(m.End(self.ranks.epoch, "left", 0))
             elif not self._succession.somebody_leads(now):
-                self._ports.abandon(
+                self._ports.files.abandon(
                     self._succession.state.newest, f"no quorum of voters for {self._leaderless_limit_s:.0f} s"
                 )
 
     def abandoned(self, verdict: str, exit_code: int) -> None:
         """The verdict of a job without a controller is durable, ours or another's."""
-        if self.ending is None and not self._succession.in_contact:
-            self._end(m.End(self.epoch, verdict, exit_code))
+        if self.ranks.ending is None and not self._succession.in_contact:
+            self.ranks.end(m.End(self.ranks.epoch, verdict, exit_code))
 
     @property
     def next_wakeup_s(self) -> float:
@@ -115,28 +115,28 @@ class AgentCore(NodeRanks):
         return 0.05 if not self._succession.in_contact else min(0.1, self.beat_interval_s)
 
     def _beat(self, now: float) -> None:
-        number = self.local.number if self.local else -1
-        step = self.local.step if self.local else -1
-        step_time = self.local.step_time if self.local else 0.0
+        number = self.ranks.local.number if self.ranks.local else -1
+        step = self.ranks.local.step if self.ranks.local else -1
+        step_time = self.ranks.local.step_time if self.ranks.local else 0.0
         incarnation = self._hello.incarnation
         self._ports.to_controller(
             m.Heartbeat(
-                self.node, incarnation, self.epoch, now, number, self._echo, step, step_time, self.ready,
-                self._ports.copy_port(), self.local.has_attached if self.local else False,
+                self.node, incarnation, self.ranks.epoch, now, number, self._echo, step, step_time, self.ranks.ready,
+                self._ports.copy_port(), self.ranks.local.has_attached if self.ranks.local else False,
             )
         )  # fmt: skip
 
     def offer(self, slots: int, evicted: int) -> None:
         """This node has devices for so many ranks, and so many out of use: rounds to come are chosen by that."""
-        self.slots = slots
+        self.ranks.slots = slots
         self._hello = msgspec.structs.replace(self._hello, local_world_size=slots, evicted=evicted)
-        if self._welcomed and self._succession.in_contact and self.ending is None:
+        if self._welcomed and self._succession.in_contact and self.ranks.ending is None:
             self._say_hello(self._ports.monotonic())
 
     def _say_hello(self, now: float) -> None:
         hello = msgspec.structs.replace(
-            self._hello, epoch=self.epoch, committed=tuple(sorted(self.committed)), last=self.state,
-            prepared=self._highest_round, silent_s=self._succession.state.silent_s(now),
+            self._hello, epoch=self.ranks.epoch, committed=tuple(sorted(self.ranks.committed)), last=self.ranks.state,
+            prepared=self.ranks.highest_round, silent_s=self._succession.state.silent_s(now),
         )  # fmt: skip
         self._ports.to_controller(hello)
 
@@ -181,17 +181,17 @@ class AgentCore(NodeRanks):
         """Newest epoch record, or None when there is none, its controller's pulse, and this job's verdict, if any."""
         if verdict is not None:
             self.abandoned(*verdict)  # it was said while we had no controller
-        if self.ending is None:
+        if self.ranks.ending is None:
             self._succession.scanned(record, pulse, self._ports.monotonic())
 
     def claimed(self, epoch: int, won: bool) -> None:
         """Whether our claim of ``epoch`` was the first."""
-        if self.ending is None:
+        if self.ranks.ending is None:
             self._succession.claimed(epoch, won, self._ports.monotonic())
 
     def witness_claimed(self, witness: str, holder: str) -> None:
         """Whose the witness is that this node asked for."""
-        if self.ending is None:
+        if self.ranks.ending is None:
             self._succession.witness_claimed(witness, holder, self._ports.monotonic())
 
     def storage_failed(self) -> None:
@@ -200,7 +200,7 @@ class AgentCore(NodeRanks):
 
     def peer_said(self, message: m.NoLeader | m.Vote) -> None:
         """Another agent called this one because of an election."""
-        if self.ending is None:
+        if self.ranks.ending is None:
             self._succession.peer_said(message, self._ports.monotonic())
 
     def taken_for_controller(self, message: m.Hello | m.Heartbeat) -> None:
@@ -219,7 +219,7 @@ class AgentCore(NodeRanks):
         """A controller is known."""
         self._welcomed = False
         self._echo = NEVER
-        self._begin_epoch(record.epoch)
+        self.ranks.begin_epoch(record.epoch)
         self._next_beat = self._ports.monotonic()
         if not connected:
             self._ports.follow(record)
@@ -237,17 +237,17 @@ class AgentCore(NodeRanks):
 
     def controller_said(self, message: m.ToAgent) -> None:
         """Take a message of the controller that we follow; others' are refused."""
-        if self.ending is not None:
+        if self.ranks.ending is not None:
             return
         now = self._ports.monotonic()
         if isinstance(message, m.Candidate | m.RequestVote | m.Redirect | m.NotLeading):
             self._succession.answered(message, now)
             return
-        if isinstance(message, m.Welcome) and message.epoch > self.epoch:  # of one that we voted for
+        if isinstance(message, m.Welcome) and message.epoch > self.ranks.epoch:  # of one that we voted for
             self._succession.answered(message, now)
             return
-        forced = isinstance(message, m.End) and message.epoch >= self.epoch
-        if not forced and (message.epoch != self.epoch or not self._may_follow()):
+        forced = isinstance(message, m.End) and message.epoch >= self.ranks.epoch
+        if not forced and (message.epoch != self.ranks.epoch or not self._may_follow()):
             return
         self._succession.heard(message.epoch, now)
         match message:
@@ -257,27 +257,27 @@ class AgentCore(NodeRanks):
                 self._welcome()
             case m.UpdateVoters():
                 if self._succession.state.update_voters(message.membership):
-                    self._ports.to_controller(m.VotersUpdated(self.node, self.epoch, message.membership.number))
+                    self._ports.to_controller(m.VotersUpdated(self.node, self.ranks.epoch, message.membership.number))
             case m.Prepare():
-                self._prepare(message)
+                self.ranks.prepare(message)
             case m.Start():
-                self._start(message)
+                self.ranks.start(message)
             case m.End():
-                self._end(message)
+                self.ranks.end(message)
             case m.StageReached():
-                self._stage_reached(message)
+                self.ranks.stage_reached(message)
             case m.Persist() | m.Commit() | m.ProposeStop() | m.ConfirmStop() | m.TerminateRanks():
-                self._during_round(message)
+                self.ranks.during_round(message)
             case _:
                 assert_never(message)
 
     def _renewed(self, message: m.Beat, now: float) -> None:
-        self._lease = max(self._lease, message.sent + message.lease_s)
+        self.ranks.lease = max(self.ranks.lease, message.sent + message.lease_s)
         first = self._echo == NEVER
         self._echo = max(self._echo, message.stamp)
         if first:  # the sooner it knows that we are with it, the sooner it may decide
             self._beat(now)
-        self._start_when_leased()
+        self.ranks.start_when_leased()
 
     def _welcome(self) -> None:
         self._welcomed = True
@@ -285,7 +285,7 @@ class AgentCore(NodeRanks):
             self._beat(self._ports.monotonic())
         for signal in self.warnings:
             self._warn(signal)
-        for fact in self._facts.values():
+        for fact in self.ranks.facts.values():
             self._ports.to_controller(fact)
 
     def warned(self, signal: str, within_s: float | None = None) -> None:
@@ -305,9 +305,9 @@ class AgentCore(NodeRanks):
     def _warn(self, signal: str) -> None:
         if self.joiner and self._leaves_at is not None:
             left = max(0.0, self._leaves_at - self._ports.monotonic())
-            self._ports.to_controller(m.Leaving(self.node, self.epoch, left))
+            self._ports.to_controller(m.Leaving(self.node, self.ranks.epoch, left))
         else:
-            self._ports.to_controller(m.Warned(self.node, self.epoch, signal))
+            self._ports.to_controller(m.Warned(self.node, self.ranks.epoch, signal))
 
 
 @lru_cache(maxsize=16)  # asked at every tick

@@ -10,12 +10,13 @@ import contextlib
 import os
 import select
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.launch.agent.agent_core import AgentCore
 from resilio_hpc.launch.config.options import Mode
 from resilio_hpc.launch.gpus import eviction
 from resilio_hpc.launch.gpus.device_errors import hardware_error
@@ -23,13 +24,12 @@ from resilio_hpc.launch.gpus.device_look import DeviceLook
 from resilio_hpc.launch.gpus.devices import VisibleDevices, local_world_size, read_devices, visible_devices
 from resilio_hpc.launch.gpus.eviction import Evicted, Rules, Strikes
 from resilio_hpc.launch.protocol import messages as m
+from resilio_hpc.launch.rundir.node_memory import NodeMemory
 from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.prolog_epilog import reports
 from resilio_hpc.prolog_epilog.node import uptime_s
 from resilio_hpc.prolog_epilog.reports import Report
-
-if TYPE_CHECKING:
-    from resilio_hpc.launch.agent.agent import Agent
 
 LOOK_S = 10.0
 FRESH_S = 60.0  # a look that is older says nothing about a start now
@@ -49,9 +49,11 @@ class Kept(msgspec.Struct):
 class DeviceEviction:
     """``slots``: for how many ranks the node's devices do now. Does nothing with ``--evict-devices off``."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        options = agent.settings.options
+    def __init__(self, node: NodeContext, memory: NodeMemory) -> None:
+        """Look at the devices, and wait for what is found."""
+        self._node = node
+        self._memory = memory
+        options = node.options
         self.slots = self._all = local_world_size(options.nproc_per_node, read_devices(os.environ))
         self._visible: VisibleDevices = visible_devices(os.environ)
         self._on = options.evict_devices != "off" and bool(self._visible.entries)
@@ -63,13 +65,18 @@ class DeviceEviction:
         self._failed: dict[str, str] = {}  # in this round: entry → what its rank said
         self._round = -1
         self._notes: set[str] = set()
-        self._offered = False  # the node is known to the controller, or soon will be
+        self._core: AgentCore | None = None
+        self._start_ranks: Callable[[LocalRound, m.Start], None] | None = None
         self._kept = Kept(0.0)
         if self._on:
-            self._kept = agent.memory.kept("devices", Kept) or Kept(uptime_s())
+            self._kept = memory.kept("devices", Kept) or Kept(uptime_s())
             self._recall()
             self._settle()
-        self._offered = True
+
+    def attach(self, core: AgentCore, start_ranks: Callable[[LocalRound, m.Start], None]) -> None:
+        """Tell ``core`` from now on what is evicted, and start ranks that waited for a look."""
+        self._core = core
+        self._start_ranks = start_ranks
 
     @property
     def evicted(self) -> tuple[Evicted, ...]:
@@ -91,7 +98,7 @@ class DeviceEviction:
 
     def _recall(self) -> None:
         """What a predecessor on this node took out of use stays so."""
-        self._agent.memory.keep("devices", self._kept)
+        self._memory.keep("devices", self._kept)
         if self._acts:
             self.slots = eviction.slots_left(self._all, self._visible.entries, self._kept.evicted, self._rules)
 
@@ -107,7 +114,7 @@ class DeviceEviction:
     def look(self) -> None:
         """Begin to look at the devices, unless that is under way."""
         if self._on and self._look is None:
-            self._look = DeviceLook(self._kept.since_s, self._agent.local_dir / "devices.log", LOOK_S)
+            self._look = DeviceLook(self._kept.since_s, self._node.local_dir / "devices.log", LOOK_S)
 
     def tick(self) -> None:
         """Take what a look has found; let ranks that wait for it start."""
@@ -121,8 +128,11 @@ class DeviceEviction:
         if new:
             self._evict(new)
         waiting, self._waiting = self._waiting, None
-        if waiting is not None and self._agent.core.local is waiting[0] and not self._refuses(waiting[0]):
-            self._agent.start_ranks(*waiting)
+        core, start_ranks = self._core, self._start_ranks
+        if waiting is None or core is None or start_ranks is None or core.ranks.local is not waiting[0]:
+            return
+        if not self._refuses(waiting[0]):
+            start_ranks(*waiting)
 
     def holds(self, local: LocalRound, start: m.Start) -> bool:
         """Whether ranks may not start: their devices are being looked at, or are fewer than the round counts on."""
@@ -143,7 +153,7 @@ class DeviceEviction:
         self._waiting = None
         if self._on and not for_good:
             if self._kept.strikes.round_over(self._round, self._failed):
-                self._agent.memory.keep("devices", self._kept)
+                self._memory.keep("devices", self._kept)
             self._failed = {}
             self.look()
 
@@ -168,30 +178,30 @@ class DeviceEviction:
         return new + tuple(eviction.of_strikes(self._kept.strikes, entry, identities) for entry in struck)
 
     def _evict(self, new: tuple[Evicted, ...]) -> None:
-        agent = self._agent
+        node = self._node
         self._kept.evicted += new
-        agent.memory.keep("devices", self._kept)
+        self._memory.keep("devices", self._kept)
         left = eviction.slots_left(self._all, self._visible.entries, self._kept.evicted, self._rules)
         for one in new:
-            agent.record(
+            node.record(
                 "device_evicted", device=one.device or one.entry, index=one.index, entry=one.entry, check=one.check,
                 evidence=one.text, source=one.source, slots=left, of=self._all, acted=self._acts,
             )  # fmt: skip
-        agent.say(eviction.words(agent.settings.node, new, left, self._all, self._rules, self._acts))
+        node.say(eviction.words(node.name, new, left, self._all, self._rules, self._acts))
         if self._acts:
             self._report(new)
             self.slots = left
-            if self._offered:
-                agent.core.offer(left, len(self._kept.evicted))
+            if self._core is not None:
+                self._core.offer(left, len(self._kept.evicted))
 
     def _report(self, new: tuple[Evicted, ...]) -> None:
         """Have root's own checks look, where a node daemon takes reports. Of its own verdict it knows."""
         spool = Path(os.environ.get(SPOOL_VARIABLE, reports.SPOOL))
         for one in new:
             if one.source != "verdict":
-                why = f"{eviction.name(one)} is out of use in job {self._agent.settings.job}: {one.check}: {one.text}"
+                why = f"{eviction.name(one)} is out of use in job {self._node.settings.job}: {one.check}: {one.text}"
                 with contextlib.suppress(UsageError):  # no daemon takes reports here
-                    reports.write(spool, Report(self._agent.settings.node, why[:1000]))
+                    reports.write(spool, Report(self._node.name, why[:1000]))
 
     def _refuses(self, local: LocalRound) -> bool:
         """Whether the round was chosen before it was known that it cannot start here; then that is told."""
@@ -199,7 +209,8 @@ class DeviceEviction:
             return False
         gone = ", ".join(f"{eviction.name(one)} ({one.check})" for one in self.evicted)
         text = f"out of use: {gone}; {self.slots} of {self._all} ranks can run here"
-        self._agent.core.spawn_failed(self.slots, text, time.time())
+        if self._core is not None:
+            self._core.ranks.spawn_failed(self.slots, text, time.time())
         return True
 
     def _tell_notes(self, look: DeviceLook) -> None:
@@ -207,7 +218,7 @@ class DeviceEviction:
         for text in look.notes():
             if text not in self._notes:
                 self._notes.add(text)
-                self._agent.record("devices_unclear", reason=text)
+                self._node.record("devices_unclear", reason=text)
 
     def close(self) -> None:
         """End a look that is under way."""

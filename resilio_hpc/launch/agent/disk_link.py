@@ -8,16 +8,13 @@ import hmac
 import socket
 import subprocess
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from resilio_hpc.ckpt.tiers.disk_messages import Serve
 from resilio_hpc.ckpt.tiers.peer_disks import write_known
 from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.launch.process import bootstrap
 from resilio_hpc.launch.protocol import messages as m
-
-if TYPE_CHECKING:
-    from resilio_hpc.launch.agent.agent import Agent
+from resilio_hpc.launch.workers.node_context import NodeContext
 
 MAX_DEATHS = 5
 _BACKLOG = 1024
@@ -28,31 +25,31 @@ class DiskLink:
     """Without ``--local-checkpoints`` it gives nothing. The socket is the agent's, so its port stays where a process
     died: whoever calls waits for the next one."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, node: NodeContext) -> None:
         self.port = 0
         """Where others may read; 0: nowhere."""
-        self.known = agent.local_dir / "peer-disks"
-        self._agent = agent
-        self._key = hmac.digest(agent.run.secret.strip(), b"resilio local checkpoints", hashlib.sha256)
+        self.known = node.local_dir / "peer-disks"
+        self._node = node
+        self._key = hmac.digest(node.run.secret.strip(), b"resilio local checkpoints", hashlib.sha256)
         self._listener: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._deaths = 0
-        if agent.settings.options.local_checkpoints:
-            self._listener = socket.create_server((agent.settings.address, 0), backlog=_BACKLOG)
+        if node.options.local_checkpoints:
+            self._listener = socket.create_server((node.settings.address, 0), backlog=_BACKLOG)
             self.port = self._listener.getsockname()[1]
 
     def start(self) -> None:
         """Start the process."""
-        agent, listener = self._agent, self._listener
+        node, listener = self._node, self._listener
         if listener is None:
             return
-        with (agent.local_dir / "disk-giver.log").open("ab") as log:
+        with (node.local_dir / "disk-giver.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*bootstrap.command("ckpt.tiers.disk_server"), str(listener.fileno())], pass_fds=[listener.fileno()],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True,
             )  # fmt: skip
         assert self._process.stdin
-        serve = Serve(self._key, agent.settings.options.local_checkpoints, str(agent.run.path / "checkpoints"))
+        serve = Serve(self._key, node.options.local_checkpoints, str(node.run.path / "checkpoints"))
         try:
             self._process.stdin.write(encode_line(serve))
             self._process.stdin.flush()
@@ -65,27 +62,27 @@ class DiskLink:
             return
         self._deaths += 1
         self._end()
-        self._agent.record("disk_giver_died")
+        self._node.record("disk_giver_died")
         if self._deaths <= MAX_DEATHS:
             self.start()
         else:
-            log = self._agent.local_dir / "disk-giver.log"
-            self._agent.say(
-                f"{self._agent.settings.node}: other nodes cannot read checkpoints from its disk any more: the process "
+            log = self._node.local_dir / "disk-giver.log"
+            self._node.say(
+                f"{self._node.name}: other nodes cannot read checkpoints from its disk any more: the process "
                 f"that gives them died {self._deaths} times; they read the shared file system instead; see {log}"
             )
             self._close_listener()  # who calls hears so at once
 
     def begin(self, start: m.Start) -> None:
         """Tell the ranks of a round."""
-        write_known(self.known, self._key, self.of_others(start), self._agent.settings.node)
+        write_known(self.known, self._key, self.of_others(start), self._node.name)
 
     def of_others(self, start: m.Start) -> Mapping[str, str]:
         """By node, the endpoints of those of the round that give anything."""
         if self._listener is None:
             return {}
         given = zip(start.state.members, start.disk_ports, strict=False)
-        mine = self._agent.settings.node
+        mine = self._node.name
         return {member.node: f"{member.address}:{port}" for member, port in given if port and member.node != mine}
 
     def _end(self) -> None:

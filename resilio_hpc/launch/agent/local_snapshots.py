@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from resilio_hpc.ckpt.saver import messages
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core import rank_link
 from resilio_hpc.events.event_text import words
+from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.agent.saver_link import Request, SaverLink
 from resilio_hpc.launch.protocol import messages as m
-
-if TYPE_CHECKING:
-    from resilio_hpc.launch.agent.agent import Agent
+from resilio_hpc.launch.workers.node_context import NodeContext
 
 REFUSED = "the saver process does not take requests"
 
@@ -22,37 +21,42 @@ REFUSED = "the saver process does not take requests"
 class LocalSnapshots:
     """What this node holds in memory, and what is being written from it."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self.saver = SaverLink(agent.local_dir / "saver.log")
+    def __init__(
+        self, node: NodeContext, ranks: NodeRanks, tell_rank: Callable[[int, rank_link.AgentMessage], None]
+    ) -> None:
+        """``tell_rank``: sends a message to a local rank."""
+        self._node = node
+        self._ranks = ranks
+        self._tell_rank = tell_rank
+        self.saver = SaverLink(node.local_dir / "saver.log")
         self._pins: deque[arena.Pin] = deque()  # of what the saver was asked to persist, in that order
-        self._checkpoints = str(agent.run.path / "checkpoints")
+        self._checkpoints = str(node.run.path / "checkpoints")
         self._disk_told = self._differs_told = False
-        options = agent.settings.options
+        options = node.options
         self._retention = Retention(options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb)
 
     def held(self) -> tuple[m.Held, ...]:
         """Whole snapshots, from the arenas' headers."""
-        found = arena.scan(self._agent.arena_dir)
+        found = arena.scan(self._node.arena_dir)
         return tuple(m.Held(snapshot.rank, snapshot.step, snapshot.world_size) for snapshot in found)
 
     def forget_after(self, step: int) -> None:
         """Invalidate snapshots of later steps."""
-        for later in {snapshot.step for snapshot in arena.scan(self._agent.arena_dir) if snapshot.step > step}:
-            arena.invalidate(self._agent.arena_dir, later)
+        for later in {snapshot.step for snapshot in arena.scan(self._node.arena_dir) if snapshot.step > step}:
+            arena.invalidate(self._node.arena_dir, later)
 
     def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
         """Pin the step's arenas and have the saver write them."""
-        pin = arena.pin(self._agent.arena_dir, message.step)
+        pin = arena.pin(self._node.arena_dir, message.step)
         if pin is None:
-            self._agent.core.persist_failed(message.round, message.step, "overwritten by a newer snapshot")
+            self._ranks.persist_failed(message.round, message.step, "overwritten by a newer snapshot")
             return
-        options = self._agent.settings.options
+        options = self._node.options
         sent = self.saver.send(
             messages.Persist(
                 step=message.step, epoch=message.epoch, round=message.round, world_size=world_size,
                 node_rank=member.node_rank, arenas=[str(path) for path in pin.paths], directory=self._checkpoints,
-                local=options.local_checkpoints, holder=self._agent.settings.node,
+                local=options.local_checkpoints, holder=self._node.name,
                 bytes_per_s=(options.checkpoint_gb_per_s or 0.0) * 1e9, verify=self._retention.needs_verified_writes,
             )
         )  # fmt: skip
@@ -60,7 +64,7 @@ class LocalSnapshots:
             self._pins.append(pin)
         else:
             pin.release()
-            self._agent.core.persist_failed(message.round, message.step, REFUSED)
+            self._ranks.persist_failed(message.round, message.step, REFUSED)
 
     def commit(self, message: m.Commit) -> None:
         """Have the saver write the manifest."""
@@ -72,7 +76,7 @@ class LocalSnapshots:
             )
         )  # fmt: skip
         if not sent:
-            self._agent.core.persist_failed(message.round, message.step, REFUSED)
+            self._ranks.persist_failed(message.round, message.step, REFUSED)
 
     def ranks_stop(self) -> None:
         """The round is over: what is not written yet is of no use, and the restart gets the processors."""
@@ -81,7 +85,7 @@ class LocalSnapshots:
 
     def serve(self) -> None:
         """Take the saver's answers."""
-        core = self._agent.core
+        ranks = self._ranks
         for request, answer in self.saver.receive():
             if isinstance(answer, messages.Progress):
                 self._on_progress(request, answer)
@@ -89,35 +93,35 @@ class LocalSnapshots:
             if not request.commits:
                 self._pins.popleft().release()
             if isinstance(answer, messages.Persisted):
-                core.persisted(request.round, request.step, answer.record)
+                ranks.persisted(request.round, request.step, answer.record)
             elif isinstance(answer, messages.Committed):
-                core.commit_done(request.round, request.step, answer.seconds)
+                ranks.commit_done(request.round, request.step, answer.seconds)
                 if answer.short:
-                    self._agent.record("space_short", step=request.step, why=answer.short)
-                    self._agent.say(words("space_short", {"why": answer.short}))
+                    self._node.record("space_short", step=request.step, why=answer.short)
+                    self._node.say(words("space_short", {"why": answer.short}))
                 if answer.differs and not self._differs_told:
                     self._differs_told = True
-                    self._agent.record("replicas_differ", step=request.step, place=answer.differs)
-                    self._agent.say(words("replicas_differ", {"place": answer.differs}))
+                    self._node.record("replicas_differ", step=request.step, place=answer.differs)
+                    self._node.say(words("replicas_differ", {"place": answer.differs}))
             else:
-                core.persist_failed(request.round, request.step, answer.error)
+                ranks.persist_failed(request.round, request.step, answer.error)
         if self.saver.fileno() is None:
-            self._agent.record("saver_died")
+            self._node.record("saver_died")
 
     def _on_progress(self, request: Request, progress: messages.Progress) -> None:
         """Of the first one that was asked to persist and has no answer yet."""
-        agent = self._agent
+        node = self._node
         if isinstance(progress, messages.Local):
             self._pins[0].release()
-            agent.record("local", step=progress.step, size_bytes=progress.size_bytes, seconds=progress.seconds)
-            local = agent.core.local
+            node.record("local", step=progress.step, size_bytes=progress.size_bytes, seconds=progress.seconds)
+            local = self._ranks.local
             for rank in local.attached if local is not None and local.number == request.round else ():
-                agent.tell_rank(rank, rank_link.Stage(progress.step, "local"))
+                self._tell_rank(rank, rank_link.Stage(progress.step, "local"))
             return
-        agent.record("local_failed", step=progress.step, error=progress.error)
+        node.record("local_failed", step=progress.step, error=progress.error)
         if not self._disk_told:
             self._disk_told = True
-            agent.say(f"{agent.settings.node}: {progress.error}")
+            node.say(f"{node.name}: {progress.error}")
 
     def close(self) -> None:
         """End the saver."""

@@ -29,56 +29,64 @@ OfRound = m.Persist | m.Commit | m.ProposeStop | m.ConfirmStop | m.TerminateRank
 
 
 class NodeRanks:
-    """One node's ranks over all rounds. ``agent_core.AgentCore`` adds the controller that is followed."""
+    """One node's ranks over all rounds: what runs, what the controller ordered, what it is told.
 
-    def __init__(self, node: str, last: m.RoundState | None, ports: Ports, graces: Graces = NO_GRACE) -> None:
+    ``slots``: for how many ranks the node's devices do. ``ready``: ranks would start at once. ``alive``: some may run.
+    ``lease``: until then they may, in monotonic seconds. ``facts`` are told again to a controller that comes anew.
+    """
+
+    def __init__(
+        self, node: str, slots: int, last: m.RoundState | None, ports: Ports, graces: Graces = NO_GRACE
+    ) -> None:
         self.node = node
+        self.slots = slots
+        self.ready = True
         self.epoch = 0
         self.state: m.RoundState | None = last
         self.local: LocalRound | None = None
         self.committed: set[int] = set()
         self.ending: m.End | None = None
         self._ports = ports
-        self._lease = ports.monotonic()  # until then ranks may run
+        self.lease = ports.monotonic()
         self._waiting_start: m.Start | None = None  # for a lease
         self._prepared = -1  # the round of the last Prepare of this epoch
-        self._highest_round = last.round if last else -1
+        self.highest_round = last.round if last else -1
         self._started_round = -1  # the last round whose ranks were started in this epoch
         self._store: tuple[int, int] = (-1, 0)  # round and port of the store that was asked for here; port 0: not yet
         self._graces = graces
         self._stopping = False
         self._stopped_at = 0.0  # Unix seconds
         self._in_grace = False  # ranks are being stopped, and some may still run
-        self._ranks_alive = False
+        self.alive = False
         self._before: LocalRound | None = None  # the local ranks of the last round, once they are being stopped
-        self._facts: dict[tuple[str, int], m.ToController] = {}
+        self.facts: dict[tuple[str, int], m.ToController] = {}
         self._ordered: tuple[int, int, int, bool] = (-1, -1, -1, False)  # of the saver: epoch, round, step, to commit?
 
     # -- the controller's orders -------------------------------------------------------------------------------
 
-    def _begin_epoch(self, epoch: int) -> None:
-        """Another controller: what the former one ordered counts no more. One that we merely call again still counts on
-        what it has ordered."""
+    def begin_epoch(self, epoch: int) -> None:
+        """Drop the orders of a former controller; the same one, called again, still counts on them."""
         if epoch == self.epoch:
             return
         self.epoch = epoch
         self._prepared = self._started_round = -1
         self._waiting_start = None
-        self._facts.clear()
+        self.facts.clear()
 
-    def _prepare(self, message: m.Prepare) -> None:
+    def prepare(self, message: m.Prepare) -> None:
+        """Stop ranks of earlier rounds, open the store if asked."""
         if message.round < self._prepared:
             return
         if message.round > self._prepared:
-            self._facts.clear()
+            self.facts.clear()
             self._waiting_start = None
         self._prepared = message.round
-        self._highest_round = max(self._highest_round, message.round)
+        self.highest_round = max(self.highest_round, message.round)
         if message.open_store:
             self._open_store(message.round)
         if self._started_round == message.round:
             return  # repeated, and late: this round is running
-        if self._ranks_alive or self._stopping:
+        if self.alive or self._stopping:
             self._stop_ranks(StopHow(self._graces.failure))
         else:
             self._say_stopped()
@@ -102,7 +110,7 @@ class NodeRanks:
 
     def _stop_ranks_left_over(self) -> None:
         """Others go on without us: what still runs here, or waits to be started, is of a life that is over."""
-        if self._ranks_alive:
+        if self.alive:
             self._stop_ranks()
         self.local = None
 
@@ -115,7 +123,8 @@ class NodeRanks:
             m.RanksStopped(self.node, self.epoch, self._prepared, self._ports.held(), known, completed)
         )
 
-    def _start(self, message: m.Start) -> None:
+    def start(self, message: m.Start) -> None:
+        """Start this node's ranks of a round, or wait as a spare."""
         number = message.state.round
         if number < self._prepared or number <= self._started_round:
             return
@@ -130,7 +139,7 @@ class NodeRanks:
         self.state = message.state
         self._ports.keep(message.state)
         self.committed |= set(message.state.committed)
-        self._highest_round = max(self._highest_round, number)
+        self.highest_round = max(self.highest_round, number)
         self._started_round = number
         self._before = None
         self._waiting_start = None
@@ -142,24 +151,26 @@ class NodeRanks:
             self._tell(self._failure("spawn", "this node was not prepared for the round", self._ports.unix()))
             return
         self._waiting_start = message
-        self._start_when_leased()
+        self.start_when_leased()
 
-    def _start_when_leased(self) -> None:
-        """Ranks run on a lease only; the first Beat of a controller may come after its Start."""
+    def start_when_leased(self) -> None:
+        """Start the ranks that wait for a lease; the first Beat of a controller may come after its Start."""
         start = self._waiting_start
-        if start is None or self.local is None or self._stopping or self._ports.monotonic() > self._lease:
+        if start is None or self.local is None or self._stopping or self._ports.monotonic() > self.lease:
             return
         self._waiting_start = None
-        self._ranks_alive = True
+        self.alive = True
         self._ports.spawn(self.local, start)
 
-    def _stage_reached(self, message: m.StageReached) -> None:
+    def stage_reached(self, message: m.StageReached) -> None:
+        """Tell the ranks that a checkpoint is durable, or failed."""
         if message.stage == "committed":
             self.committed.add(message.step)
         for rank in self.local.attached if self.local else ():
             self._ports.tell_rank(rank, rank_link.Stage(message.step, message.stage, message.error))
 
-    def _during_round(self, message: OfRound) -> None:
+    def during_round(self, message: OfRound) -> None:
+        """Carry out an order for the ranks of the present round."""
         local = self.local
         if local is None or message.round != local.number:
             return
@@ -185,7 +196,7 @@ class NodeRanks:
         order = (message.epoch, message.round, message.step, isinstance(message, m.Commit))
         if order[:3] == self._ordered[:3] and order <= self._ordered:
             return  # repeated: its answer is on the way, or among the facts that are said again
-        if isinstance(message, m.Commit) and self._ports.monotonic() > self._lease:
+        if isinstance(message, m.Commit) and self._ports.monotonic() > self.lease:
             # it lay here while we stood still: others may have gone on from an older step by now
             self.persist_failed(message.round, message.step, "the order to commit came after the end of the lease")
             return
@@ -196,10 +207,11 @@ class NodeRanks:
             world = sum(member.local_world_size for member in self.state.members) if self.state else 0
             self._ports.persist(message, local.member, world)
 
-    def _end(self, message: m.End) -> None:
+    def end(self, message: m.End) -> None:
+        """End the ranks, then this agent."""
         self.ending = message
         self.local = None
-        if self._ranks_alive or self._stopping:
+        if self.alive or self._stopping:
             self._stopping = True
             well = message.verdict == "completed"
             how = StopHow(self._graces.left_running if well else LAST_GRACE_S, for_good=True, well=well)
@@ -212,8 +224,8 @@ class NodeRanks:
         self._ports.to_controller(m.Goodbye(self.node, self.epoch, self.ending.verdict))
         self._ports.leave(self.ending.verdict, self.ending.exit_code)
 
-    def _end_lease(self) -> None:
-        """Nobody may know any more that we train: stop, before another is put in our place."""
+    def end_lease(self) -> None:
+        """Stop: without a lease the controller may start another node's ranks in this one's place."""
         if self._stopping and not self._in_grace:
             return
         local = self.local
@@ -227,7 +239,7 @@ class NodeRanks:
     def all_stopped(self) -> None:
         """Every rank and descendant is gone."""
         self._stopping = self._in_grace = False
-        self._ranks_alive = False
+        self.alive = False
         self._before, self.local = self.local or self._before, None
         if self.ending is not None:
             self._leave()
@@ -304,7 +316,7 @@ class NodeRanks:
 
     def spawner_died(self, at: float) -> None:
         """The spawner is gone and its ranks and stores with it; a new one is being started."""
-        was_needed = (self.local is not None and self._ranks_alive) or self._store[0] == self._prepared >= 0
+        was_needed = (self.local is not None and self.alive) or self._store[0] == self._prepared >= 0
         if was_needed and self.ending is None:
             self._tell(self._failure("spawner_lost", "the process that forks ranks was killed", at))
         self._store = (-1, 0)
@@ -337,7 +349,7 @@ class NodeRanks:
         """Tell the controller, and again if the connection breaks."""
         name = FACTS.get(type(message))
         if name is not None:
-            self._facts[name, message.failure.local_rank if isinstance(message, m.RankFailed) else 0] = message
+            self.facts[name, message.failure.local_rank if isinstance(message, m.RankFailed) else 0] = message
         self._ports.to_controller(message)
 
     def _send_all(self, messages: list[m.ToController]) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from resilio_hpc.launch.agent.agent_core import AgentCore
-    from resilio_hpc.launch.config.agent_settings import AgentSettings
-    from resilio_hpc.launch.rundir.io_worker import Storage
+from resilio_hpc.launch.agent.agent_core import AgentCore
+from resilio_hpc.launch.config.agent_settings import AgentSettings
+from resilio_hpc.launch.rundir.io_worker import Storage
 
 LOOK_S = 60.0  # between two looks at the job's end, which may be changed
 LEAVES_BEFORE_S = 60.0  # a joiner says so before its job ends

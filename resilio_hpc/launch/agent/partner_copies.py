@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from resilio_hpc.ckpt.replication.messages import (
     Begin,
@@ -24,11 +23,10 @@ from resilio_hpc.ckpt.replication.messages import (
 )
 from resilio_hpc.core.json_lines import encode_line
 from resilio_hpc.launch.agent.child_link import ChildLink
+from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
-
-if TYPE_CHECKING:
-    from resilio_hpc.launch.agent.agent import Agent
+from resilio_hpc.launch.workers.node_context import NodeContext
 
 MAX_DEATHS = 5
 SILENT_S = 60.0
@@ -58,13 +56,14 @@ class _Restore:
 class PartnerCopies:
     """Without ``--partner-copies`` it keeps nothing and gives nothing."""
 
-    def __init__(self, agent: Agent, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, node: NodeContext, ranks: NodeRanks, clock: Callable[[], float] = time.monotonic) -> None:
         self.port = 0
         """Where others may fetch; 0: nowhere."""
-        self.link = ChildLink("ckpt.replication.replicator", agent.local_dir / "replicator.log")
-        self._agent = agent
+        self.link = ChildLink("ckpt.replication.replicator", node.local_dir / "replicator.log")
+        self._node = node
+        self._ranks = ranks
         self._clock = clock
-        self._enabled = agent.settings.options.partner_copies
+        self._enabled = node.options.partner_copies
         self._held: dict[tuple[int, int], int] = {}  # (rank, step) → world size
         self._number = 0
         self._copy: tuple[int, _Copy] | None = None
@@ -77,13 +76,13 @@ class PartnerCopies:
         """Start the replicator."""
         if not self._enabled or self._deaths > MAX_DEATHS:
             return
-        agent = self._agent
+        node = self._node
         self.link.start()
-        spill = agent.local_dir / "copies"
+        spill = node.local_dir / "copies"
         self._say(
             Serve(
-                agent.run.secret.decode().strip(), agent.settings.address, str(agent.arena_dir),
-                str(agent.arena_dir / "copies"), str(spill),
+                node.run.secret.decode().strip(), node.settings.address, str(node.arena_dir),
+                str(node.arena_dir / "copies"), str(spill),
             )
         )  # fmt: skip
         self._say_begun()
@@ -146,7 +145,7 @@ class PartnerCopies:
         if not wanted or start.restore is None:
             return True
         if not self.link.takes:
-            self._agent.core.copies_failed(local.number, start.restore, DIED)
+            self._ranks.copies_failed(local.number, start.restore, DIED)
             return False
         self._restore = restore = _Restore(local.number, start.restore)
         self._heard_at = self._clock()
@@ -189,12 +188,12 @@ class PartnerCopies:
                 self._copy = None
                 if isinstance(answer, Fetched):
                     self._keep_copy(copy)
-                    self._agent.record(
+                    self._node.record(
                         "copied", step=copy.step, ranks=[copy.ranks.start, copy.ranks.stop - 1],
                         size_bytes=answer.size_bytes, seconds=answer.seconds,
                     )  # fmt: skip
                 else:
-                    self._agent.record("copy_failed", step=copy.step, error=answer.error)
+                    self._node.record("copy_failed", step=copy.step, error=answer.error)
             elif self._restore is not None and answer.number in self._restore.missing:
                 self._brought(self._restore, answer)
 
@@ -205,7 +204,7 @@ class PartnerCopies:
 
     def _brought(self, restore: _Restore, answer: object) -> None:
         if isinstance(answer, Fetched):
-            self._agent.record("fetched", seconds=answer.seconds, size_bytes=answer.size_bytes)
+            self._node.record("fetched", seconds=answer.seconds, size_bytes=answer.size_bytes)
             restore.missing.discard(answer.number)
             if not restore.missing:
                 self._restore = None
@@ -216,19 +215,19 @@ class PartnerCopies:
 
     def _restore_failed(self, restore: _Restore, error: str) -> None:
         self.give_up()  # the other fetches
-        self._agent.core.copies_failed(restore.round, restore.point, error)
+        self._ranks.copies_failed(restore.round, restore.point, error)
 
     def _died(self) -> None:
         """The copies are still there; a new process gives them away."""
-        self._agent.record("replicator_died")
+        self._node.record("replicator_died")
         self._deaths += 1
         self.port = 0
         restore = self._restore
         self._restore = self._copy = None  # nothing is left to be cancelled
         if self._deaths > MAX_DEATHS:
-            self._agent.say(
-                f"{self._agent.settings.node}: the replicator died {self._deaths} times, there are no partner copies "
-                f"here any more; see {self._agent.local_dir / 'replicator.log'}"
+            self._node.say(
+                f"{self._node.name}: the replicator died {self._deaths} times, there are no partner copies "
+                f"here any more; see {self._node.local_dir / 'replicator.log'}"
             )
         self.start()
         if restore is not None:

@@ -7,42 +7,43 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from resilio_hpc.ckpt.coordination.coordinator import is_read_ahead
 from resilio_hpc.ckpt.restore.read_ahead import NEWEST, Done, ReadAhead
+from resilio_hpc.launch.agent.disk_link import DiskLink
 from resilio_hpc.launch.process import bootstrap
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
-
-if TYPE_CHECKING:
-    from resilio_hpc.launch.agent.agent import Agent
+from resilio_hpc.launch.workers.node_context import NodeContext
 
 
 class ReadAheadLink:
     """One process at a time; those that were killed are waited for when they are dead."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self.begun = agent.local_dir / "read-ahead"
+    def __init__(self, node: NodeContext, disks: DiskLink) -> None:
+        self._node = node
+        self._disks = disks
+        self.begun = node.local_dir / "read-ahead"
         self._reader: subprocess.Popen[bytes] | None = None
         self._killed: list[subprocess.Popen[bytes]] = []
         self._ranks: tuple[int, ...] = ()
         self._is_guess = False
 
-    def guess(self) -> None:
-        """At the agent's start, while torch is imported: as if all nodes of the job came, and took the newest step."""
-        agent, settings = self._agent, self._agent.settings
-        slots = agent.core.slots
-        if settings.join or settings.node not in settings.expected or agent.snapshots.held():
+    def guess(self, slots: int, held: Sequence[m.Held]) -> None:
+        """Read the newest step while torch is imported, as if all nodes of the job came, unless memory has snapshots.
+
+        ``slots``: ranks of each node; ``held``: what this node's memory has.
+        """
+        settings = self._node.settings
+        if settings.join or settings.node not in settings.expected or held:
             return
         first = settings.expected.index(settings.node) * slots
         world_size = min(len(settings.expected), settings.options.max_nodes) * slots
         if first < world_size:
             self._is_guess = True
-            others = settings.expected if agent.disks.port else ()
+            others = settings.expected if self._disks.port else ()
             self._read(NEWEST, world_size, tuple(range(first, first + slots)), others)
 
     def begin(self, local: LocalRound, start: m.Start) -> None:
@@ -55,17 +56,17 @@ class ReadAheadLink:
         self._is_guess = False
         if not is_guessed:
             world_size = sum(member.local_world_size for member in start.state.members)
-            self._read(start.restore.step, world_size, ranks, tuple(self._agent.disks.of_others(start)))
+            self._read(start.restore.step, world_size, ranks, tuple(self._disks.of_others(start)))
 
     def _read(self, step: int, world_size: int, ranks: tuple[int, ...], others: Sequence[str]) -> None:
         self._stop()
         self._ranks = ranks
-        agent = self._agent
+        node = self._node
         request = ReadAhead(
-            str(agent.run.path / "checkpoints"), step, world_size, ranks, str(self.begun),
-            agent.settings.options.local_checkpoints, tuple(others),
+            str(node.run.path / "checkpoints"), step, world_size, ranks, str(self.begun),
+            node.options.local_checkpoints, tuple(others),
         )  # fmt: skip
-        with (agent.local_dir / "read-ahead.log").open("ab") as log:
+        with (node.local_dir / "read-ahead.log").open("ab") as log:
             self._reader = subprocess.Popen(
                 [*bootstrap.command("ckpt.restore.read_ahead"), msgspec.json.encode(request).decode()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
@@ -86,7 +87,7 @@ class ReadAheadLink:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             done = Done(NEWEST, 0, 0.0, "its process died")
         if done.size_bytes or done.why_not:
-            self._agent.record("read_ahead", **msgspec.structs.asdict(done))
+            self._node.record("read_ahead", **msgspec.structs.asdict(done))
 
     def _stop(self) -> None:
         if self._reader is not None:

@@ -132,7 +132,7 @@ class Election:
             missing = [name for name in needed if name not in candidacy.witnesses]
             if missing:
                 candidacy.asked_witness = True
-                self._ports.claim_witness(missing[0])
+                self._ports.files.claim_witness(missing[0])
             elif needed:
                 return self._win(candidacy, True)
         return None

@@ -123,7 +123,7 @@ class Succession:
         if not self._scanning and now >= self._next_scan:
             self._scanning = True
             self._next_scan = now + max(SCAN_S, len(self.state.membership.voters.nodes) / SCANS_PER_S)
-            self._ports.scan_epochs()
+            self._ports.files.scan_epochs()
         if now >= self._next_call and now >= self.state.patient_until and not self._leads:
             self._next_call = now + max(CALL_S, len(self.state.membership.voters.nodes) / CALLS_PER_S)
             self._seek(now)
@@ -301,7 +301,7 @@ class Succession:
         if self._may_claim_first(record, now):
             self._scanning = True
             known = max(self.state.newest, record.epoch if record else 0)
-            self._ports.claim_epoch(known + 1 + known % 2)
+            self._ports.files.claim_epoch(known + 1 + known % 2)
 
     def _claimed_after_update(self, epoch: int) -> bool:
         """Return whether ``epoch`` was claimed after voters were set: its controller may count former voters."""

@@ -8,20 +8,8 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 
 
-class SuccessionPorts(Protocol):
-    """Effects of an election. No call blocks; results come back as events. Part of ``agent_ports.Ports``."""
-
-    def monotonic(self) -> float:
-        """Return the seconds of a clock that does not jump."""
-
-    def to_controller(self, message: m.ToController) -> None:
-        """Queue a message to the node that this one follows or contacts."""
-
-    def to_caller(self, node: str, message: m.ToAgent) -> None:
-        """Queue a message to an agent that called this one."""
-
-    def contact(self, node: str, endpoint: str) -> None:
-        """Connect to another agent."""
+class ElectionFiles(Protocol):
+    """What an election asks of the run directory. No call blocks; results come back as events."""
 
     def scan_epochs(self) -> None:
         """Read the newest epoch record and its pulse → ``scanned`` or ``storage_failed``."""
@@ -34,6 +22,26 @@ class SuccessionPorts(Protocol):
 
     def abandon(self, epoch: int, reason: str) -> None:
         """Write the verdict of a job without a controller, unless an epoch after ``epoch`` began → ``abandoned``."""
+
+
+class SuccessionPorts(Protocol):
+    """Effects of an election. No call blocks; results come back as events. Part of ``agent_ports.Ports``."""
+
+    @property
+    def files(self) -> ElectionFiles:
+        """Return the run directory, as far as an election needs it."""
+
+    def monotonic(self) -> float:
+        """Return the seconds of a clock that does not jump."""
+
+    def to_controller(self, message: m.ToController) -> None:
+        """Queue a message to the node that this one follows or contacts."""
+
+    def to_caller(self, node: str, message: m.ToAgent) -> None:
+        """Queue a message to an agent that called this one."""
+
+    def contact(self, node: str, endpoint: str) -> None:
+        """Connect to another agent."""
 
     def keep_vote_record(self, vote_record: VoteRecord) -> None:
         """Write to this node's disk before any later message is sent."""

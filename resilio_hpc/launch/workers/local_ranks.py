@@ -20,8 +20,9 @@ from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.console import Console, RankLogs
 from resilio_hpc.launch.workers.error_file import describe_exit, read_error
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
+from resilio_hpc.launch.workers.node_context import NodeContext
 from resilio_hpc.launch.workers.rank_env import Placement, RoundSetting, rank_argv, rank_variables
-from resilio_hpc.launch.workers.rank_owner import AnySpawner, RankOwner, StopHow
+from resilio_hpc.launch.workers.rank_owner import AnySpawner, Devices, RankEvents, StopHow
 from resilio_hpc.launch.workers.rank_server import RankServer
 from resilio_hpc.launch.workers.spawner import Spawner
 
@@ -35,16 +36,22 @@ class LocalRanks:
 
     imports_first = True  # the spawner imports what ranks need, before they do
 
-    def __init__(self, agent: RankOwner, token: str, spool: Path) -> None:
-        self._agent = agent
-        self._options = agent.settings.options
-        environment = rank_environment(slurm_variables.of_ranks(os.environ), agent.core.slots, token)
+    def __init__(
+        self, node: NodeContext, core: RankEvents, devices: Devices, begun: Path, token: str, spool: Path
+    ) -> None:
+        """``begun``: names the step that is being read ahead. ``token`` marks the node's ranks in ``/proc``."""
+        self._node = node
+        self._core = core
+        self._devices = devices
+        self._begun = begun
+        self._options = node.options
+        environment = rank_environment(slurm_variables.of_ranks(os.environ), core.slots, token)
         self._in_own_step = slurm_variables.SET_ASIDE in os.environ
         self._base = environment
-        self._spawner = self._new_spawner(environment, agent.local_dir)
+        self._spawner = self._new_spawner(environment, node.local_dir)
         self._logs = Path(self._options.log_dir) if self._options.log_dir else spool / "logs"
         self._console = Console(self._options)
-        self.server = RankServer(agent.local_dir / "agent.sock", agent.core.rank_said)
+        self.server = RankServer(node.local_dir / "agent.sock", core.rank_said)
         self._errors: dict[int, Path] = {}
         self._error_logs: dict[int, Path] = {}  # where a rank's standard error goes
         self._pids: dict[int, int] = {}
@@ -58,13 +65,13 @@ class LocalRanks:
         zygote = self._options.zygote and self._options.kind != "command"
         options = self._options
         return Spawner(
-            environment, options.preload, zygote, directory, cwd=self._agent.settings.cwd, torch=options.torch,
+            environment, options.preload, zygote, directory, cwd=self._node.settings.cwd, torch=options.torch,
             program=(options.kind, options.script),
         )  # fmt: skip
 
     def start(self) -> None:
         """Start the spawner; it imports torch while the agents find each other."""
-        self._agent.core.ready = not self.imports_first
+        self._core.ready = not self.imports_first
         self._spawner.start()
 
     def filenos(self) -> Iterator[int]:
@@ -86,18 +93,18 @@ class LocalRanks:
     def tick(self) -> None:
         """Show the ranks' output, and tell of those that do not end."""
         self._console.follow(SHOWS_S)
-        agent = self._agent
-        local = agent.core.local
+        node = self._node
+        local = self._core.local
         for rank in local.lingering(time.monotonic()) if local is not None else ():
             overdue = {"rank": rank.rank, "pid": self._pids.get(rank.local_rank), "waited_s": LINGERS_S}
-            agent.record("exit_overdue", **overdue)
-            agent.say(words("exit_overdue", {"node": agent.settings.node, **overdue}))
+            node.record("exit_overdue", **overdue)
+            node.say(words("exit_overdue", {"node": node.name, **overdue}))
 
     # -- what the core wants -----------------------------------------------------------------------------------
 
     def open_store(self, round_number: int) -> None:
         """Open a round's rendezvous store here."""
-        self._spawner.open_store(round_number, self._agent.settings.address)
+        self._spawner.open_store(round_number, self._node.settings.address)
 
     def stop(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks and all their descendants."""
@@ -119,7 +126,7 @@ class LocalRanks:
         self._starting = set(local.ranks)
         self._pids.clear()
         directory = self._logs / str(local.number) / local.node
-        errors = self._agent.local_dir / "errors" / str(local.number)
+        errors = self._node.local_dir / "errors" / str(local.number)
         for path in (directory, errors):
             path.mkdir(parents=True, exist_ok=True)
         world = sum(member.local_world_size for member in start.state.members)
@@ -136,7 +143,7 @@ class LocalRanks:
             try:
                 command = self._command(placement, start, out, err)
             except UsageError as error:  # this world cannot be: every node says so, and each try counts
-                self._agent.core.spawn_failed(rank.local_rank, str(error), time.time())
+                self._core.spawn_failed(rank.local_rank, str(error), time.time())
                 return
             self._spawner.spawn(command)
         self._console.watch(logs, world, directory)
@@ -149,16 +156,16 @@ class LocalRanks:
         return directory / f"{rank}.log", directory / (f"{rank}.err.log" if separate else f"{rank}.log")
 
     def _command(self, placement: Placement, start: m.Start, out: Path, err: Path) -> sm.RankCommand:
-        agent = self._agent
+        node = self._node
         restore = start.restore_of(placement.rank)
         setting = RoundSetting(
-            agent.run.run_id, agent.run.path, start.state.round, start.state.epoch, start.state.restarts,
-            start.master_address, start.master_port, self.server.path, agent.arena_dir,
+            node.run.run_id, node.run.path, start.state.round, start.state.epoch, start.state.restarts,
+            start.master_address, start.master_port, self.server.path, node.arena_dir,
             f"{ARRIVING if start.arrives(placement.rank) else restore.source}:{restore.step}" if restore else "",
-            agent.read_ahead.begun,
+            self._begun,
         )  # fmt: skip
         local = placement.local_rank
-        devices = agent.devices.variables
+        devices = self._devices.variables
         variables = devices | rank_variables(
             self._base | devices, self._options, placement, setting, self._errors[local]
         )
@@ -170,39 +177,38 @@ class LocalRanks:
             cpus = cpu_share(sorted(os.sched_getaffinity(0)), local, placement.local_world_size)
         return sm.RankCommand(
             local, rank_argv(self._options, local, placement), self._options.kind, variables,
-            agent.settings.cwd or str(Path.cwd()), str(out), str(err), cpus, agent.open_files,
-            str(agent.run.path / run_directory.STDIN) if placement.rank == self._options.stdin_rank else "",
+            node.settings.cwd or str(Path.cwd()), str(out), str(err), cpus, node.open_files,
+            str(node.run.path / run_directory.STDIN) if placement.rank == self._options.stdin_rank else "",
         )  # fmt: skip
 
     # -- what becomes of them ----------------------------------------------------------------------------------
 
     def _on_event(self, event: sm.SpawnerEvent) -> None:
-        agent = self._agent
+        node = self._node
         if isinstance(event, sm.Ready):
-            agent.core.ready = True
-            agent.ledger.append("spawner_ready", node=agent.settings.node, seconds=round(event.seconds, 3),
-                                why_not_fork=event.why_not_fork)  # fmt: skip
+            self._core.ready = True
+            node.record("spawner_ready", seconds=round(event.seconds, 3), why_not_fork=event.why_not_fork)
             self._fork_refused = event.why_not_fork
             if event.why_not_fork and self._options.zygote and self._options.kind != "command":
-                agent.say(f"ranks on {agent.settings.node} are executed, not forked: {event.why_not_fork}")
+                node.say(f"ranks on {node.name} are executed, not forked: {event.why_not_fork}")
         elif isinstance(event, sm.Started):
             self._on_started(event)
         elif isinstance(event, sm.SpawnFailed):
-            agent.core.spawn_failed(event.local_rank, event.error, time.time())
+            self._core.spawn_failed(event.local_rank, event.error, time.time())
         elif isinstance(event, sm.Exited):
             self._on_exited(event)
         elif isinstance(event, sm.StoreReady):
-            agent.core.store_ready(event.round, event.port)
+            self._core.store_ready(event.round, event.port)
         elif isinstance(event, sm.StoreDied):
-            agent.record("store_died", round=event.round, error=event.error)
-            agent.core.store_died(event.round, event.error, time.time())
+            node.record("store_died", round=event.round, error=event.error)
+            self._core.store_died(event.round, event.error, time.time())
         elif isinstance(event, sm.AllStopped):
             self._pids.clear()
-            agent.record("ranks_stopped", seconds=round(event.seconds, 4))
-            agent.core.all_stopped()
+            node.record("ranks_stopped", seconds=round(event.seconds, 4))
+            self._core.all_stopped()
         elif isinstance(event, sm.StopFailed):
-            agent.say(f"{agent.settings.node}: processes {event.pids} outlived SIGKILL (stuck in the kernel?)")
-            agent.record("stop_failed", pids=list(event.pids))
+            node.say(f"{node.name}: processes {event.pids} outlived SIGKILL (stuck in the kernel?)")
+            node.record("stop_failed", pids=list(event.pids))
         else:
             self._on_spawner_died(event)
 
@@ -212,12 +218,12 @@ class LocalRanks:
         if event.mode == "exec" and event.why and event.why != self._fork_refused:
             self._fork_refused = event.why
             if self._options.zygote and self._options.kind != "command":
-                self._agent.say(f"ranks on {self._agent.settings.node} are executed, not forked: {event.why}")
+                self._node.say(f"ranks on {self._node.name} are executed, not forked: {event.why}")
         if not self._starting:
-            local = self._agent.core.local
+            local = self._core.local
             pids = {local.ranks[number].rank: pid for number, pid in self._pids.items()} if local else {}
-            self._agent.record("ranks", round=self._round, mode=event.mode, pids=pids)
-            self._agent.core.ranks_started(self._round, round(time.monotonic() - self._start_began, 4), event.mode)
+            self._node.record("ranks", round=self._round, mode=event.mode, pids=pids)
+            self._core.ranks_started(self._round, round(time.monotonic() - self._start_began, 4), event.mode)
 
     def _on_exited(self, event: sm.Exited) -> None:
         self._pids.pop(event.local_rank, None)
@@ -226,40 +232,40 @@ class LocalRanks:
         if event.exit_code != 0 and event.local_rank in self._errors:
             said, note = read_error(self._errors[event.local_rank])
             if note:
-                self._agent.record("error_file_ignored", reason=note)
+                self._node.record("error_file_ignored", reason=note)
             if said is not None:
                 error, at = (said.message, said.traceback), min(at, said.time)
-        if event.exit_code != 0 and self._agent.core.local is not None:
-            self._agent.devices.rank_failed(event.local_rank, error, self._error_logs.get(event.local_rank))
-        self._agent.core.rank_exited(event.local_rank, event.exit_code, event.signal, at, error)
+        if event.exit_code != 0 and self._core.local is not None:
+            self._devices.rank_failed(event.local_rank, error, self._error_logs.get(event.local_rank))
+        self._core.rank_exited(event.local_rank, event.exit_code, event.signal, at, error)
 
     def _end_in_words(self, event: sm.Exited) -> str:
         return describe_exit(event.exit_code, event.signal)
 
     def _on_spawner_died(self, event: sm.SpawnerDied) -> None:
-        agent = self._agent
-        agent.record("spawner_died", exit_code=event.exit_code, signal=event.signal, swept=len(event.swept))
+        node = self._node
+        node.record("spawner_died", exit_code=event.exit_code, signal=event.signal, swept=len(event.swept))
         self._spawner_restarts += 1
         self._pids.clear()
-        if agent.core.ending is None and self._spawner_restarts <= MAX_SPAWNER_RESTARTS:
+        if self._core.ending is None and self._spawner_restarts <= MAX_SPAWNER_RESTARTS:
             self.start()
-        elif agent.core.ending is None:
-            log = agent.local_dir / "spawner.log"
-            agent.say(f"the process that starts ranks died {self._spawner_restarts} times: {last_line(log)}")
-            agent.core.give_up("spawner keeps dying")
-        agent.core.spawner_died(event.time)
+        elif self._core.ending is None:
+            log = node.local_dir / "spawner.log"
+            node.say(f"the process that starts ranks died {self._spawner_restarts} times: {last_line(log)}")
+            self._core.give_up("spawner keeps dying")
+        self._core.spawner_died(event.time)
 
     def close(self) -> None:
         """Show the rest of the output, end the spawner."""
         self._console.close(2.0)
         self.server.close()
-        ending = self._agent.core.ending
+        ending = self._core.ending
         if ending is None or ending.verdict != "completed":
             self._spawner.kill()
         elif left := self._spawner.release():
-            node = self._agent.settings.node
-            self._agent.record("left_running", pids=left)
-            self._agent.say(words("left_running", {"node": node, "pids": left}))
+            node = self._node.name
+            self._node.record("left_running", pids=left)
+            self._node.say(words("left_running", {"node": node, "pids": left}))
 
 
 def rank_environment(base: dict[str, str], slots: int, token: str) -> dict[str, str]:

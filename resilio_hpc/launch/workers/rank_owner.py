@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from resilio_hpc.core import rank_link
-from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.protocol.messages import End
-from resilio_hpc.launch.rundir.run_directory import Run
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.local_round import LocalRound
 
@@ -80,41 +77,6 @@ class Devices(Protocol):
 
     def rank_failed(self, local_rank: int, said: tuple[str, str], log: Path | None) -> None:
         """A rank ended by itself. ``said``: its message and traceback; ``log``: its standard error."""
-
-
-class ReadAhead(Protocol):
-    """What reads a step ahead."""
-
-    begun: Path  # names that step
-
-
-class RankOwner(Protocol):
-    """The agent, as far as its ranks need it."""
-
-    settings: AgentSettings
-    run: Run
-    local_dir: Path
-    arena_dir: Path
-    open_files: int
-    ledger: Ledger
-
-    @property
-    def core(self) -> RankEvents:
-        """What hears of the ranks."""
-
-    @property
-    def devices(self) -> Devices:
-        """The node's devices."""
-
-    @property
-    def read_ahead(self) -> ReadAhead:
-        """What reads a step ahead for the ranks."""
-
-    def record(self, kind: str, **fields: Any) -> None:
-        """Write to the ledger."""
-
-    def say(self, line: str) -> None:
-        """One line for the user."""
 
 
 class AnySpawner(Protocol):

@@ -30,6 +30,11 @@ class Ports:
         done, self.done = self.done, []
         return done
 
+    @property
+    def files(self) -> Ports:
+        """Implements ``ElectionFiles``, too."""
+        return self
+
     def monotonic(self) -> float:
         return self.now
 

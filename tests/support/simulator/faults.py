@@ -40,7 +40,7 @@ def _passes(world: SeededWorld, fault: Fault, call: Callable[[], None]) -> None:
 def _rank_dies(world: SeededWorld, fault: Fault) -> bool:
     (node,) = fault.nodes
     agent = world.agents.get(node)
-    if agent is None or agent.core.local is None or not agent.lives():
+    if agent is None or agent.core.ranks.local is None or not agent.lives():
         return False
     signal = 9 if fault.value < 0.5 else None
     agent.rank_ends(0, None if signal else 1, signal, "killed" if signal else "ValueError")

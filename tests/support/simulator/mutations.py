@@ -58,7 +58,7 @@ def leases_without_a_quorum(patch: Patch) -> None:
 
 def leases_do_not_end(patch: Patch) -> None:
     """An agent without a controller lets its ranks run."""
-    patch.setattr(NodeRanks, "_end_lease", lambda self: None)
+    patch.setattr(NodeRanks, "end_lease", lambda self: None)
 
 
 def orders_are_said_once(patch: Patch) -> None:
@@ -129,13 +129,13 @@ def copies_of_other_lives_count(patch: Patch) -> None:
 
 def who_missed_a_start_keeps_its_snapshots(patch: Patch) -> None:
     """A node that comes back keeps snapshots of a life that the others have left."""
-    original = NodeRanks._start
+    original = NodeRanks.start
 
     def start(self: Any, message: m.Start) -> None:
         known = self.state.life if self.state is not None else m.NO_LIFE
         original(self, msgspec.structs.replace(message, follows=known))
 
-    patch.setattr(NodeRanks, "_start", start)
+    patch.setattr(NodeRanks, "start", start)
 
 
 def the_wall_clock_is_trusted(patch: Patch) -> None:

@@ -102,13 +102,13 @@ class VirtualAgent(Process):
     def store_dies(self) -> None:
         """The process with the newest rendezvous store is killed."""
         self.stores.clear()
-        self.core.store_died(self.core._store[0], "killed", self.unix())
+        self.core.ranks.store_died(self.core.ranks._store[0], "killed", self.unix())
 
     def spawner_dies(self) -> None:
         """The process that forks ranks is killed, and they go with it; what it was doing is not answered."""
         self._spawner += 1
         self._ranks_doomed()()
-        self.core.spawner_died(self.unix())
+        self.core.ranks.spawner_died(self.unix())
 
     def _ranks_doomed(self) -> Callable[[], None]:
         """No more is heard of the ranks; returns what makes them disappear."""
@@ -134,7 +134,7 @@ class VirtualAgent(Process):
         self, local_rank: int, exit_code: int | None, signal: int | None, message: str, traceback: str = ""
     ) -> None:
         """A rank exits by itself."""
-        local = self.core.local
+        local = self.core.ranks.local
         if self.alive and local is not None:
             training = self._world.trainings.get(life_of(local))
             if exit_code != 0 and training is not None:
@@ -146,8 +146,8 @@ class VirtualAgent(Process):
     def _rank_exited(
         self, local: LocalRound, local_rank: int, how: tuple[int | None, int | None], at: float, error: tuple[str, str]
     ) -> None:
-        if self.core.local is local:
-            self.core.rank_exited(local_rank, *how, at, error)
+        if self.core.ranks.local is local:
+            self.core.ranks.rank_exited(local_rank, *how, at, error)
             if all(rank.done for rank in local.ranks.values()):
                 self._lives.discard(life_of(local))
 
@@ -157,6 +157,11 @@ class VirtualAgent(Process):
         return f"{self.node}/boot/{self.site.calls}".encode()
 
     # -- ports -------------------------------------------------------------------------------------------------
+
+    @property
+    def files(self) -> VirtualAgent:
+        """Implements ``ElectionFiles``, too."""
+        return self
 
     def monotonic(self) -> float:
         return self.site.monotonic(self._world.now)
@@ -253,13 +258,13 @@ class VirtualAgent(Process):
             if number == self._stops:  # another order replaces this one
                 gone()
                 if spawner == self._spawner:
-                    self.event(self.core.all_stopped)
+                    self.event(self.core.ranks.all_stopped)
 
         heeds_s = 0.0 if how.for_good else min(how.grace_s, self.site.heeds_s)
         self._world.after(heeds_s + self.site.stop_s, stopped)
 
     def terminate_ranks(self) -> None:
-        local = self.core.local
+        local = self.core.ranks.local
         for local_rank in local.ranks if local else ():
             self._world.after(0.1, lambda local_rank=local_rank: self.rank_ends(local_rank, None, 15, ""))  # type: ignore[misc]
 
@@ -267,7 +272,7 @@ class VirtualAgent(Process):
         def opened() -> None:
             self._world.ports += 1
             self.stores.add(self._world.ports)
-            self.core.store_ready(round_number, self._world.ports)
+            self.core.ranks.store_ready(round_number, self._world.ports)
 
         self._world.after(0.01, lambda: self.event(opened))
 
@@ -286,7 +291,7 @@ class VirtualAgent(Process):
 
         def forked() -> None:
             if self.alive and life == self._life and world.spawns:
-                self.event(lambda: self.core.ranks_started(local.number, FORK_S, "fork"))
+                self.event(lambda: self.core.ranks.ranks_started(local.number, FORK_S, "fork"))
                 came("fork")
 
         if wanted:
@@ -311,11 +316,11 @@ class VirtualAgent(Process):
             site.pinned = -1
             if None in copies or (self.node, message.step) in world.saver_fails:
                 error = "no space left on device"
-                self.event(lambda: self.core.persist_failed(message.round, message.step, error))
+                self.event(lambda: self.core.ranks.persist_failed(message.round, message.step, error))
             else:
                 content = [[list(entry) for entry in copy.history] for copy in copies if copy is not None]
                 record = ShardRecord(member.node_rank, json.dumps(content), 0, "own", ())
-                self.event(lambda: self.core.persisted(message.round, message.step, record))
+                self.event(lambda: self.core.ranks.persisted(message.round, message.step, record))
 
         world.storage.save(self, world.slow_savers.get(self.node, world.save_s), write)
 
@@ -324,14 +329,16 @@ class VirtualAgent(Process):
 
         def write() -> None:
             if self.is_fenced(message.epoch) or (message.epoch, message.round) < directory.newest_commit:
-                self.event(lambda: self.core.persist_failed(message.round, message.step, "a newer epoch has begun"))
+                self.event(
+                    lambda: self.core.ranks.persist_failed(message.round, message.step, "a newer epoch has begun")
+                )
                 return
             contents = {tuple(map(tuple, rank)) for record in message.records for rank in json.loads(record.file)}
             self._world.watch.commits(message.step, message.epoch, contents, self._world.now - ordered_at)
             directory.committed[message.step] = contents.pop()
             directory.newest_commit = (message.epoch, message.round)  # what earlier rounds staged is swept away
             directory.commit_times.append((self._world.now, message.step))
-            self.event(lambda: self.core.commit_done(message.round, message.step, 0.01))
+            self.event(lambda: self.core.ranks.commit_done(message.round, message.step, 0.01))
 
         self._world.storage.save(self, 0.02, write)
 

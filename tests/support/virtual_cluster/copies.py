@@ -79,7 +79,7 @@ class VirtualCopies:
             waiting, self._brings, self._then = self._then, -1, []
             if len(found) < len(wanted):
                 self._world.record("not_fetched", {"node": self._agent.node, "step": restore.step})
-                self._agent.core.copies_failed(local.number, restore, "said nothing for 10 s")
+                self._agent.core.ranks.copies_failed(local.number, restore, "said nothing for 10 s")
                 return
             self._agent.site.memory |= found
             self._world.record("fetched", {"node": self._agent.node, "step": restore.step})

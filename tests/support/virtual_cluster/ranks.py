@@ -91,7 +91,7 @@ class Training:
             if isinstance(message, rank_link.Attach):
                 agent.rank_ends(local_rank, 0, None, "")
             return
-        agent.event(lambda: agent.core.rank_said(self.round, local_rank, message))
+        agent.event(lambda: agent.core.ranks.rank_said(self.round, local_rank, message))
 
     def _begin(self) -> None:
         if self.broken:

@@ -226,7 +226,7 @@ class World:
         traceback: str = "",
     ) -> None:
         for agent in self.agents.values():
-            local = agent.core.local
+            local = agent.core.ranks.local
             for index, known in local.ranks.items() if local else ():
                 if known.rank == rank and agent.rank_rounds():
                     agent.rank_ends(index, exit_code if signal is None else None, signal, message, traceback)
@@ -286,7 +286,7 @@ class World:
         return controller
 
     def tell_rank(self, agent: VirtualAgent, local_rank: int, message: rank_link.AgentMessage) -> None:
-        local = agent.core.local
+        local = agent.core.ranks.local
         training = self.trainings.get(life_of(local)) if local is not None else None
         if training is not None:
             self.after(LATENCY_S, lambda: training.told(agent, local_rank, message))

@@ -12,7 +12,8 @@ from resilio_hpc.launch.workers.local_ranks import LocalRanks
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.mpi.spawner import MpiSpawner
 from resilio_hpc.launch.workers.mpi.tasks import STEP_KILLED
-from resilio_hpc.launch.workers.rank_owner import RankOwner, StopHow
+from resilio_hpc.launch.workers.node_context import NodeContext
+from resilio_hpc.launch.workers.rank_owner import Devices, RankEvents, StopHow
 
 KILLED_WITH_STEP = "killed together with its MPI step"  # first_failure knows this for an echo
 ECHO_S = 0.3  # an echo is told so much later than it is seen: by then the failure itself is known, wherever it was
@@ -24,10 +25,12 @@ _ABORTED = (
 )
 
 
-def local_ranks(agent: RankOwner, token: str, spool: Path) -> LocalRanks:
-    """The ranks of an agent, in the way that its options ask for."""
-    kind = MpiRanks if agent.settings.options.mpi else LocalRanks
-    return kind(agent, token, spool)
+def local_ranks(
+    node: NodeContext, core: RankEvents, devices: Devices, begun: Path, token: str, spool: Path
+) -> LocalRanks:
+    """Return the ranks of an agent, of the kind that its options ask for."""
+    kind = MpiRanks if node.options.mpi else LocalRanks
+    return kind(node, core, devices, begun, token, spool)
 
 
 class MpiRanks(LocalRanks):
@@ -36,9 +39,12 @@ class MpiRanks(LocalRanks):
     imports_first = False
     _spawner: MpiSpawner
 
-    def __init__(self, agent: RankOwner, token: str, spool: Path, echo_s: float = ECHO_S) -> None:
+    def __init__(
+        self, node: NodeContext, core: RankEvents, devices: Devices, begun: Path, token: str, spool: Path,
+        echo_s: float = ECHO_S,
+    ) -> None:  # fmt: skip
         """``echo_s``: how long an echo waits for the failure itself."""
-        super().__init__(agent, token, spool)
+        super().__init__(node, core, devices, begun, token, spool)
         self._echo_s = echo_s
         self._echoes: list[tuple[float, sm.Exited]] = []  # when to tell of them
 
@@ -51,7 +57,7 @@ class MpiRanks(LocalRanks):
         self._spawner.expect(local.number, local.member)
         super().spawn(local, start)
         if local.member.node_rank == 0:
-            self._spawner.launch(self._agent.run.run_id, local.number, self._options.mpi, start.state.members)
+            self._spawner.launch(self._node.run.run_id, local.number, self._options.mpi, start.state.members)
 
     def stop(self, how: StopHow, keep_stores_from: int) -> None:
         """End all ranks; whoever asks for it knows of a failure, or needs none."""

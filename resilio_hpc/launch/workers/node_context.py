@@ -1,0 +1,46 @@
+"""What every part of an agent works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resilio_hpc.core.ledger import Ledger
+from resilio_hpc.launch.config.agent_settings import AgentSettings
+from resilio_hpc.launch.config.options import LaunchOptions
+from resilio_hpc.launch.process import announce
+from resilio_hpc.launch.rundir.run_directory import Run
+
+
+@dataclass(frozen=True)
+class NodeContext:
+    """One node's agent: its settings and run, its directories, its ledger and its voice.
+
+    ``local_dir``: the agent's own, in ``/tmp``; ``arena_dir``: in ``/dev/shm``; ``open_files``: the limit for ranks.
+    """
+
+    settings: AgentSettings
+    run: Run
+    local_dir: Path
+    arena_dir: Path
+    ledger: Ledger
+    open_files: int
+
+    @property
+    def name(self) -> str:
+        """Return the node's name."""
+        return self.settings.node
+
+    @property
+    def options(self) -> LaunchOptions:
+        """Return the launch's options."""
+        return self.settings.options
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Write an event of this node to the ledger."""
+        self.ledger.append(kind, node=self.name, **{k: v for k, v in fields.items() if k != "node"})
+
+    def say(self, line: str) -> None:
+        """Print one line for the user."""
+        announce.say(line)
