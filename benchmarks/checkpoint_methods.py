@@ -135,6 +135,8 @@ class Dcp(Method):
 
 class DcpAsync(Dcp):
     process = False
+    group: Any = None
+    last: Any = None
 
     def save(self, step: int) -> Callable[[], None]:
         import torch.distributed.checkpoint as dcp
@@ -148,14 +150,21 @@ class DcpAsync(Dcp):
             if not hasattr(self, "stager"):
                 self.stager = DefaultStager(StagingOptions(True, True, False, False))
             options["async_stager"] = self.stager
+        if self.last is not None:
+            self.last.result(600)  # as torch's documentation has it: saves that overlap overwrite or await each other
+        if self.group is None and not self.alone() and not self.process:
+            import torch.distributed as dist
+
+            self.group = dist.new_group(backend="gloo")  # its thread's collectives would meet the training's
         done = dcp.async_save(
             self.state,
             checkpoint_id=self.directory / "dcp",
+            process_group=self.group,
             no_dist=self.alone(),
             async_checkpointer_type=kind,
             **options,
         )
-        done = getattr(done, "upload_completion", done)
+        done = self.last = getattr(done, "upload_completion", done)
 
         def wait() -> None:
             done.result(600)

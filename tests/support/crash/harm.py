@@ -15,7 +15,7 @@ from tests.support.environments import scrubbed
 
 Harmed = Callable[..., Any]
 """The fixture of that name: run a script of this folder under the shim, and give what it prints."""
-MODES = ("off", "record", "kill", "tear", "fail once", "fail on", "hang", "leaderless")
+MODES = ("off", "record", "kill", "tear", "fail once", "fail on", "hang", "orphan")
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def saver_alone(directory: Path) -> Result:
     return for_each(harms(read_log(log)), act)
 
 
-def leaderless(directory: Path) -> Result:
+def orphan(directory: Path) -> Result:
     """Whoever asked is killed while its saver makes that call: the step is there all the same, and nothing else."""
     base, work, log = directory / "base", directory / "work", directory / "log"
     assert save(base, [1], [None]) == ["committed"]
@@ -168,7 +168,7 @@ def leaderless(directory: Path) -> Result:
         return check(work, [2])
 
     calls = [call for call in read_log(log) if call.name != "persisted"]
-    return for_each(((Harm("leaderless", call.number), call) for call in calls), act)
+    return for_each(((Harm("orphan", call.number), call) for call in calls), act)
 
 
 def two(directory: Path, victim: int) -> Result:
@@ -302,7 +302,7 @@ SCENARIOS: dict[str, Callable[[Path], Result]] = {
     "saver": saver,
     "prune": prune,
     "saver alone": saver_alone,
-    "leaderless": leaderless,
+    "orphan": orphan,
     "view": view,
     "arenas": lambda directory: arenas(directory, False),
     "arenas on disk": lambda directory: arenas(directory, True),
