@@ -142,6 +142,7 @@ def test_a_stop_with_grace_lets_ranks_end_by_themselves(bench: Bench) -> None:
         time.sleep(600)
     """)
     bench.task(4)
+    bench.wait(Started)  # the spawner knows of it
     bench.line()
     bench.spawner.stop(signal.SIGTERM, PATIENCE_S, None)
     bench.wait(AllStopped)
