@@ -21,6 +21,7 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.vote import EpochRecord, Term, VoteRecord
 from resilio_hpc.launch.rundir.io_worker import Storage
 from resilio_hpc.launch.workers.local_round import LocalRound
+from resilio_hpc.launch.workers.rank_owner import StopHow
 from scale_process import JOB, Process, tell
 
 Kept = TypeVar("Kept")
@@ -215,7 +216,7 @@ class SimulatedAgent:
 
     # -- ranks -------------------------------------------------------------------------------------------------
 
-    def stop_ranks(self, signal_first: bool, grace_s: float, keep_stores_from: int) -> None:
+    def stop_ranks(self, how: StopHow, keep_stores_from: int) -> None:
         """They are gone at once."""
         self._soon(self.core.ranks.all_stopped)
 

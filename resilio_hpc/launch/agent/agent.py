@@ -34,6 +34,7 @@ from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
 from resilio_hpc.launch.chain import orphaned_job
 from resilio_hpc.launch.config.agent_settings import AGENT_FAILED, AGENT_LIVES, AgentSettings
 from resilio_hpc.launch.controller.host import ControllerHost
+from resilio_hpc.launch.controller.state import controller_config
 from resilio_hpc.launch.notify.notify import Notifier
 from resilio_hpc.launch.process import announce, process_tree
 from resilio_hpc.launch.process.helper_watch import HelperWatch
@@ -258,7 +259,7 @@ class Agent:
 
     def become_controller(self, term: Term) -> None:
         """We were elected."""
-        self._host.begin(self.node.settings, term)
+        self._host.begin(controller_config(self.node.settings, self._host.clock_ahead_s), term)
 
     def step_down(self, reason: str) -> None:
         """Our controller is none any more."""

@@ -16,7 +16,6 @@ import zmq
 from resilio_hpc.core import wire
 from resilio_hpc.core.errors import WireError
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.launch.config.agent_settings import AgentSettings
 from resilio_hpc.launch.consensus.connections import Callers, speaks_for
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.controller_status import status
@@ -26,6 +25,7 @@ from resilio_hpc.launch.controller.state import (
     Action,
     ClaimWitness,
     Clock,
+    ControllerConfig,
     Finish,
     Past,
     QueryHistory,
@@ -33,7 +33,6 @@ from resilio_hpc.launch.controller.state import (
     RecordEpoch,
     Send,
     StepDown,
-    controller_config,
 )  # fmt: skip
 from resilio_hpc.launch.controller.verdict_writer import VerdictWriter
 from resilio_hpc.launch.process.announce import announcement
@@ -100,12 +99,11 @@ class ControllerHost:
         self._record_epoch_at: float | None = None
         self._verdict = VerdictWriter(storage, self._verdict_written)
 
-    def begin(self, settings: AgentSettings, term: Term) -> None:
+    def begin(self, config: ControllerConfig, term: Term) -> None:
         """Become controller of an epoch."""
         self._ask_past_at = self._record_epoch_at = None
         self._verdict.forget()
-        config, clock = controller_config(settings, self.clock_ahead_s), Clock(time.monotonic, time.time)
-        controller = self.controller = Controller(config, term, clock)
+        controller = self.controller = Controller(config, term, Clock(time.monotonic, time.time))
         self._guard = LinkGuard(self._slurm_job, time.monotonic(), term.first)
         controller.run.suspended = not self._guard.may_lead(time.monotonic())
         self._saves = SlowSaves()
