@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, assert_never
 
 import msgspec
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.cached_verdict import Refusal
 from resilio_hpc.prolog_epilog.check import Result, Verdict
-from resilio_hpc.prolog_epilog.drains import Carried, Drainer, Order, Outcome, carry_out, orders
 from resilio_hpc.prolog_epilog.examination import only_warned, withheld
 from resilio_hpc.slurm.drain.drain import ADOPTED_WITHIN_S
+from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 
 AGAIN_S = 60.0
 LEAVE_S = 180.0
@@ -33,20 +34,56 @@ STUCK = "processes-stuck"
 """The check that says whether processes hang in the kernel, as where Slurm drained for "Kill task failed"."""
 NO_VERDICT = "no-verdict"
 """What a prolog calls it that found none (``--missing fail``): over once there is one."""
+_IN_FORCE = (
+    DrainResult.DRAINED, DrainResult.REWORDED, DrainResult.NOTHING, DrainResult.LEFT, DrainResult.OVERTAKEN,
+    DrainResult.CONTESTED,
+)  # fmt: skip
+_WITHHELD = (DrainResult.STORM, DrainResult.WOULD_ACT)  # in observing mode no prolog fails either
+
+
+class Drainer(Protocol):
+    """Who may drain nodes. It compares before it writes, keeps others' reasons, and stops in a storm.
+
+    All but ``drain`` raise SlurmError where Slurm does not answer or will not.
+    """
+
+    def drain(self, node: str, check_id: str, evidence: str) -> DrainOutcome:
+        """Drain ``node`` under a reason of ours."""
+
+    def room(self, node: str) -> str:
+        """ "" where the storm breaker would let ``node`` be drained now; else why not."""
+
+    def held(self, node: str) -> frozenset[str]:
+        """The checks for which we hold ``node`` drained."""
+
+    def drained(self) -> bool:
+        """Whether the node is drained, by us or another, as ``held`` last saw it."""
+
+    def adopt(self, node: str, check_id: str, evidence: str, failed_unix_s: float) -> str:
+        """Make a drain ours that Slurm made since our own prolog had failed at that time; what was done, or "" where
+        there is no such drain."""
+
+    def offer(self, node: str, passes: int) -> str:
+        """What a person may do about a drain that Slurm made itself and that may have passed, as ``held`` last saw it;
+        "" where there is none, or it was offered before. ``passes``: of the check for stuck processes, in a row."""
+
+    def undrain(self, node: str, check_id: str, passes: int) -> str:
+        """End our drain for a check that has passed so often in a row, if that is enough; what was done, or ""."""
 
 
 @dataclass
 class NodeDrains:
     """``said`` gets a line for what changed; ``again``: checks that are to look before they drain again.
 
-    ``_answers``: by check that asks for a drain, what became of it when Slurm last answered."""
+    ``_wanted``: evidence by check that asked for a drain at the last turn; ``_outcomes``: what became of it when Slurm
+    last answered."""
 
     drainer: Drainer
     said: Callable[[str], None]
     again: frozenset[str] = frozenset()
-    _ordered: Sequence[Order] = ()
+    _wanted: Mapping[str, str] = field(default_factory=dict)
     _ordered_s: float = -math.inf
-    _answers: Mapping[str, Carried] = field(default_factory=dict)
+    _outcomes: dict[str, DrainOutcome] = field(default_factory=dict)
     _passes: Counter[str] = field(default_factory=Counter)
     _held: frozenset[str] = frozenset()
     _asked_s: float | None = None
@@ -67,52 +104,72 @@ class NodeDrains:
         warns in it that fails on too many nodes at once.
 
         ``refusal``: the last prolog of ours that failed."""
-        due = self._due(verdict, self._wanted(verdict))
-        self._ask(verdict, refusal, now_due=due and bool(self._with("drained", "already")))
-        wanted = self._wanted(verdict)
+        due = self._due(verdict, self._asking(verdict))
+        self._ask(verdict, refusal, now_due=due and bool(self._with(*_IN_FORCE)))
+        wanted = self._asking(verdict)
         if self._due(verdict, wanted):
             self._order(verdict, wanted)
-        self._ordered = wanted
-        asking = {order.check for order in wanted}
-        self._answers = {check: one for check, one in self._answers.items() if check in asking}
-        warned = self._with("warned")
-        verdict = only_warned(verdict, {check: self._answers[check].why for check in warned})
-        if asking == warned:
+        self._wanted = wanted
+        self._outcomes = {check: one for check, one in self._outcomes.items() if check in wanted}
+        warned = self._with(DrainResult.SHARED)
+        verdict = only_warned(verdict, {check: self._outcomes[check].why for check in warned})
+        if wanted.keys() == warned:
             self._ask_for_room(verdict)
-        if held_back := sorted(self._with("withheld")):
-            return withheld(verdict, str(self._answers[held_back[0]]))
+        if held_back := sorted(self._with(*_WITHHELD)):
+            first = self._outcomes[held_back[0]]
+            return withheld(verdict, f"{first.result}: {held_back[0]}: {first.why}")
         return msgspec.structs.replace(verdict, leave_until_s=self._leave_s)
 
-    def _order(self, verdict: Verdict, wanted: Sequence[Order]) -> None:
-        new = self._new(wanted)
-        carried = carry_out(wanted, self.drainer)
+    def _order(self, verdict: Verdict, wanted: Mapping[str, str]) -> None:
+        """Ask for the drains. A Slurm that does not answer is not asked for the rest: the next verdict asks again."""
         self._ordered_s = verdict.uptime_s
-        for one in carried:
-            if one.order.check in new or one.outcome != "already":
-                self.said(str(one))
-        self._answers = {**self._answers, **{one.order.check: one for one in carried if one.outcome != "failed"}}
-        down = {one.order.check for one in carried if one.outcome == "drained"}
-        self._held = (self._held | down) - self._with("withheld", "warned")  # one too many may have been taken back
-        outcomes = {one.outcome for one in carried} - {"warned"}
-        if not outcomes <= {"drained", "already"}:
+        down: set[str] = set()
+        may_fail = True
+        for check, evidence in wanted.items():
+            outcome = self.drainer.drain(verdict.node, check, evidence)
+            said: str | None = outcome.why
+            match outcome.result:
+                case DrainResult.DRAINED | DrainResult.REWORDED:
+                    down.add(check)
+                    said = evidence
+                case DrainResult.NOTHING | DrainResult.LEFT | DrainResult.OVERTAKEN | DrainResult.CONTESTED:
+                    said = evidence if check not in self._wanted else None
+                case DrainResult.STORM | DrainResult.WOULD_ACT:
+                    may_fail = False
+                case DrainResult.SHARED:
+                    pass
+                case DrainResult.UNKNOWN | DrainResult.REFUSED | DrainResult.OFFERED | DrainResult.UNDRAINED:
+                    self.said(f"{outcome.result}: {check}: {outcome.why}")
+                    may_fail = False
+                    break  # what became of this drain and of the rest before still holds
+                case _:
+                    assert_never(outcome.result)
+            self._outcomes[check] = outcome
+            if said is not None:
+                self.said(f"{outcome.result}: {check}: {said}")
+        # one too many may have been taken back
+        self._held = (self._held | down) - self._with(*_WITHHELD, DrainResult.SHARED)
+        if not may_fail:
             self._leave_s = 0.0
         elif down:
             self._leave_s = verdict.uptime_s + DRAINED_LEAVE_S
 
-    def _with(self, *outcomes: Outcome) -> frozenset[str]:
+    def _with(self, *results: DrainResult) -> frozenset[str]:
         """The checks whose drain came to this."""
-        return frozenset(check for check, one in self._answers.items() if one.outcome in outcomes)
+        return frozenset(check for check, one in self._outcomes.items() if one.result in results)
 
-    def _wanted(self, verdict: Verdict) -> list[Order]:
-        return [order for order in orders(verdict) if order.check not in self.again]
+    def _asking(self, verdict: Verdict) -> dict[str, str]:
+        """Return by check, in order, the evidence for which a verdict asks for a drain."""
+        if verdict.withheld:
+            return {}
+        found = {one.check: one.evidence for one in reversed(verdict.findings) if one.action == "drain"}
+        return {check: found[check] for check in sorted(found.keys() - self.again)}
 
-    def _new(self, wanted: Sequence[Order]) -> set[str]:
-        return {order.check for order in wanted} - {order.check for order in self._ordered}
-
-    def _due(self, verdict: Verdict, wanted: Sequence[Order]) -> bool:
+    def _due(self, verdict: Verdict, wanted: Mapping[str, str]) -> bool:
         # where a check fails everywhere, all nodes ask
-        again_s = LOOK_S if self._with("warned").issuperset(order.check for order in wanted) else AGAIN_S
-        return bool(wanted) and (bool(self._new(wanted)) or verdict.uptime_s - self._ordered_s >= again_s)
+        again_s = LOOK_S if self._with(DrainResult.SHARED) >= wanted.keys() else AGAIN_S
+        is_new = bool(wanted.keys() - self._wanted.keys())
+        return bool(wanted) and (is_new or verdict.uptime_s - self._ordered_s >= again_s)
 
     def _ask_for_room(self, verdict: Verdict) -> None:
         """A prolog that fails for a device, or for this job only, has Slurm drain the node all the same."""
@@ -142,7 +199,7 @@ class NodeDrains:
         try:
             held = self.drainer.held(verdict.node)
             if not self.drainer.drained():
-                self._ended(self._held | self._with("drained", "already"))
+                self._ended(self._held | self._with(*_IN_FORCE))
             self._held = held
             self._give_back(verdict)
             if failed is not None:

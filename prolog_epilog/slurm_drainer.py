@@ -1,31 +1,19 @@
-"""Drains by way of ``slurm.drain_writer``, which compares before it writes and stops in a storm."""
+"""Drains by way of ``slurm.drain.writer``, which compares before it writes and stops in a storm."""
 
 from __future__ import annotations
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.prolog_epilog.drains import Answer, Outcome
 from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.client.model import Node
 from resilio_hpc.slurm.client.this_node import VARIABLE
 from resilio_hpc.slurm.drain.drain import slurms_own
+from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from resilio_hpc.slurm.drain.reason import Finding, read_reason
 from resilio_hpc.slurm.drain.writer import DrainWriter
 
-_OUTCOMES: dict[str, Outcome] = {
-    "drained": "drained",
-    "reworded": "drained",
-    "nothing": "already",
-    "left": "already",
-    "overtaken": "already",
-    "contested": "already",
-    "storm": "withheld",
-    "shared": "warned",
-    "would-act": "withheld",  # who only observes fails no prologs either
-}
-
 
 class SlurmDrainer:
-    """A ``drains.Drainer``. ``client``: the writer's, or another that reads the same."""
+    """A ``node_drains.Drainer``. ``client``: the writer's, or another that reads the same."""
 
     def __init__(self, client: SlurmClient, writer: DrainWriter) -> None:
         self._client = client
@@ -33,12 +21,9 @@ class SlurmDrainer:
         self._seen: Node | None = None
         self._offered: tuple[str, int | None] | None = None
 
-    def drain(self, node: str, check_id: str, evidence: str) -> Answer:
-        """See Drainer. Raises SlurmError where Slurm does not answer, or will not."""
-        outcome = self._writer.drain(node, Finding(check_id, evidence))
-        if outcome.result not in _OUTCOMES:
-            raise SlurmError(f"{node}: {outcome.why}")
-        return Answer(_OUTCOMES[outcome.result], outcome.why)
+    def drain(self, node: str, check_id: str, evidence: str) -> DrainOutcome:
+        """See Drainer."""
+        return self._writer.drain(node, Finding(check_id, evidence))
 
     def room(self, node: str) -> str:
         """See Drainer."""
@@ -58,10 +43,8 @@ class SlurmDrainer:
 
     def adopt(self, node: str, check_id: str, evidence: str, failed_unix_s: float) -> str:
         """See Drainer."""
-        outcome = self._writer.adopt(node, Finding(check_id, evidence), failed_unix_s)
-        if outcome.result in ("unknown", "refused"):
-            raise SlurmError(f"{node}: {outcome.why}")
-        return f"adopted: {outcome.why}" if outcome.result == "reworded" else ""
+        outcome = _answered(self._writer.adopt(node, Finding(check_id, evidence), failed_unix_s))
+        return f"adopted: {outcome.why}" if outcome.result is DrainResult.REWORDED else ""
 
     def offer(self, node: str, passes: int) -> str:
         """See Drainer. "Kill task failed" passes when the processes have ended."""
@@ -69,17 +52,20 @@ class SlurmDrainer:
         row = slurms_own(seen.reason) if seen is not None and seen.state.drain else None
         if seen is None or row is None or not row.offer or self._offered == (seen.reason, seen.reason_time):
             return ""
-        outcome = self._writer.recheck(node, passes)
-        if outcome.result == "unknown":
-            raise SlurmError(f"{node}: {outcome.why}")
-        if outcome.result != "offered":
+        outcome = _answered(self._writer.recheck(node, passes))
+        if outcome.result is not DrainResult.OFFERED:
             return ""
         self._offered = (seen.reason, seen.reason_time)
         return f"offered: {outcome.why}"
 
     def undrain(self, node: str, check_id: str, passes: int) -> str:
         """See Drainer."""
-        outcome = self._writer.undrain(node, check_id, passes)
-        if outcome.result in ("unknown", "refused"):
-            raise SlurmError(f"{node}: {outcome.why}")
-        return "" if outcome.result == "nothing" else f"{outcome.result}: {check_id}: {outcome.why}"
+        outcome = _answered(self._writer.undrain(node, check_id, passes))
+        return "" if outcome.result is DrainResult.NOTHING else f"{outcome.result}: {check_id}: {outcome.why}"
+
+
+def _answered(outcome: DrainOutcome) -> DrainOutcome:
+    """Raise SlurmError where Slurm did not answer, or refused."""
+    if outcome.result in (DrainResult.UNKNOWN, DrainResult.REFUSED):
+        raise SlurmError(f"{outcome.node}: {outcome.why}")
+    return outcome

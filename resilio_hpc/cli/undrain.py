@@ -18,8 +18,9 @@ from resilio_hpc.slurm.client import this_node
 from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.client.model import Node
 from resilio_hpc.slurm.client.which_client import which
+from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from resilio_hpc.slurm.drain.reason import BY_HAND, read_reason
-from resilio_hpc.slurm.drain.writer import DrainWriter, Outcome
+from resilio_hpc.slurm.drain.writer import DrainWriter
 from resilio_hpc.slurm.node_faults.from_slurm import DRAINED_FOR_FAULTS
 
 _EXAMPLES = """examples:
@@ -80,7 +81,7 @@ def end(
     look: LookAgain = look_here,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
-) -> Outcome:
+) -> DrainOutcome:
     """End our drain once no prolog may fail for an old verdict; the outcome says what comes of the node's checks."""
     try:
         before = next(iter(client.nodes([node])), None)
@@ -92,7 +93,7 @@ def end(
         fails = look(node, checks)
         _wait_for_prologs(before, clock, sleep)
     outcome = drainer.undrain(node, check)
-    if outcome.result != "undrained" or not checks:
+    if outcome.result is not DrainResult.UNDRAINED or not checks:
         return outcome
     return replace(outcome, why=f"{outcome.why}; {_what_follows(checks, fails)}")
 
