@@ -12,8 +12,8 @@ from dataclasses import replace
 from resilio_hpc.cli.common.drain_options import EXIT_CODES, Parser, add_options, carry_out, names_of, writer
 from resilio_hpc.cli.health import run
 from resilio_hpc.core.errors import HealthError, SlurmError
-from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY
-from resilio_hpc.prolog_epilog.node_drains import DRAINED_LEAVE_S
+from resilio_hpc.prolog_epilog.drain.node_drains import DRAINED_LEAVE_S
+from resilio_hpc.prolog_epilog.run.cached_verdict import DIRECTORY
 from resilio_hpc.slurm.client import this_node
 from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.client.model import Node

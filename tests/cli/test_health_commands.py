@@ -14,9 +14,9 @@ import pytest
 from resilio_hpc.cli.health import run
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
-from resilio_hpc.prolog_epilog.check import Result, Verdict
-from resilio_hpc.prolog_epilog.node import boot_id, uptime_s
+from resilio_hpc.prolog_epilog.base.check import Result, Verdict
+from resilio_hpc.prolog_epilog.base.node import boot_id, uptime_s
+from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
 from resilio_hpc.slurm.drain.reason import Finding, disowned_reason, write_reason
 from tests.support.requirements import need_readable_checkout
 from tests.support.waiting import PATIENCE_S

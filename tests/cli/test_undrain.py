@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from resilio_hpc.cli.undrain import end
-from resilio_hpc.prolog_epilog.node_drains import DRAINED_LEAVE_S
+from resilio_hpc.prolog_epilog.drain.node_drains import DRAINED_LEAVE_S
 from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.drain.outcome import DrainOutcome
 from resilio_hpc.slurm.drain.policy import DrainPolicy

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.prolog_epilog.epilog import Entry, Job, Plan, Policy, Running, decide, job_of
-from resilio_hpc.prolog_epilog.node_files import NodeFiles
-from resilio_hpc.prolog_epilog.reaping import carry_out, end, see_entries, see_processes
+from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
+from resilio_hpc.prolog_epilog.hooks.epilog import Entry, Job, Plan, Policy, Running, decide, job_of
+from resilio_hpc.prolog_epilog.hooks.process_cleanup import carry_out, end, see_entries, see_processes
 from tests.support.requirements import need_root
 from tests.support.waiting import PATIENCE_S
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.prolog_epilog.check import Result
-from resilio_hpc.prolog_epilog.fault_record import FaultRecord
-from resilio_hpc.prolog_epilog.node_drains import DRAINED_LEAVE_S, LEAVE_S, LOOK_S, STUCK
-from resilio_hpc.prolog_epilog.report_desk import ReportDesk
-from resilio_hpc.prolog_epilog.reports import Report
-from resilio_hpc.prolog_epilog.reports import write as write_report
+from resilio_hpc.prolog_epilog.base.check import Result
+from resilio_hpc.prolog_epilog.base.reports import Report
+from resilio_hpc.prolog_epilog.base.reports import write as write_report
+from resilio_hpc.prolog_epilog.daemon.report_intake import ReportIntake
+from resilio_hpc.prolog_epilog.drain.fault_record import FaultRecord
+from resilio_hpc.prolog_epilog.drain.node_drains import DRAINED_LEAVE_S, LEAVE_S, LOOK_S, STUCK
 from resilio_hpc.slurm.drain.outcome import DrainResult
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
 from tests.support.prolog_epilog.node_trees import process, write
@@ -44,7 +44,7 @@ def test_a_users_report_has_the_checks_run_anew_and_drains_nothing(tmp_path: Pat
     drainer = Drainer()
     daemon = Daemon(tmp_path, drainer)
     spool = tmp_path / "spool"
-    daemon.watch.reports = ReportDesk(spool, "n1", daemon.said.append, time.time)
+    daemon.watch.reports = ReportIntake(spool, "n1", daemon.said.append, time.time)
     daemon.watch.turn()
     write_report(spool, Report(node="n1", why="all GPUs are broken: drain it"))
     daemon.at(1005.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from resilio_hpc.cli.health import baseline, look
 from resilio_hpc.cli.health import run as health_run
-from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY
-from resilio_hpc.prolog_epilog.check import CONTEXTS
+from resilio_hpc.prolog_epilog.base.check import CONTEXTS
+from resilio_hpc.prolog_epilog.run.cached_verdict import DIRECTORY
 
 EXAMPLES = """examples:
   resilio health run                        all checks of a running node, and what they found

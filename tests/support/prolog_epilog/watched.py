@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
-from resilio_hpc.prolog_epilog.check import Check, Fault
-from resilio_hpc.prolog_epilog.examination import Examination
-from resilio_hpc.prolog_epilog.node import Node
-from resilio_hpc.prolog_epilog.node_drains import NodeDrains
-from resilio_hpc.prolog_epilog.probe import Probe, Source
-from resilio_hpc.prolog_epilog.table import Table
-from resilio_hpc.prolog_epilog.watch import Watch
+from resilio_hpc.prolog_epilog.base.check import Check, Fault
+from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.probe import Probe, Source
+from resilio_hpc.prolog_epilog.base.table import Table
+from resilio_hpc.prolog_epilog.daemon.watch import Watch
+from resilio_hpc.prolog_epilog.drain.node_drains import NodeDrains
+from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
+from resilio_hpc.prolog_epilog.run.health_run import HealthRun
 from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from tests.support.prolog_epilog.node_trees import write
 
@@ -102,9 +102,9 @@ class Daemon:
         table = Table({one.id: one for one in checks}, {})
         sources = {one.id: Source(self.fetch(one.id)) for one in checks}
         probes = {one.id: Probe.of(lambda reading, limits: reading) for one in checks}
-        examination = Examination(table, Node(root=self.root), "n1", sources, probes, lambda: 1e9)
+        health_run = HealthRun(table, Node(root=self.root), "n1", sources, probes, lambda: 1e9)
         drains = NodeDrains(drainer, self.said.append) if drainer is not None else None
-        self.watch = Watch(examination, self.cache, self.said.append, drains)
+        self.watch = Watch(health_run, self.cache, self.said.append, drains)
         self.at(1000.0)
 
     def fetch(self, name: str) -> Any:
