@@ -130,6 +130,28 @@ def gather(children: list[Child], each: Callable[[Child, Ended], None]) -> None:
                 each(child, ended)
 
 
+@dataclass
+class OneAtATime:
+    """Work on a path that may hang: each time in a child, and in none while the last one cannot be killed."""
+
+    budget_s: float
+    _stuck: Stuck | None = None
+
+    def answer(self, path: Path, work: Callable[[], bytes]) -> bytes | None:
+        """Return what the child answers; None where there is no answer in time."""
+        if self._stuck is not None and still_there(self._stuck.pid, self._stuck.started):
+            return None
+        found: list[Ended] = []
+
+        def marked(mark: Mark) -> bytes:
+            mark(str(path))
+            return work()
+
+        gather([Child(marked, self.budget_s)], lambda _, ended: found.append(ended))
+        self._stuck = found[0].stuck
+        return found[0].answer
+
+
 def still_there(pid: int, started: int) -> bool:
     """Whether the process that was seen then has not ended yet; collects it if it was our child."""
     stat = _process_stat(pid)

@@ -4,17 +4,16 @@ it may lie on a file system that hangs."""
 from __future__ import annotations
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from resilio_hpc.core.errors import HealthError
 from resilio_hpc.prolog_epilog.base import reports
-from resilio_hpc.prolog_epilog.base.isolated import Child, Ended, Mark, Stuck, gather, still_there
+from resilio_hpc.prolog_epilog.base.isolated import OneAtATime
 
 LOOK_S = 10.0
 BUDGET_S = 5.0
@@ -49,12 +48,14 @@ class ReportIntake:
     node: str
     said: Callable[[str], None]
     unix_time: Callable[[], float]
-    budget_s: float = BUDGET_S
+    budget_s: InitVar[float] = BUDGET_S
     prepare: Callable[[Path], None] = reports.prepare
     _admission: Admission = field(default_factory=Admission)
     _looked_s: float = -math.inf
-    _stuck: Stuck | None = None
     _trouble: str = ""
+
+    def __post_init__(self, budget_s: float) -> None:
+        self._child = OneAtATime(budget_s)
 
     def wanted(self, now_s: float) -> bool:
         """Whether somebody's report is to have this node checked now. ``now_s``: seconds since boot."""
@@ -72,25 +73,16 @@ class ReportIntake:
         return admitted
 
     def _sweep(self) -> reports.Sweep:
-        if self._stuck is not None and still_there(self._stuck.pid, self._stuck.started):
-            return reports.Sweep()
-        self._stuck = None
-        now, found = self.unix_time(), []
+        now = self.unix_time()
 
-        def work(mark: Mark) -> bytes:
-            mark(os.fspath(self.spool))
+        def work() -> bytes:
             try:
                 self.prepare(self.spool)
                 return msgspec.json.encode(reports.take(self.spool, self.node, now))
             except HealthError as error:
                 return msgspec.json.encode(str(error))
 
-        def told(_child: Child, ended: Ended) -> None:
-            self._stuck = ended.stuck
-            found.append(ended.answer)
-
-        gather([Child(work, self.budget_s)], told)
-        return self._understood(found[0])
+        return self._understood(self._child.answer(self.spool, work))
 
     def _understood(self, answer: bytes | None) -> reports.Sweep:
         said = msgspec.json.decode(answer, type=reports.Sweep | str) if answer else f"{self.spool} does not answer"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass
 
 from resilio_hpc.core.errors import HealthError
 from resilio_hpc.prolog_epilog.base.check import Verdict
-from resilio_hpc.prolog_epilog.base.isolated import Child, Ended, Mark, Stuck, gather, still_there
+from resilio_hpc.prolog_epilog.base.isolated import OneAtATime
 from resilio_hpc.slurm.node_faults.fault import NodeFault, evidence
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
 
@@ -35,10 +35,12 @@ class FaultRecord:
 
     ledger: FaultLedger
     said: Callable[[str], None]
-    budget_s: float = BUDGET_S
+    budget_s: InitVar[float] = BUDGET_S
     _known: frozenset[tuple[str, str]] = frozenset()
-    _stuck: Stuck | None = None
-    _trouble: str = field(default="")
+    _trouble: str = ""
+
+    def __post_init__(self, budget_s: float) -> None:
+        self._child = OneAtATime(budget_s)
 
     def turn(self, verdict: Verdict) -> None:
         """After each look."""
@@ -54,22 +56,16 @@ class FaultRecord:
     def _kept(self, faults: list[NodeFault]) -> str:
         """Why not, or ""."""
         where = self.ledger.directory
-        if self._stuck is not None and still_there(self._stuck.pid, self._stuck.started):
-            return f"{where} does not answer: faults are not remembered"
-        answers: list[str] = []
 
-        def work(mark: Mark) -> bytes:
-            mark(str(where))
+        def work() -> bytes:
             try:
                 self.ledger.append(faults)
             except (HealthError, ValueError) as error:
                 return str(error).encode(errors="replace")
             return b"kept"
 
-        def told(_child: Child, ended: Ended) -> None:
-            self._stuck = ended.stuck
-            silent = f"{where} does not answer: faults are not remembered"
-            answers.append(ended.answer.decode(errors="replace").strip() if ended.answer else silent)
-
-        gather([Child(work, self.budget_s)], told)
-        return "" if answers == ["kept"] else answers[0]
+        answer = self._child.answer(where, work)
+        if answer is None:
+            return f"{where} does not answer: faults are not remembered"
+        said = answer.decode(errors="replace").strip()
+        return "" if said == "kept" else said

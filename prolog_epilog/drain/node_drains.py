@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -19,8 +19,13 @@ from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.base.check import Result, Verdict
 from resilio_hpc.prolog_epilog.run.cached_verdict import Refusal
 from resilio_hpc.prolog_epilog.run.health_run import only_warned, withheld
-from resilio_hpc.slurm.drain.drain import ADOPTED_WITHIN_S
+from resilio_hpc.slurm.client.client import SlurmClient
+from resilio_hpc.slurm.client.model import Node
+from resilio_hpc.slurm.client.this_node import VARIABLE
+from resilio_hpc.slurm.drain.drain import ADOPTED_WITHIN_S, slurms_own
 from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
+from resilio_hpc.slurm.drain.reason import Finding, read_reason
+from resilio_hpc.slurm.drain.writer import DrainWriter
 
 AGAIN_S = 60.0
 LEAVE_S = 180.0
@@ -41,34 +46,73 @@ _IN_FORCE = (
 _WITHHELD = (DrainResult.STORM, DrainResult.WOULD_ACT)  # in observing mode no prolog fails either
 
 
-class Drainer(Protocol):
-    """Who may drain nodes. It compares before it writes, keeps others' reasons, and stops in a storm.
+class SlurmDrainer:
+    """What a node asks of Slurm for itself. ``client``: the writer's, or another that reads the same.
 
     All but ``drain`` raise SlurmError where Slurm does not answer or will not.
     """
 
+    def __init__(self, client: SlurmClient, writer: DrainWriter) -> None:
+        self._client = client
+        self._writer = writer
+        self._seen: Node | None = None
+        self._offered: tuple[str, int | None] | None = None
+
     def drain(self, node: str, check_id: str, evidence: str) -> DrainOutcome:
         """Drain ``node`` under a reason of ours."""
+        return self._writer.drain(node, Finding(check_id, evidence))
 
     def room(self, node: str) -> str:
-        """ "" where the storm breaker would let ``node`` be drained now; else why not."""
+        """Return "" where the storm breaker would let ``node`` be drained now; else why not."""
+        return self._writer.room(node)
 
     def held(self, node: str) -> frozenset[str]:
-        """The checks for which we hold ``node`` drained."""
+        """Return the checks for which we hold ``node`` drained."""
+        found = self._seen = next(iter(self._client.nodes([node])), None)
+        if found is None:
+            raise SlurmError(f"Slurm knows no node {node}: set {VARIABLE} to this machine's NodeName")
+        ours = read_reason(found.reason) if found.state.drain else None
+        return frozenset(finding.check for finding in ours or ())
 
     def drained(self) -> bool:
-        """Whether the node is drained, by us or another, as ``held`` last saw it."""
+        """Return whether the node is drained, by us or another, as ``held`` last saw it."""
+        return self._seen is not None and self._seen.state.drain
 
     def adopt(self, node: str, check_id: str, evidence: str, failed_unix_s: float) -> str:
-        """Make a drain ours that Slurm made since our own prolog had failed at that time; what was done, or "" where
-        there is no such drain."""
+        """Make a drain ours that Slurm made since our own prolog had failed at that time.
+
+        Return what was done, or "" where there is no such drain.
+        """
+        outcome = _answered(self._writer.adopt(node, Finding(check_id, evidence), failed_unix_s))
+        return f"adopted: {outcome.why}" if outcome.result is DrainResult.REWORDED else ""
 
     def offer(self, node: str, passes: int) -> str:
-        """What a person may do about a drain that Slurm made itself and that may have passed, as ``held`` last saw it;
-        "" where there is none, or it was offered before. ``passes``: of the check for stuck processes, in a row."""
+        """Return what a person may do about a drain that Slurm made itself and that may have passed.
+
+        "Kill task failed" passes when the processes have ended. Return "" where ``held`` saw none, or it was offered
+        before. ``passes``: of the check for stuck processes, in a row.
+        """
+        seen = self._seen
+        row = slurms_own(seen.reason) if seen is not None and seen.state.drain else None
+        if seen is None or row is None or not row.offer or self._offered == (seen.reason, seen.reason_time):
+            return ""
+        outcome = _answered(self._writer.recheck(node, passes))
+        if outcome.result is not DrainResult.OFFERED:
+            return ""
+        self._offered = (seen.reason, seen.reason_time)
+        return f"offered: {outcome.why}"
 
     def undrain(self, node: str, check_id: str, passes: int) -> str:
-        """End our drain for a check that has passed so often in a row, if that is enough; what was done, or ""."""
+        """End our drain for a check with enough passes in a row; return what was done, or ""."""
+        outcome = _answered(self._writer.undrain(node, check_id, passes))
+        return "" if outcome.result is DrainResult.NOTHING else f"{outcome.result}: {check_id}: {outcome.why}"
+
+
+def _answered(outcome: DrainOutcome) -> DrainOutcome:
+    """Raise SlurmError where Slurm did not answer, or refused."""
+    if outcome.result in (DrainResult.UNKNOWN, DrainResult.REFUSED):
+        raise SlurmError(f"{outcome.node}: {outcome.why}")
+    return outcome
 
 
 @dataclass
@@ -78,7 +122,7 @@ class NodeDrains:
     ``_wanted``: evidence by check that asked for a drain at the last turn; ``_outcomes``: what became of it when Slurm
     last answered."""
 
-    drainer: Drainer
+    drainer: SlurmDrainer
     said: Callable[[str], None]
     again: frozenset[str] = frozenset()
     _wanted: Mapping[str, str] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import HealthError
 from resilio_hpc.prolog_epilog.base import trusted
 from resilio_hpc.prolog_epilog.base.check import Value
-from resilio_hpc.prolog_epilog.base.isolated import Child, Ended, Mark, gather
+from resilio_hpc.prolog_epilog.base.isolated import OneAtATime
 
 Values = dict[str, dict[str, Value]]
 """By check, then by device."""
@@ -74,23 +74,18 @@ def load(
     reads: Callable[[Path, str], Baseline | None] = read,
 ) -> tuple[Values, str]:
     """What the baseline says, and why there is none that may be believed, or "". Bounded: the disk may hang."""
-    answers: list[bytes | None] = []
 
-    def work(mark: Mark) -> bytes:
-        mark(str(directory))
+    def work() -> bytes:
         try:
             found = reads(directory, node)
         except HealthError as error:
             return msgspec.json.encode(str(error))
         return msgspec.json.encode({} if found is None else found.checks)
 
-    def told(_child: Child, ended: Ended) -> None:
-        answers.append(ended.answer)
-
-    gather([Child(work, budget_s)], told)
-    if answers[0] is None:
+    answer = OneAtATime(budget_s).answer(directory, work)
+    if answer is None:
         return {}, f"{directory} does not answer: checks go without a baseline"
-    said = msgspec.json.decode(answers[0], type=Values | str)
+    said = msgspec.json.decode(answer, type=Values | str)
     return ({}, said) if isinstance(said, str) else (said, "")
 
 

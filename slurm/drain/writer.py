@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -21,7 +21,7 @@ from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.model import Node
-from resilio_hpc.slurm.client.update_count import came_alone
+from resilio_hpc.slurm.client.update_count import came_alone, count_with_ours
 from resilio_hpc.slurm.drain.drain import (
     PROLOG_ERROR,
     Action,
@@ -31,7 +31,6 @@ from resilio_hpc.slurm.drain.drain import (
     decide_slurms_own,
     decide_undrain,
 )
-from resilio_hpc.slurm.drain.other_orders import Sight, only_drained_others
 from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from resilio_hpc.slurm.drain.policy import DrainPolicy
 from resilio_hpc.slurm.drain.reason import BY_HAND, PREFIX, Finding, disowned_reason, read_reason
@@ -42,7 +41,6 @@ ACT, OBSERVE, DRY_RUN = "act", "observe", "dry-run"
 """Modes: write; write to the audit log only what would be done; neither."""
 
 
-_COUNT_TRIES, _COUNT_WAIT_S = 5, 0.05
 _LOOKS_BACK_S = 300.0  # after its drain, a node looks whether others that drained at the same moment were first
 _RESULTS = {
     Action.DRAIN: DrainResult.DRAINED,
@@ -118,6 +116,14 @@ class DrainWriter:
         return act.write(lambda now: decide_slurms_own(now, self._policy.passes, self._policy.passes))
 
 
+@dataclass(frozen=True)
+class _Sight:
+    """All nodes, and the count on the side that lies outside: before the nodes were read, or after."""
+
+    count: int | None
+    nodes: tuple[Node, ...]
+
+
 class _Act:
     """One node, one wish, from the comparison to the outcome in the audit log."""
 
@@ -133,7 +139,7 @@ class _Act:
         self._after: Node | None = None
         self._written = ""
         self._orders = 0
-        self._sight: Sight | None = None  # of all nodes, before a drain
+        self._sight: _Sight | None = None  # of all nodes, before a drain
 
     def offer(self, decide: Callable[[Node | None], Decision]) -> DrainOutcome:
         try:
@@ -196,15 +202,15 @@ class _Act:
     def _storm_ahead(self, decision: Decision) -> Storm | None:
         if not self._guarded(decision):
             return None
-        self._sight = Sight(self._client.node_updates(), self._client.nodes())
+        self._sight = _Sight(self._client.node_updates(), self._client.nodes())
         return no_room(self._sight.nodes, self._node, self._w._clock(), self._w._policy, self._entry.check)
 
     def _others_were_drained(self) -> bool:
         if self._sight is None:
             return False
         nodes = self._client.nodes()
-        now = Sight(self._client.node_updates(), nodes)
-        return only_drained_others(self._sight, now, self._node, self._orders)
+        now = _Sight(self._client.node_updates(), nodes)
+        return _only_drained_others(self._sight, now, self._node, self._orders)
 
     def _carry_out(self, decide: Callable[[Node | None], Decision]) -> DrainOutcome:
         """One order: count, compare, write, count, look."""
@@ -213,7 +219,7 @@ class _Act:
         if not decision.writes:
             return DrainOutcome(self._node, _RESULTS[decision.action], decision.why)
         self._order(decision)
-        alone = came_alone(count, self._count_with_ours(count))
+        alone = came_alone(count, count_with_ours(self._client.node_updates, count, self._w._sleep))
         after = self._after = self._look()
         if after is None or not after.state.known:
             return DrainOutcome(self._node, DrainResult.UNKNOWN, "the order was given; the node cannot be read now")
@@ -237,16 +243,6 @@ class _Act:
             self._client.reword([self._node], decision.reason)
         else:
             self._client.undrain([self._node])
-
-    def _count_with_ours(self, before: int | None) -> int | None:
-        """slurmctld counts an order a moment after it has carried it out."""
-        count = self._client.node_updates()
-        for _ in range(_COUNT_TRIES):
-            if count is None or count != before:
-                break
-            self._w._sleep(_COUNT_WAIT_S)
-            count = self._client.node_updates()
-        return count
 
     def _disown(self, decision: Decision, seen: Node) -> None:
         """Leave the node drained, for a reason that is not ours, unless somebody has drained or reworded it since."""
@@ -297,3 +293,19 @@ class _Act:
                 reason_after=after.reason if after else "",
             )
         )
+
+
+def _only_drained_others(before: _Sight, after: _Sight, target: str, own: int) -> bool:
+    """Whether each order in between, but ``own`` ones to ``target``, is seen in another node, which one of us drained.
+
+    A drain of ours is an order to one node: so no other was to ``target``.
+    """
+    if before.count is None or after.count is None:
+        return False
+    reasons = {node.name: node.reason for node in before.nodes}
+    drained = [node for node in after.nodes if node.name != target and _ours_since(node, reasons)]
+    return after.count - before.count - own == len(drained)
+
+
+def _ours_since(node: Node, reasons: dict[str, str]) -> bool:
+    return node.state.drain and node.reason != reasons.get(node.name, "") and read_reason(node.reason) is not None

@@ -15,7 +15,7 @@ from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.model import Node
-from resilio_hpc.slurm.client.update_count import came_alone
+from resilio_hpc.slurm.client.update_count import came_alone, count_with_ours
 from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from resilio_hpc.slurm.drain.reason import Finding, read_reason
 from resilio_hpc.slurm.drain.writer import ACT, DrainWriter
@@ -27,7 +27,6 @@ from resilio_hpc.slurm.node_faults.weight_file import WeightFile
 from resilio_hpc.slurm.orders.audit import AuditEntry, AuditLog
 
 WeightResult = Literal["set", "restored"]
-_COUNT_TRIES, _COUNT_WAIT_S = 5, 0.05
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class Steering:
             _remember(known, node.name, decision)
             return self._said(node, decision, DrainResult.OVERTAKEN, decision.why)
         self._client.set_weight([node.name], decision.weight)
-        alone = came_alone(count, self._count_with_ours(count))
+        alone = came_alone(count, count_with_ours(self._client.node_updates, count, self._sleep))
         after = self._look(node.name)
         if after != decision.weight:
             return self._said(node, decision, DrainResult.OVERTAKEN, f"now weight {after}")
@@ -145,16 +144,6 @@ class Steering:
 
     def _look(self, name: str) -> int | None:
         return next((node.weight for node in self._client.nodes([name])), None)
-
-    def _count_with_ours(self, before: int | None) -> int | None:
-        """slurmctld counts an order a moment after it has carried it out."""
-        count = self._client.node_updates()
-        for _ in range(_COUNT_TRIES):
-            if count is None or count != before:
-                break
-            self._sleep(_COUNT_WAIT_S)
-            count = self._client.node_updates()
-        return count
 
     def _said(
         self, node: Node, decision: WeightDecision, result: DrainResult | WeightResult, why: str, lost: bool = False

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.prolog_epilog.drain.slurm_drainer import SlurmDrainer
+from resilio_hpc.prolog_epilog.drain.node_drains import SlurmDrainer
 from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.drain.policy import DrainPolicy
 from resilio_hpc.slurm.drain.writer import ACT, OBSERVE, DrainWriter

@@ -24,8 +24,7 @@ from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
 from resilio_hpc.prolog_epilog.daemon.report_intake import ReportIntake
 from resilio_hpc.prolog_epilog.daemon.watch import Watch
 from resilio_hpc.prolog_epilog.drain.fault_record import FaultRecord
-from resilio_hpc.prolog_epilog.drain.node_drains import NodeDrains
-from resilio_hpc.prolog_epilog.drain.slurm_drainer import SlurmDrainer
+from resilio_hpc.prolog_epilog.drain.node_drains import NodeDrains, SlurmDrainer
 from resilio_hpc.prolog_epilog.hooks import epilog as epilogs
 from resilio_hpc.prolog_epilog.hooks import process_cleanup
 from resilio_hpc.prolog_epilog.run.cached_verdict import NoVerdict, VerdictCache
