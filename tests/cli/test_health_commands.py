@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.cli.health import run
+from resilio_hpc.cli.health.watch import Naming
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.prolog_epilog.base.check import Result, Verdict
@@ -177,7 +177,7 @@ def test_the_daemon_asks_for_its_nodes_name_until_slurm_tells_it() -> None:
             raise answer
         return answer
 
-    naming = run.Naming(known.append, told.append, ask)
+    naming = Naming(known.append, told.append, ask)
     for now_s in (0.0, 59.0, 60.0, 120.0, 180.0):
         naming.turn(now_s)
     assert (known, answers) == (["gpu001"], [])

@@ -1,44 +1,26 @@
-"""``resilio health run | clear | watch | epilog``: what looks at the node, or changes what is kept of it."""
+"""``resilio health run | clear``: what looks at the node, or changes what is kept of it."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.core.errors import HealthError, SlurmError, UsageError
+from resilio_hpc.core.errors import HealthError, UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.prolog_epilog.base import table as tables
 from resilio_hpc.prolog_epilog.base.check import Check, Result, Verdict
 from resilio_hpc.prolog_epilog.base.node import Node
-from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
-from resilio_hpc.prolog_epilog.daemon.report_intake import ReportIntake
-from resilio_hpc.prolog_epilog.daemon.watch import Watch
-from resilio_hpc.prolog_epilog.drain.fault_record import FaultRecord
-from resilio_hpc.prolog_epilog.drain.node_drains import NodeDrains, SlurmDrainer
-from resilio_hpc.prolog_epilog.hooks import epilog as epilogs
-from resilio_hpc.prolog_epilog.hooks import process_cleanup
 from resilio_hpc.prolog_epilog.run.cached_verdict import NoVerdict, VerdictCache
 from resilio_hpc.prolog_epilog.run.health_run import HealthRun, due, node_name, of_context
 from resilio_hpc.prolog_epilog.run.runner import Memory
-from resilio_hpc.slurm.client import this_node
-from resilio_hpc.slurm.client.which_client import which
-from resilio_hpc.slurm.drain.policy import drain_policy
-from resilio_hpc.slurm.drain.writer import DrainWriter
-from resilio_hpc.slurm.node_faults.ledger import FaultLedger
-from resilio_hpc.slurm.orders.audit import DEFAULT_PATH, PATH_VARIABLE, AuditLog
 
-POLL_S = 0.5
-NAME_AGAIN_S = 60.0
 _MARKS = {"pass": "ok", "fail": "FAIL", "unknown": "?", "timeout": "HANGS", "absent": "-"}
 
 
@@ -152,85 +134,6 @@ def change_memory(health_run: HealthRun, cache: VerdictCache, change: Callable[[
             raise HealthError("the checks are running: try again in a moment")
         time.sleep(0.1)
     (cache.directory / "wanted").touch()
-
-
-def watch(options: argparse.Namespace) -> int:
-    """Look for ever. Ends with SIGTERM or SIGINT."""
-
-    def said(text: str) -> None:
-        print(text if not options.json else msgspec.json.encode({"said": text}).decode(), flush=True)
-
-    drains = NodeDrains(_drainer(options), said) if options.drain != "off" else None
-    health_run = health_run_of(options)
-    intake = ReportIntake(options.reports, health_run.name, said, time.time) if options.reports is not None else None
-    faults = FaultRecord(FaultLedger(options.faults), said) if options.faults is not None else None
-    daemon = Watch(health_run, VerdictCache(options.directory), said, drains, intake, faults)
-    ended: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: ended.append(number))
-    naming = Naming(daemon.rename, said)
-    while not ended:
-        naming.turn(time.monotonic())
-        daemon.turn()
-        if options.once:
-            break
-        if not ended:
-            time.sleep(POLL_S)
-    return 0
-
-
-@dataclass
-class Naming:
-    """Asks Slurm, until it answers, for the name that the node has there. ``known`` gets it."""
-
-    known: Callable[[str], None]
-    said: Callable[[str], None]
-    ask: Callable[[], str] = this_node.node_name
-    _next_s: float | None = -math.inf
-    _trouble: str = ""
-
-    def turn(self, now_s: float) -> None:
-        """``now_s``: monotonic seconds."""
-        if self._next_s is None or now_s < self._next_s:
-            return
-        try:
-            self.known(self.ask())
-            self._next_s = None
-        except SlurmError as error:
-            self._next_s = now_s + NAME_AGAIN_S
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                self.said(f"what Slurm calls this node is not known, its host name is used: {error}")
-
-
-def _drainer(options: argparse.Namespace) -> SlurmDrainer:
-    client = which()
-    log = AuditLog(Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH))
-    return SlurmDrainer(client, DrainWriter(client, drain_policy(options.policy), log, options.drain))
-
-
-def epilog(options: argparse.Namespace) -> int:
-    """Remove what the job left, and say what was done."""
-    job = epilogs.job_of(os.environ)
-    files = NodeFiles()
-    policy = epilogs.Policy.of(tables.load(options.site).settings["epilog"])
-    entries = process_cleanup.see_entries(files, (*policy.clean, *policy.cached), time.time())
-    plan = epilogs.decide(job, process_cleanup.see_processes(files), entries, policy)
-    if options.dry_run:
-        done = epilogs.would_be(job, plan)
-    else:
-        done = process_cleanup.carry_out(job, plan, policy, files)
-    print(msgspec.json.encode(done).decode() if options.json else _epilog_text(done, options.dry_run), flush=True)
-    return 0
-
-
-def _epilog_text(done: epilogs.Done, dry_run: bool) -> str:
-    would = "would be " if dry_run else ""
-    parts = [f"{done.killed} processes {would}ended", f"{len(done.removed)} leftovers {would}removed"]
-    parts += [f"{len(done.kept)} kept"] if done.kept else []
-    parts += [done.why] if done.why else []
-    parts += [f"failed: {text}" for text in done.failed[:5]]
-    return printable(f"epilog of job {done.job}: {', '.join(parts)}", 500)
 
 
 def as_json(verdict: Verdict) -> str:
