@@ -31,7 +31,7 @@ Value = bool | int | float
 
 EVIDENCE_CHARACTERS = 200
 REASON_PREFIX = "resilio:"
-"""Every drain reason of ours begins with it; nobody else's does."""
+"""Every drain reason of ours begins with it; no other's does."""
 
 
 class Unreadable(HealthError):
@@ -116,7 +116,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A result that somebody must know of, with what is to be done about it."""
+    """A result that an administrator must know of, with what is to be done about it."""
 
     check: str
     action: OnFail

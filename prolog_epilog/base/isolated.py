@@ -82,7 +82,7 @@ class Child:
         return self._read
 
     def collect(self) -> Ended | None:
-        """None while it goes on. Ends it where its time is up, or where it says more than anybody would read."""
+        """None while it goes on. Ends it where its time is up, or where it says more than is read."""
         whole = self._drain()
         overdue = not whole and time.monotonic() >= self.deadline
         if not whole and not overdue and len(self._answer) <= _MOST_BYTES:

@@ -17,7 +17,7 @@ _MOST_LINKS = 40  # as the kernel follows
 
 
 class NodeFiles:
-    """Reads below ``root``. Every path is marked before it is touched. Never blocks on a pipe somebody left there."""
+    """Reads below ``root``. Every path is marked before it is touched. Never blocks on a pipe that lies there."""
 
     def __init__(self, root: Path = Path("/"), mark: Mark = lambda _: None) -> None:
         self.root = root

@@ -87,7 +87,7 @@ def uninterruptible(processes: list[Process], limits: Limits, former: Former) ->
 
 
 def zombies(processes: list[Process], limits: Limits) -> Iterable[Fault]:
-    """Dead processes that nobody collects, by the parent who should."""
+    """Dead processes that are not collected, by the parent that should."""
     dead = [process for process in processes if process.state == "Z"]
     if len(dead) > limits.number("most"):
         parents = [process.parent for process in dead]

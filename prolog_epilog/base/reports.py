@@ -1,7 +1,7 @@
-"""What users report of a node: files in a spool that anybody may write to and nobody can list. Forgeable, so all that
+"""What users report of a node: files in a spool that any user may write to and none can list. Forgeable, so all that
 comes of a report is that root checks its own node once more; what those checks find decides, never the report.
 
-    /var/spool/resilio/reports/     1733, root's: sticky, so nobody removes or renames what another has put there
+    /var/spool/resilio/reports/     1733, root's: sticky, so no user removes or renames what another has put there
 
 ``take`` reads it as root must read what others wrote: no name or path from outside is trusted; links, pipes, devices,
 hard links and large files are not read; who reported is the file's owner, not what the file says.
@@ -116,7 +116,7 @@ def take(spool: Path, node: str, now: float) -> Sweep:
 
 
 class _NoReport(Exception):
-    """Something that nobody would put there to report a node."""
+    """Something that is no report of a node."""
 
 
 @dataclass(frozen=True)

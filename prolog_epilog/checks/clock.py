@@ -30,7 +30,7 @@ class _Timex(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Clock:
-    """``most_error_s``: what the clock may be wrong by at most, as whoever disciplines it says."""
+    """``most_error_s``: what the clock may be wrong by at most, as the daemon that disciplines it says."""
 
     synchronised: bool
     most_error_s: float
@@ -63,12 +63,12 @@ def parse(text: str) -> Clock:
 
 def synchronised(clock: Clock, limits: Limits) -> Iterable[Fault]:
     if not clock.synchronised:
-        yield Fault("nobody keeps the clock (adjtimex says unsynchronised): is chronyd or ntpd running?")
+        yield Fault("the clock is not synchronised (adjtimex): is chronyd or ntpd running?")
 
 
 def error(clock: Clock, limits: Limits) -> Iterable[Fault]:
     """munge refuses what is 300 s off; time stamps of many nodes are compared long before."""
     if not clock.synchronised:
-        raise Absent("nobody keeps the clock")
+        raise Absent("the clock is not synchronised")
     if clock.most_error_s > limits.number("most_s"):
         yield Fault(f"the clock may be wrong by {clock.most_error_s:.3f} s")

@@ -60,7 +60,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of the device, for people and for whoever takes it out of use."""
+        """Of the device, for people, and to take it out of use."""
         return self.uuid or self.bus_id or f"GPU-{self.index}"
 
 

@@ -33,7 +33,7 @@ class Line:
 def parse(record: str) -> Line | None:
     """A record of /dev/kmsg (Linux: Documentation/ABI/testing/dev-kmsg); None for what is none. Pure.
 
-    Programs may write there, too, if they are root: their facility is not 0, and nobody may forge the kernel's.
+    Programs may write there, too, if they are root: their facility is not 0, and none may forge the kernel's.
     """
     found = _HEAD.match(record)
     if not found:

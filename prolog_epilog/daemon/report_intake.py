@@ -58,7 +58,7 @@ class ReportIntake:
         self._child = OneAtATime(budget_s)
 
     def wanted(self, now_s: float) -> bool:
-        """Whether somebody's report is to have this node checked now. ``now_s``: seconds since boot."""
+        """Whether a user's report is to have this node checked now. ``now_s``: seconds since boot."""
         if now_s - self._looked_s < LOOK_S:
             return False
         self._looked_s = now_s

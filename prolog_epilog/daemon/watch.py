@@ -15,7 +15,7 @@ from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
 from resilio_hpc.prolog_epilog.run.health_run import HealthRun, due, of_context
 
 REWRITE_S = 60.0
-"""A verdict is written at least so often, since its age says that somebody still looks."""
+"""A verdict is written at least so often, since its age says that the daemon still looks."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Watch:
     _written_s: float = -REWRITE_S
 
     def turn(self) -> Verdict | None:
-        """Run what is due, or everything if somebody asked; None where nothing was, or another runs the checks."""
+        """Run what is due, or everything on request; None where nothing was, or another process runs the checks."""
         now = self.health_run.now_s()
         asked = self.cache.take_request() | (self.reports is not None and self.reports.wanted(now))
         again = self.drains.again if self.drains is not None else ()

@@ -94,7 +94,7 @@ def render_conf(settings: HookSettings) -> list[str]:
         f"HealthCheckProgram={settings.where}/health_check",
         f"HealthCheckInterval={settings.interval_s}",
         "HealthCheckNodeState=ANY",
-        # without it, a prolog of somebody else's that hangs does so for ever; from 25.05: PrologTimeout, EpilogTimeout
+        # without it, another prolog that hangs does so for ever; from 25.05: PrologTimeout, EpilogTimeout
         "PrologEpilogTimeout=60",
     ]
 

@@ -50,7 +50,7 @@ def _job_of_process(files: NodeFiles, pid: str, name: str) -> str:
             title = _STEP.match(files.optional(f"/proc/{pid}/cmdline") or "")
             return title[1] if title else ""
         words = (files.optional(f"/proc/{pid}/environ") or "").split("\0")
-    except Unreadable:  # not for us: then it is nobody's, and stays
+    except Unreadable:  # not for us: then it is no job's, and stays
         return ""
     return next((word.partition("=")[2] for word in words if word.startswith("SLURM_JOB_ID=")), "")
 

@@ -1,6 +1,6 @@
 """The verdict on this node where a prolog finds it: two files in a directory of root's in memory.
 
-    /run/resilio/health/        0755, root's: nobody else can put anything here
+    /run/resilio/health/        0755, root's: no other user can put anything here
       verdict                   text, one line per word, for sh; whole only with its last line ``end``
       verdict.json              the same with every result, for people and programs
       memory.json               what checks keep from run to run
@@ -8,8 +8,8 @@
       refused                   made by a prolog that fails: when (uptime), the job, the check, what it found
       lock                      held while checks run
 
-Whoever reads it checks that directory and file are the reader's own (root's), no links, and not open to others, since a
-verdict decides where jobs run. Ages are counted in seconds since boot, so a clock that jumps makes none stale or fresh.
+A reader checks that directory and file are its own (root's), no links, and not open to others, since a verdict decides
+where jobs run. Ages are counted in seconds since boot, so a clock that jumps makes none stale or fresh.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class VerdictCache:
     directory: Path = DIRECTORY
 
     def prepare(self) -> None:
-        """Make the directory. Raises HealthError where it is somebody else's, or open to others."""
+        """Make the directory. Raises HealthError where it is another user's, or open to others."""
         try:
             for path in (self.directory.parent, self.directory):
                 path.mkdir(0o755, exist_ok=True)
@@ -122,7 +122,7 @@ class VerdictCache:
             os.close(lock)
 
     def take_request(self) -> bool:
-        """Whether somebody wants a fresh verdict; the request is then ours."""
+        """Whether a prolog or a command wants a fresh verdict; the request is then ours."""
         try:
             (self.directory / "wanted").unlink()
         except OSError:
@@ -146,7 +146,7 @@ class VerdictCache:
             return None
 
     def _trusted(self, name: str) -> bytes:
-        """A file's content, if nobody else can have written it. Raises NoVerdict."""
+        """A file's content, if no other user can have written it. Raises NoVerdict."""
         try:
             return trusted.read(self.directory, name, _MOST_BYTES)
         except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""``resilio undrain NODE…``: end our own drains, and nobody else's."""
+"""``resilio undrain NODE…``: end our own drains, and no others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="resilio undrain",
         description="End the drains that resilio_hpc made. Those of administrators and of Slurm itself stay, and so "
-        "does a reason of ours that somebody has edited. A node that is DOWN stays DOWN. Just after a drain, prologs "
+        "does a reason of ours that was edited. A node that is DOWN stays DOWN. Just after a drain, prologs "
         "of jobs on their way may still fail: the command waits for that. A node whose check still fails is drained "
         "again; on the node itself that is looked at before.",
         epilog=_EXAMPLES + EXIT_CODES,

@@ -81,7 +81,7 @@ class DrainWriter:
         return self._audit.problem
 
     def drain(self, node: str, finding: Finding) -> DrainOutcome:
-        """Drain a node for a check that failed, unless it is somebody else's or the storm breaker holds us back."""
+        """Drain a node for a check that failed, unless it is another's or the storm breaker holds us back."""
         act = _Act(self, node, "drain", finding.check, finding.evidence)
         return act.write(lambda now: decide_drain(now, finding))
 
@@ -245,7 +245,7 @@ class _Act:
             self._client.undrain([self._node])
 
     def _disown(self, decision: Decision, seen: Node) -> None:
-        """Leave the node drained, for a reason that is not ours, unless somebody has drained or reworded it since."""
+        """Leave the node drained, for a reason that is not ours, unless another order has changed that since."""
         now = self._look()
         if now is None:
             return

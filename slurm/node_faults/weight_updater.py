@@ -123,7 +123,7 @@ class Steering:
     ) -> Steered:
         """Say whose it will be, compare, write, look."""
         _remember(known, node.name, first)
-        self._weights.write(known)  # whoever dies after the order must know it again
+        self._weights.write(known)  # a command that dies after the order must know it again
         count = self._client.node_updates()
         now = self._look(node.name)
         decision = decide_weight(now, known.get(node.name), add)

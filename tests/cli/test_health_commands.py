@@ -90,7 +90,7 @@ def test_why_says_what_slurm_says_and_whose_reason_it_is(
             write_reason([Finding("node-faults", "3")]),
             "  ours: faults that are remembered (resilio nodes list --system",
         ),
-        (f"{full} - mine, bob", "  not ours: whoever wrote it resumes the node\n"),
+        (f"{full} - mine, bob", "  not ours: its author resumes the node\n"),
         (disowned_reason("disk-space: / has 1 % free"), "  ours no more: look at the node, then scontrol update"),
         (
             "Kill task failed",

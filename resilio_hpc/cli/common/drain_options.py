@@ -23,7 +23,7 @@ from resilio_hpc.slurm.orders.audit import DEFAULT_PATH, PATH_VARIABLE, AuditLog
 
 EXIT_CODES = (
     "exit codes: 0 done, or nothing to do; 1 Slurm did not answer or refused; 2 a mistake in the command; "
-    "3 a node was left as it is, since it is somebody else's or too many are drained"
+    "3 a node was left as it is, since it is another's or too many are drained"
 )
 
 

@@ -99,7 +99,7 @@ def _whose(node: str, reason: str, checks: Mapping[str, Check]) -> list[str]:
         return [f"Slurm's own: when those processes have ended, resilio undrain --kill-task-failed {node}"]
     if row is not None:
         return [f"Slurm's own: when its cause is gone, scontrol update NodeName={node} State=RESUME"]
-    return ["not ours: whoever wrote it resumes the node"]
+    return ["not ours: its author resumes the node"]
 
 
 def _what(check: str, node: str, checks: Mapping[str, Check]) -> str:
