@@ -34,7 +34,6 @@ class Clock:
 
     synchronised: bool
     most_error_s: float
-    estimated_error_s: float
 
 
 def fetch(node: Node) -> Clock:
@@ -47,18 +46,17 @@ def fetch(node: Node) -> Clock:
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(found))
     if state < 0:
         raise Unreadable(f"adjtimex: {os.strerror(ctypes.get_errno())}")
-    unsynchronised = state == _TIME_ERROR or bool(found.status & _STA_UNSYNC)
-    return Clock(not unsynchronised, found.maxerror / 1e6, found.esterror / 1e6)
+    return parse(f"{state} {found.status} {found.maxerror} {found.esterror}")
 
 
 def parse(text: str) -> Clock:
     """``state status maxerror esterror``. Raises Unreadable. Pure."""
     words = text.split()
     try:
-        state, status, most, estimated = (int(word) for word in words)
+        state, status, most, _ = (int(word) for word in words)
     except ValueError as error:
         raise Unreadable(f"not what adjtimex says: {text[:60]!r}") from error
-    return Clock(not (state == _TIME_ERROR or status & _STA_UNSYNC), most / 1e6, estimated / 1e6)
+    return Clock(not (state == _TIME_ERROR or status & _STA_UNSYNC), most / 1e6)
 
 
 def synchronised(clock: Clock, limits: Limits) -> Iterable[Fault]:
