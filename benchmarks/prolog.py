@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from measure import Series, print_table, write_json
-from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
-from resilio_hpc.prolog_epilog.check import Result, Verdict
-from resilio_hpc.prolog_epilog.hook_files import HookSettings, render_hooks
-from resilio_hpc.prolog_epilog.node import boot_id, uptime_s
-from resilio_hpc.prolog_epilog.table import load
+from resilio_hpc.prolog_epilog.base.check import Result, Verdict
+from resilio_hpc.prolog_epilog.base.node import boot_id, uptime_s
+from resilio_hpc.prolog_epilog.base.table import load
+from resilio_hpc.prolog_epilog.hooks.hook_files import HookSettings, render_hooks
+from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
 
 ENVIRONMENT = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURMD_NODENAME": "n1"}
 

@@ -1,1 +1,4 @@
-"""Node health: checks as data, run in killable children; a cached verdict that a job's prolog reads; the epilog."""
+"""Node health: checks as data, run in killable children; a cached verdict that a job's prolog reads; the epilog.
+
+Start reading at ``run.health_run``.
+"""

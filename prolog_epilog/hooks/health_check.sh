@@ -1,7 +1,7 @@
 #!/bin/sh
 # Slurm's HealthCheckProgram: slurmd starts it every HealthCheckInterval, also before it has registered, without PATH,
 # and kills it after 60 s. It returns at once: where "resilio health watch" runs, the verdict is fresh and nothing is to
-# be done; where not, one run of the checks is started that nobody waits for. A run that hangs is named and left.
+# be done; where not, one run of the checks is started, and not waited for. A run that hangs is named and left.
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 LC_ALL=C
 DIR=/run/resilio/health
@@ -28,7 +28,7 @@ say() {
     ours && { echo "$now health check: $1" >>"$DIR/log"; } 2>/dev/null
 }
 
-# root's directory in memory; whoever else made it has made it in vain
+# root's directory in memory; another user's is not used
 mkdir -p "$DIR" 2>/dev/null
 if ! ours; then
     say "$DIR is not root's directory: no verdict is kept"

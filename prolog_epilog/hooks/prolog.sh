@@ -53,7 +53,7 @@ no_verdict() {
     why=$1
     ours && { : >"$DIR/wanted"; } 2>/dev/null
     if [ "$MISSING" = fail ]; then
-        leave=$((now + 1)) # the site's own word; there is nobody who could give leave
+        leave=$((now + 1)) # the site's own word; no daemon could give leave
         refuse no-verdict "$why"
     else
         say "warning: $why"

@@ -18,7 +18,7 @@ from resilio_hpc.core.terminal import raw
 from resilio_hpc.devtools.devcluster import DevCluster, RootlessCluster, find, image, names, remove
 from resilio_hpc.devtools.devcluster.commands import SlurmCommands
 from resilio_hpc.devtools.devcluster.spec import CONTROLLER, SHARED_MOUNTS, SLURM_SERIES
-from resilio_hpc.prolog_epilog.hook_files import HookSettings, install, package_folder, render_conf
+from resilio_hpc.prolog_epilog.hooks.hook_files import HookSettings, install, package_folder, render_conf
 
 _MACHINE_VERBS: dict[str, tuple[Callable[[DevCluster, str], None], str]] = {
     "crash": (DevCluster.crash, "power cut: kill everything on a machine, silently"),

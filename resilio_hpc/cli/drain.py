@@ -1,4 +1,4 @@
-"""``resilio drain NODE…``: drain nodes for a reason that says whose it is, and never over somebody else's drain."""
+"""``resilio drain NODE…``: drain nodes for a reason that says whose it is, and never over another's drain."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.prolog_epilog import hook_files, table
-from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY
+from resilio_hpc.prolog_epilog.base import table
+from resilio_hpc.prolog_epilog.hooks import hook_files
+from resilio_hpc.prolog_epilog.run.cached_verdict import DIRECTORY
 
 EXAMPLES = f"""examples:
   resilio install-hooks --print                  the files and the lines of slurm.conf, nothing is written

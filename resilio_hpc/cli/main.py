@@ -41,8 +41,8 @@ COMMANDS = (
         "pair the nodes of a job, and name those that are bad or slow",
     ),
     Command("install-hooks", "resilio_hpc.cli.install_hooks", "Slurm's prolog, epilog and health check for a site"),
-    Command("drain", "resilio_hpc.cli.drain", "drain nodes for a reason of ours, never over somebody else's drain"),
-    Command("undrain", "resilio_hpc.cli.undrain", "end our own drains, and nobody else's"),
+    Command("drain", "resilio_hpc.cli.drain", "drain nodes for a reason of ours, never over another's drain"),
+    Command("undrain", "resilio_hpc.cli.undrain", "end our own drains, and no others"),
     Command(
         "nodes",
         "resilio_hpc.cli.nodes.nodes",

@@ -1,4 +1,4 @@
-"""``resilio undrain NODE…``: end our own drains, and nobody else's."""
+"""``resilio undrain NODE…``: end our own drains, and no others."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from dataclasses import replace
 from resilio_hpc.cli.common.drain_options import EXIT_CODES, Parser, add_options, carry_out, names_of, writer
 from resilio_hpc.cli.health import run
 from resilio_hpc.core.errors import HealthError, SlurmError
-from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY
-from resilio_hpc.prolog_epilog.node_drains import DRAINED_LEAVE_S
+from resilio_hpc.prolog_epilog.drain.node_drains import DRAINED_LEAVE_S
+from resilio_hpc.prolog_epilog.run.cached_verdict import DIRECTORY
 from resilio_hpc.slurm.client import this_node
 from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.client.model import Node
 from resilio_hpc.slurm.client.which_client import which
+from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from resilio_hpc.slurm.drain.reason import BY_HAND, read_reason
-from resilio_hpc.slurm.drain.writer import DrainWriter, Outcome
+from resilio_hpc.slurm.drain.writer import DrainWriter
 from resilio_hpc.slurm.node_faults.from_slurm import DRAINED_FOR_FAULTS
 
 _EXAMPLES = """examples:
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="resilio undrain",
         description="End the drains that resilio_hpc made. Those of administrators and of Slurm itself stay, and so "
-        "does a reason of ours that somebody has edited. A node that is DOWN stays DOWN. Just after a drain, prologs "
+        "does a reason of ours that was edited. A node that is DOWN stays DOWN. Just after a drain, prologs "
         "of jobs on their way may still fail: the command waits for that. A node whose check still fails is drained "
         "again; on the node itself that is looked at before.",
         epilog=_EXAMPLES + EXIT_CODES,
@@ -80,7 +81,7 @@ def end(
     look: LookAgain = look_here,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
-) -> Outcome:
+) -> DrainOutcome:
     """End our drain once no prolog may fail for an old verdict; the outcome says what comes of the node's checks."""
     try:
         before = next(iter(client.nodes([node])), None)
@@ -92,7 +93,7 @@ def end(
         fails = look(node, checks)
         _wait_for_prologs(before, clock, sleep)
     outcome = drainer.undrain(node, check)
-    if outcome.result != "undrained" or not checks:
+    if outcome.result is not DrainResult.UNDRAINED or not checks:
         return outcome
     return replace(outcome, why=f"{outcome.why}; {_what_follows(checks, fails)}")
 

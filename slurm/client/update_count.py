@@ -1,11 +1,13 @@
-"""How many orders to nodes slurmctld has carried out, from ``sdiag``: whether another came between. Pure."""
+"""How many orders to nodes slurmctld has carried out, from ``sdiag``: whether another came between."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 _SECTION = "Remote Procedure Call statistics by message type"
 _UPDATES = re.compile(r"^\s*REQUEST_UPDATE_NODE\s.*?count:(\d{1,18})\s", re.MULTILINE)
+_TRIES, _WAIT_S = 5, 0.05
 
 
 def parse_update_count(output: str) -> int | None:
@@ -23,3 +25,14 @@ def came_alone(before: int | None, after: int | None) -> bool:
     this is True, as if they had not been asked for.
     """
     return before is None or after is None or after - before == 1
+
+
+def count_with_ours(read: Callable[[], int | None], before: int | None, sleep: Callable[[float], None]) -> int | None:
+    """Return the count after an order of ours: slurmctld counts an order a moment after it has carried it out."""
+    count = read()
+    for _ in range(_TRIES):
+        if count is None or count != before:
+            break
+        sleep(_WAIT_S)
+        count = read()
+    return count

@@ -1,6 +1,6 @@
 """Whether a node may be drained or undrained by us, given what Slurm says of it. Pure: this decides, others act.
 
-Not ours to touch: a drain that somebody else asked for, one that Slurm made itself, and whatever we cannot read.
+Not ours to touch: a drain that another asked for, one that Slurm made itself, and whatever we cannot read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TABLE = Path(__file__).with_name("slurm_reasons.csv")
 
 
 class Action(enum.Enum):
-    """What to do. LEAVE: somebody else's; UNKNOWN: not readable, so nothing is written."""
+    """What to do. LEAVE: another's; UNKNOWN: not readable, so nothing is written."""
 
     DRAIN = "drain"
     REWORD = "reword"
@@ -60,7 +60,7 @@ def slurm_reasons() -> tuple[SlurmReason, ...]:
 
 
 def slurms_own(reason: str) -> SlurmReason | None:
-    """The row that fits a reason which Slurm wrote itself; None for anybody else's."""
+    """The row that fits a reason which Slurm wrote itself; None for any other."""
     return next((row for row in slurm_reasons() if reason.startswith(row.begins)), None)
 
 

@@ -1,7 +1,7 @@
 """The reasons that we write on drained nodes, and how we know them again. Pure.
 
 ``resilio:gpu.xid: Xid 79 on GPU 3 #1f09ab``: our prefix, the check, its evidence, and a tag over all of it. Several
-checks may hold a node, joined by `` + ``. Whoever edits such a reason has made it theirs: the tag no longer fits.
+checks may hold a node, joined by `` + ``. A person who edits such a reason makes it theirs: the tag no longer fits.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.model import Node
-from resilio_hpc.slurm.client.update_count import came_alone
+from resilio_hpc.slurm.client.update_count import came_alone, count_with_ours
 from resilio_hpc.slurm.drain.drain import (
     PROLOG_ERROR,
     Action,
@@ -31,7 +31,7 @@ from resilio_hpc.slurm.drain.drain import (
     decide_slurms_own,
     decide_undrain,
 )
-from resilio_hpc.slurm.drain.other_orders import Sight, only_drained_others
+from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from resilio_hpc.slurm.drain.policy import DrainPolicy
 from resilio_hpc.slurm.drain.reason import BY_HAND, PREFIX, Finding, disowned_reason, read_reason
 from resilio_hpc.slurm.drain.storm_breaker import Storm, no_room, one_too_many
@@ -41,34 +41,15 @@ ACT, OBSERVE, DRY_RUN = "act", "observe", "dry-run"
 """Modes: write; write to the audit log only what would be done; neither."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one node. ``result`` is one of RESULTS; ``why`` in words; ``unanswered``: by slurmctld."""
-
-    node: str
-    result: str
-    why: str
-    unanswered: bool = False
-
-
-RESULTS = {
-    "drained": "the node is drained, for our reason",
-    "reworded": "drained by us before; the reason names the checks that hold it now",
-    "undrained": "our drain is ended",
-    "nothing": "nothing had to be done",
-    "left": "somebody else's: not touched",
-    "offered": "a drain of Slurm's own may be ended: a person may do so",
-    "would-act": "what would be done (observing, or a dry run)",
-    "storm": "too many drains: not drained, look for a cause that they share",
-    "shared": "too many nodes are held for this check: not drained, look for a cause that they share",
-    "overtaken": "somebody else changed the node just after our write: theirs stays",
-    "contested": "another order came at the moment of our write: drained, and no longer ours to end",
-    "unknown": "Slurm did not answer, or not clearly: nothing is known, nothing more was written",
-    "refused": "Slurm refused",
-}
-_COUNT_TRIES, _COUNT_WAIT_S = 5, 0.05
 _LOOKS_BACK_S = 300.0  # after its drain, a node looks whether others that drained at the same moment were first
-_DONE = {Action.DRAIN: "drained", Action.REWORD: "reworded", Action.UNDRAIN: "undrained"}
+_RESULTS = {
+    Action.DRAIN: DrainResult.DRAINED,
+    Action.REWORD: DrainResult.REWORDED,
+    Action.UNDRAIN: DrainResult.UNDRAINED,
+    Action.NOTHING: DrainResult.NOTHING,
+    Action.LEAVE: DrainResult.LEFT,
+    Action.UNKNOWN: DrainResult.UNKNOWN,
+}
 
 
 class DrainWriter:
@@ -99,8 +80,8 @@ class DrainWriter:
         """Why the audit log is not whole; "" when it is."""
         return self._audit.problem
 
-    def drain(self, node: str, finding: Finding) -> Outcome:
-        """Drain a node for a check that failed, unless it is somebody else's or the storm breaker holds us back."""
+    def drain(self, node: str, finding: Finding) -> DrainOutcome:
+        """Drain a node for a check that failed, unless it is another's or the storm breaker holds us back."""
         act = _Act(self, node, "drain", finding.check, finding.evidence)
         return act.write(lambda now: decide_drain(now, finding))
 
@@ -112,27 +93,35 @@ class DrainWriter:
         storm = no_room(self._client.nodes(), node, now, self._policy, PROLOG_ERROR) if self._breaker else None
         return str(storm) if storm is not None else ""
 
-    def undrain(self, node: str, check: str | None = None, passes: int | None = None) -> Outcome:
+    def undrain(self, node: str, check: str | None = None, passes: int | None = None) -> DrainOutcome:
         """End our drain, of one check or (None) of all, after ``passes`` (None: enough) passes in a row."""
         needed = self._policy.passes
         passed = needed if passes is None else passes
         act = _Act(self, node, "undrain", check or "", "")
         return act.write(lambda now: decide_undrain(now, check, passed, needed))
 
-    def adopt(self, node: str, finding: Finding, failed_s: float) -> Outcome:
+    def adopt(self, node: str, finding: Finding, failed_s: float) -> DrainOutcome:
         """Give a drain our reason that Slurm made since our own prolog had failed at that time (Unix seconds)."""
         act = _Act(self, node, "adopt", finding.check, finding.evidence)
         return act.write(lambda now: decide_adopt(now, finding, failed_s))
 
-    def recheck(self, node: str, passes: int) -> Outcome:
+    def recheck(self, node: str, passes: int) -> DrainOutcome:
         """Say whether a drain that Slurm made itself ("Kill task failed") could be ended; nothing is written."""
         act = _Act(self, node, "recheck", "", "")
         return act.offer(lambda now: decide_slurms_own(now, passes, self._policy.passes))
 
-    def resume_slurms_own(self, node: str) -> Outcome:
+    def resume_slurms_own(self, node: str) -> DrainOutcome:
         """Take up that offer, for a person who has looked."""
         act = _Act(self, node, "undrain", BY_HAND, "")
         return act.write(lambda now: decide_slurms_own(now, self._policy.passes, self._policy.passes))
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """All nodes, and the count on the side that lies outside: before the nodes were read, or after."""
+
+    count: int | None
+    nodes: tuple[Node, ...]
 
 
 class _Act:
@@ -150,18 +139,18 @@ class _Act:
         self._after: Node | None = None
         self._written = ""
         self._orders = 0
-        self._sight: Sight | None = None  # of all nodes, before a drain
+        self._sight: _Sight | None = None  # of all nodes, before a drain
 
-    def offer(self, decide: Callable[[Node | None], Decision]) -> Outcome:
+    def offer(self, decide: Callable[[Node | None], Decision]) -> DrainOutcome:
         try:
             decision = decide(self._read())
         except SlurmError as error:
-            return self._failed(error, "unknown")
+            return self._failed(error, DrainResult.UNKNOWN)
         if not decision.writes:
             return self._not_written(decision)
-        return self._outcome("offered", f"{decision.why}; resilio undrain --kill-task-failed {self._node}")
+        return self._outcome(DrainResult.OFFERED, f"{decision.why}; resilio undrain --kill-task-failed {self._node}")
 
-    def write(self, decide: Callable[[Node | None], Decision]) -> Outcome:
+    def write(self, decide: Callable[[Node | None], Decision]) -> DrainOutcome:
         """Compare, say what is meant, and carry it out."""
         try:
             decision = decide(self._read())
@@ -172,16 +161,16 @@ class _Act:
             if storm is not None:
                 return self._held_back(storm)
             if self._w._mode != ACT:
-                return self._outcome("would-act", f"{decision.action.value}: {decision.why}", decision.reason)
+                return self._outcome(DrainResult.WOULD_ACT, f"{decision.action.value}: {decision.why}", decision.reason)
             self._record("intent", decision.action.value, decision.why, decision.reason)
             outcome = self._carry_out(decide)
-            if outcome.result == "drained" and self._guarded(decision):
+            if outcome.result is DrainResult.DRAINED and self._guarded(decision):
                 storm = self._too_many()
             if storm is not None:
                 return self._take_back(storm)
         except SlurmError as error:
-            return self._failed(error, "refused")
-        if outcome.result != "nothing":
+            return self._failed(error, DrainResult.REFUSED)
+        if outcome.result is not DrainResult.NOTHING:
             self._record("outcome", outcome.result, outcome.why, self._written)
         return outcome
 
@@ -203,46 +192,47 @@ class _Act:
             return None
         return self._too_many() if abs(writer._clock() - before.reason_time) < _LOOKS_BACK_S else None
 
-    def _take_back(self, storm: Storm) -> Outcome:
+    def _take_back(self, storm: Storm) -> DrainOutcome:
         self._carry_out(lambda now: decide_undrain(now, self._entry.check, 1, 1))
         return self._held_back(storm, "; drained at the same time as others, and taken back")
 
-    def _held_back(self, storm: Storm, more: str = "") -> Outcome:
-        return self._outcome("shared" if storm.check else "storm", f"{storm}{more}")
+    def _held_back(self, storm: Storm, more: str = "") -> DrainOutcome:
+        return self._outcome(DrainResult.SHARED if storm.check else DrainResult.STORM, f"{storm}{more}")
 
     def _storm_ahead(self, decision: Decision) -> Storm | None:
         if not self._guarded(decision):
             return None
-        self._sight = Sight(self._client.node_updates(), self._client.nodes())
+        self._sight = _Sight(self._client.node_updates(), self._client.nodes())
         return no_room(self._sight.nodes, self._node, self._w._clock(), self._w._policy, self._entry.check)
 
     def _others_were_drained(self) -> bool:
         if self._sight is None:
             return False
         nodes = self._client.nodes()
-        now = Sight(self._client.node_updates(), nodes)
-        return only_drained_others(self._sight, now, self._node, self._orders)
+        now = _Sight(self._client.node_updates(), nodes)
+        return _only_drained_others(self._sight, now, self._node, self._orders)
 
-    def _carry_out(self, decide: Callable[[Node | None], Decision]) -> Outcome:
+    def _carry_out(self, decide: Callable[[Node | None], Decision]) -> DrainOutcome:
         """One order: count, compare, write, count, look."""
         count = self._client.node_updates()
         decision = decide(self._read())  # nothing may come between this and the write
         if not decision.writes:
-            return self._left_alone(decision)
+            return DrainOutcome(self._node, _RESULTS[decision.action], decision.why)
         self._order(decision)
-        alone = came_alone(count, self._count_with_ours(count))
+        alone = came_alone(count, count_with_ours(self._client.node_updates, count, self._w._sleep))
         after = self._after = self._look()
         if after is None or not after.state.known:
-            return Outcome(self._node, "unknown", "the order was given; the node cannot be read now")
+            return DrainOutcome(self._node, DrainResult.UNKNOWN, "the order was given; the node cannot be read now")
         as_ordered = after.state.drain == (decision.action is not Action.UNDRAIN)
         if not as_ordered or (decision.reason and after.reason != decision.reason):
-            return Outcome(self._node, "overtaken", f"now {after.state}: {after.reason or 'no reason'}")
+            return DrainOutcome(self._node, DrainResult.OVERTAKEN, f"now {after.state}: {after.reason or 'no reason'}")
         if not alone and not self._others_were_drained():
             self._disown(decision, after)
-            return Outcome(self._node, "contested", "another order came at the same moment: look before you resume it")
+            why = "another order came at the same moment: look before you resume it"
+            return DrainOutcome(self._node, DrainResult.CONTESTED, why)
         was = self._before.state if self._before is not None else ""
         why = f"was {was}; reason: {decision.reason}" if decision.action is Action.DRAIN else decision.why
-        return Outcome(self._node, _DONE[decision.action], why)
+        return DrainOutcome(self._node, _RESULTS[decision.action], why)
 
     def _order(self, decision: Decision) -> None:
         self._written = decision.reason
@@ -254,18 +244,8 @@ class _Act:
         else:
             self._client.undrain([self._node])
 
-    def _count_with_ours(self, before: int | None) -> int | None:
-        """slurmctld counts an order a moment after it has carried it out."""
-        count = self._client.node_updates()
-        for _ in range(_COUNT_TRIES):
-            if count is None or count != before:
-                break
-            self._w._sleep(_COUNT_WAIT_S)
-            count = self._client.node_updates()
-        return count
-
     def _disown(self, decision: Decision, seen: Node) -> None:
-        """Leave the node drained, for a reason that is not ours, unless somebody has drained or reworded it since."""
+        """Leave the node drained, for a reason that is not ours, unless another order has changed that since."""
         now = self._look()
         if now is None:
             return
@@ -283,23 +263,18 @@ class _Act:
     def _look(self) -> Node | None:
         return next(iter(self._client.nodes([self._node])), None)
 
-    def _left_alone(self, decision: Decision) -> Outcome:
-        result = {Action.LEAVE: "left", Action.UNKNOWN: "unknown"}.get(decision.action, "nothing")
-        return Outcome(self._node, result, decision.why)
+    def _not_written(self, decision: Decision) -> DrainOutcome:
+        return self._outcome(_RESULTS[decision.action], decision.why)
 
-    def _not_written(self, decision: Decision) -> Outcome:
-        outcome = self._left_alone(decision)
-        return self._outcome(outcome.result, outcome.why)
-
-    def _outcome(self, result: str, why: str, would_write: str = "") -> Outcome:
-        if result != "nothing":  # a healthy node that is checked every minute is no news
+    def _outcome(self, result: DrainResult, why: str, would_write: str = "") -> DrainOutcome:
+        if result is not DrainResult.NOTHING:  # a healthy node that is checked every minute is no news
             self._record("outcome", result, why, self._written or would_write)
-        return Outcome(self._node, result, why)
+        return DrainOutcome(self._node, result, why)
 
-    def _failed(self, error: SlurmError, result: str) -> Outcome:
+    def _failed(self, error: SlurmError, result: DrainResult) -> DrainOutcome:
         unanswered = isinstance(error, Unanswered)
         ordered = "an order was given, whether it was carried out is not known: " if self._orders else ""
-        outcome = self._outcome("unknown" if unanswered else result, f"{ordered}{error}")
+        outcome = self._outcome(DrainResult.UNKNOWN if unanswered else result, f"{ordered}{error}")
         return replace(outcome, unanswered=unanswered)
 
     def _record(self, step: str, result: str, why: str, reason: str) -> None:
@@ -318,3 +293,19 @@ class _Act:
                 reason_after=after.reason if after else "",
             )
         )
+
+
+def _only_drained_others(before: _Sight, after: _Sight, target: str, own: int) -> bool:
+    """Whether each order in between, but ``own`` ones to ``target``, is seen in another node, which one of us drained.
+
+    A drain of ours is an order to one node: so no other was to ``target``.
+    """
+    if before.count is None or after.count is None:
+        return False
+    reasons = {node.name: node.reason for node in before.nodes}
+    drained = [node for node in after.nodes if node.name != target and _ours_since(node, reasons)]
+    return after.count - before.count - own == len(drained)
+
+
+def _ours_since(node: Node, reasons: dict[str, str]) -> bool:
+    return node.state.drain and node.reason != reasons.get(node.name, "") and read_reason(node.reason) is not None

@@ -9,14 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.model import Node
-from resilio_hpc.slurm.client.update_count import came_alone
+from resilio_hpc.slurm.client.update_count import came_alone, count_with_ours
+from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from resilio_hpc.slurm.drain.reason import Finding, read_reason
-from resilio_hpc.slurm.drain.writer import ACT, DrainWriter, Outcome
+from resilio_hpc.slurm.drain.writer import ACT, DrainWriter
 from resilio_hpc.slurm.node_faults.from_slurm import DRAINED_FOR_FAULTS
 from resilio_hpc.slurm.node_faults.node_weights import KnownWeight, Step, WeightDecision, decide_weight
 from resilio_hpc.slurm.node_faults.policy import FaultPolicy
@@ -24,16 +26,16 @@ from resilio_hpc.slurm.node_faults.score import NodeScore
 from resilio_hpc.slurm.node_faults.weight_file import WeightFile
 from resilio_hpc.slurm.orders.audit import AuditEntry, AuditLog
 
-_COUNT_TRIES, _COUNT_WAIT_S = 5, 0.05
+WeightResult = Literal["set", "restored"]
 
 
 @dataclass(frozen=True)
 class Steered:
-    """What became of one node. ``act``: weight or drain; ``result`` as an Outcome's, or "set", "restored"."""
+    """What became of one node. ``act``: weight or drain; ``result``: a weight's own words are "set" and "restored"."""
 
     node: str
     act: str
-    result: str
+    result: DrainResult | WeightResult
     why: str
     unanswered: bool = False
 
@@ -108,59 +110,50 @@ class Steering:
             return _left(node.name, decision) if add else None
         why = f"{decision.why} ({one.summary})" if one else decision.why
         if self._mode != ACT:
-            return self._said(node, Steered(node.name, "weight", "would-act", why), decision)
+            return self._said(node, decision, DrainResult.WOULD_ACT, why)
         try:
             return self._write_weight(node, decision, known, add, why)
         except SlurmError as error:
             lost = isinstance(error, Unanswered)
-            return self._said(
-                node, Steered(node.name, "weight", "unknown" if lost else "refused", str(error), lost), decision
-            )
+            result = DrainResult.UNKNOWN if lost else DrainResult.REFUSED
+            return self._said(node, decision, result, str(error), lost)
 
     def _write_weight(
         self, node: Node, first: WeightDecision, known: dict[str, KnownWeight], add: int, why: str
     ) -> Steered:
         """Say whose it will be, compare, write, look."""
         _remember(known, node.name, first)
-        self._weights.write(known)  # whoever dies after the order must know it again
+        self._weights.write(known)  # a command that dies after the order must know it again
         count = self._client.node_updates()
         now = self._look(node.name)
         decision = decide_weight(now, known.get(node.name), add)
         if not decision.writes:
             _remember(known, node.name, decision)
-            return self._said(node, Steered(node.name, "weight", "overtaken", decision.why), decision)
+            return self._said(node, decision, DrainResult.OVERTAKEN, decision.why)
         self._client.set_weight([node.name], decision.weight)
-        alone = came_alone(count, self._count_with_ours(count))
+        alone = came_alone(count, count_with_ours(self._client.node_updates, count, self._sleep))
         after = self._look(node.name)
         if after != decision.weight:
-            return self._said(node, Steered(node.name, "weight", "overtaken", f"now weight {after}"), decision)
+            return self._said(node, decision, DrainResult.OVERTAKEN, f"now weight {after}")
         if not alone and decision.known is not None:
             known[node.name] = KnownWeight(site=decision.known.site, ours=decision.known.ours, contested=True)
             said = "another order came at the same moment: look, then --adopt"
-            return self._said(node, Steered(node.name, "weight", "contested", said), decision)
+            return self._said(node, decision, DrainResult.CONTESTED, said)
         _remember(known, node.name, decide_weight(after, decision.known, add))
-        return self._said(node, Steered(node.name, "weight", "set" if add else "restored", why), decision)
+        return self._said(node, decision, "set" if add else "restored", why)
 
     def _look(self, name: str) -> int | None:
         return next((node.weight for node in self._client.nodes([name])), None)
 
-    def _count_with_ours(self, before: int | None) -> int | None:
-        """slurmctld counts an order a moment after it has carried it out."""
-        count = self._client.node_updates()
-        for _ in range(_COUNT_TRIES):
-            if count is None or count != before:
-                break
-            self._sleep(_COUNT_WAIT_S)
-            count = self._client.node_updates()
-        return count
-
-    def _said(self, node: Node, steered: Steered, decision: WeightDecision) -> Steered:
+    def _said(
+        self, node: Node, decision: WeightDecision, result: DrainResult | WeightResult, why: str, lost: bool = False
+    ) -> Steered:
         entry = AuditEntry(
-            time=self._clock(), step="outcome", act="weight", node=node.name, mode=self._mode, result=steered.result,
-            why=steered.why, check=DRAINED_FOR_FAULTS, evidence=f"weight {node.weight} to {decision.weight}",
+            time=self._clock(), step="outcome", act="weight", node=node.name, mode=self._mode, result=result, why=why,
+            check=DRAINED_FOR_FAULTS, evidence=f"weight {node.weight} to {decision.weight}",
         )  # fmt: skip
         self._audit.record(entry)
-        return steered
+        return Steered(node.name, "weight", result, why, lost)
 
 
 def adopted(nodes: Sequence[Node], known: Mapping[str, KnownWeight]) -> dict[str, KnownWeight]:
@@ -175,9 +168,9 @@ def _remember(known: dict[str, KnownWeight], name: str, decision: WeightDecision
 
 
 def _left(name: str, decision: WeightDecision) -> Steered:
-    result = {Step.LEAVE: "left", Step.UNKNOWN: "unknown"}.get(decision.step, "nothing")
-    return Steered(name, "weight", result, decision.why)
+    results = {Step.LEAVE: DrainResult.LEFT, Step.UNKNOWN: DrainResult.UNKNOWN}
+    return Steered(name, "weight", results.get(decision.step, DrainResult.NOTHING), decision.why)
 
 
-def _steered(outcome: Outcome) -> Steered:
+def _steered(outcome: DrainOutcome) -> Steered:
     return Steered(outcome.node, "drain", outcome.result, outcome.why, outcome.unanswered)

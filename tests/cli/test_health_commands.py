@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.cli.health import run
+from resilio_hpc.cli.health.watch import Naming
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
-from resilio_hpc.prolog_epilog.check import Result, Verdict
-from resilio_hpc.prolog_epilog.node import boot_id, uptime_s
+from resilio_hpc.prolog_epilog.base.check import Result, Verdict
+from resilio_hpc.prolog_epilog.base.node import boot_id, uptime_s
+from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
 from resilio_hpc.slurm.drain.reason import Finding, disowned_reason, write_reason
 from tests.support.requirements import need_readable_checkout
 from tests.support.waiting import PATIENCE_S
@@ -90,7 +90,7 @@ def test_why_says_what_slurm_says_and_whose_reason_it_is(
             write_reason([Finding("node-faults", "3")]),
             "  ours: faults that are remembered (resilio nodes list --system",
         ),
-        (f"{full} - mine, bob", "  not ours: whoever wrote it resumes the node\n"),
+        (f"{full} - mine, bob", "  not ours: its author resumes the node\n"),
         (disowned_reason("disk-space: / has 1 % free"), "  ours no more: look at the node, then scontrol update"),
         (
             "Kill task failed",
@@ -177,7 +177,7 @@ def test_the_daemon_asks_for_its_nodes_name_until_slurm_tells_it() -> None:
             raise answer
         return answer
 
-    naming = run.Naming(known.append, told.append, ask)
+    naming = Naming(known.append, told.append, ask)
     for now_s in (0.0, 59.0, 60.0, 120.0, 180.0):
         naming.turn(now_s)
     assert (known, answers) == (["gpu001"], [])

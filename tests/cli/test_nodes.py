@@ -11,8 +11,8 @@ import pytest
 
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.ledger import Ledger
-from resilio_hpc.prolog_epilog import reports
-from resilio_hpc.prolog_epilog.examination import node_name
+from resilio_hpc.prolog_epilog.base import reports
+from resilio_hpc.prolog_epilog.run.health_run import node_name
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
 

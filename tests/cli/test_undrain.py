@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from resilio_hpc.cli.undrain import end
-from resilio_hpc.prolog_epilog.node_drains import DRAINED_LEAVE_S
+from resilio_hpc.prolog_epilog.drain.node_drains import DRAINED_LEAVE_S
 from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.drain.outcome import DrainOutcome
 from resilio_hpc.slurm.drain.policy import DrainPolicy
 from resilio_hpc.slurm.drain.reason import BY_HAND, Finding
-from resilio_hpc.slurm.drain.writer import DrainWriter, Outcome
+from resilio_hpc.slurm.drain.writer import DrainWriter
 from resilio_hpc.slurm.orders.audit import AuditLog
 from tests.support.slurm.fake_slurmctld import FakeNode, FakeSlurmctld
 
@@ -32,7 +33,7 @@ class Site:
         self._writer().drain("n1", Finding(check, "Xid 95"))
         self.slurm.now += ago_s
 
-    def end(self, check: str | None = None) -> Outcome:
+    def end(self, check: str | None = None) -> DrainOutcome:
         return end("n1", check, self._writer(), CommandClient(self.slurm), self._look, self.slurm.time, self._sleep)
 
     def _writer(self) -> DrainWriter:

@@ -12,10 +12,10 @@ from resilio_hpc.launch.gpus import device_evidence as de
 from resilio_hpc.launch.gpus.device_look import DeviceLook
 from resilio_hpc.launch.gpus.devices import visible_devices
 from resilio_hpc.launch.gpus.eviction import Identity
-from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
-from resilio_hpc.prolog_epilog.check import Fault, Result, Verdict
-from resilio_hpc.prolog_epilog.node import Node, boot_id, uptime_s
-from resilio_hpc.prolog_epilog.table import load
+from resilio_hpc.prolog_epilog.base.check import Fault, Result, Verdict
+from resilio_hpc.prolog_epilog.base.node import Node, boot_id, uptime_s
+from resilio_hpc.prolog_epilog.base.table import load
+from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
 from tests.support.environments import ROOT
 from tests.support.prolog_epilog.cases import LINK_DOWN
 from tests.support.prolog_epilog.fake_nvml import FakeNvml, NVMLError_GpuIsLost, NVMLError_NoPermission

@@ -11,7 +11,7 @@ import msgspec
 
 from resilio_hpc.core.ledger import read_ledger
 from resilio_hpc.launch.rundir.run_directory import read_verdict
-from resilio_hpc.prolog_epilog import reports
+from resilio_hpc.prolog_epilog.base import reports
 from tests.support.environments import scrubbed
 from tests.support.waiting import PATIENCE_S
 
@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 from resilio_hpc import train
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
-from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
-from resilio_hpc.prolog_epilog.check import Fault, Result, Verdict
-from resilio_hpc.prolog_epilog.node import boot_id, uptime_s
+from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
+from resilio_hpc.prolog_epilog.base.check import Fault, Result, Verdict
+from resilio_hpc.prolog_epilog.base.node import boot_id, uptime_s
 
 run = train.attach()
 state = {"w": np.zeros(4)}

@@ -10,7 +10,7 @@ import pytest
 from resilio_hpc.devtools.demo.stage import binds
 from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.devtools.devcluster.image import HOST_SERIES
-from resilio_hpc.prolog_epilog.hook_files import HookSettings, install, package_folder, render_conf
+from resilio_hpc.prolog_epilog.hooks.hook_files import HookSettings, install, package_folder, render_conf
 from tests.support.clusters import ClusterPool, own_cluster, save_logs
 from tests.support.environments import open_the_way_to
 from tests.support.requirements import need_shared_mounts, need_slurm

@@ -10,7 +10,7 @@ import pytest
 
 from resilio_hpc.devtools.demo.stage import events_of
 from resilio_hpc.devtools.devcluster import DevCluster
-from resilio_hpc.prolog_epilog.hook_files import package_folder
+from resilio_hpc.prolog_epilog.hooks.hook_files import package_folder
 from tests.support.environments import ROOT
 from tests.support.waiting import until
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from resilio_hpc.devtools.devcluster import DevCluster
-from resilio_hpc.prolog_epilog.hook_files import UNIT, package_folder
+from resilio_hpc.prolog_epilog.hooks.hook_files import UNIT, package_folder
 from tests.support.environments import ROOT
 from tests.support.waiting import until
 
@@ -173,7 +173,7 @@ def slurmctld_stopped(cluster: DevCluster) -> Iterator[None]:
 
 LOOKS_FOR_EVER = """
 import os, sys, time
-from resilio_hpc.prolog_epilog.isolated import Child, gather, still_there
+from resilio_hpc.prolog_epilog.base.isolated import Child, gather, still_there
 
 def work(mark):
     mark("/shared")

@@ -11,15 +11,15 @@ import pytest
 
 from resilio_hpc.cli.main import main
 from resilio_hpc.core.errors import HealthError
-from resilio_hpc.prolog_epilog import baseline
-from resilio_hpc.prolog_epilog.baseline import Baseline, Values, alike, differences, load, read, summary
-from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
-from resilio_hpc.prolog_epilog.examination import Examination
-from resilio_hpc.prolog_epilog.node import Node, boot_id
-from resilio_hpc.prolog_epilog.runner import Memory
-from resilio_hpc.prolog_epilog.table import Table
-from resilio_hpc.prolog_epilog.table import load as table_of
-from resilio_hpc.prolog_epilog.watch import Watch
+from resilio_hpc.prolog_epilog.base.node import Node, boot_id
+from resilio_hpc.prolog_epilog.base.table import Table
+from resilio_hpc.prolog_epilog.base.table import load as table_of
+from resilio_hpc.prolog_epilog.daemon.watch import Watch
+from resilio_hpc.prolog_epilog.run import baseline
+from resilio_hpc.prolog_epilog.run.baseline import Baseline, Values, alike, differences, load, read, summary
+from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
+from resilio_hpc.prolog_epilog.run.health_run import HealthRun
+from resilio_hpc.prolog_epilog.run.runner import Memory
 from tests.support.prolog_epilog.node_trees import write
 
 NORMAL: Values = {"ib-link": {"mlx5_0/1": True, "mlx5_1/1": False}, "ib-rate": {"mlx5_0/1": 400.0}}
@@ -61,14 +61,14 @@ def test_the_first_look_of_a_boot_reads_it_and_says_where_it_is_not_believed(tmp
     path = baseline.write(kept, of("n1", {"ib-link": {"mlx5_9/1": True}}))
     table = table_of(site)
     node = Node(settings=table.settings, root=write(tmp_path / "root"))
-    examination = Examination(table, node, "n1", said=told.append)
+    health_run = HealthRun(table, node, "n1", said=told.append)
     memory = Memory()
     for _ in range(2):
-        (result,) = examination.run([table.check("ib-link")], memory)
+        (result,) = health_run.run([table.check("ib-link")], memory)
         assert [fault.evidence for fault in result.faults] == ["mlx5_9/1 is not there any more"]
         path.unlink(missing_ok=True)  # it is read once a boot
     baseline.write(kept, of("n1", NORMAL)).chmod(0o646)
-    (result,) = examination.run([table.check("ib-link")], Memory())
+    (result,) = health_run.run([table.check("ib-link")], Memory())
     assert result.faults == () and len(told) == 1 and "the baseline is not believed" in told[0]
 
 
@@ -77,9 +77,9 @@ def test_a_daemon_that_learns_slurms_name_of_the_node_reads_that_nodes_baseline(
     (tmp_path / "health.toml").write_text(f'[settings.baseline]\ndirectory = "{tmp_path / "kept"}"\n')
     whole = table_of(tmp_path / "health.toml")
     node = Node(settings=whole.settings, root=write(tmp_path / "root"))
-    examination = Examination(Table({"ib-link": whole.check("ib-link")}, whole.settings), node, "host17")
+    health_run = HealthRun(Table({"ib-link": whole.check("ib-link")}, whole.settings), node, "host17")
     (tmp_path / "run").mkdir()
-    daemon = Watch(examination, VerdictCache(tmp_path / "run" / "health"), lambda _: None)
+    daemon = Watch(health_run, VerdictCache(tmp_path / "run" / "health"), lambda _: None)
     verdict = daemon.turn()
     assert verdict is not None and verdict.findings == ()
     daemon.rename("gpu1")  # slurmctld was away at first

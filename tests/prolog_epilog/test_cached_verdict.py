@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilio_hpc.core.errors import HealthError
-from resilio_hpc.prolog_epilog.cached_verdict import NoVerdict, Refusal, VerdictCache, render
-from resilio_hpc.prolog_epilog.check import Fault, OnFail, Result, Verdict
-from resilio_hpc.prolog_epilog.examination import withheld
-from resilio_hpc.prolog_epilog.hook_files import TEMPLATES, filled
-from resilio_hpc.prolog_epilog.runner import Memory, StuckSince
+from resilio_hpc.prolog_epilog.base.check import Fault, OnFail, Result, Verdict
+from resilio_hpc.prolog_epilog.hooks.hook_files import TEMPLATES, filled
+from resilio_hpc.prolog_epilog.run.cached_verdict import NoVerdict, Refusal, VerdictCache, render
+from resilio_hpc.prolog_epilog.run.health_run import withheld
+from resilio_hpc.prolog_epilog.run.runner import Memory, StuckSince
 from tests.support.requirements import need_root
 from tests.support.waiting import PATIENCE_S
 

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilio_hpc.prolog_epilog import catalogue
-from resilio_hpc.prolog_epilog.check import Check, Limits, Result
-from resilio_hpc.prolog_epilog.node import Node
-from resilio_hpc.prolog_epilog.probe import Source
-from resilio_hpc.prolog_epilog.runner import Examiner, Memory
-from resilio_hpc.prolog_epilog.table import Table, load, overlay
+from resilio_hpc.prolog_epilog.base.check import Check, Limits, Result
+from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.probe import Source
+from resilio_hpc.prolog_epilog.base.table import Table, load, overlay
+from resilio_hpc.prolog_epilog.checks import registry
+from resilio_hpc.prolog_epilog.run.runner import CheckRunner, Memory
 from tests.support.prolog_epilog.cases import CASES, Case
 from tests.support.prolog_epilog.fake_nvml import FakeNvml
 from tests.support.prolog_epilog.hung_children import hung_child
@@ -47,8 +47,8 @@ def look(
     table = table_for(case, name)
     node = Node(settings=table.settings, root=root, nvml=lambda: nvml or FakeNvml())
     check = replace_budget(table.checks[name], 300.0)  # the machine may be slow; budgets are not the subject here
-    examiner = Examiner(catalogue.SOURCES, catalogue.PROBES, node, lambda: now_s, memory=memory or Memory())
-    (result,) = examiner.examine([check])
+    runner = CheckRunner(registry.SOURCES, registry.PROBES, node, lambda: now_s, memory=memory or Memory())
+    (result,) = runner.run([check])
     return result
 
 
@@ -57,8 +57,8 @@ def replace_budget(check: Check, budget_s: float) -> Check:
 
 
 def test_every_check_of_the_tables_has_code_and_cases() -> None:
-    assert sorted(catalogue.PROBES) == sorted(CASES) == NAMES
-    assert {check.source for check in TABLE.checks.values()} == set(catalogue.SOURCES)
+    assert sorted(registry.PROBES) == sorted(CASES) == NAMES
+    assert {check.source for check in TABLE.checks.values()} == set(registry.SOURCES)
     assert len(NAMES) >= 30
 
 
@@ -116,9 +116,9 @@ def hanging(fetch: Callable[[Node], object]) -> Source:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_check_that_hangs_is_ended_and_its_culprit_is_named(name: str, tmp_path: Path) -> None:
     check = replace_budget(TABLE.checks[name], 0.2)
-    sources = {check.source: hanging(catalogue.SOURCES[check.source].fetch)}
+    sources = {check.source: hanging(registry.SOURCES[check.source].fetch)}
     node = Node(settings=TABLE.settings, root=write(tmp_path))
-    (result,) = Examiner(sources, catalogue.PROBES, node, lambda: 1e5, child=hung_child).examine([check])
+    (result,) = CheckRunner(sources, registry.PROBES, node, lambda: 1e5, child=hung_child).run([check])
     (fault,) = result.faults
     assert (result.status, fault.on_fail) == ("timeout", check.on_timeout)
     assert "/scratch/data on /scratch (10.0.0.1:/scratch, nfs4): no answer in 0.2 s" in fault.evidence

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.prolog_epilog.epilog import Entry, Job, Plan, Policy, Running, decide, job_of
-from resilio_hpc.prolog_epilog.node_files import NodeFiles
-from resilio_hpc.prolog_epilog.reaping import carry_out, end, see_entries, see_processes
+from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
+from resilio_hpc.prolog_epilog.hooks.epilog import Entry, Job, Plan, Policy, Running, decide, job_of
+from resilio_hpc.prolog_epilog.hooks.process_cleanup import carry_out, end, see_entries, see_processes
+from tests.support.environments import open_the_way_to
 from tests.support.requirements import need_root
 from tests.support.waiting import PATIENCE_S
 
@@ -141,8 +142,7 @@ def test_a_number_that_another_process_has_got_since_is_left_alone() -> None:
 
 def test_removal_is_the_users_and_follows_no_link(tmp_path: Path) -> None:
     need_root()
-    for above in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        above.chmod(0o755)
+    open_the_way_to(tmp_path)
     shared, kept = tmp_path / "shm", tmp_path / "kept"
     shared.mkdir()
     shared.chmod(0o1777)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.prolog_epilog.check import Fault, OnFail, Result, Severity, Status, Verdict
-from resilio_hpc.prolog_epilog.fault_record import FaultRecord, faults_of
+from resilio_hpc.prolog_epilog.base.check import Fault, OnFail, Result, Severity, Status, Verdict
+from resilio_hpc.prolog_epilog.drain.fault_record import FaultRecord, faults_of
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.prolog_epilog.hook_files import TEMPLATES, filled
-from resilio_hpc.prolog_epilog.node import uptime_s
+from resilio_hpc.prolog_epilog.base.node import uptime_s
+from resilio_hpc.prolog_epilog.hooks.hook_files import TEMPLATES, filled
 from tests.support.waiting import until
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.prolog_epilog import kernel_log
-from resilio_hpc.prolog_epilog import table as tables
-from resilio_hpc.prolog_epilog.catalogue import PROBES
-from resilio_hpc.prolog_epilog.check import Former, Limits
-from resilio_hpc.prolog_epilog.kernel_faults import table
-from resilio_hpc.prolog_epilog.kernel_log import KernelLog, Line
-from resilio_hpc.prolog_epilog.node import Node
+from resilio_hpc.prolog_epilog.base import table as tables
+from resilio_hpc.prolog_epilog.base.check import Former, Limits
+from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.checks import kernel_log
+from resilio_hpc.prolog_epilog.checks.kernel_faults import table
+from resilio_hpc.prolog_epilog.checks.kernel_log import KernelLog, Line
+from resilio_hpc.prolog_epilog.checks.registry import PROBES
 
 CHECKS = {check.id: check for check in tables.load(Path("/dev/null")).checks.values() if check.source == "kernel-log"}
 NOW = 100_000.0

@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilio_hpc.prolog_epilog import catalogue, ethernet, file_systems, gpu, nvme
-from resilio_hpc.prolog_epilog.baseline import Values
-from resilio_hpc.prolog_epilog.check import Former, Limits, Past, Result, Unreadable
-from resilio_hpc.prolog_epilog.file_systems import FileSystem, choose, parse_fstab
-from resilio_hpc.prolog_epilog.gpu_readings import Gpu, Gpus
-from resilio_hpc.prolog_epilog.mounts import mount_of, parse_mountinfo
-from resilio_hpc.prolog_epilog.node import Node
-from resilio_hpc.prolog_epilog.node_files import NodeFiles
-from resilio_hpc.prolog_epilog.nvme import Controller, HealthLog
-from resilio_hpc.prolog_epilog.runner import Examiner, Memory
-from resilio_hpc.prolog_epilog.table import load
+from resilio_hpc.prolog_epilog.base.check import Former, Limits, Past, Result, Unreadable
+from resilio_hpc.prolog_epilog.base.mounts import mount_of, parse_mountinfo
+from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
+from resilio_hpc.prolog_epilog.base.table import load
+from resilio_hpc.prolog_epilog.checks import ethernet, file_systems, gpu, nvme, registry
+from resilio_hpc.prolog_epilog.checks.file_systems import FileSystem, choose, parse_fstab
+from resilio_hpc.prolog_epilog.checks.gpu_readings import Gpu, Gpus
+from resilio_hpc.prolog_epilog.checks.nvme import Controller, HealthLog
+from resilio_hpc.prolog_epilog.run.baseline import Values
+from resilio_hpc.prolog_epilog.run.runner import CheckRunner, Memory
 from tests.support.prolog_epilog.fake_nvml import FakeNvml, NVMLError_Unknown, _raise
 from tests.support.prolog_epilog.node_trees import ROOT_MOUNT, Tree, health_log, port, write
 
@@ -50,12 +50,12 @@ class NodeOfPast:
     def results(self, *names: str) -> list[Result]:
         node = Node(settings=TABLE.settings, root=self.root, nvml=FakeNvml)
         now_s = self.now_s
-        examiner = Examiner(
-            catalogue.SOURCES, catalogue.PROBES, node, lambda: now_s, memory=self.memory, learned=self.learned
+        runner = CheckRunner(
+            registry.SOURCES, registry.PROBES, node, lambda: now_s, memory=self.memory, learned=self.learned
         )
         self.now_s += 400
         checks = [msgspec.structs.replace(TABLE.check(name), budget_s=300.0) for name in names]
-        return examiner.examine(checks)
+        return runner.run(checks)
 
 
 def _told(result: Result) -> list[tuple[str, str]]:
@@ -163,7 +163,7 @@ def test_a_question_that_a_gpu_cannot_answer_is_no_reason_against_it(tmp_path: P
     names = ["gpu-driver", "gpu-count", "gpu-lost", "gpu-nvlink", "gpu-nvlink-errors", "gpu-ecc", "gpu-temperature"]
     node = Node(settings=TABLE.settings, root=tmp_path, nvml=lambda: FakeNvml(changes))
     checks = [msgspec.structs.replace(TABLE.check(name), budget_s=300.0) for name in names]
-    results = Examiner(catalogue.SOURCES, catalogue.PROBES, node, lambda: 1e5).examine(checks)
+    results = CheckRunner(registry.SOURCES, registry.PROBES, node, lambda: 1e5).run(checks)
     told = {one.check: one.note.partition(": Expected")[0] for one in results if one.status != "pass"}
     assert told == {
         "gpu-nvlink-errors": "GPU 1: nvmlDeviceGetNvLinkErrorCounter: Unknown Error",
@@ -352,6 +352,6 @@ def test_an_interface_that_is_slower_than_before_is_told() -> None:
 def test_what_was_kept_by_another_version_is_no_error() -> None:
     reading = SimpleNamespace()
     del reading
-    probe = catalogue.PROBES["ib-rate"]
+    probe = registry.PROBES["ib-rate"]
     for kept in (None, [], {"a": "b"}, {"mlx5_0/1": None}, 3):
         assert probe.remembers([], Limits(TABLE.check("ib-rate").limits), Former(kept, 1e5)) is not None

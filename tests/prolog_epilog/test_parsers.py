@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.prolog_epilog import clock, dcgm, file_systems, infiniband, memory, nvme, processes, slurm_node
-from resilio_hpc.prolog_epilog.check import Unreadable
-from resilio_hpc.prolog_epilog.mounts import culprit, mount_of, parse_mountinfo
-from resilio_hpc.prolog_epilog.node_files import NodeFiles, whole_number
+from resilio_hpc.prolog_epilog.base import processes
+from resilio_hpc.prolog_epilog.base.check import Unreadable
+from resilio_hpc.prolog_epilog.base.mounts import culprit, mount_of, parse_mountinfo
+from resilio_hpc.prolog_epilog.base.node_files import NodeFiles, whole_number
+from resilio_hpc.prolog_epilog.checks import clock, dcgm, file_systems, infiniband, memory, nvme, slurm_node
 from tests.support.prolog_epilog.node_trees import HEALTHY, write
 
 PARSERS: dict[str, Callable[[str], object]] = {

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from resilio_hpc.core.errors import HealthError, UsageError
-from resilio_hpc.prolog_epilog import reports
-from resilio_hpc.prolog_epilog.report_desk import LOOK_S, OF_ALL, PER_USER, WINDOW_S, Admission, ReportDesk
-from resilio_hpc.prolog_epilog.reports import MOST_BYTES, MOST_FILES, MOST_PER_USER, Report, prepare, take, write
+from resilio_hpc.prolog_epilog.base import reports
+from resilio_hpc.prolog_epilog.base.reports import MOST_BYTES, MOST_FILES, MOST_PER_USER, Report, prepare, take, write
+from resilio_hpc.prolog_epilog.daemon.report_intake import LOOK_S, OF_ALL, PER_USER, WINDOW_S, Admission, ReportIntake
 from tests.support.security.another_user import NOBODY, as_another_user, needs_root
 
 GOOD = b'{"node":"n1","why":"ECC errors"}'
@@ -224,9 +224,9 @@ def test_a_user_gets_a_few_checks_an_hour_and_all_users_together_some_more() -> 
     assert crowd.admit(1, WINDOW_S + 1.0)
 
 
-def desk(spool: Path, **more: Any) -> tuple[ReportDesk, list[str]]:
+def desk(spool: Path, **more: Any) -> tuple[ReportIntake, list[str]]:
     told: list[str] = []
-    return ReportDesk(spool, "n1", told.append, time.time, **more), told
+    return ReportIntake(spool, "n1", told.append, time.time, **more), told
 
 
 def test_a_report_has_a_check_follow_and_too_many_have_none(spool: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.prolog_epilog.check import Former
-from resilio_hpc.prolog_epilog.probe import rising
+from resilio_hpc.prolog_epilog.base.check import Former
+from resilio_hpc.prolog_epilog.base.probe import rising
 
 
 def looks(per_hour: float, *series: tuple[float, int]) -> list[int]:

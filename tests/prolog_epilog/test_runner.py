@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.prolog_epilog.check import Absent, Check, Fault, Former, Limits, Result, Unreadable
-from resilio_hpc.prolog_epilog.isolated import Child, Ended, Mark, _process_stat, gather, still_there
-from resilio_hpc.prolog_epilog.node import Node
-from resilio_hpc.prolog_epilog.probe import Probe, Source
-from resilio_hpc.prolog_epilog.runner import Examiner, Memory
+from resilio_hpc.prolog_epilog.base.check import Absent, Check, Fault, Former, Limits, Result, Unreadable
+from resilio_hpc.prolog_epilog.base.isolated import Child, Ended, Mark, _process_stat, gather, still_there
+from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.probe import Probe, Source
+from resilio_hpc.prolog_epilog.run.runner import CheckRunner, Memory
 from tests.support.prolog_epilog.hung_children import hung_child
 from tests.support.waiting import until
 
@@ -29,7 +29,7 @@ def examine(
 ) -> list[Result]:
     sources = {one.source: Source(fetch) for one in checks}
     probes = {one.id: Probe.of(lambda reading, limits: reading) for one in checks}
-    return Examiner(sources, probes, Node(), lambda: 1000.0, memory=memory or Memory(), **more).examine(checks)
+    return CheckRunner(sources, probes, Node(), lambda: 1000.0, memory=memory or Memory(), **more).run(checks)
 
 
 def test_checks_of_one_source_share_one_reading() -> None:
@@ -84,7 +84,7 @@ def test_all_take_no_longer_than_their_budgets_together_and_others_answer() -> N
         asked.append(budget_s)
         return Child(work, next(budgets))
 
-    (result,) = Examiner(sources, probes, Node(), lambda: 1000.0, child=child).examine([check(budget_s=5.0)])
+    (result,) = CheckRunner(sources, probes, Node(), lambda: 1000.0, child=child).run([check(budget_s=5.0)])
     assert asked == [5.0] * 4
     assert sorted(fault.device for fault in result.faults) == ["bad1", "bad2", "bad3"]
     assert result.status == "timeout"
@@ -153,8 +153,8 @@ def test_a_check_remembers_and_begins_anew_when_it_is_cleared() -> None:
         return [Fault(f"{former.kept} {former.cleared_s:g}")], "kept"
 
     memory = Memory()
-    examiner = Examiner({"a": Source(lambda node: 0)}, {"one": Probe(judge)}, Node(), lambda: 1000.0, memory=memory)
-    said = [examiner.examine([check()])[0].faults[0].evidence for _ in range(2)]
+    runner = CheckRunner({"a": Source(lambda node: 0)}, {"one": Probe(judge)}, Node(), lambda: 1000.0, memory=memory)
+    said = [runner.run([check()])[0].faults[0].evidence for _ in range(2)]
     memory.clear("one", 900.0)
-    said.append(examiner.examine([check()])[0].faults[0].evidence)
+    said.append(runner.run([check()])[0].faults[0].evidence)
     assert said == ["None -1", "kept -1", "None 900"]

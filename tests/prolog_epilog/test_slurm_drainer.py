@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.prolog_epilog.slurm_drainer import SlurmDrainer
+from resilio_hpc.prolog_epilog.drain.node_drains import SlurmDrainer
 from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.drain.policy import DrainPolicy
 from resilio_hpc.slurm.drain.writer import ACT, OBSERVE, DrainWriter
@@ -34,9 +34,9 @@ def slurm() -> FakeSlurmctld:
 def test_a_node_is_drained_held_and_given_back(slurm: FakeSlurmctld) -> None:
     drainer = drainer_of(slurm)
     assert drainer.held("n1") == frozenset()
-    assert drainer.drain("n1", "gpu-xid", "Xid 79").outcome == "drained"
-    assert drainer.drain("n1", "disk-space", "full").outcome == "drained"
-    assert drainer.drain("n1", "disk-space", "full").outcome == "already"
+    assert drainer.drain("n1", "gpu-xid", "Xid 79").result == "drained"
+    assert drainer.drain("n1", "disk-space", "full").result == "reworded"
+    assert drainer.drain("n1", "disk-space", "full").result == "nothing"
     assert drainer.held("n1") == {"gpu-xid", "disk-space"}
     assert drainer.undrain("n1", "gpu-xid", 2) == ""
     assert drainer.undrain("n1", "gpu-xid", 3).startswith("reworded: gpu-xid")
@@ -47,7 +47,7 @@ def test_a_node_is_drained_held_and_given_back(slurm: FakeSlurmctld) -> None:
 def test_an_administrators_drain_is_neither_ours_to_hold_nor_to_end(slurm: FakeSlurmctld) -> None:
     slurm.update(["NodeName=n1", "State=DRAIN", "Reason=new fan"])
     drainer = drainer_of(slurm)
-    assert drainer.drain("n1", "gpu-xid", "Xid 79").outcome == "already"
+    assert drainer.drain("n1", "gpu-xid", "Xid 79").result == "left"
     assert drainer.held("n1") == frozenset()
     assert drainer.undrain("n1", "gpu-xid", 3).startswith("left: gpu-xid")
     assert slurm.nodes["n1"].reason == "new fan"
@@ -56,7 +56,7 @@ def test_an_administrators_drain_is_neither_ours_to_hold_nor_to_end(slurm: FakeS
 def test_a_storm_withholds_drains_and_says_why(slurm: FakeSlurmctld) -> None:
     drainer = drainer_of(slurm)
     answers = [drainer.drain(name, "mount-latency", "no answer") for name in slurm.nodes]
-    assert [answer.outcome for answer in answers] == ["drained", "drained", "withheld", "withheld"]
+    assert [answer.result for answer in answers] == ["drained", "drained", "storm", "storm"]
     assert "look for a cause that they share" in answers[2].why
     assert not slurm.nodes["n3"].drain
 
@@ -64,7 +64,7 @@ def test_a_storm_withholds_drains_and_says_why(slurm: FakeSlurmctld) -> None:
 def test_a_check_that_fails_on_too_many_nodes_only_warns_on_the_others(slurm: FakeSlurmctld) -> None:
     drainer = drainer_of(slurm, policy=msgspec.structs.replace(POLICY, check_share=0.1))
     answers = [drainer.drain(name, "mount-present", "/data is not mounted") for name in slurm.nodes]
-    assert [answer.outcome for answer in answers] == ["drained", "drained", "warned", "warned"]
+    assert [answer.result for answer in answers] == ["drained", "drained", "shared", "shared"]
     assert "2 of 4 nodes of partition main are drained for mount-present, 2 are allowed" in answers[2].why
 
 
@@ -108,12 +108,12 @@ def test_a_node_that_slurm_does_not_know_is_named(slurm: FakeSlurmctld) -> None:
     drainer = drainer_of(slurm)
     with pytest.raises(SlurmError, match="no node host17: set SLURMD_NODENAME"):
         drainer.held("host17")
-    with pytest.raises(SlurmError, match="host17: Slurm knows no such node"):
-        drainer.drain("host17", "gpu-xid", "Xid 79")
+    outcome = drainer.drain("host17", "gpu-xid", "Xid 79")
+    assert (outcome.result, outcome.why) == ("unknown", "Slurm knows no such node")
 
 
 def test_who_observes_drains_nothing_and_leaves_a_trace(slurm: FakeSlurmctld, tmp_path: Path) -> None:
-    assert drainer_of(slurm, OBSERVE, tmp_path / "log").drain("n1", "gpu-xid", "Xid 79").outcome == "withheld"
+    assert drainer_of(slurm, OBSERVE, tmp_path / "log").drain("n1", "gpu-xid", "Xid 79").result == "would-act"
     assert slurm.orders == []
     assert "would-act" in (tmp_path / "log").read_text()
 
@@ -121,8 +121,8 @@ def test_who_observes_drains_nothing_and_leaves_a_trace(slurm: FakeSlurmctld, tm
 def test_a_slurm_that_is_away_is_no_answer(slurm: FakeSlurmctld) -> None:
     slurm.away = True
     drainer = drainer_of(slurm)
-    with pytest.raises(SlurmError, match="Unable to contact"):
-        drainer.drain("n1", "gpu-xid", "Xid 79")
+    outcome = drainer.drain("n1", "gpu-xid", "Xid 79")
+    assert outcome.result == "unknown" and "Unable to contact" in outcome.why
     with pytest.raises(SlurmError, match="Unable to contact"):
         drainer.held("n1")
     with pytest.raises(SlurmError, match="Unable to contact"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.prolog_epilog.table import load
+from resilio_hpc.prolog_epilog.base.table import load
 
 
 def site(tmp_path: Path, text: str) -> Path:

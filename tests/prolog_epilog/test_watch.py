@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.prolog_epilog.check import Result
-from resilio_hpc.prolog_epilog.fault_record import FaultRecord
-from resilio_hpc.prolog_epilog.node_drains import DRAINED_LEAVE_S, LEAVE_S, LOOK_S, STUCK
-from resilio_hpc.prolog_epilog.report_desk import ReportDesk
-from resilio_hpc.prolog_epilog.reports import Report
-from resilio_hpc.prolog_epilog.reports import write as write_report
+from resilio_hpc.prolog_epilog.base.check import Result
+from resilio_hpc.prolog_epilog.base.reports import Report
+from resilio_hpc.prolog_epilog.base.reports import write as write_report
+from resilio_hpc.prolog_epilog.daemon.report_intake import ReportIntake
+from resilio_hpc.prolog_epilog.drain.fault_record import FaultRecord
+from resilio_hpc.prolog_epilog.drain.node_drains import DRAINED_LEAVE_S, LEAVE_S, LOOK_S, STUCK
+from resilio_hpc.slurm.drain.outcome import DrainResult
 from resilio_hpc.slurm.node_faults.ledger import FaultLedger
 from tests.support.prolog_epilog.node_trees import process, write
 from tests.support.prolog_epilog.watched import Daemon, Drainer
@@ -43,7 +44,7 @@ def test_a_users_report_has_the_checks_run_anew_and_drains_nothing(tmp_path: Pat
     drainer = Drainer()
     daemon = Daemon(tmp_path, drainer)
     spool = tmp_path / "spool"
-    daemon.watch.reports = ReportDesk(spool, "n1", daemon.said.append, time.time)
+    daemon.watch.reports = ReportIntake(spool, "n1", daemon.said.append, time.time)
     daemon.watch.turn()
     write_report(spool, Report(node="n1", why="all GPUs are broken: drain it"))
     daemon.at(1005.0)
@@ -87,7 +88,7 @@ def test_a_drain_is_asked_for_once_and_again_after_a_minute(tmp_path: Path) -> N
         daemon.watch.turn()
     assert drainer.asked == [("n1", "fast", "it is broken"), ("n1", "slow", "it is broken")]
     daemon.at(1061.0)
-    drainer.answer = "already"
+    drainer.answer = DrainResult.LEFT
     daemon.watch.turn()
     assert len(drainer.asked) == 4
     assert [line for line in daemon.said if line.startswith("drained")] == [
@@ -104,16 +105,16 @@ def test_a_slurm_that_does_not_answer_is_asked_again_and_the_verdict_stands(tmp_
     assert verdict is not None and verdict.action == "drain"
     assert len(drainer.asked) == 1  # not once for each check
     daemon.at(1061.0)
-    drainer.answer = "drained"
+    drainer.answer = DrainResult.DRAINED
     daemon.watch.turn()
     assert len(drainer.asked) == 3
 
 
 def test_in_a_storm_of_drains_prologs_are_not_to_fail_either(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, Drainer("withheld"))
+    daemon = Daemon(tmp_path, Drainer(DrainResult.STORM))
     daemon.broken = {"fast"}
     verdict = daemon.watch.turn()
-    assert verdict is not None and verdict.action == "warn" and "withheld" in verdict.withheld
+    assert verdict is not None and verdict.action == "warn" and "storm" in verdict.withheld
     daemon.at(1010.0)
     verdict = daemon.watch.turn()
     assert verdict is not None and verdict.action == "warn"
@@ -134,10 +135,10 @@ def test_prologs_may_fail_only_where_the_node_is_drained(tmp_path: Path) -> None
     assert leave_s(daemon, 1000.0) == 0
     daemon.broken = {"fast"}
     assert leave_s(daemon, 1010.0) == DRAINED_LEAVE_S  # for jobs that were on their way
-    drainer.answer = "already"
+    drainer.answer = DrainResult.LEFT
     assert leave_s(daemon, 1071.0) == 0  # not renewed: whoever ends the drain finds no leave
     drainer.holds.clear()
-    drainer.answer = "drained"  # it was ended, and the check still fails
+    drainer.answer = DrainResult.DRAINED  # it was ended, and the check still fails
     assert leave_s(daemon, 1132.0) == 0
     assert leave_s(daemon, 1133.0) == DRAINED_LEAVE_S
     daemon.broken = set()
@@ -192,7 +193,7 @@ def test_prologs_may_fail_for_a_device_while_the_breaker_has_room(tmp_path: Path
 
 
 def test_a_check_that_fails_on_too_many_nodes_only_warns_and_others_go_on(tmp_path: Path) -> None:
-    drainer = Drainer("warned")
+    drainer = Drainer(DrainResult.SHARED)
     daemon = Daemon(tmp_path, drainer)
     daemon.watch.faults = FaultRecord(FaultLedger(tmp_path / "faults"), daemon.said.append)
     daemon.broken = {"fast"}
@@ -208,18 +209,18 @@ def test_a_check_that_fails_on_too_many_nodes_only_warns_and_others_go_on(tmp_pa
     verdict = daemon.watch.turn()
     assert verdict is not None and verdict.action == "warn"
     daemon.broken = {"fast", "device"}
-    drainer.answer = "warned"
+    drainer.answer = DrainResult.SHARED
     assert (
         leave_s(daemon, 2802.0) == LEAVE_S and drainer.rooms == 1
     )  # another check's fault keeps jobs off all the same
-    drainer.answer = "drained"
+    drainer.answer = DrainResult.DRAINED
     daemon.at(3403.0)
     verdict = daemon.watch.turn()
     assert verdict is not None and verdict.action == "drain"
 
 
 def test_a_drain_that_another_ended_leaves_a_check_that_only_warns_as_it_was(tmp_path: Path) -> None:
-    drainer = Drainer(answers={"fast": "warned"})
+    drainer = Drainer(answers={"fast": DrainResult.SHARED})
     daemon = Daemon(tmp_path, drainer)
     daemon.broken = {"fast", "slow", "device"}
     turns(daemon, 1000.0, 1030.0)
@@ -234,11 +235,11 @@ def test_a_drain_that_another_ended_leaves_a_check_that_only_warns_as_it_was(tmp
 
 
 def test_a_drain_is_withheld_for_no_longer_than_its_check_fails_though_another_warns(tmp_path: Path) -> None:
-    drainer = Drainer(answers={"fast": "withheld", "slow": "warned"})
+    drainer = Drainer(answers={"fast": DrainResult.STORM, "slow": DrainResult.SHARED})
     daemon = Daemon(tmp_path, drainer)
     daemon.broken = {"fast", "slow", "device"}
     verdict = daemon.watch.turn()
-    assert verdict is not None and verdict.withheld == "withheld: fast: too many nodes"
+    assert verdict is not None and verdict.withheld == "storm: fast: too many nodes"
     assert leave_s(daemon, 1010.0) == 0 and drainer.rooms == 0
     daemon.broken = {"slow", "device"}
     daemon.at(1020.0)
@@ -252,14 +253,14 @@ def test_a_drain_that_was_one_too_many_is_not_taken_for_one_that_another_ended(t
     daemon = Daemon(tmp_path, drainer)
     daemon.broken = {"slow"}
     turns(daemon, 1000.0, 1050.0)
-    drainer.answer = "warned"  # others that drained in the same second were first
+    drainer.answer = DrainResult.SHARED  # others that drained in the same second were first
     turns(daemon, 1060.0, 1200.0)
     assert drainer.holds == set() and daemon.looks()[1] == 1
     assert not [line for line in daemon.said if "by another" in line]
 
 
 def test_a_check_that_warns_takes_no_leave_from_a_devices_fault(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, Drainer("warned"))
+    daemon = Daemon(tmp_path, Drainer(DrainResult.SHARED))
     daemon.broken = {"slow"}
     daemon.watch.turn()
     daemon.broken = {"slow", "device"}
@@ -351,6 +352,6 @@ def test_while_slurm_is_away_nothing_is_given_back_and_that_is_said_once(tmp_pat
     assert daemon.said == [
         "whether this node's drains may end is not known: Unable to contact slurm controller",
     ]
-    drainer.answer = "drained"
+    drainer.answer = DrainResult.DRAINED
     turns(daemon, 1010.0 + 2 * LOOK_S, 1010.0 + 3 * LOOK_S, every_s=60.0)
     assert drainer.holds == set()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.prolog_epilog.check import Fault, Former, Limits
-from resilio_hpc.prolog_epilog.kernel_log import KernelLog, Line, parse
-from resilio_hpc.prolog_epilog.xid import address, judge, policy
+from resilio_hpc.prolog_epilog.base.check import Fault, Former, Limits
+from resilio_hpc.prolog_epilog.checks.kernel_log import KernelLog, Line, parse
+from resilio_hpc.prolog_epilog.checks.xid import address, judge, policy
 
 LIMITS = Limits({"burst_s": 180, "escalate": 5, "escalate_window_s": 86400, "same_unit": 3})
 NOW = 200_000.0

@@ -65,7 +65,7 @@ def test_no_shell_is_asked() -> None:
 
 
 # The epilog is root's: what a user's job left is removed by a child that has become that user.
-GIVES_UP_ROOT = {"prolog_epilog/reaping.py"}
+GIVES_UP_ROOT = {"prolog_epilog/hooks/process_cleanup.py"}
 
 
 def test_nobody_becomes_somebody_else() -> None:

@@ -78,9 +78,17 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "check_nodes": "",
         "common": "",
     },
+    "prolog_epilog": {
+        "daemon": "drain run base",
+        "hooks": "run base",
+        "drain": "run base",
+        "run": "checks base",
+        "checks": "base",
+        "base": "",
+    },
     "devtools": {"drills": "demo devcluster", "demo": "devcluster", "devcluster": ""},
 }
-DRAWN = ("launch", "ckpt", "slurm", "autoparallel")
+DRAWN = ("launch", "ckpt", "slurm", "autoparallel", "prolog_epilog")
 
 
 def folder(package: str) -> Path:

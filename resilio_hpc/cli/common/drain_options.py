@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import assert_never
 
 import msgspec
 
@@ -15,15 +16,15 @@ from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.client.hostlist import expand
 from resilio_hpc.slurm.client.which_client import which
+from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from resilio_hpc.slurm.drain.policy import drain_policy
-from resilio_hpc.slurm.drain.writer import ACT, DRY_RUN, OBSERVE, DrainWriter, Outcome
+from resilio_hpc.slurm.drain.writer import ACT, DRY_RUN, OBSERVE, DrainWriter
 from resilio_hpc.slurm.orders.audit import DEFAULT_PATH, PATH_VARIABLE, AuditLog
 
 EXIT_CODES = (
     "exit codes: 0 done, or nothing to do; 1 Slurm did not answer or refused; 2 a mistake in the command; "
-    "3 a node was left as it is, since it is somebody else's or too many are drained"
+    "3 a node was left as it is, since it is another's or too many are drained"
 )
-_LEFT, _FAILED = {"left", "storm", "shared", "overtaken", "contested"}, {"unknown", "refused"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,17 +57,17 @@ def writer(options: argparse.Namespace, breaker: bool = True, client: SlurmClien
     return DrainWriter(client or which(), drain_policy(options.policy), AuditLog(path), mode, breaker=breaker)
 
 
-def carry_out(names: Sequence[str], act: Callable[[str], Outcome], drainer: DrainWriter, as_json: bool) -> int:
+def carry_out(names: Sequence[str], act: Callable[[str], DrainOutcome], drainer: DrainWriter, as_json: bool) -> int:
     """One node after the other; prints each outcome as it comes. Returns the exit code.
 
     A Slurm that does not answer is not asked for each of a thousand nodes.
     """
-    results = set()
+    results: list[DrainResult] = []
     for name in names:
         outcome = act(name)
-        results.add(outcome.result)
+        results.append(outcome.result)
         print(_line(outcome, as_json), flush=True)
-        if outcome.result in ("storm", "shared"):
+        if outcome.result in (DrainResult.STORM, DrainResult.SHARED):
             print(f"resilio: TOO MANY DRAINS: {outcome.why} (--no-breaker drains all the same)", file=sys.stderr)
         if outcome.unanswered:
             rest = len(names) - names.index(name) - 1
@@ -74,10 +75,30 @@ def carry_out(names: Sequence[str], act: Callable[[str], Outcome], drainer: Drai
             break
     if drainer.audit_problem:
         print(f"resilio: warning: {drainer.audit_problem}", file=sys.stderr)
-    return 1 if results & _FAILED else 3 if results & _LEFT else 0
+    return exit_code(results)
 
 
-def _line(outcome: Outcome, as_json: bool) -> str:
+def exit_code(results: Iterable[DrainResult]) -> int:
+    """Return what EXIT_CODES says of these nodes together: a failure weighs most."""
+    codes = {_code(result) for result in results}
+    return 1 if 1 in codes else max(codes, default=0)
+
+
+def _code(result: DrainResult) -> int:
+    match result:
+        case DrainResult.DRAINED | DrainResult.REWORDED | DrainResult.UNDRAINED | DrainResult.NOTHING:
+            return 0
+        case DrainResult.OFFERED | DrainResult.WOULD_ACT:
+            return 0
+        case DrainResult.UNKNOWN | DrainResult.REFUSED:
+            return 1
+        case DrainResult.LEFT | DrainResult.STORM | DrainResult.SHARED | DrainResult.OVERTAKEN | DrainResult.CONTESTED:
+            return 3
+        case _:
+            assert_never(result)
+
+
+def _line(outcome: DrainOutcome, as_json: bool) -> str:
     if as_json:
         return msgspec.json.encode(outcome).decode()
     return f"{outcome.node}: {outcome.result}: {printable(outcome.why, 800)}"

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.cli.health.run import change_memory, examination_of
+from resilio_hpc.cli.health.run import change_memory, health_run_of
 from resilio_hpc.core.errors import HealthError, UsageError
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.prolog_epilog import baseline as baselines
-from resilio_hpc.prolog_epilog.baseline import Baseline, Values
-from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
-from resilio_hpc.prolog_epilog.check import Check, Result
-from resilio_hpc.prolog_epilog.examination import Examination
-from resilio_hpc.prolog_epilog.runner import Memory
+from resilio_hpc.prolog_epilog.base.check import Check, Result
+from resilio_hpc.prolog_epilog.run import baseline as baselines
+from resilio_hpc.prolog_epilog.run.baseline import Baseline, Values
+from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
+from resilio_hpc.prolog_epilog.run.health_run import HealthRun
+from resilio_hpc.prolog_epilog.run.runner import Memory
 from resilio_hpc.slurm.client.hostlist import compress
 
 
@@ -25,33 +25,33 @@ def baseline(options: argparse.Namespace) -> int:
     """Exit code 0; 1 where something could not be read, and so was not learned."""
     if options.compare is not None:
         return _compare(options.compare, options.json)
-    examination = examination_of(options)
-    directory = examination.baseline_directory
+    health_run = health_run_of(options)
+    directory = health_run.baseline_directory
     assert directory is not None  # the shipped table has it
     cache = VerdictCache(options.directory)
     if options.forget:
-        return _forget(examination, cache, directory)
-    checks = _chosen(options.checks, examination)
-    before = baselines.read(directory, examination.name)
-    results, learned = examination.learn(checks)
+        return _forget(health_run, cache, directory)
+    checks = _chosen(options.checks, health_run)
+    before = baselines.read(directory, health_run.name)
+    results, learned = health_run.learn(checks)
     kept = {} if before is None else {name: values for name, values in before.checks.items() if name not in learned}
-    now = Baseline(node=examination.name, unix_s=examination.unix_time(), checks={**kept, **learned})
+    now = Baseline(node=health_run.name, unix_s=health_run.unix_time(), checks={**kept, **learned})
     path = None
     if not options.dry_run:
         path = baselines.write(directory, now)
-        change_memory(examination, cache, lambda memory: _begin(memory, now.checks, list(learned), examination.now_s()))
+        change_memory(health_run, cache, lambda memory: _begin(memory, now.checks, list(learned), health_run.now_s()))
     missing = [one for one in results if one.status in ("unknown", "timeout")]
     print(_as_json(now, missing) if options.json else _as_text(now, before, checks, missing, path))
     return 1 if missing else 0
 
 
-def _chosen(names: Sequence[str], examination: Examination) -> list[Check]:
+def _chosen(names: Sequence[str], health_run: HealthRun) -> list[Check]:
     """Raises UsageError for a check that compares with nothing."""
-    compare = [name for name, probe in examination.probes.items() if probe.normal is not None]
+    compare = [name for name, probe in health_run.probes.items() if probe.normal is not None]
     for name in names:
-        if examination.table.check(name).id not in compare:
+        if health_run.table.check(name).id not in compare:
             raise UsageError(f"{name} compares with no baseline: those that do are {', '.join(compare)}")
-    chosen = [examination.table.check(name) for name in names or compare]
+    chosen = [health_run.table.check(name) for name in names or compare]
     return [check for check in chosen if check.enabled]
 
 
@@ -61,17 +61,17 @@ def _begin(memory: Memory, values: Values, checks: Sequence[str], now_s: float) 
     memory.normal = values
 
 
-def _forget(examination: Examination, cache: VerdictCache, directory: Path) -> int:
+def _forget(health_run: HealthRun, cache: VerdictCache, directory: Path) -> int:
     def forget(memory: Memory) -> None:
         memory.normal = {}
 
-    path = directory / f"{examination.name}.json"
+    path = directory / f"{health_run.name}.json"
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise HealthError(f"cannot remove {path}: {error.strerror}") from error
-    change_memory(examination, cache, forget)
-    print(f"{examination.name}: no baseline any more")
+    change_memory(health_run, cache, forget)
+    print(f"{health_run.name}: no baseline any more")
     return 0
 
 

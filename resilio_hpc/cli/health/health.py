@@ -1,15 +1,15 @@
-"""``resilio health``: its commands and their options (see ``look``, ``health_run``, ``baseline``)."""
+"""``resilio health``: its commands and their options. A command's module is imported only when it is asked for:
+hooks start these."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from resilio_hpc.cli.health import baseline, look
-from resilio_hpc.cli.health import run as health_run
-from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY
-from resilio_hpc.prolog_epilog.check import CONTEXTS
+from resilio_hpc.prolog_epilog.base.check import CONTEXTS
+from resilio_hpc.prolog_epilog.run.cached_verdict import DIRECTORY
 
 EXAMPLES = """examples:
   resilio health run                        all checks of a running node, and what they found
@@ -29,7 +29,8 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str]) -> int:
     """Exit code 0; 1 where something was found that keeps jobs off the node; 2 after a mistake of the user."""
     options = _parser().parse_args(argv)
-    return int(options.act(options))
+    module, _, name = options.act.partition(".")
+    return int(getattr(importlib.import_module(f"resilio_hpc.cli.health.{module}"), name)(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,14 +43,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     made = {}
     for name, act, text in (
-        ("run", health_run.run, "run checks now"),
-        ("list", look.list_, "the checks"),
-        ("explain", look.explain, "what a check looks at, its thresholds and where they come from"),
-        ("why", look.why, "why jobs are kept off a node"),
-        ("baseline", baseline.baseline, "learn what is normal on this node, for checks that compare with it"),
-        ("clear", health_run.clear, "forget what checks found until now, once it is put right"),
-        ("watch", health_run.watch, "look for ever, and keep the verdict that prologs read"),
-        ("epilog", health_run.epilog, "remove what a job left here (for the epilog hook)"),
+        ("run", "run.run", "run checks now"),
+        ("list", "look.list_", "the checks"),
+        ("explain", "look.explain", "what a check looks at, its thresholds and where they come from"),
+        ("why", "look.why", "why jobs are kept off a node"),
+        ("baseline", "baseline.baseline", "learn what is normal on this node, for checks that compare with it"),
+        ("clear", "run.clear", "forget what checks found until now, once it is put right"),
+        ("watch", "watch.watch", "look for ever, and keep the verdict that prologs read"),
+        ("epilog", "epilog.epilog", "remove what a job left here (for the epilog hook)"),
     ):
         made[name] = command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(act=act)

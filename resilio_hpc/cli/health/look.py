@@ -11,9 +11,9 @@ import msgspec
 from resilio_hpc.cli.health import run
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.prolog_epilog import table as tables
-from resilio_hpc.prolog_epilog.cached_verdict import NoVerdict, VerdictCache
-from resilio_hpc.prolog_epilog.check import REASON_PREFIX, Check, Verdict
+from resilio_hpc.prolog_epilog.base import table as tables
+from resilio_hpc.prolog_epilog.base.check import REASON_PREFIX, Check, Verdict
+from resilio_hpc.prolog_epilog.run.cached_verdict import NoVerdict, VerdictCache
 from resilio_hpc.slurm.client import this_node
 from resilio_hpc.slurm.client.commands import refused
 from resilio_hpc.slurm.client.runner import run_here
@@ -99,7 +99,7 @@ def _whose(node: str, reason: str, checks: Mapping[str, Check]) -> list[str]:
         return [f"Slurm's own: when those processes have ended, resilio undrain --kill-task-failed {node}"]
     if row is not None:
         return [f"Slurm's own: when its cause is gone, scontrol update NodeName={node} State=RESUME"]
-    return ["not ours: whoever wrote it resumes the node"]
+    return ["not ours: its author resumes the node"]
 
 
 def _what(check: str, node: str, checks: Mapping[str, Check]) -> str:
@@ -123,8 +123,8 @@ def _asked(node: str) -> tuple[str, str, str]:
 
 
 def _cached(options: argparse.Namespace) -> tuple[Verdict | None, str]:
-    examination = run.examination_of(options)
+    health_run = run.health_run_of(options)
     try:
-        return VerdictCache(options.directory).read(examination.now_s(), _TTL_S, examination.boot()), ""
+        return VerdictCache(options.directory).read(health_run.now_s(), _TTL_S, health_run.boot()), ""
     except NoVerdict as error:
         return None, str(error)

@@ -1,89 +1,70 @@
-"""``resilio health run | clear | watch | epilog``: what looks at the node, or changes what is kept of it."""
+"""``resilio health run | clear``: what looks at the node, or changes what is kept of it."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.core.errors import HealthError, SlurmError, UsageError
+from resilio_hpc.core.errors import HealthError, UsageError
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.prolog_epilog import epilog as epilogs
-from resilio_hpc.prolog_epilog import reaping
-from resilio_hpc.prolog_epilog import table as tables
-from resilio_hpc.prolog_epilog.cached_verdict import NoVerdict, VerdictCache
-from resilio_hpc.prolog_epilog.check import Check, Result, Verdict
-from resilio_hpc.prolog_epilog.examination import Examination, due, node_name, of_context
-from resilio_hpc.prolog_epilog.fault_record import FaultRecord
-from resilio_hpc.prolog_epilog.node import Node
-from resilio_hpc.prolog_epilog.node_drains import NodeDrains
-from resilio_hpc.prolog_epilog.node_files import NodeFiles
-from resilio_hpc.prolog_epilog.report_desk import ReportDesk
-from resilio_hpc.prolog_epilog.runner import Memory
-from resilio_hpc.prolog_epilog.slurm_drainer import SlurmDrainer
-from resilio_hpc.prolog_epilog.watch import Watch
-from resilio_hpc.slurm.client import this_node
-from resilio_hpc.slurm.client.which_client import which
-from resilio_hpc.slurm.drain.policy import drain_policy
-from resilio_hpc.slurm.drain.writer import DrainWriter
-from resilio_hpc.slurm.node_faults.ledger import FaultLedger
-from resilio_hpc.slurm.orders.audit import DEFAULT_PATH, PATH_VARIABLE, AuditLog
+from resilio_hpc.prolog_epilog.base import table as tables
+from resilio_hpc.prolog_epilog.base.check import Check, Result, Verdict
+from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.run.cached_verdict import NoVerdict, VerdictCache
+from resilio_hpc.prolog_epilog.run.health_run import HealthRun, due, node_name, of_context
+from resilio_hpc.prolog_epilog.run.runner import Memory
 
-POLL_S = 0.5
-NAME_AGAIN_S = 60.0
 _MARKS = {"pass": "ok", "fail": "FAIL", "unknown": "?", "timeout": "HANGS", "absent": "-"}
 
 
-def examination_of(options: argparse.Namespace) -> Examination:
+def health_run_of(options: argparse.Namespace) -> HealthRun:
     """This node's, with the site's table. Raises UsageError."""
     table = tables.load(options.site)
     node = Node(settings=table.settings)
-    return Examination(table, node, node_name(os.environ), said=lambda text: print(f"resilio: {text}", file=sys.stderr))
+    return HealthRun(table, node, node_name(os.environ), said=lambda text: print(f"resilio: {text}", file=sys.stderr))
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 where something was found that keeps jobs off the node."""
-    examination = examination_of(options)
+    health_run = health_run_of(options)
     cache = VerdictCache(options.directory)
-    checks = _chosen(options, examination)
+    checks = _chosen(options, health_run)
     if options.write:
         if options.checks:
             raise UsageError("--write keeps a verdict on the whole node: name no checks")
-        verdict = _written(examination, cache, checks)
+        verdict = _written(health_run, cache, checks)
         if verdict is None:
             return 0
     else:
-        boot = examination.boot()
+        boot = health_run.boot()
         memory = cache.memory(boot)  # what was kept gives counters a past; nothing is kept here
-        verdict = examination.verdict(examination.run(checks, memory))
+        verdict = health_run.verdict(health_run.run(checks, memory))
     if not options.quiet:
         print(as_json(verdict) if options.json else _as_text(verdict, time_s=True))
     return 1 if verdict.action in ("evict", "fail", "drain") else 0
 
 
-def _chosen(options: argparse.Namespace, examination: Examination) -> list[Check]:
+def _chosen(options: argparse.Namespace, health_run: HealthRun) -> list[Check]:
     if options.checks:
-        return [examination.table.check(name) for name in dict.fromkeys(options.checks)]
+        return [health_run.table.check(name) for name in dict.fromkeys(options.checks)]
     contexts = ("health", "idle") if options.context == "health" else (options.context,)
-    return of_context(examination.table, *contexts)
+    return of_context(health_run.table, *contexts)
 
 
 def look_again(node: str, names: Collection[str]) -> dict[str, str]:
     """Write a fresh verdict without leave for prologs; what the checks of these names find now. Raises HealthError."""
     table = tables.load()
-    examination = Examination(table, Node(settings=table.settings), node)
+    health_run = HealthRun(table, Node(settings=table.settings), node)
     checks = of_context(table, "health", "idle")
     until = time.monotonic() + 10.0
-    while (verdict := _written(examination, VerdictCache(), checks, names)) is None:
+    while (verdict := _written(health_run, VerdictCache(), checks, names)) is None:
         if time.monotonic() > until:
             raise HealthError("the checks are running: try again in a moment")
         time.sleep(0.1)
@@ -93,14 +74,14 @@ def look_again(node: str, names: Collection[str]) -> dict[str, str]:
 
 
 def _written(
-    examination: Examination, cache: VerdictCache, checks: list[Check], forced: Collection[str] = ()
+    health_run: HealthRun, cache: VerdictCache, checks: list[Check], forced: Collection[str] = ()
 ) -> Verdict | None:
     """One look that is kept, at what is due and at what is ``forced``; None where another process is at it."""
     with cache.locked() as ours:
         if not ours:
             return None
         asked = cache.take_request()
-        boot, now = examination.boot(), examination.now_s()
+        boot, now = health_run.boot(), health_run.now_s()
         former = {result.check: result for result in _former(cache, now, boot)}
         now_due = [
             check for check in checks
@@ -110,9 +91,9 @@ def _written(
         ]  # fmt: skip
         memory = cache.memory(boot)
         kept = {check.id: former[check.id] for check in checks if check not in now_due}
-        looked = {result.check: result for result in examination.run(now_due, memory)}
+        looked = {result.check: result for result in health_run.run(now_due, memory)}
         results = {**kept, **looked}
-        verdict = examination.verdict(results[check.id] for check in checks if check.id in results)
+        verdict = health_run.verdict(results[check.id] for check in checks if check.id in results)
         try:
             cache.keep(memory, boot)
         finally:
@@ -129,22 +110,22 @@ def _former(cache: VerdictCache, now: float, boot: str) -> tuple[Result, ...]:
 
 def clear(options: argparse.Namespace) -> int:
     """Begin anew with a check."""
-    examination = examination_of(options)
-    check = examination.table.check(options.check)
+    health_run = health_run_of(options)
+    check = health_run.table.check(options.check)
     change_memory(
-        examination, VerdictCache(options.directory), lambda memory: memory.clear(check.id, examination.now_s())
+        health_run, VerdictCache(options.directory), lambda memory: memory.clear(check.id, health_run.now_s())
     )
     print(f'{{"cleared": "{check.id}"}}' if options.json else f"{check.id}: what it found until now is forgotten")
     return 0
 
 
-def change_memory(examination: Examination, cache: VerdictCache, change: Callable[[Memory], None]) -> None:
+def change_memory(health_run: HealthRun, cache: VerdictCache, change: Callable[[Memory], None]) -> None:
     """Change what checks keep, while none runs, and have them look anew. Raises HealthError."""
     until = time.monotonic() + 10.0
     while True:
         with cache.locked() as ours:
             if ours:
-                boot = examination.boot()
+                boot = health_run.boot()
                 memory = cache.memory(boot)
                 change(memory)
                 cache.keep(memory, boot)
@@ -153,85 +134,6 @@ def change_memory(examination: Examination, cache: VerdictCache, change: Callabl
             raise HealthError("the checks are running: try again in a moment")
         time.sleep(0.1)
     (cache.directory / "wanted").touch()
-
-
-def watch(options: argparse.Namespace) -> int:
-    """Look for ever. Ends with SIGTERM or SIGINT."""
-
-    def said(text: str) -> None:
-        print(text if not options.json else msgspec.json.encode({"said": text}).decode(), flush=True)
-
-    drains = NodeDrains(_drainer(options), said) if options.drain != "off" else None
-    examination = examination_of(options)
-    desk = ReportDesk(options.reports, examination.name, said, time.time) if options.reports is not None else None
-    faults = FaultRecord(FaultLedger(options.faults), said) if options.faults is not None else None
-    daemon = Watch(examination, VerdictCache(options.directory), said, drains, desk, faults)
-    ended: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: ended.append(number))
-    naming = Naming(daemon.rename, said)
-    while not ended:
-        naming.turn(time.monotonic())
-        daemon.turn()
-        if options.once:
-            break
-        if not ended:
-            time.sleep(POLL_S)
-    return 0
-
-
-@dataclass
-class Naming:
-    """Asks Slurm, until it answers, for the name that the node has there. ``known`` gets it."""
-
-    known: Callable[[str], None]
-    said: Callable[[str], None]
-    ask: Callable[[], str] = this_node.node_name
-    _next_s: float | None = -math.inf
-    _trouble: str = ""
-
-    def turn(self, now_s: float) -> None:
-        """``now_s``: monotonic seconds."""
-        if self._next_s is None or now_s < self._next_s:
-            return
-        try:
-            self.known(self.ask())
-            self._next_s = None
-        except SlurmError as error:
-            self._next_s = now_s + NAME_AGAIN_S
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                self.said(f"what Slurm calls this node is not known, its host name is used: {error}")
-
-
-def _drainer(options: argparse.Namespace) -> SlurmDrainer:
-    client = which()
-    log = AuditLog(Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH))
-    return SlurmDrainer(client, DrainWriter(client, drain_policy(options.policy), log, options.drain))
-
-
-def epilog(options: argparse.Namespace) -> int:
-    """Remove what the job left, and say what was done."""
-    job = epilogs.job_of(os.environ)
-    files = NodeFiles()
-    policy = epilogs.Policy.of(tables.load(options.site).settings["epilog"])
-    entries = reaping.see_entries(files, (*policy.clean, *policy.cached), time.time())
-    plan = epilogs.decide(job, reaping.see_processes(files), entries, policy)
-    if options.dry_run:
-        done = epilogs.would_be(job, plan)
-    else:
-        done = reaping.carry_out(job, plan, policy, files)
-    print(msgspec.json.encode(done).decode() if options.json else _epilog_text(done, options.dry_run), flush=True)
-    return 0
-
-
-def _epilog_text(done: epilogs.Done, dry_run: bool) -> str:
-    would = "would be " if dry_run else ""
-    parts = [f"{done.killed} processes {would}ended", f"{len(done.removed)} leftovers {would}removed"]
-    parts += [f"{len(done.kept)} kept"] if done.kept else []
-    parts += [done.why] if done.why else []
-    parts += [f"failed: {text}" for text in done.failed[:5]]
-    return printable(f"epilog of job {done.job}: {', '.join(parts)}", 500)
 
 
 def as_json(verdict: Verdict) -> str:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.cli.common.drain_options import names_of
+from resilio_hpc.cli.common.drain_options import exit_code, names_of
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.model import Node
 from resilio_hpc.slurm.client.which_client import which
+from resilio_hpc.slurm.drain.outcome import DrainResult
 from resilio_hpc.slurm.drain.policy import drain_policy
 from resilio_hpc.slurm.drain.writer import ACT, DRY_RUN, OBSERVE, DrainWriter
 from resilio_hpc.slurm.node_faults.fault import NodeFault
@@ -26,11 +27,8 @@ from resilio_hpc.slurm.node_faults.ledger import SYSTEM, FaultLedger
 from resilio_hpc.slurm.node_faults.policy import fault_policy
 from resilio_hpc.slurm.node_faults.score import scores
 from resilio_hpc.slurm.node_faults.weight_file import WeightFile
-from resilio_hpc.slurm.node_faults.weight_updater import Steered, Steering
+from resilio_hpc.slurm.node_faults.weight_updater import Steered, Steering, WeightResult
 from resilio_hpc.slurm.orders.audit import DEFAULT_PATH, PATH_VARIABLE, AuditLog
-
-_LEFT = {"left", "storm", "shared", "overtaken", "contested"}
-_FAILED = {"unknown", "refused"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -55,11 +53,11 @@ def apply(options: argparse.Namespace) -> int:
     ledger = FaultLedger(options.ledger or SYSTEM)
     client, weights = which(), WeightFile(ledger.directory)
     wanted = set(names_of(options.nodes))
-    results: list[str] = []
+    results: list[DrainResult | WeightResult] = []
 
     def told(one: Steered) -> None:
         results.append(one.result)
-        if one.result != "nothing":
+        if one.result is not DrainResult.NOTHING:
             print(_line(one, options.json), flush=True)
 
     with nullcontext() if mode == DRY_RUN else weights.locked():
@@ -76,11 +74,10 @@ def apply(options: argparse.Namespace) -> int:
         steering.apply(looked_at, scored, told, options.adopt)
     if audit.problem:
         print(f"resilio: warning: {audit.problem}", file=sys.stderr)
-    if not options.json and all(result == "nothing" for result in results):
+    if not options.json and all(result is DrainResult.NOTHING for result in results):
         unchanged = "nothing would be changed" if mode != ACT else "nothing was to be changed"
         print(f"{len(looked_at)} nodes, {len(scored)} with remembered faults: {unchanged}", flush=True)
-    found = set(results)
-    return 1 if found & _FAILED else 3 if found & _LEFT else 0
+    return exit_code(result for result in results if isinstance(result, DrainResult))
 
 
 def _learnt(ledger: FaultLedger, nodes: Sequence[Node], options: argparse.Namespace) -> list[NodeFault]:

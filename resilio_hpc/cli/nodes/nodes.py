@@ -8,7 +8,7 @@ from pathlib import Path
 
 from resilio_hpc.cli.common.drain_options import EXIT_CODES, Parser
 from resilio_hpc.cli.nodes import apply, look
-from resilio_hpc.prolog_epilog.reports import SPOOL
+from resilio_hpc.prolog_epilog.base.reports import SPOOL
 from resilio_hpc.slurm.node_faults.ledger import DIRECTORY_VARIABLE, SYSTEM
 
 EXAMPLES = f"""examples:

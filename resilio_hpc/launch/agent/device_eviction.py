@@ -27,9 +27,9 @@ from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.rundir.node_memory import NodeMemory
 from resilio_hpc.launch.workers.local_round import LocalRound
 from resilio_hpc.launch.workers.node_context import NodeContext
-from resilio_hpc.prolog_epilog import reports
-from resilio_hpc.prolog_epilog.node import uptime_s
-from resilio_hpc.prolog_epilog.reports import Report
+from resilio_hpc.prolog_epilog.base import reports
+from resilio_hpc.prolog_epilog.base.node import uptime_s
+from resilio_hpc.prolog_epilog.base.reports import Report
 
 LOOK_S = 10.0
 FRESH_S = 60.0  # a look that is older says nothing about a start now

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 
-from resilio_hpc.prolog_epilog.node import boot_id
+from resilio_hpc.prolog_epilog.base.node import boot_id
 
 MAX_CALLERS = 25_000  # agents that could be answered
 

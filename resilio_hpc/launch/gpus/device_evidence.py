@@ -22,13 +22,13 @@ from resilio_hpc.launch.gpus.device_look import Said
 from resilio_hpc.launch.gpus.devices import visible_devices
 from resilio_hpc.launch.gpus.eviction import Evidence, Identity, identities_of_slurm
 from resilio_hpc.launch.process import process_tree
-from resilio_hpc.prolog_epilog import catalogue, gpu_readings, kernel_log, xid
-from resilio_hpc.prolog_epilog import table as tables
-from resilio_hpc.prolog_epilog.baseline import Values, read
-from resilio_hpc.prolog_epilog.cached_verdict import DIRECTORY, NoVerdict, VerdictCache
-from resilio_hpc.prolog_epilog.check import Absent, Check, Fault, Former, Limits, Value, Verdict
-from resilio_hpc.prolog_epilog.examination import node_name
-from resilio_hpc.prolog_epilog.node import Node, boot_id, uptime_s
+from resilio_hpc.prolog_epilog.base import table as tables
+from resilio_hpc.prolog_epilog.base.check import Absent, Check, Fault, Former, Limits, Value, Verdict
+from resilio_hpc.prolog_epilog.base.node import Node, boot_id, uptime_s
+from resilio_hpc.prolog_epilog.checks import gpu_readings, kernel_log, registry, xid
+from resilio_hpc.prolog_epilog.run.baseline import Values, read
+from resilio_hpc.prolog_epilog.run.cached_verdict import DIRECTORY, NoVerdict, VerdictCache
+from resilio_hpc.prolog_epilog.run.health_run import node_name
 
 DIRECTORY_VARIABLE = "RESILIO_HEALTH_DIRECTORY"
 TTL_S = 900.0  # as the prolog's
@@ -78,7 +78,7 @@ def from_nvml(
     for check in checks:
         try:
             former = Former(None, 0.0, normal=normal.get(check.id))
-            faults, _ = catalogue.PROBES[check.id].remembers(reading, Limits(check.limits), former)
+            faults, _ = registry.PROBES[check.id].remembers(reading, Limits(check.limits), former)
             found += of_faults(check, faults)
         except Absent:
             continue

@@ -65,7 +65,7 @@ GPU_1 = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"
 
 CASES: dict[str, Case] = {
     "clock-error": Case({"/.adjtimex": "0 1 2500000 9\n"}, {"/.adjtimex": "soon\n"}, "2.500 s"),
-    "clock-sync": Case({"/.adjtimex": "5 64 16000000 9\n"}, {"/.adjtimex": "0 1\n"}, "unsynchronised"),
+    "clock-sync": Case({"/.adjtimex": "5 64 16000000 9\n"}, {"/.adjtimex": "0 1\n"}, "not synchronised"),
     "cpu-online": Case(
         {"/sys/devices/system/cpu/online": "0-5\n"}, {"/sys/devices/system/cpu/online": "some\n"}, "2 of 8"
     ),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from resilio_hpc.prolog_epilog.isolated import Child, Mark
+from resilio_hpc.prolog_epilog.base.isolated import Child, Mark
 from tests.support.waiting import PATIENCE_S, until
 
 

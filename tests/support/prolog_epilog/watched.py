@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.core.errors import SlurmError
-from resilio_hpc.prolog_epilog.cached_verdict import VerdictCache
-from resilio_hpc.prolog_epilog.check import Check, Fault
-from resilio_hpc.prolog_epilog.drains import Answer, Outcome
-from resilio_hpc.prolog_epilog.examination import Examination
-from resilio_hpc.prolog_epilog.node import Node
-from resilio_hpc.prolog_epilog.node_drains import NodeDrains
-from resilio_hpc.prolog_epilog.probe import Probe, Source
-from resilio_hpc.prolog_epilog.table import Table
-from resilio_hpc.prolog_epilog.watch import Watch
+from resilio_hpc.prolog_epilog.base.check import Check, Fault
+from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.probe import Probe, Source
+from resilio_hpc.prolog_epilog.base.table import Table
+from resilio_hpc.prolog_epilog.daemon.watch import Watch
+from resilio_hpc.prolog_epilog.drain.node_drains import NodeDrains
+from resilio_hpc.prolog_epilog.run.cached_verdict import VerdictCache
+from resilio_hpc.prolog_epilog.run.health_run import HealthRun
+from resilio_hpc.slurm.drain.outcome import DrainOutcome, DrainResult
 from tests.support.prolog_epilog.node_trees import write
 
 
@@ -28,8 +28,8 @@ def check(name: str, every_s: float, *contexts: str, on_fail: str = "drain") -> 
 class Drainer:
     """One that does as the test says, and notes what it was asked. ``answers``: by check, in place of ``answer``."""
 
-    answer: Outcome | SlurmError = "drained"
-    answers: dict[str, Outcome] = field(default_factory=dict)
+    answer: DrainResult | SlurmError = DrainResult.DRAINED
+    answers: dict[str, DrainResult] = field(default_factory=dict)
     needed: int = 3
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     holds: set[str] = field(default_factory=set)
@@ -39,19 +39,21 @@ class Drainer:
     adopted: list[tuple[str, str, float]] = field(default_factory=list)
     rooms: int = 0
 
-    def _answer(self) -> Outcome:
+    def _answer(self) -> DrainResult:
         if isinstance(self.answer, SlurmError):
             raise self.answer
         return self.answer
 
-    def drain(self, node: str, check_id: str, evidence: str) -> Answer:
+    def drain(self, node: str, check_id: str, evidence: str) -> DrainOutcome:
         self.asked.append((node, check_id, evidence))
-        answer = self.answers.get(check_id, self._answer())
-        if answer == "drained":
+        if isinstance(self.answer, SlurmError):
+            return DrainOutcome(node, DrainResult.UNKNOWN, str(self.answer))
+        result = self.answers.get(check_id, self.answer)
+        if result is DrainResult.DRAINED:
             self.holds.add(check_id)
-        elif answer != "already":  # it came too late, and was taken back
+        elif result is not DrainResult.LEFT:  # it came too late, and was taken back
             self.holds.discard(check_id)
-        return Answer(answer, "too many nodes")
+        return DrainOutcome(node, result, "too many nodes")
 
     def room(self, node: str) -> str:
         self.rooms += 1
@@ -64,7 +66,7 @@ class Drainer:
         return frozenset(self.holds)
 
     def drained(self) -> bool:
-        return bool(self.holds) or self.answer == "already" or self.by_prolog
+        return bool(self.holds) or self.answer is DrainResult.LEFT or self.by_prolog
 
     def adopt(self, node: str, check_id: str, evidence: str, failed_unix_s: float) -> str:
         if not self.by_prolog:
@@ -100,9 +102,9 @@ class Daemon:
         table = Table({one.id: one for one in checks}, {})
         sources = {one.id: Source(self.fetch(one.id)) for one in checks}
         probes = {one.id: Probe.of(lambda reading, limits: reading) for one in checks}
-        examination = Examination(table, Node(root=self.root), "n1", sources, probes, lambda: 1e9)
+        health_run = HealthRun(table, Node(root=self.root), "n1", sources, probes, lambda: 1e9)
         drains = NodeDrains(drainer, self.said.append) if drainer is not None else None
-        self.watch = Watch(examination, self.cache, self.said.append, drains)
+        self.watch = Watch(health_run, self.cache, self.said.append, drains)
         self.at(1000.0)
 
     def fetch(self, name: str) -> Any:

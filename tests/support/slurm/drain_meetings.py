@@ -10,9 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from resilio_hpc.core.process import Completed
 from resilio_hpc.slurm.client.command_client import CommandClient
+from resilio_hpc.slurm.drain.outcome import DrainResult
 from resilio_hpc.slurm.drain.policy import drain_policy
 from resilio_hpc.slurm.drain.reason import Finding, read_reason
-from resilio_hpc.slurm.drain.writer import RESULTS, DrainWriter
+from resilio_hpc.slurm.drain.writer import DrainWriter
 from resilio_hpc.slurm.orders.audit import AuditLog
 from tests.support.slurm.fake_slurmctld import FakeNode
 
@@ -112,9 +113,8 @@ class AdminAndUs(RuleBasedStateMachine):
         self.slurm.between = between
         return gaps
 
-    def _judge(self, result: str, name: str, gaps: list[str]) -> None:
+    def _judge(self, result: DrainResult, name: str, gaps: list[str]) -> None:
         self.slurm.between = lambda argv: None
-        assert result in RESULTS
         if gaps:
             assert result in ("contested", "overtaken", "storm", "unknown"), result
             self.hit |= {name} & self.held.keys()

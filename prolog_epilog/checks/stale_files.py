@@ -1,0 +1,90 @@
+"""What former jobs left in /dev/shm, /tmp and the burst buffer: files of users who have nothing running here."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilio_hpc.prolog_epilog.base.check import Absent, Fault, Limits, Unreadable
+from resilio_hpc.prolog_epilog.base.node import Node
+from resilio_hpc.prolog_epilog.base.node_files import NodeFiles
+from resilio_hpc.prolog_epilog.base.probe import Source
+
+_MOST_FILES, _WALK_S = 200_000, 4.0
+_UID = re.compile(r"^Uid:\s+\d+\s+(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class StaleFiles:
+    """By user: bytes on disk below ``path``. ``cut``: there is more than we count."""
+
+    path: str
+    bytes_by_user: dict[int, int]
+    active_users: frozenset[int]
+    cut: bool = False
+
+
+def place(kind: str) -> Source:
+    """The fetcher for one kind of place, named in the settings; each place has a child of its own."""
+
+    def fetch(node: Node) -> StaleFiles:
+        top = node.files.path(node.target)
+        if not top.is_dir():
+            raise Absent(f"{node.target} is not there")
+        sizes: dict[int, int] = {}
+        cut = _counted(top, sizes)
+        least = node.settings["leftovers"].number("least_user")
+        ordinary = {user: size for user, size in sizes.items() if user >= least}
+        return StaleFiles(node.target, ordinary, active_users(node.files), cut)
+
+    return Source(fetch, lambda node: node.settings["leftovers"].texts(kind))
+
+
+def active_users(files: NodeFiles) -> frozenset[int]:
+    """Users who have a process here. Raises Unreadable."""
+    found = set()
+    for pid in files.names("/proc", r"\d+"):
+        match = _UID.search(files.optional(f"/proc/{pid}/status") or "")
+        if match:
+            found.add(int(match[1]))
+    if not found:
+        raise Unreadable("/proc shows no process")
+    return frozenset(found)
+
+
+def _counted(top: Path, sizes: dict[int, int]) -> bool:
+    """Add up what lies below, on this file system only, following no link; True where there was too much of it."""
+    until = time.monotonic() + _WALK_S
+    device = os.lstat(top).st_dev
+    folders, files = [top], 0
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    status = entry.stat(follow_symlinks=False)
+                    sizes[status.st_uid] = sizes.get(status.st_uid, 0) + status.st_blocks * 512
+                    files += 1
+                    if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+                        folders.append(Path(entry.path))
+        except OSError:
+            continue  # it went meanwhile, or is not for us
+        if files > _MOST_FILES or time.monotonic() > until:
+            return True
+    return False
+
+
+def large(stale: StaleFiles, limits: Limits) -> Iterable[Fault]:
+    """Much of users who run nothing here."""
+    idle = {user: size for user, size in stale.bytes_by_user.items() if user not in stale.active_users}
+    mib = sum(idle.values()) / 2**20
+    if mib > limits.number("most_mib"):
+        worst = max(idle, key=lambda user: idle[user])
+        more = " or more" if stale.cut else ""
+        yield Fault(
+            f"{stale.path}: {mib:.0f} MiB{more} of users who run nothing here, most of user {worst}", stale.path
+        )

@@ -1,0 +1,304 @@
+"""Xids: what NVIDIA's driver writes to the kernel's log when something is wrong with a GPU, and what that asks for.
+
+``xid.csv`` says what each one means. Some rules go beyond one line: the same Xid of a GPU within minutes is one event;
+Xids that a program may cause (13, 31) are hardware when different programs and users meet them on the same unit of the
+GPU, and nowhere else; a GPU with several events of faulty hardware within a day is not one that a reset puts right; and
+Xid 154 ends what a reset has put right.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.prolog_epilog.base.check import ON_FAIL, Fault, Former, Limits, OnFail
+from resilio_hpc.prolog_epilog.checks.kernel_log import KernelLog, Line
+
+POLICY = Path(__file__).with_name("xid.csv")
+CLASSES = (
+    "ignore", "software", "application", "reset", "reboot", "workflow", "mechanical", "support", "line", "undefined",
+)  # fmt: skip
+# Of a MIG instance: (PCI:0000:65:00 GPU-I:05 GPU-CI:00); of old drivers: (0000:03:00).
+_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})(?: [^)]*)?\): (\d{1,5})(?:,\s*(.*))?$")
+_SXID = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]{7,16})\): (\d{1,6}), (Fatal|Non-fatal)(.*)$", re.IGNORECASE)
+# Where on the chip; GPCCLIENT_T1_0 alone names a kind of client, which each GPC has.
+_UNITS = (re.compile(r"GPC ?(\d+)[, ]+TPC ?(\d+)"), re.compile(r"\bGPC(\d+) GPCCLIENT_(\w+)"))
+_RECOVERY = re.compile(r"recovery action changed from .* to (?:0x[0-9a-fA-F]+ )?\(([^)]*)\)")
+_RESET_DONE = re.compile(r"recovery action changed from .*\bReset\b.* to (?:0x[0-9a-fA-F]+ )?\(None\)")
+_PROCESS = re.compile(r"\bpid='?(\d+)'?(?:, name='?([^,']*))?")
+_INTERPRETER = re.compile(r"(?:python|pypy|perl)[\d.]*|julia|java|node|R|MATLAB|bash|sh|pt_\w+|ray::.*")
+"""Names that are those of many programs (``pt_main_thread``: PyTorch's)."""
+_NONFATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
+_DEVICE = 154  # its line says what is to be done
+_KEPT_EVENTS = 500
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of xid.csv. ``on_fail`` is None where it is no fault; ``nonfatal``: instead of it where the line says so;
+    ``by_unit``: see the same-unit rule."""
+
+    xid: int
+    kind: str
+    on_fail: OnFail | None
+    nonfatal: OnFail | None
+    by_unit: bool
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """One Xid of one GPU (its PCI address), at seconds since boot; ``unit`` is the part of the GPU, if told.
+
+    ``users``: who had programs on the node around that time; empty where that is not known."""
+
+    at_s: float
+    gpu: str
+    xid: int
+    unit: str
+    text: str
+    users: frozenset[int] = frozenset()
+
+    @property
+    def process(self) -> tuple[str, str] | None:
+        """Number and name of the process whose GPU work it was; None where the line does not say (``<unknown>``)."""
+        found = _PROCESS.search(self.text)
+        return (found[1], found[2] or "") if found else None
+
+
+@functools.cache
+def policy(path: Path = POLICY) -> Mapping[int, Rule]:
+    """By number. Raises UsageError where the table is not as it should be."""
+    rules = {}
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    for row in csv.DictReader(lines):
+        kind, actions = row["kind"], [row["on_fail"], row["nonfatal"]]
+        if not row["xid"].isdecimal() or kind not in CLASSES or not {"", *ON_FAIL}.issuperset(actions):
+            raise UsageError(f"{path}: not a row: {row}")
+        number = int(row["xid"])
+        if number in rules:
+            raise UsageError(f"{path}: Xid {number} is there twice")
+        on_fail, nonfatal = (next((one for one in ON_FAIL if one == action), None) for action in actions)
+        rules[number] = Rule(number, kind, on_fail, nonfatal, row["by_unit"] == "yes", row["meaning"])
+    return rules
+
+
+def parse(lines: Iterable[Line]) -> list[Event]:
+    """The Xids of a kernel log, in order. Pure."""
+    events = []
+    for line in lines:
+        found = _LINE.search(line.text)
+        if found:
+            text = found[3] or ""
+            events.append(Event(line.at_s, address(found[1]), int(found[2]), _unit(text), text))
+    return events
+
+
+def _unit(text: str) -> str:
+    tpc, client = (one.search(text) for one in _UNITS)
+    if tpc:
+        return f"GPC {tpc[1]}, TPC {tpc[2]}"
+    return f"GPC {client[1]}, {client[2]}" if client else ""
+
+
+def address(text: str) -> str:
+    """A PCI address as the kernel's log writes it, without function: 0000:3b:00. Pure."""
+    words = text.lower().split(".")[0].split(":")
+    words = words if len(words) == 3 else ["0", *words]
+    return ":".join([f"{int(words[0] or '0', 16):04x}", *words[1:3]])
+
+
+def collapsed(events: Sequence[Event], burst_s: float) -> list[Event]:
+    """Without those that follow the same one (GPU, number, unit) within ``burst_s``; of Xid 154 each is kept. Pure."""
+    kept: list[Event] = []
+    last: dict[tuple[str, int, str], float] = {}
+    for event in sorted(events, key=lambda event: event.at_s):
+        key = (event.gpu, event.xid, event.unit)
+        if event.xid == _DEVICE or key not in last or event.at_s - last[key] > burst_s:
+            kept.append(event)
+        last[key] = event.at_s
+    return kept
+
+
+def judge(log: KernelLog, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+    """Faults by GPU, the worst of each; keeps events that the kernel's log will forget. Pure."""
+    window = limits.number("escalate_window_s")
+    kept = _Kept.read(former.kept)
+    seen = {_key(event): event for event in kept.events}
+    for event in parse(log.lines):
+        witnessed = kept.looked_s is not None and event.at_s > kept.looked_s
+        known = replace(event, users=kept.users | log.users) if witnessed else event
+        seen.setdefault(_key(event), known)
+    oldest = max(former.now_s - window, former.cleared_s)
+    events = [event for event in seen.values() if oldest < event.at_s]
+    found = faults(events, limits)
+    return [_named(fault, log) for fault in found], _Kept(events, log.users, former.now_s).written()
+
+
+def _named(fault: Fault, log: KernelLog) -> Fault:
+    """With the UUID and Slurm's index of the GPU, where the driver tells them: the PCI address is in the evidence."""
+    uuid, index = log.gpus.get(fault.device, (fault.device, -1))
+    return msgspec.structs.replace(fault, device=uuid, index=index)
+
+
+def faults(events: Sequence[Event], limits: Limits) -> list[Fault]:
+    """What single events ask for, and what they ask for together. Pure."""
+    found = []
+    counted = collapsed(events, limits.number("burst_s"))
+    for gpu in dict.fromkeys(event.gpu for event in counted):
+        own = [event for event in counted if event.gpu == gpu]
+        ruled = [fault for fault in map(_single, _current(own)) if fault is not None]
+        all_own = [event for event in events if event.gpu == gpu]
+        ruled += _same_unit(own, _units_of_processes(all_own), limits.number("same_unit"))
+        hardware = [event for event in own if _is_hardware(event)]
+        if len(hardware) >= limits.number("escalate"):
+            numbers = ", ".join(str(event.xid) for event in hardware[-8:])
+            text = f"GPU {gpu}: {len(hardware)} events of faulty hardware in a day (Xids {numbers})"
+            ruled.append(Fault(text, gpu, on_fail="drain"))
+        if ruled:
+            found.append(max(ruled, key=lambda fault: ON_FAIL.index(fault.on_fail or "warn")))
+    return found
+
+
+def _single(event: Event) -> Fault | None:
+    """What one event asks for; a number that is not in the table is said, and no more."""
+    rule = policy().get(event.xid)
+    action = _action(event)
+    meaning = rule.meaning if rule else "not in our table"
+    if event.xid == _DEVICE:
+        meaning = _recovery(event.text)[1]
+    if action is None:
+        return None
+    return Fault(f"GPU {event.gpu}: Xid {event.xid} ({meaning}): {event.text}".rstrip(": "), event.gpu, on_fail=action)
+
+
+def _action(event: Event) -> OnFail | None:
+    rule = policy().get(event.xid)
+    if rule is None:
+        return "warn"
+    if event.xid == _DEVICE:
+        return _recovery(event.text)[0]
+    return rule.nonfatal if rule.nonfatal and _NONFATAL.search(event.text) else rule.on_fail
+
+
+def _current(events: Sequence[Event]) -> list[Event]:
+    """Of the lines that change what is to be done, the last counts; where it is "None" after a reset, what asked for
+    that reset is done with."""
+    changes = [event for event in events if event.xid == _DEVICE]
+    if not changes:
+        return list(events)
+    last = changes[-1]
+    reset = _RESET_DONE.search(last.text) is not None
+    return [
+        event for event in events
+        if event is last or not (event.xid == _DEVICE or (reset and event.at_s <= last.at_s and _by_reset(event)))
+    ]  # fmt: skip
+
+
+def _by_reset(event: Event) -> bool:
+    rule = policy().get(event.xid)
+    return rule is not None and rule.kind in ("reset", "workflow")
+
+
+def _recovery(text: str) -> tuple[OnFail | None, str]:
+    """What Xid 154 says is to be done."""
+    found = _RECOVERY.search(text)
+    said = found[1] if found else ""
+    if said == "None":
+        return None, said
+    if "reboot" in said.lower() or "drain" in said.lower():
+        return "drain", said
+    return ("evict", said) if "reset" in said.lower() else ("warn", said or "recovery action")
+
+
+def _units_of_processes(events: Sequence[Event]) -> Mapping[tuple[int, str], set[str]]:
+    found: dict[tuple[int, str], set[str]] = {}
+    for event in events:
+        if event.process is not None and event.unit:
+            found.setdefault((event.xid, event.process[0]), set()).add(event.unit)
+    return found
+
+
+def _same_unit(events: Sequence[Event], units: Mapping[tuple[int, str], set[str]], least: float) -> list[Fault]:
+    """By processes that met the Xid on this unit and on no other: a program's own mistake is on all that run it."""
+    by_unit: dict[tuple[int, str], dict[str, Event]] = {}
+    for event in events:
+        rule = policy().get(event.xid)
+        if rule and rule.by_unit and event.process is not None:
+            process = event.process[0]
+            if units.get((event.xid, process)) == {event.unit}:
+                by_unit.setdefault((event.xid, event.unit), {}).setdefault(process, event)
+    gpu = events[0].gpu
+    return [
+        Fault(f"GPU {gpu}: Xid {xid} of {len(who)} processes on the same unit ({unit}): hardware", gpu, on_fail="evict")
+        for (xid, unit), who in by_unit.items()
+        if len(who) >= least and not _one_culprit(list(who.values()))
+    ]
+
+
+def _one_culprit(events: Sequence[Event]) -> bool:
+    """Whether it may have been one program, started again and again, or one user's."""
+    names = {event.process[1] for event in events if event.process is not None}
+    if len(names) == 1 and not _INTERPRETER.fullmatch(next(iter(names))):
+        return True
+    return bool(frozenset.intersection(*(event.users for event in events)))
+
+
+def _is_hardware(event: Event) -> bool:
+    rule = policy().get(event.xid)
+    hardware = rule is not None and rule.kind in ("reset", "reboot", "workflow", "mechanical", "support")
+    return hardware and _action(event) != "warn"
+
+
+def _key(event: Event) -> tuple[float, str, int, str]:
+    return (event.at_s, event.gpu, event.xid, event.text)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is kept from look to look: events, and who had programs on the node at the last one (``looked_s``)."""
+
+    events: Sequence[Event]
+    users: frozenset[int] = frozenset()
+    looked_s: float | None = None
+
+    def written(self) -> dict[str, object]:
+        """As JSON takes it. Of too many events those of faulty hardware and the newest are kept."""
+        ranked = sorted(self.events, key=lambda event: (_is_hardware(event) or event.xid == _DEVICE, event.at_s))
+        newest = sorted(ranked[-_KEPT_EVENTS:], key=lambda event: event.at_s)
+        events = [[one.at_s, one.gpu, one.xid, one.unit, one.text, sorted(one.users)] for one in newest]
+        return {"events": events, "users": sorted(self.users), "looked_s": self.looked_s}
+
+    @classmethod
+    def read(cls, value: object) -> _Kept:
+        """As far as it is what we keep."""
+        try:
+            found = msgspec.convert(value, _Written)
+        except msgspec.ValidationError:
+            return cls(())
+        events = [Event(at, gpu, xid, unit, text, frozenset(who)) for at, gpu, xid, unit, text, who in found.events]
+        return cls(events, frozenset(found.users), found.looked_s)
+
+
+class _Written(msgspec.Struct, frozen=True):
+    events: list[tuple[float, str, int, str, str, list[int]]]
+    users: list[int]
+    looked_s: float
+
+
+def switches(log: KernelLog, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
+    """Fatal errors of NVSwitches; each line says itself whether it is fatal. Pure."""
+    found = {}
+    for line in log.lines:
+        match = _SXID.search(line.text)
+        if match and match[3].lower() == "fatal" and line.at_s > former.cleared_s:
+            switch = address(match[1])
+            found[switch] = Fault(f"NVSwitch {switch}: SXid {match[2]}{match[4]}", switch)
+    return list(found.values()), None

@@ -1,0 +1,156 @@
+"""After a job: its processes that are still here, and what its user left, are removed; what a successor reads is kept.
+
+Deciding is one function over what was seen. Nothing is asked of Slurm, which would get the same question from all nodes
+of a large job at once.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.prolog_epilog.base.check import Limits
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job that has ended here."""
+
+    id: str
+    user: int
+
+
+@dataclass(frozen=True)
+class Policy:
+    """``clean``: places where a user leaves nothing. ``cached``: burst buffers, where entries called as in ``keep``
+    stay for ``keep_hours``, no more than ``keep_count`` of a user; other entries there go as in ``clean``."""
+
+    clean: tuple[str, ...]
+    cached: tuple[str, ...]
+    keep: tuple[str, ...]
+    keep_hours: float
+    keep_count: int
+    keep_in_memory: tuple[str, ...]
+    keep_in_memory_minutes: float
+    grace_s: float
+    least_user: int
+
+    @classmethod
+    def of(cls, limits: Limits) -> Policy:
+        """From ``[settings.epilog]``."""
+        return cls(
+            tuple(limits.texts("clean")),
+            tuple(limits.texts("burst_buffer")),
+            tuple(limits.texts("keep")),
+            limits.number("keep_hours"),
+            int(limits.number("keep_count")),
+            tuple(limits.texts("keep_in_memory")),
+            limits.number("keep_in_memory_minutes"),
+            limits.number("grace_s"),
+            int(limits.number("least_user")),
+        )
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process. ``job`` is what its environment says, "" without; a slurmstepd's is that of its step."""
+
+    pid: int
+    started: int
+    user: int
+    job: str
+    name: str
+    parent: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or folder right in a place. ``age_s``: since it was last changed."""
+
+    place: str
+    name: str
+    user: int
+    age_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done, and why files stay where they do."""
+
+    kill: tuple[Running, ...] = ()
+    remove: tuple[Entry, ...] = ()
+    kept: tuple[Entry, ...] = ()
+    why: str = ""
+
+
+def job_of(environment: Mapping[str, str]) -> Job:
+    """As Slurm tells an epilog. Raises UsageError."""
+    job, user = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_UID", "")
+    if not job.isdecimal() or not user.isdecimal():
+        raise UsageError("SLURM_JOB_ID and SLURM_JOB_UID are not set: Slurm's Epilog calls this")
+    return Job(job, int(user))
+
+
+def decide(job: Job, running: Sequence[Running], entries: Iterable[Entry], policy: Policy) -> Plan:
+    """In doubt nothing goes: no process that may be another job's, no file of a user who is still here. Pure."""
+    if job.user < policy.least_user:
+        return Plan(why=f"user {job.user} is one of the system's")
+    steps = {one.pid for one in running if one.name == "slurmstepd"}
+    own = [one for one in running if one.user == job.user and one.pid not in steps]
+    kill = tuple(one for one in own if one.job == job.id)
+    others = [one for one in own if one.job != job.id]
+    parents = {one.parent for one in running}
+    # a step of another job that shows no process yet may be this user's
+    unknown = [one for one in running if one.name == "slurmstepd" and one.job != job.id and one.pid not in parents]
+    mine = [entry for entry in entries if entry.user == job.user]
+    if others or unknown:
+        who = others[0] if others else unknown[0]
+        name = f"{who.name} of job {who.job}" if who.job else who.name
+        why = f"user {job.user} may still be here: process {who.pid} ({name})"
+        return Plan(kill, (), tuple(mine), why)
+    kept = _kept(mine, policy)
+    return Plan(kill, tuple(entry for entry in mine if entry not in kept), tuple(kept))
+
+
+def _kept(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
+    """What a successor of the job may read: checkpoints on the node's disk, snapshots in its memory."""
+    cached = [
+        entry
+        for entry in entries
+        if entry.place in policy.cached and _named(entry, policy.keep) and entry.age_s < policy.keep_hours * 3600
+    ]
+    cached.sort(key=lambda entry: entry.age_s)
+    memory = [
+        entry
+        for entry in entries
+        if entry.place not in policy.cached
+        and _named(entry, policy.keep_in_memory)
+        and entry.age_s < policy.keep_in_memory_minutes * 60
+    ]
+    return cached[: policy.keep_count] + memory
+
+
+def _named(entry: Entry, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in patterns)
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the plan. ``failed``: why something is still there."""
+
+    job: str
+    killed: int = 0
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    why: str = ""
+
+
+def would_be(job: Job, plan: Plan) -> Done:
+    """What ``carry_out`` would say if nothing went wrong. Pure."""
+    remove = tuple(f"{one.place}/{one.name}" for one in plan.remove)
+    kept = tuple(f"{one.place}/{one.name}" for one in plan.kept)
+    return Done(job=job.id, killed=len(plan.kill), removed=remove, kept=kept, why=plan.why)

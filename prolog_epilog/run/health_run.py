@@ -1,0 +1,137 @@
+"""From the table to a verdict on this node: which checks are due, and what they find together."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from resilio_hpc.prolog_epilog.base.check import Check, Context, Result, Unreadable, Verdict
+from resilio_hpc.prolog_epilog.base.node import Node, boot_id, uptime_s
+from resilio_hpc.prolog_epilog.base.probe import Probe, Source
+from resilio_hpc.prolog_epilog.base.processes import jobs_here
+from resilio_hpc.prolog_epilog.base.table import Table
+from resilio_hpc.prolog_epilog.checks import registry
+from resilio_hpc.prolog_epilog.run import baseline
+from resilio_hpc.prolog_epilog.run.runner import CheckRunner, Memory
+
+
+@dataclass(frozen=True)
+class HealthRun:
+    """Checks of ``table`` on ``node``, called ``name`` by Slurm. ``said`` gets why there is no baseline."""
+
+    table: Table
+    node: Node
+    name: str
+    sources: Mapping[str, Source] = field(default_factory=lambda: registry.SOURCES)
+    probes: Mapping[str, Probe] = field(default_factory=lambda: registry.PROBES)
+    unix_time: Callable[[], float] = time.time
+    said: Callable[[str], None] = lambda _: None
+
+    def now_s(self) -> float:
+        return uptime_s(self.node.root)
+
+    def boot(self) -> str:
+        return boot_id(self.node.root)
+
+    def run(self, checks: Iterable[Check], memory: Memory) -> list[Result]:
+        """Those for an idle node are left out while a job is here, and where one came meanwhile."""
+        wanted = list(checks)
+        if self._busy():
+            wanted = [check for check in wanted if not only_idle(check)]
+        if memory.normal is None:
+            memory.normal = self.normal()
+        runner = CheckRunner(self.sources, self.probes, self.node, self.now_s, memory=memory)
+        results = runner.run(wanted)
+        if any(only_idle(check) for check in wanted) and self._busy():
+            idle = {check.id for check in wanted if only_idle(check)}
+            results = [result for result in results if result.check not in idle]
+        return results
+
+    @property
+    def baseline_directory(self) -> Path | None:
+        """Where baselines are kept, as the site says; None in a table without settings."""
+        settings = self.table.settings.get("baseline")
+        return None if settings is None else Path(settings.text("directory"))
+
+    def normal(self) -> baseline.Values:
+        """What is normal on this node, as far as it was learned and can be read."""
+        if self.baseline_directory is None:
+            return {}
+        values, trouble = baseline.load(self.baseline_directory, self.name)
+        if trouble:
+            self.said(trouble)
+        return values
+
+    def learn(self, checks: Iterable[Check]) -> tuple[list[Result], baseline.Values]:
+        """What there is now, as a baseline keeps it, with the results of the checks that looked at it."""
+        runner = CheckRunner(self.sources, self.probes, self.node, self.now_s, memory=Memory(normal={}))
+        return runner.run(list(checks)), runner.learned
+
+    def verdict(self, results: Iterable[Result]) -> Verdict:
+        """Of these results, as of now."""
+        return Verdict(
+            node=self.name,
+            boot=self.boot(),
+            uptime_s=self.now_s(),
+            unix_s=self.unix_time(),
+            results=tuple(results),
+            gpus=len(self.node.files.names("/dev", r"nvidia\d+")),
+        )
+
+    def _busy(self) -> bool:
+        """In doubt, yes: checks of an idle node blame it for what a job uses."""
+        try:
+            return bool(jobs_here(self.node.files))
+        except Unreadable:
+            return True
+
+
+def only_idle(check: Check) -> bool:
+    """Whether a check says something only while no job is on the node."""
+    return "health" not in check.contexts and "start" not in check.contexts and "idle" in check.contexts
+
+
+_SELDOM_S = 600.0
+
+
+def due(check: Check, age_s: float, asked: bool) -> bool:
+    """Whether to look again. Who asks for a fresh verdict means what changes from job to job, not what is looked at
+    every hour: that may ask Slurm, and all nodes of a large job would do so at once."""
+    return age_s >= check.every_s or (asked and check.every_s < _SELDOM_S)
+
+
+def of_context(table: Table, *contexts: Context) -> list[Check]:
+    """The enabled checks of any of these contexts."""
+    return [check for check in table.checks.values() if check.enabled and set(contexts) & set(check.contexts)]
+
+
+def node_name(environment: Mapping[str, str]) -> str:
+    """As Slurm calls this node, or the first part of its host name."""
+    return environment.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+
+
+def only_warned(verdict: Verdict, checks: Mapping[str, str]) -> Verdict:
+    """The same verdict, in which these checks only warn; each with why. Pure."""
+
+    def softened(result: Result) -> Result:
+        if result.check not in checks:
+            return result
+        faults = [
+            msgspec.structs.replace(
+                one, on_fail="warn", evidence=f"{one.evidence} (only a warning: {checks[result.check]})"
+            )
+            for one in result.faults
+        ]
+        return msgspec.structs.replace(result, on_fail="warn", faults=tuple(faults))
+
+    return msgspec.structs.replace(verdict, results=tuple(map(softened, verdict.results)))
+
+
+def withheld(verdict: Verdict, why: str) -> Verdict:
+    """The same verdict, not to be acted on."""
+    return msgspec.structs.replace(verdict, withheld=why)
