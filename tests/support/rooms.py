@@ -78,7 +78,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "check_nodes": "",
         "common": "",
     },
-    "devtools": {"drills": "demo devcluster", "demo": "devcluster", "devcluster": ""},
+    "devtools": {"demo": "devcluster", "devcluster": ""},
 }
 DRAWN = ("launch", "ckpt", "slurm", "autoparallel")
 
