@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from resilio_hpc.autoparallel.base.hardware import Machine
+from resilio_hpc.autoparallel.model.model_description import uniform
 from resilio_hpc.autoparallel.model.model_source import find_model
 from resilio_hpc.autoparallel.search.frameworks import DEFAULT, machine_and_stack, space_of
 from resilio_hpc.autoparallel.search.model_speed import SpeedModel
 from resilio_hpc.autoparallel.search.ranking import Training
-from resilio_hpc.autoparallel.search.uniform_model import uniform
 from resilio_hpc.cli.common.drain_options import Parser
 from resilio_hpc.cli.plan.predict import calibration_of, profile_of
 from resilio_hpc.cli.plan.setting import as_measured

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.autoparallel.base.layout_text import EXAMPLE, parse_layout
+from resilio_hpc.autoparallel.base.layout import EXAMPLE, parse_layout
 from resilio_hpc.autoparallel.report.explain import Explained, explain
 from resilio_hpc.autoparallel.report.timeline import PARTS, html, svg, text_lines
 from resilio_hpc.autoparallel.search.frameworks import machine_and_stack

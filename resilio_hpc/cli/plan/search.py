@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from resilio_hpc.autoparallel.search import infeasible, paper_plan
+from resilio_hpc.autoparallel.search import infeasible, paper
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.autoparallel.search.offers import offers, why_none
 from resilio_hpc.autoparallel.search.ranking import RANKS, Searched, at_shape, pareto, ranked, search_offers
@@ -65,7 +65,7 @@ def answer(asked: Setting, cost: str, rank: str) -> Answer:
     start = time.perf_counter()
     offered = offers(asked.inventory, asked.request, asked.now)
     if cost == "paper":
-        searched = paper_plan.search_offers(offered, asked.training, asked.machines, asked.reliability)
+        searched = paper.search_offers(offered, asked.training, asked.machines, asked.reliability)
     else:
         searched = search_offers(offered, asked.training, asked.machines, asked.reliability)
     return Answer(ranked(searched, rank), pareto(searched), searched, time.perf_counter() - start)
@@ -76,7 +76,7 @@ def _in_the_way(asked: Setting, searched: Sequence[Searched], cost: str) -> str:
     if not searched:
         return why_none(asked.inventory, asked.request)
     if cost == "paper":
-        return f"{asked.description.name}: {paper_plan.why_none(searched)}"
+        return f"{asked.description.name}: {paper.why_none(searched)}"
     nearest = min(searched, key=lambda one: (one.looked_at == 0, one.least_excess, one.offer.shape.nodes))
     shape = nearest.offer.shape
     node = asked.machines[nearest.offer.gpu]
