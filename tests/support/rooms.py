@@ -75,7 +75,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "ckpt": "common",
         "nodes": "common",
         "health": "",
-        "check_nodes": "",
+        "check_nodes": "common",
         "common": "",
     },
     "devtools": {"demo": "devcluster", "devcluster": ""},

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.client.hostlist import expand
@@ -24,13 +23,6 @@ EXIT_CODES = (
     "3 a node was left as it is, since it is somebody else's or too many are drained"
 )
 _LEFT, _FAILED = {"left", "storm", "shared", "overtaken", "contested"}, {"unknown", "refused"}
-
-
-class Parser(argparse.ArgumentParser):
-    """A mistake is one line."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"{message} (see: {self.prog} --help)")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.autoparallel.search.offers import offers, why_none
 from resilio_hpc.autoparallel.search.ranking import RANKS, Searched, at_shape, pareto, ranked, search_offers
 from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
-from resilio_hpc.cli.common.drain_options import Parser
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.plan import emit, setting, submit, table
 from resilio_hpc.cli.plan.setting import Answer, Setting
 from resilio_hpc.core.errors import UsageError
@@ -98,7 +98,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Looks at every layout of every shape (nodes x GPUs) that the cluster has room for, and ranks "
         "them. No GPU is needed.",
         epilog=f"{_EXAMPLES}\n{submit.HELP}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a preset, or Hugging Face's config.json")

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from resilio_hpc.autoparallel.search.choice import Choice
-from resilio_hpc.autoparallel.search.evaluate import Evaluator
-from resilio_hpc.autoparallel.search.evaluator import Attempt, Patience
+from resilio_hpc.autoparallel.search.evaluate import Attempt, Evaluator, Patience
 from resilio_hpc.cli.common.submit_check import check
 from resilio_hpc.cli.plan.emit import launch_command
 from resilio_hpc.core.errors import UsageError
