@@ -12,7 +12,7 @@ from pathlib import Path
 
 from resilio_hpc.autoparallel.base.hardware import Machine
 from resilio_hpc.autoparallel.model.model_description import uniform
-from resilio_hpc.autoparallel.model.model_source import find_model
+from resilio_hpc.autoparallel.model.presets import find_model
 from resilio_hpc.autoparallel.search.frameworks import DEFAULT, machine_and_stack, space_of
 from resilio_hpc.autoparallel.search.model_speed import SpeedModel
 from resilio_hpc.autoparallel.search.ranking import Training

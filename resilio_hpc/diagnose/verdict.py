@@ -7,6 +7,7 @@ with a partner is an inference, which holds only where the good nodes are a majo
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from resilio_hpc.diagnose import slowness
@@ -14,7 +15,44 @@ from resilio_hpc.diagnose.observations import Fault, Observation, Outcome, Pair,
 from resilio_hpc.diagnose.policy import PairPolicy
 from resilio_hpc.diagnose.result import CheckOutcome, CheckResult, NodeResult, State
 from resilio_hpc.diagnose.slowness import Slow
-from resilio_hpc.diagnose.standing import Standing, standing
+
+
+@dataclass(frozen=True)
+class Standing:
+    """``by_itself``: the bad nodes that needed no partner to be found out."""
+
+    good: frozenset[str]
+    bad: frozenset[str]
+    by_itself: frozenset[str]
+
+
+def standing(history: Sequence[Round]) -> Standing:
+    """After these rounds."""
+    good: set[str] = set()
+    bad: set[str] = set()
+    alone: set[str] = set()
+    strikes: dict[str, int] = {}
+    for done in history:
+        before = frozenset(good)
+        for seen in done:
+            bad.discard(seen.node)
+            if seen.outcome is Outcome.PASSED and seen.partner:
+                good.add(seen.node)
+            elif _counts(seen, before):
+                good.discard(seen.node)
+                strikes[seen.node] = strikes.get(seen.node, 0) + 1
+                if strikes[seen.node] > 1 and (seen.outcome is Outcome.ALONE or seen.partner in before):
+                    bad.add(seen.node)
+                    (alone.add if seen.outcome is Outcome.ALONE else alone.discard)(seen.node)
+    return Standing(frozenset(good), frozenset(bad), frozenset(alone & bad))
+
+
+def _counts(seen: Observation, good: frozenset[str]) -> bool:
+    """Whether what was seen counts against the node itself."""
+    if seen.outcome is Outcome.TOGETHER:
+        return seen.node not in good or seen.partner in good
+    return seen.outcome is Outcome.ALONE
+
 
 BUSY = 0.5  # waiting for a CPU for more than this share of the time is worth a word
 _WEIGHT: dict[Fault, int] = {"wrong_result": 6, "crashed": 5, "hung": 4, "silent": 3, "not_ready": 2, "absent": 1}

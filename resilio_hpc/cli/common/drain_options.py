@@ -43,9 +43,20 @@ def names_of(words: Sequence[str]) -> list[str]:
 
 def writer(options: argparse.Namespace, breaker: bool = True, client: SlurmClient | None = None) -> DrainWriter:
     """The drain writer that the options describe, by way of ``client`` (default: the best). Raises UsageError."""
+    mode, audit = mode_and_audit(options)
+    return DrainWriter(client or which(), drain_policy(options.policy), audit, mode, breaker=breaker)
+
+
+def mode_and_audit(options: argparse.Namespace) -> tuple[str, AuditLog]:
+    """Return what is carried out, and where it is written down."""
     mode = DRY_RUN if options.dry_run else OBSERVE if options.observe else ACT
     path = None if mode == DRY_RUN else options.audit or Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
-    return DrainWriter(client or which(), drain_policy(options.policy), AuditLog(path), mode, breaker=breaker)
+    return mode, AuditLog(path)
+
+
+def exit_code(results: set[str]) -> int:
+    """Return the code that EXIT_CODES has for these results."""
+    return 1 if results & _FAILED else 3 if results & _LEFT else 0
 
 
 def carry_out(names: Sequence[str], act: Callable[[str], Outcome], drainer: DrainWriter, as_json: bool) -> int:
@@ -53,7 +64,7 @@ def carry_out(names: Sequence[str], act: Callable[[str], Outcome], drainer: Drai
 
     A Slurm that does not answer is not asked for each of a thousand nodes.
     """
-    results = set()
+    results = set[str]()
     for name in names:
         outcome = act(name)
         results.add(outcome.result)
@@ -66,7 +77,7 @@ def carry_out(names: Sequence[str], act: Callable[[str], Outcome], drainer: Drai
             break
     if drainer.audit_problem:
         print(f"resilio: warning: {drainer.audit_problem}", file=sys.stderr)
-    return 1 if results & _FAILED else 3 if results & _LEFT else 0
+    return exit_code(results)
 
 
 def _line(outcome: Outcome, as_json: bool) -> str:

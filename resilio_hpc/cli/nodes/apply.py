@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,14 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.cli.common.drain_options import names_of
+from resilio_hpc.cli.common.drain_options import exit_code, mode_and_audit, names_of
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.model import Node
 from resilio_hpc.slurm.client.which_client import which
 from resilio_hpc.slurm.drain.policy import drain_policy
-from resilio_hpc.slurm.drain.writer import ACT, DRY_RUN, OBSERVE, DrainWriter
+from resilio_hpc.slurm.drain.writer import ACT, DRY_RUN, DrainWriter
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.from_slurm import faults_seen
 from resilio_hpc.slurm.node_faults.ledger import SYSTEM, FaultLedger
@@ -27,10 +26,7 @@ from resilio_hpc.slurm.node_faults.policy import fault_policy
 from resilio_hpc.slurm.node_faults.score import scores
 from resilio_hpc.slurm.node_faults.weight_file import WeightFile
 from resilio_hpc.slurm.node_faults.weight_updater import Steered, Steering
-from resilio_hpc.slurm.orders.audit import DEFAULT_PATH, PATH_VARIABLE, AuditLog
-
-_LEFT = {"left", "storm", "shared", "overtaken", "contested"}
-_FAILED = {"unknown", "refused"}
+from resilio_hpc.slurm.orders.audit import DEFAULT_PATH, PATH_VARIABLE
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def apply(options: argparse.Namespace) -> int:
     """Learn, score, and carry out. Exit codes: drain_options.EXIT_CODES."""
-    policy, mode = fault_policy(options.policy), DRY_RUN if options.dry_run else OBSERVE if options.observe else ACT
+    policy, (mode, audit) = fault_policy(options.policy), mode_and_audit(options)
     ledger = FaultLedger(options.ledger or SYSTEM)
     client, weights = which(), WeightFile(ledger.directory)
     wanted = set(names_of(options.nodes))
@@ -68,8 +64,6 @@ def apply(options: argparse.Namespace) -> int:
             raise UsageError(f"Slurm knows no node {printable(unknown[0])}")
         faults = _learnt(ledger, nodes, options)
         scored = {one.node: one for one in scores(faults, time.time(), policy, "")}
-        path = None if mode == DRY_RUN else options.audit or Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
-        audit = AuditLog(path)
         drains = DrainWriter(client, drain_policy(options.drain_policy), audit, mode)
         steering = Steering(client, drains, weights, audit, policy, mode)
         looked_at = [node for node in nodes if not wanted or node.name in wanted]
@@ -79,8 +73,7 @@ def apply(options: argparse.Namespace) -> int:
     if not options.json and all(result == "nothing" for result in results):
         unchanged = "nothing would be changed" if mode != ACT else "nothing was to be changed"
         print(f"{len(looked_at)} nodes, {len(scored)} with remembered faults: {unchanged}", flush=True)
-    found = set(results)
-    return 1 if found & _FAILED else 3 if found & _LEFT else 0
+    return exit_code(set(results))
 
 
 def _learnt(ledger: FaultLedger, nodes: Sequence[Node], options: argparse.Namespace) -> list[NodeFault]:

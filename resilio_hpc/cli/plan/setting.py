@@ -17,7 +17,7 @@ from resilio_hpc.autoparallel.measure.measured import apply_each
 from resilio_hpc.autoparallel.measure.profile import Profile
 from resilio_hpc.autoparallel.model.megatron_arguments import from_megatron
 from resilio_hpc.autoparallel.model.model_description import TransformerModel, uniform
-from resilio_hpc.autoparallel.model.model_source import find_model
+from resilio_hpc.autoparallel.model.presets import find_model
 from resilio_hpc.autoparallel.model.transformer import Transformer
 from resilio_hpc.autoparallel.search.choice import Choice
 from resilio_hpc.autoparallel.search.failures import Reliability
