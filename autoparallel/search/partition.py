@@ -5,8 +5,8 @@ to (1 - band)·v <= f_s <= (1 + band)·v with v = total FLOPs / stages; among th
 minus smallest stage). The range does not decompose over stages, so there are two passes:
 
 1. The volume of a cut does not depend on the other cuts, so the least achievable maximum is found by bisection over the
-   volumes that occur; each probe is the dynamic programme "which operators can begin stage k" (``stage_cuts``).
-2. Of the cuts whose volume is at most that: ``stage_cuts.narrowest``.
+   volumes that occur; each probe is the dynamic programme "which operators can begin stage k".
+2. Of the cuts whose volume is at most that: ``narrowest``.
 """
 
 from __future__ import annotations
