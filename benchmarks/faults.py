@@ -32,14 +32,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from drills.campaign import campaign
+from drills.drill import DrillResult, DrillRun, cluster_for
+from drills.table import DRILLS, HEARTBEAT_S, Drill
 from faults_table import Record, table
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.process import run
 from resilio_hpc.devtools.demo.stage import PROJECT
 from resilio_hpc.devtools.devcluster import DevCluster, remove
-from resilio_hpc.devtools.drills.campaign import campaign
-from resilio_hpc.devtools.drills.drill import DrillResult, DrillRun, cluster_for
-from resilio_hpc.devtools.drills.table import DRILLS, HEARTBEAT_S, Drill
 
 WIDTH = 160  # of what goes to a file
 NODE_LOSS_S = 3.0  # after the heartbeat limit: what takes longer is worth a look

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from resilio_hpc.devtools.drills.table import HEARTBEAT_S, Drill
+from drills.table import HEARTBEAT_S, Drill
 
 Record = dict[str, Any]
 COLUMNS = (

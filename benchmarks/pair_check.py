@@ -29,8 +29,7 @@ import msgspec
 
 import machine_load
 from resilio_hpc.diagnose.coordinator import Coordinator
-from resilio_hpc.diagnose.policy import PairPolicy, pair_policy
-from resilio_hpc.diagnose.request import CheckRequest
+from resilio_hpc.diagnose.policy import CheckRequest, PairPolicy, pair_policy
 from resilio_hpc.diagnose.result import CheckResult
 from resilio_hpc.diagnose.starters import LocalStarter
 

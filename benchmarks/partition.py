@@ -16,7 +16,6 @@ from fractions import Fraction
 import numpy as np
 
 from resilio_hpc.autoparallel.search.partition import NoPartition, partition
-from resilio_hpc.autoparallel.search.uniform_partition import uniform_partition
 
 NO_LIMIT = 2**63
 
@@ -108,10 +107,6 @@ def main() -> None:
         plain = plain_partition(work, sizes, 6, options.band)
         same = plain == (found.largest_input_bytes, found.flops_range)
         print(f"  {name:<22} {ours:7.3f} {time.process_time() - began:7.3f}  {'equal' if same else 'DIFFERENT'}")
-    began = time.process_time()
-    for stages in (2, 4, 8, 16, 32, 64):
-        uniform_partition(96, 10**12, 0, 10**12, stages, 0.5)
-    print(f"uniform transformer of 96 layers, 6 numbers of stages: {time.process_time() - began:.4f}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from resilio_hpc.autoparallel.search.offers import Request, offers
 from resilio_hpc.autoparallel.search.ranking import Training, pareto, ranked, search_offers
 from resilio_hpc.autoparallel.search.search import Found, Space, search
 
-GPT3 = Transformer("GPT-3 175B", 96, 12288, 96, 49152, 51200, 2048, tied=True)
+GPT3 = Transformer(96, 12288, 96, 49152, 51200, 2048, tied=True, name="GPT-3 175B")
 
 CALCULON_MS = (1.6, 9.5)  # one evaluation of Calculon (GPT-3 175B), measured on a machine like this one
 

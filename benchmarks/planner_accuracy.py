@@ -21,8 +21,9 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
+from planner_fit import fit_files
 from resilio_hpc.autoparallel.base.efficiency import NAMES, Efficiency, shipped
-from resilio_hpc.autoparallel.measure.calibrate import calibrate, fit_files
+from resilio_hpc.autoparallel.measure.calibrate import calibrate
 from resilio_hpc.autoparallel.measure.predict import predict, predict_rows, read
 from resilio_hpc.autoparallel.measure.rows import Case
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from resilio_hpc.autoparallel.base.layout import Column
+from resilio_hpc.autoparallel.base.columns import Column
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 

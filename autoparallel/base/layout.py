@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-Column: TypeAlias = NDArray[np.float64]
-"""One value per row (n,), or one for all rows (1,)."""
+from resilio_hpc.autoparallel.base.columns import Column, Columns, default
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.json_fields import printable
+
+Number = TypeVar("Number")
+Flag = TypeVar("Flag")
+Kind = TypeVar("Kind")
 
 
 class Recompute(IntEnum):
@@ -24,25 +28,30 @@ class Recompute(IntEnum):
 
 
 @dataclass(frozen=True)
-class Layout:
-    """One layout. GPUs: tp · pp · dp · cp; expert parallelism (ep) lies inside dp · cp · tp.
+class Dimensions(Generic[Number, Flag, Kind]):
+    """The one list of what makes a layout. GPUs: tp · pp · dp · cp; expert parallelism (ep) lies inside dp · cp · tp.
 
     ``zero``: what is sharded over dp: 1 optimizer, 2 and gradients, 3 and parameters (FSDP).
     Group order from the inside of a node outwards: tp, cp, dp, pp.
     """
 
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    micro_batch: int = 1
-    global_batch: int = 1
-    vpp: int = 1
-    cp: int = 1
-    ep: int = 1
-    sequence_parallel: bool = False
-    recompute: Recompute = Recompute.NONE
-    zero: int = 0
-    zero_bubble: bool = False
+    tp: Number = default(1)
+    pp: Number = default(1)
+    dp: Number = default(1)
+    micro_batch: Number = default(1)
+    global_batch: Number = default(1)
+    vpp: Number = default(1)
+    cp: Number = default(1)
+    ep: Number = default(1)
+    sequence_parallel: Flag = default(False)
+    recompute: Kind = default(Recompute.NONE)
+    zero: Number = default(0)
+    zero_bubble: Flag = default(False)
+
+
+@dataclass(frozen=True)
+class Layout(Dimensions[int, bool, Recompute]):
+    """One layout."""
 
     @property
     def num_gpus(self) -> int:
@@ -63,25 +72,8 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Layouts:
+class Layouts(Dimensions[Column, Column, Column], Columns):
     """Layouts as columns."""
-
-    tp: Column
-    pp: Column
-    dp: Column
-    micro_batch: Column
-    global_batch: Column
-    vpp: Column
-    cp: Column
-    ep: Column
-    sequence_parallel: Column
-    recompute: Column
-    zero: Column
-    zero_bubble: Column
-
-    @classmethod
-    def of(cls, layouts: Sequence[Layout]) -> Layouts:
-        return cls(**{f.name: np.array([getattr(x, f.name) for x in layouts], dtype=float) for f in fields(cls)})
 
     def __len__(self) -> int:
         return max(int(getattr(self, field.name).size) for field in fields(self))
@@ -91,11 +83,6 @@ class Layouts:
         flags = {name: bool(values.pop(name)) for name in ("sequence_parallel", "zero_bubble")}
         return Layout(**{**values, "recompute": Recompute(values["recompute"])}, **flags)  # type: ignore[arg-type]
 
-    def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> Layouts:
-        """The rows of these indices or of this mask."""
-        size = len(self)
-        return Layouts(**{f.name: np.broadcast_to(getattr(self, f.name), (size,))[index] for f in fields(self)})
-
     @property
     def num_gpus(self) -> Column:
         return self.tp * self.pp * self.dp * self.cp
@@ -103,3 +90,36 @@ class Layouts:
     @property
     def micro_batches(self) -> Column:
         return np.ceil(self.global_batch / (self.micro_batch * self.dp))
+
+
+# -- a layout as text: what ``str(layout)`` prints, read again ---------------------------------------------------------
+
+_NAMES = {"tp": "tp", "pp": "pp", "dp": "dp", "mb": "micro_batch", "cp": "cp", "ep": "ep", "vpp": "vpp", "zero": "zero"}
+_NUMBER = re.compile(r"([a-z]+)=?(\d{1,9})")
+EXAMPLE = "tp8-pp4-dp2-mb1-sp-zero1-recompute-full"
+
+
+def parse_layout(text: str, global_batch: int) -> Layout:
+    """``tp8-pp4-dp2-mb1-vpp2-sp-zero1-zb-recompute-full``, or with commas and ``=``. Raises UsageError."""
+    values: dict[str, int] = {}
+    recompute, flags = Recompute.NONE, set[str]()
+    words = [word for word in re.split(r"[-,\s]+", text.strip().lower()) if word]
+    for place, word in enumerate(words):
+        number = _NUMBER.fullmatch(word)
+        if word in ("sp", "zb", "recompute"):
+            flags.add(word)
+        elif place and words[place - 1] == "recompute" and word.upper() in Recompute.__members__:
+            recompute = Recompute[word.upper()]
+        elif number and number[1] in _NAMES and number[1] not in values:
+            values[number[1]] = int(number[2])
+        else:
+            raise UsageError(
+                f"layout {printable(repr(text), 80)}: {printable(repr(word), 40)} is no part of one such as {EXAMPLE}"
+            )
+    if any(value < 1 for name, value in values.items() if name != "zero") or values.get("zero", 0) > 3:
+        raise UsageError(f"layout {printable(repr(text), 80)}: degrees are 1 or more, zero is 0 to 3")
+    numbers = {_NAMES[name]: value for name, value in values.items()}
+    return Layout(
+        **numbers, global_batch=global_batch, sequence_parallel="sp" in flags, zero_bubble="zb" in flags,
+        recompute=recompute,
+    )  # fmt: skip

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-import numpy as np
+from resilio_hpc.autoparallel.base.columns import Column, Columns, default
 
-from resilio_hpc.autoparallel.base.layout import Column
+Number = TypeVar("Number")
+Flag = TypeVar("Flag")
+Real = TypeVar("Real")
 
 
 @dataclass(frozen=True)
-class Stack:
+class Settings(Generic[Number, Flag, Real]):
     """Defaults: Megatron-Core as it is today, bf16.
 
     ``precision``: bits of the operands of matrix products; ``row_scales``: fp8 with a scale per row.
@@ -40,69 +42,41 @@ class Stack:
     ``reports_reserved``: the memory in its log is what the allocator holds, not what it has given out.
     """
 
-    precision: int = 16
-    row_scales: bool = False
-    flash: int = 3
-    fused: bool = True
-    causal: bool = True
-    overlap_dp: bool = True
-    overlap_tp: int = 1
-    scatter_p2p: bool = True
-    grad_bytes: int = 4
-    gather_whole: bool = False
-    dispatch_once: bool = False
-    fused_experts: bool = False
-    overlap_ep: bool = False
-    balanced: bool = False
-    fine_recompute: bool = False
-    fp32_weights: bool = False
-    both_grads: bool = False
-    loss_bytes: int = 6
-    parallel_loss_bytes: int = 0
-    loss_gap_bytes: int = 0
-    buckets: float = 0.0
-    dropout: bool = False
-    expert_tp: bool = False
-    keeps_gathered: bool = False
-    keeps_outputs: bool = False
-    keeps_products: bool = False
-    expandable: bool = False
-    reports_reserved: bool = False
+    precision: Number = default(16)
+    row_scales: Flag = default(False)
+    flash: Number = default(3)
+    fused: Flag = default(True)
+    causal: Flag = default(True)
+    overlap_dp: Flag = default(True)
+    overlap_tp: Number = default(1)
+    scatter_p2p: Flag = default(True)
+    grad_bytes: Number = default(4)
+    gather_whole: Flag = default(False)
+    dispatch_once: Flag = default(False)
+    fused_experts: Flag = default(False)
+    overlap_ep: Flag = default(False)
+    balanced: Flag = default(False)
+    fine_recompute: Flag = default(False)
+    fp32_weights: Flag = default(False)
+    both_grads: Flag = default(False)
+    loss_bytes: Number = default(6)
+    parallel_loss_bytes: Number = default(0)
+    loss_gap_bytes: Number = default(0)
+    buckets: Real = default(0.0)
+    dropout: Flag = default(False)
+    expert_tp: Flag = default(False)
+    keeps_gathered: Flag = default(False)
+    keeps_outputs: Flag = default(False)
+    keeps_products: Flag = default(False)
+    expandable: Flag = default(False)
+    reports_reserved: Flag = default(False)
 
 
 @dataclass(frozen=True)
-class Stacks:
+class Stack(Settings[int, bool, float]):
+    """One software."""
+
+
+@dataclass(frozen=True)
+class Stacks(Settings[Column, Column, Column], Columns):
     """Stacks as columns."""
-
-    precision: Column
-    row_scales: Column
-    flash: Column
-    fused: Column
-    causal: Column
-    overlap_dp: Column
-    overlap_tp: Column
-    scatter_p2p: Column
-    grad_bytes: Column
-    gather_whole: Column
-    dispatch_once: Column
-    fused_experts: Column
-    overlap_ep: Column
-    balanced: Column
-    fine_recompute: Column
-    fp32_weights: Column
-    both_grads: Column
-    loss_bytes: Column
-    parallel_loss_bytes: Column
-    loss_gap_bytes: Column
-    buckets: Column
-    dropout: Column
-    expert_tp: Column
-    keeps_gathered: Column
-    keeps_outputs: Column
-    keeps_products: Column
-    expandable: Column
-    reports_reserved: Column
-
-    @classmethod
-    def of(cls, stacks: Sequence[Stack]) -> Stacks:
-        return cls(**{f.name: np.array([getattr(s, f.name) for s in stacks], dtype=float) for f in fields(cls)})

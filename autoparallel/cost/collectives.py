@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from resilio_hpc.autoparallel.base.columns import Column
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
 from resilio_hpc.autoparallel.base.hardware import Machines
-from resilio_hpc.autoparallel.base.layout import Column, Layouts
+from resilio_hpc.autoparallel.base.layout import Layouts
 
 
 @dataclass(frozen=True)

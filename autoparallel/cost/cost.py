@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from resilio_hpc.autoparallel.base.columns import Column, Columns
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
 from resilio_hpc.autoparallel.base.hardware import Machines
-from resilio_hpc.autoparallel.base.layout import Column, Layouts, Recompute
+from resilio_hpc.autoparallel.base.layout import Layouts, Recompute
 from resilio_hpc.autoparallel.base.stack import Stacks
 from resilio_hpc.autoparallel.cost.collectives import Groups, all_reduce, all_to_all, gather, groups, transfer
 from resilio_hpc.autoparallel.cost.schedule import pipeline_time
@@ -28,7 +29,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Columns):
     """Seconds per iteration and where they go, as columns. ``bubble`` is idle time of the slowest stage's GPUs."""
 
     iteration: Column

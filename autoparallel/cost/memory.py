@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from resilio_hpc.autoparallel.base.layout import Column, Layouts, Recompute
+from resilio_hpc.autoparallel.base.columns import Column, Columns
+from resilio_hpc.autoparallel.base.layout import Layouts, Recompute
 from resilio_hpc.autoparallel.cost.cost import Problem, stage_layers
 
 WORKSPACE = 0.09e9  # cuBLAS and Transformer Engine workspaces, allocated through PyTorch
@@ -21,7 +22,7 @@ FRAGMENTS = 0.05  # the part of it that cannot be given back: gaps in segments t
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(Columns):
     """Bytes that PyTorch has allocated at the peak, as columns. ``first``: of the fuller of the first two stages.
 
     ``gaps``: cached beside these, since nothing else can use it; ``cached``: part of the peak that the allocator holds

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from resilio_hpc.autoparallel.base.layout import Column
+from resilio_hpc.autoparallel.base.columns import Column
 
 
 def pipeline_time(slowest: Column, total: Column, micro_batches: Column, vpp: Column, zero_bubble: Column) -> Column:
@@ -31,11 +31,6 @@ class Pass:
     forward: bool
     start_s: float
     end_s: float
-
-
-def gpipe_order(stage: int, stages: int, micro_batches: int) -> list[tuple[int, int, bool]]:
-    """All forward passes, then all backward passes. Items: chunk, micro-batch, forward."""
-    return [(0, m, True) for m in range(micro_batches)] + [(0, m, False) for m in range(micro_batches)]
 
 
 def one_f_one_b_order(stage: int, stages: int, micro_batches: int) -> list[tuple[int, int, bool]]:

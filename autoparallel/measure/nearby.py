@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from resilio_hpc.autoparallel.base.columns import Column
 from resilio_hpc.autoparallel.base.efficiency import Efficiency
-from resilio_hpc.autoparallel.base.layout import Column
 from resilio_hpc.autoparallel.cost.cost import Cost, Problem, iteration
 from resilio_hpc.core.errors import UsageError
 
@@ -107,7 +107,7 @@ def costed(problem: Problem, efficiency: Efficiency, measured: Nearby | None) ->
     if measured is None:
         return cost
     factor = measured.factor(problem)
-    return Cost(**{field.name: getattr(cost, field.name) * factor for field in fields(Cost)})
+    return cost.map(lambda column: column * factor)
 
 
 def read(text: str) -> Nearby | None:

@@ -18,12 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
+from resilio_hpc.autoparallel.base.shapes import Constraints, shapes
 from resilio_hpc.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from resilio_hpc.autoparallel.base.layout import Layout
 
 BatchRule = Literal["keep", "scale"]
 
@@ -37,6 +35,9 @@ class Speed(Protocol):
     def speed(self, nodes: int) -> float:
         """Batches of the reference size per second with so many nodes."""
 
+    def possible(self, nodes: int) -> bool:
+        """Whether the model has a layout on so many nodes, as far as is known."""
+
 
 class RunSpeed(Speed, Protocol):
     """A speed that the resizer decides by: it knows where it comes from."""
@@ -48,14 +49,6 @@ class RunSpeed(Speed, Protocol):
     @property
     def communication_s(self) -> float:
         """Seconds of a step that are communication between nodes."""
-
-
-@runtime_checkable
-class LayoutSpeed(Speed, Protocol):
-    """A speed that knows layouts."""
-
-    def layout(self, nodes: int) -> Layout | None:
-        """The best one of so many nodes; None where none is possible."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +79,16 @@ class Throughput:
         """Batches of the reference size per second with so many nodes."""
         samples = 1.0 if self.rule == "keep" else nodes / self.reference
         return samples / self.step_s(nodes)
+
+    def possible(self, nodes: int) -> bool:
+        """Nothing is known of layouts."""
+        return True
+
+
+def sizes(speed: Speed, constraints: Constraints) -> list[int]:
+    """Numbers of nodes that a run could have, the fastest first; of equally fast ones the smaller first."""
+    found = [shape.nodes for shape in shapes(constraints) if speed.possible(shape.nodes)]
+    return sorted(found, key=lambda nodes: (-speed.speed(nodes), nodes))
 
 
 def fit(measured: Sequence[Measurement], share: float, rule: BatchRule = "keep", reference: int = 1) -> Throughput:

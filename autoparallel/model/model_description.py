@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from resilio_hpc.autoparallel.model.transformer import Transformer
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 
@@ -220,3 +221,30 @@ def _check(model: TransformerModel) -> None:
 def _short(value: object) -> str:
     too_long = isinstance(value, int) and value.bit_length() > 256  # Python refuses to print thousands of digits
     return "a number of many digits" if too_long else printable(repr(value), 40)
+
+
+def uniform(model: TransformerModel, seq: int = 0) -> Transformer:
+    """Return the uniform transformer that the cost model knows. ``seq``: tokens of a sequence, 0 for the model's own.
+
+    Latent attention is costed as one head of keys with a width that keeps the number of parameters.
+    """
+    latent = model.kv_rank > 0
+    width = max(1, round(model.attention_weights / (2 * model.hidden * (model.heads + 1))))
+    return Transformer(
+        name=model.name,
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        ffn=model.ffn,
+        vocab=model.vocab,
+        seq=seq or model.seq,
+        kv_heads=1 if latent else model.kv_heads,
+        head_dim=width if latent else model.head_dim,
+        gated=model.gated,
+        tied=model.tied,
+        experts=model.experts,
+        topk=model.topk,
+        expert_ffn=model.expert_ffn,
+        shared_ffn=model.shared_ffn,
+        dense_layers=model.dense_layers,
+    )

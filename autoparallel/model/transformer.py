@@ -7,69 +7,64 @@ grouped-query attention, gated MLPs and mixtures of experts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, replace
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 
-from resilio_hpc.autoparallel.base.layout import Column
+from resilio_hpc.autoparallel.base.columns import Column, Columns, default
+
+Number = TypeVar("Number")
+Flag = TypeVar("Flag")
 
 
 @dataclass(frozen=True)
-class Transformer:
-    """A uniform decoder. ``ffn`` is the width of a dense layer's MLP, ``expert_ffn`` of one expert.
+class Dimensions(Generic[Number, Flag]):
+    """Of a uniform decoder. ``ffn`` is the width of a dense layer's MLP, ``expert_ffn`` of one expert.
 
     ``dense_layers``: layers of a mixture of experts that have a dense MLP. ``head_dim`` 0 means hidden / heads.
     ``window``: keys that a query may see in every second layer (0: all of them in all layers).
     """
 
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    ffn: int
-    vocab: int
-    seq: int
-    kv_heads: int = 0
-    head_dim: int = 0
-    gated: bool = False
-    tied: bool = False
-    experts: int = 0
-    topk: int = 0
-    expert_ffn: int = 0
-    shared_ffn: int = 0
-    dense_layers: int = 0
-    window: int = 0
+    layers: Number
+    hidden: Number
+    heads: Number
+    ffn: Number
+    vocab: Number
+    seq: Number
+    kv_heads: Number = default(0)
+    head_dim: Number = default(0)
+    gated: Flag = default(False)
+    tied: Flag = default(False)
+    experts: Number = default(0)
+    topk: Number = default(0)
+    expert_ffn: Number = default(0)
+    shared_ffn: Number = default(0)
+    dense_layers: Number = default(0)
+    window: Number = default(0)
 
 
 @dataclass(frozen=True)
-class Transformers:
+class Transformer(Dimensions[int, bool]):
+    """One model."""
+
+    name: str = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Transformers(Dimensions[Column, Column], Columns):
     """Transformers as columns; ``of`` fills what is 0 by its meaning."""
 
-    layers: Column
-    hidden: Column
-    heads: Column
-    ffn: Column
-    vocab: Column
-    seq: Column
-    kv_heads: Column
-    head_dim: Column
-    gated: Column
-    tied: Column
-    experts: Column
-    topk: Column
-    expert_ffn: Column
-    shared_ffn: Column
-    dense_layers: Column
-    window: Column
-
     @classmethod
-    def of(cls, models: Sequence[Transformer]) -> Transformers:
-        raw = {f.name: np.array([getattr(m, f.name) for m in models], dtype=float) for f in fields(cls)}
-        raw["kv_heads"] = np.where(raw["kv_heads"] > 0, raw["kv_heads"], raw["heads"])
-        raw["head_dim"] = np.where(raw["head_dim"] > 0, raw["head_dim"], raw["hidden"] / raw["heads"])
-        raw["expert_ffn"] = np.where(raw["expert_ffn"] > 0, raw["expert_ffn"], raw["ffn"])
-        raw["dense_layers"] = np.where(raw["experts"] > 0, raw["dense_layers"], raw["layers"])
-        return cls(**raw)
+    def of(cls, records: Sequence[Transformer]) -> Self:
+        plain = super().of(records)
+        return replace(
+            plain,
+            kv_heads=np.where(plain.kv_heads > 0, plain.kv_heads, plain.heads),
+            head_dim=np.where(plain.head_dim > 0, plain.head_dim, plain.hidden / plain.heads),
+            expert_ffn=np.where(plain.expert_ffn > 0, plain.expert_ffn, plain.ffn),
+            dense_layers=np.where(plain.experts > 0, plain.dense_layers, plain.layers),
+        )
 
     @property
     def matrices(self) -> Column:

@@ -88,7 +88,7 @@ def explain(training: Training, layout: Layout, machine: Machine) -> Explained:
         Transformers.of([training.model]), Layouts.of([layout]), Machines.of([machine]), Stacks.of([training.stack])
     )
     efficiency = training.efficiency_on(machine)
-    cost = _whole(costed(asked, efficiency, training.nearby))
+    cost = costed(asked, efficiency, training.nearby).full(1)
     time = float(cost.iteration[0])
     spread = float(np.exp(np.ravel(half_width(asked, cost, training.calibrated))[0]))
     tokens = layout.global_batch * training.model.seq / layout.num_gpus
@@ -100,10 +100,6 @@ def explain(training: Training, layout: Layout, machine: Machine) -> Explained:
         float(cost.data_parallel[0] + cost.optimizer[0]), _stages(memory(asked), layout, training.model.layers),
         machine.memory_gb * 1e9,
     )  # fmt: skip
-
-
-def _whole(cost: Cost) -> Cost:
-    return Cost(**{field.name: np.broadcast_to(getattr(cost, field.name), (1,)) for field in fields(Cost)})
 
 
 def _passes(efficiency: Efficiency, asked: Problem, cost: Cost, layout: Layout) -> tuple[tuple[Pass, ...], int]:

@@ -69,23 +69,22 @@ class Choice:
     def headroom_bytes(self) -> float:
         return self.gpu_bytes - self.memory_bytes
 
-    def environment(self) -> dict[str, str]:
-        """What the training script reads. As the launcher counts, RESILIO_DP holds context-parallel ranks too."""
+    def words(self) -> dict[str, str]:
+        """The layout by the names that commands and scripts have for its parts.
+
+        As the launcher counts, dp holds context-parallel ranks too."""
         layout = self.layout
-        return {
-            "RESILIO_TP": str(layout.tp),
-            "RESILIO_PP": str(layout.pp),
-            "RESILIO_DP": str(layout.dp * layout.cp),
-            "RESILIO_CP": str(layout.cp),
-            "RESILIO_EP": str(layout.ep),
-            "RESILIO_VPP": str(layout.vpp),
-            "RESILIO_ZERO": str(layout.zero),
-            "RESILIO_SEQUENCE_PARALLEL": str(int(layout.sequence_parallel)),
-            "RESILIO_RECOMPUTE": layout.recompute.name.lower(),
-            "RESILIO_MICRO_BATCH": str(layout.micro_batch),
-            "RESILIO_GLOBAL_BATCH": str(layout.global_batch),
-            "RESILIO_ACCUMULATION": str(layout.micro_batches),
-        }
+        numbers = {
+            "tp": layout.tp, "pp": layout.pp, "dp": layout.dp * layout.cp, "cp": layout.cp, "ep": layout.ep,
+            "vpp": layout.vpp, "zero": layout.zero, "sequence_parallel": int(layout.sequence_parallel),
+            "recompute": layout.recompute.name.lower(), "micro_batch": layout.micro_batch,
+            "global_batch": layout.global_batch, "accumulation": layout.micro_batches,
+        }  # fmt: skip
+        return {name: str(value) for name, value in numbers.items()}
+
+    def environment(self) -> dict[str, str]:
+        """What the training script reads."""
+        return {f"RESILIO_{name.upper()}": value for name, value in self.words().items()}
 
     def launch_arguments(self) -> list[str]:
         """Of resilio-launch, which gives the ranks RESILIO_TP, RESILIO_PP and RESILIO_DP in each round."""

@@ -26,8 +26,8 @@ _NOT_NOW = frozenset(
 class Pool:
     """The nodes of one partition that have the same GPUs. Nodes that are drained, down or unknown are left out.
 
-    ``idle``: nobody uses them; ``planned``: neither, but Slurm keeps them for a job that waits. ``idle_gpus``: unused
-    GPUs of all of them, those of partly used nodes too; ``unused``: by node, of those that Slurm does not plan for.
+    ``idle``: nobody uses them; ``planned``: neither, but Slurm keeps them for a job that waits. ``unused``: unused
+    GPUs by node, those of partly used nodes too, of nodes that Slurm does not plan for.
     ``frees_at``: when nodes in use reach their jobs' time limits, Unix seconds. ``max_nodes``: of one job, None without
     a limit. ``shared``: the partition is over-subscribed; ``preemptible``: its jobs may be stopped for others.
     """
@@ -38,7 +38,6 @@ class Pool:
     nodes: tuple[str, ...]
     idle: tuple[str, ...]
     planned: tuple[str, ...] = ()
-    idle_gpus: int = 0
     max_nodes: int | None = None
     max_time_s: float | None = None
     unused: tuple[int, ...] = ()
@@ -128,7 +127,6 @@ def _pool(key: tuple[str, str, int], nodes: Sequence[Node], partition: Partition
         nodes=tuple(sorted(node.name for node in nodes)),
         idle=tuple(sorted(node.name for node in free if node.name not in planned)),
         planned=tuple(sorted(node.name for node in free if node.name in planned)),
-        idle_gpus=sum(max(0, count) for count in unused.values()),
         max_nodes=int(limit) if limit is not None and limit < 1 << 31 else None,
         max_time_s=partition.max_time_s,
         unused=tuple(sorted((max(0, n) for name, n in unused.items() if name not in planned), reverse=True)),

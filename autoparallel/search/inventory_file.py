@@ -31,7 +31,7 @@ def read_inventory(text: str, name: str) -> Inventory:
 def assumed(gpus: int, per_node: int, gpu: str) -> Inventory:
     """A cluster of nothing but these GPUs, all idle."""
     nodes = _names(-(-gpus // per_node), "")
-    return Inventory((Pool("", gpu, per_node, nodes, nodes, idle_gpus=gpus, unused=(per_node,) * len(nodes)),))
+    return Inventory((Pool("", gpu, per_node, nodes, nodes, unused=(per_node,) * len(nodes)),))
 
 
 def _pool(row: Any, where: str) -> Pool:
@@ -55,7 +55,7 @@ def _pool(row: Any, where: str) -> Pool:
         if not isinstance(value, bool):
             raise UsageError(f"{where}: {key} = {printable(repr(value), 40)} is neither true nor false")
     return Pool(
-        partition, gpu, each, nodes, idle, idle_gpus=each * len(idle),
+        partition, gpu, each, nodes, idle,
         max_nodes=None if most is None else _whole(most, 1, MOST_NODES, f"{where}: max_nodes"),
         max_time_s=limit, unused=(each,) * len(idle), **flags,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The full cost model as what ``plan`` and the resizer ask: how fast is a run on so many nodes. RES-23.
+"""The full cost model as what the resizer asks: how fast is a run on so many nodes. RES-23.
 
 Each number of nodes gets its best layout; where step times were measured, they scale what is predicted.
 """
@@ -59,9 +59,9 @@ class ModelSpeed:
         """Batches per second with so many nodes."""
         return 1 / self.step_s(nodes)
 
-    def layout(self, nodes: int) -> Layout | None:
-        """The best one."""
-        return self.planned(nodes).layout
+    def possible(self, nodes: int) -> bool:
+        """Whether there is a layout."""
+        return self.planned(nodes).layout is not None
 
     @property
     def communication_s(self) -> float:
@@ -114,7 +114,7 @@ class SpeedModel:
         """Of a run of ``nodes`` nodes with these GPUs. Raises UsageError where it could not run as it does."""
         training, machine = self.on(gpu[0], gpu[1] or ranks_per_node)
         speed = ModelSpeed(training, machine, ranks_per_node, degrees, tuple(measured), nodes)
-        if speed.layout(nodes) is None:
+        if not speed.possible(nodes):
             name, batch = training.model.name, training.global_batch
             raise UsageError(
                 f"--model {name}: no layout of it runs on the {nodes} x {ranks_per_node} {machine.gpu} of this run "

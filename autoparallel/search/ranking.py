@@ -101,12 +101,8 @@ def _thinned(found: Found, machine: Machine) -> Found:
 def rows_of(found: Found, rows: Sequence[int]) -> Found:
     """These layouts alone."""
     index = np.array(rows, dtype=np.intp)
-    return replace(
-        found,
-        layouts=found.layouts.take(index),
-        cost=type(found.cost)(**{name: column[index] for name, column in vars(found.cost).items()}),
-        memory=type(found.memory)(**{name: column[index] for name, column in vars(found.memory).items()}),
-    )
+    layouts = found.layouts.full(len(found.layouts)).take(index)
+    return replace(found, layouts=layouts, cost=found.cost.take(index), memory=found.memory.take(index))
 
 
 def communication(cost: Cost) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

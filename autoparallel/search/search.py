@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from resilio_hpc.autoparallel.base.columns import Column
 from resilio_hpc.autoparallel.base.efficiency import Efficiency, shipped
 from resilio_hpc.autoparallel.base.hardware import Machine, Machines
-from resilio_hpc.autoparallel.base.layout import Column, Layout, Layouts, Recompute
+from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute
 from resilio_hpc.autoparallel.base.stack import Stack, Stacks
 from resilio_hpc.autoparallel.cost.cost import Cost, Problem
 from resilio_hpc.autoparallel.cost.memory import Memory, memory
@@ -65,8 +66,10 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def _grids(model: Transformer, gpus: int, global_batch: int, space: Space, largest_tp: int) -> Iterator[list[Column]]:
-    """Columns of all layouts of one (tp, cp, pp), in the order of ``_AXES``."""
+def _grids(
+    model: Transformer, gpus: int, global_batch: int, space: Space, largest_tp: int
+) -> Iterator[dict[str, Column]]:
+    """Columns of all layouts of one (tp, cp, pp), by name; the global batch is the same for all."""
     for tp in (
         d for d in divisors(gpus) if d <= min(space.tp, largest_tp) and model.heads % d == 0 and space.may("tp", d)
     ):
@@ -82,39 +85,34 @@ def _grids(model: Transformer, gpus: int, global_batch: int, space: Space, large
                 chunks = [d for d in chunks or [1] if space.may("vpp", d)]
                 experts = [d for d in divisors(dp * cp * tp) if model.experts % d == 0] if model.experts else [1]
                 experts = [d for d in experts if space.may("ep", d)]
-                axes = (
-                    micro,
-                    chunks,
-                    experts,
-                    [0, 1] if tp > 1 else [0],
-                    list(space.recompute),
-                    list(space.zero) if dp * cp > 1 else [0],
-                    [0, 1] if space.zero_bubble and pp > 1 else [0],
-                )
-                mesh = [axis.ravel().astype(float) for axis in np.meshgrid(*axes, indexing="ij")]
-                legal = (mesh[1] == 1) | (np.mod(each / mesh[0], pp) == 0)  # interleaving wants whole rounds
-                legal &= (mesh[6] == 0) | (mesh[1] == 1)
+                axes = {
+                    "micro_batch": micro,
+                    "vpp": chunks,
+                    "ep": experts,
+                    "sequence_parallel": [0, 1] if tp > 1 else [0],
+                    "recompute": list(space.recompute),
+                    "zero": list(space.zero) if dp * cp > 1 else [0],
+                    "zero_bubble": [0, 1] if space.zero_bubble and pp > 1 else [0],
+                }
+                mesh: tuple[NDArray[np.int64], ...] = np.meshgrid(*axes.values(), indexing="ij")
+                grid = {name: axis.ravel().astype(float) for name, axis in zip(axes, mesh, strict=True)}
+                # interleaving wants whole rounds
+                legal = (grid["vpp"] == 1) | (np.mod(each / grid["micro_batch"], pp) == 0)
+                legal &= (grid["zero_bubble"] == 0) | (grid["vpp"] == 1)
                 # a pipeline keeps its gradients over all micro-batches
-                legal &= (mesh[5] < 2) | (pp == 1) | (space.sharded_pipeline & (mesh[5] == 3))
-                kept = [axis[legal] for axis in mesh]
-                yield [np.full(kept[0].size, float(value)) for value in (tp, pp, dp, cp)] + kept
-
-
-_AXES = ("tp", "pp", "dp", "cp", "micro_batch", "vpp", "ep", "sequence_parallel", "recompute", "zero", "zero_bubble")
+                legal &= (grid["zero"] < 2) | (pp == 1) | (space.sharded_pipeline & (grid["zero"] == 3))
+                kept = {name: axis[legal] for name, axis in grid.items()}
+                same = {"tp": tp, "pp": pp, "dp": dp, "cp": cp}
+                yield kept | {name: np.full(kept["vpp"].size, float(value)) for name, value in same.items()}
 
 
 def enumerate_layouts(model: Transformer, machine: Machine, gpus: int, global_batch: int, space: Space) -> Layouts:
     """Every layout of the space, as columns."""
     grids = list(_grids(model, gpus, global_batch, space, machine.domain_gpus))
     if not grids:
-        empty = np.zeros(0)
-        return Layouts(**dict.fromkeys(_AXES, empty), global_batch=empty)
-    columns = {name: np.concatenate(parts) for name, parts in zip(_AXES, zip(*grids, strict=True), strict=True)}
+        return Layouts.of([])
+    columns = {name: np.concatenate([grid[name] for grid in grids]) for name in grids[0]}
     return Layouts(**columns, global_batch=np.array([float(global_batch)]))
-
-
-def _concatenated(parts: Sequence[Cost | Memory], kind: type[Cost | Memory]) -> dict[str, Column]:
-    return {f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(kind)}
 
 
 def search(
@@ -145,24 +143,19 @@ def search(
         fits = np.flatnonzero(over <= 0)
         if fits.size:
             some = replace(asked, layouts=_slice(asked.layouts, fits))
-            costs.append(_full(costed(some, known, nearby), fits.size))
-            memories.append(Memory(**{f.name: getattr(held, f.name)[fits] for f in fields(Memory)}))
+            costs.append(costed(some, known, nearby).full(fits.size))
+            memories.append(held.take(fits))
             kept.append(fits + start)
-    least = layouts.row(smallest) if smallest is not None else None
-    if not kept:
-        none = np.zeros(0)
-        nothing = Cost(**{f.name: none for f in fields(Cost)}), Memory(**{f.name: none for f in fields(Memory)})
-        return Found(_slice(layouts, np.zeros(0, dtype=np.intp)), *nothing, count, count, max(excess, 0.0), least)
-    cost, held = Cost(**_concatenated(costs, Cost)), Memory(**_concatenated(memories, Memory))
+    cost = Cost.joined(costs)
     order = np.argsort(cost.iteration, kind="stable")
     return Found(
-        layouts=_slice(layouts, np.concatenate(kept)[order]),
-        cost=Cost(**{f.name: getattr(cost, f.name)[order] for f in fields(Cost)}),
-        memory=Memory(**{f.name: getattr(held, f.name)[order] for f in fields(Memory)}),
+        layouts=_slice(layouts, np.concatenate([np.zeros(0, dtype=np.intp), *kept])[order]),
+        cost=cost.take(order),
+        memory=Memory.joined(memories).take(order),
         looked_at=count,
         too_large=count - order.size,
-        least_excess=0.0,
-        smallest=least,
+        least_excess=0.0 if kept else max(excess, 0.0),
+        smallest=layouts.row(smallest) if smallest is not None else None,
     )
 
 
@@ -170,7 +163,3 @@ def _slice(layouts: Layouts, rows: slice | NDArray[np.intp]) -> Layouts:
     """These rows; columns that hold one value for all rows stay so."""
     columns = {f.name: getattr(layouts, f.name) for f in fields(Layouts)}
     return Layouts(**{name: value if name == "global_batch" else value[rows] for name, value in columns.items()})
-
-
-def _full(cost: Cost, size: int) -> Cost:
-    return Cost(**{f.name: np.broadcast_to(getattr(cost, f.name), (size,)) for f in fields(Cost)})

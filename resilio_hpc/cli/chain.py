@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.cli.ckpt.change import count
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.core.terminal import local_time
@@ -44,18 +45,12 @@ _PHASES = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"{message} (see: {self.prog} --help)")
-
-
 def main(argv: Sequence[str]) -> int:
     """Exit codes: see _EXIT_CODES."""
-    parser = _Parser(
+    parser = Parser(
         prog="resilio chain",
         description="The chain of jobs that carry one run (resilio-launch --chain).",
         epilog=_EXAMPLES + _EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="status | stop | extend")
     for name, act, summary in (

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import re
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
+from resilio_hpc.core import terminal
 from resilio_hpc.core.errors import ResilioError, UsageError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.demo.play import Play, Result
 from resilio_hpc.devtools.demo.scenario import QUICK, Scenario
-from resilio_hpc.devtools.demo.screen import Screen
 from resilio_hpc.devtools.demo.stage import LocalStage, SlurmStage, Stage, binds, why_no_slurm
 from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.report.goodput import goodput
@@ -121,3 +125,26 @@ def _keep(stage: Stage, out: Path) -> None:
         console_output = stage.directory / f"{name}.txt"
         if console_output.exists():
             shutil.copy(console_output, out / f"{name}.txt")
+
+
+PICTURE_WIDTH = 110  # columns
+_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+
+
+class Screen:
+    """Prints, and remembers for ``save_picture`` what it printed."""
+
+    def __init__(self) -> None:
+        self._terminal = terminal.console(highlight=False, soft_wrap=True)
+        self._recorded = Console(
+            highlight=False, record=True, file=io.StringIO(), width=PICTURE_WIDTH, force_terminal=True
+        )
+
+    def print(self, *objects: Any) -> None:
+        """Print rich's renderables."""
+        self._terminal.print(*objects)
+        self._recorded.print(*objects)
+
+    def save_picture(self, path: Path, title: str) -> None:
+        """Everything printed so far as an SVG that loads nothing from elsewhere. Raises OSError."""
+        path.write_text(_FONTS.sub("", self._recorded.export_svg(title=title)))

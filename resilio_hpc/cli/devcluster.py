@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import CommandError, ResilioError, UsageError
 from resilio_hpc.core.terminal import raw
 from resilio_hpc.devtools.devcluster import DevCluster, RootlessCluster, find, image, names, remove
@@ -35,11 +36,6 @@ _CLUSTER_VERBS: dict[str, tuple[Callable[[SlurmCommands], None], str]] = {
     "kill-slurmctld": (lambda cluster: cluster.kill_slurmctld(), "SIGKILL the controller daemon"),
     "start-slurmctld": (lambda cluster: cluster.start_slurmctld(), "start the controller daemon again"),
 }
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]  # one line, as every mistake of a user
-        raise UsageError(f"{message} (see: {self.prog} --help)")
 
 
 def main(argv: list[str]) -> int:
@@ -66,7 +62,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="resilio devcluster",
         description="A real Slurm cluster on this machine, and the failures to rehearse on it.",
         formatter_class=argparse.RawTextHelpFormatter,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from resilio_hpc.cli.common.drain_options import EXIT_CODES, Parser, add_options, carry_out, names_of, writer
+from resilio_hpc.cli.common.drain_options import EXIT_CODES, add_options, carry_out, names_of, writer
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.slurm.drain.reason import BY_HAND, Finding
 
@@ -22,7 +22,6 @@ def main(argv: Sequence[str]) -> int:
         description="Let no new job start on nodes; what runs there goes on. A node that is drained already, by an "
         "administrator or by Slurm itself, is left as it is. Needs the rights of a Slurm administrator.",
         epilog=_EXAMPLES + EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_options(parser)
     parser.add_argument("--reason", required=True, metavar="TEXT", help="what was seen, in a line")

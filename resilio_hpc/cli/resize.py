@@ -11,12 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from resilio_hpc.autoparallel.base.hardware import Machine
-from resilio_hpc.autoparallel.model.model_source import find_model
+from resilio_hpc.autoparallel.model.model_description import uniform
+from resilio_hpc.autoparallel.model.presets import find_model
 from resilio_hpc.autoparallel.search.frameworks import DEFAULT, machine_and_stack, space_of
 from resilio_hpc.autoparallel.search.model_speed import SpeedModel
 from resilio_hpc.autoparallel.search.ranking import Training
-from resilio_hpc.autoparallel.search.uniform_model import uniform
-from resilio_hpc.cli.common.drain_options import Parser
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.plan.predict import calibration_of, profile_of
 from resilio_hpc.cli.plan.setting import as_measured
 from resilio_hpc.core.errors import SlurmError, UsageError
@@ -201,7 +201,6 @@ def _parser() -> Parser:
         "should have more nodes (joiner jobs are submitted), fewer (joiners are asked to leave after the next commit), "
         "or stay as it is. Each decision is in the ledger: resilio ledger RUN_DIR --event resize.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory that resilio-launch names")
     parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help="of the joiners' job script")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from resilio_hpc.cli.common.drain_options import EXIT_CODES, Parser, add_options, carry_out, names_of, writer
+from resilio_hpc.cli.common.drain_options import EXIT_CODES, add_options, carry_out, names_of, writer
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.health import run
 from resilio_hpc.core.errors import HealthError, SlurmError
 from resilio_hpc.prolog_epilog.drain.node_drains import DRAINED_LEAVE_S
@@ -42,7 +42,6 @@ def main(argv: Sequence[str]) -> int:
         "of jobs on their way may still fail: the command waits for that. A node whose check still fails is drained "
         "again; on the node itself that is looked at before.",
         epilog=_EXAMPLES + EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_options(parser)
     which_drain = parser.add_mutually_exclusive_group()

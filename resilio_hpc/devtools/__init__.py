@@ -1,4 +1,4 @@
-"""What developers and curious users run: a small real Slurm cluster, drills on it, and the demo.
+"""What developers and curious users run: a small real Slurm cluster, and the demo on it.
 
 Nothing of the product imports this room; only commands do.
 """

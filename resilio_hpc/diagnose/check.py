@@ -11,7 +11,7 @@ import msgspec
 
 from resilio_hpc.core.errors import HealthError
 from resilio_hpc.diagnose.coordinator import Coordinator, Progress, Starter
-from resilio_hpc.diagnose.request import CheckRequest
+from resilio_hpc.diagnose.policy import CheckRequest
 from resilio_hpc.diagnose.result import CheckResult
 from resilio_hpc.diagnose.starters import LocalStarter, SrunStarter
 

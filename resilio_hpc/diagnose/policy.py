@@ -58,3 +58,17 @@ def pair_policy(file: Path | None = None) -> PairPolicy:
         return msgspec.convert(values, PairPolicy)
     except (OSError, UnicodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise UsageError(f"{file}: not a policy of the pair check: {error}") from error
+
+
+class CheckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``nodes`` in the allocation's order: neighbours are paired first. ``place``: "local" (this machine plays them),
+    "step" (one srun step in the job ``job``), or "srun" (an srun with an allocation of its own). ``address``: of this
+    machine, for the nodes."""
+
+    nodes: tuple[str, ...]
+    place: str
+    policy: PairPolicy
+    address: str = "127.0.0.1"
+    job: str = ""
+    cpus: int = 0  # per task, which Slurm would otherwise bind to one
+    srun_options: tuple[str, ...] = ()

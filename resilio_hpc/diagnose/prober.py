@@ -102,7 +102,7 @@ def _die_with(parent: int) -> None:
 
 def _carry_out(link: Link, order: dict[str, Any], policy: Any) -> NoReturn:
     from resilio_hpc.diagnose import work
-    from resilio_hpc.diagnose.pipe_store import PipeStore
+    from resilio_hpc.diagnose.work import PipeStore
 
     rank, paired = int(order["rank"]), bool(order["paired"])
     done: dict[str, Any] = {"device": "", "compute": (), "collective": (), "delays": (), "waited": 0.0}

@@ -16,7 +16,7 @@ import msgspec
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.diagnose import interpreter
 from resilio_hpc.diagnose.messages import NodeSettings
-from resilio_hpc.diagnose.request import CheckRequest
+from resilio_hpc.diagnose.policy import CheckRequest
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.hostlist import compress
 from resilio_hpc.slurm.client.step_environment import for_srun, gpu_flags

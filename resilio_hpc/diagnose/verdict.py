@@ -6,16 +6,53 @@ with a partner is an inference, which holds only where the good nodes are a majo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from resilio_hpc.diagnose import slowness
-from resilio_hpc.diagnose.observations import Fault, Observation, Outcome, Round, Times, by_node
-from resilio_hpc.diagnose.pairing import next_round
+from resilio_hpc.diagnose.observations import Fault, Observation, Outcome, Pair, Round, Times, by_node
 from resilio_hpc.diagnose.policy import PairPolicy
 from resilio_hpc.diagnose.result import CheckOutcome, CheckResult, NodeResult, State
 from resilio_hpc.diagnose.slowness import Slow
-from resilio_hpc.diagnose.standing import Standing, standing
+
+
+@dataclass(frozen=True)
+class Standing:
+    """``by_itself``: the bad nodes that needed no partner to be found out."""
+
+    good: frozenset[str]
+    bad: frozenset[str]
+    by_itself: frozenset[str]
+
+
+def standing(history: Sequence[Round]) -> Standing:
+    """After these rounds."""
+    good: set[str] = set()
+    bad: set[str] = set()
+    alone: set[str] = set()
+    strikes: dict[str, int] = {}
+    for done in history:
+        before = frozenset(good)
+        for seen in done:
+            bad.discard(seen.node)
+            if seen.outcome is Outcome.PASSED and seen.partner:
+                good.add(seen.node)
+            elif _counts(seen, before):
+                good.discard(seen.node)
+                strikes[seen.node] = strikes.get(seen.node, 0) + 1
+                if strikes[seen.node] > 1 and (seen.outcome is Outcome.ALONE or seen.partner in before):
+                    bad.add(seen.node)
+                    (alone.add if seen.outcome is Outcome.ALONE else alone.discard)(seen.node)
+    return Standing(frozenset(good), frozenset(bad), frozenset(alone & bad))
+
+
+def _counts(seen: Observation, good: frozenset[str]) -> bool:
+    """Whether what was seen counts against the node itself."""
+    if seen.outcome is Outcome.TOGETHER:
+        return seen.node not in good or seen.partner in good
+    return seen.outcome is Outcome.ALONE
+
 
 BUSY = 0.5  # waiting for a CPU for more than this share of the time is worth a word
 _WEIGHT: dict[Fault, int] = {"wrong_result": 6, "crashed": 5, "hung": 4, "silent": 3, "not_ready": 2, "absent": 1}
@@ -148,3 +185,58 @@ def _best(blocks: Sequence[float]) -> float | None:
 
 def _ratio(value: float | None, usual: float | None) -> float | None:
     return round(value / usual, 3) if value is not None and usual else None
+
+
+def next_round(nodes: Sequence[str], history: Sequence[Round], slow: Collection[str], rounds: int) -> tuple[Pair, ...]:
+    """The pairs of the next round; none when nothing is left to find out, or nobody to find it out with.
+
+    ``slow``: nodes that passed and were slow, which another round has to confirm; they are nobody's measure.
+    """
+    if not history:
+        return _neighbours(nodes)
+    now = standing(history)
+    doubtful = [node for node in nodes if node in slow or node not in now.good | now.bad]
+    testers = [node for node in nodes if node in now.good and node not in slow]
+    if not doubtful or len(history) >= rounds:
+        return ()
+    if testers:
+        return _with_testers(nodes, history, doubtful, testers)
+    met = {frozenset((seen.node, seen.partner)) for done in history for seen in done}
+    ring = _rest_of_the_ring(nodes, len(history))
+    if any(len(pair) == 2 and frozenset(pair) not in met for pair in ring):
+        return ring
+    return _once_more_alone(history, doubtful)
+
+
+def _neighbours(nodes: Sequence[str]) -> tuple[Pair, ...]:
+    return tuple(tuple(nodes[index : index + 2]) for index in range(0, len(nodes), 2))
+
+
+def _rest_of_the_ring(nodes: Sequence[str], rounds_done: int) -> tuple[Pair, ...]:
+    """Neighbours that have not met: 1-2, 3-4, …, and the last with the first."""
+    ends = (nodes[-1], nodes[0])
+    if rounds_done == 1:
+        odd = len(nodes) % 2 == 1
+        return (*_neighbours(nodes[1:] if odd else nodes[1:-1]), (nodes[0],) if odd else ends)
+    return (ends,) if rounds_done == 2 else ()
+
+
+def _once_more_alone(history: Sequence[Round], doubtful: Sequence[str]) -> tuple[Pair, ...]:
+    """Without any good node those that failed by themselves can still be looked at again."""
+    seen = by_node({one.node for done in history for one in done}, history)
+    return tuple((node,) for node in doubtful if [one.outcome for one in seen[node]] == [Outcome.ALONE])
+
+
+def _with_testers(
+    nodes: Sequence[str], history: Sequence[Round], doubtful: Sequence[str], testers: Sequence[str]
+) -> tuple[Pair, ...]:
+    """Each node in doubt with a tester of its own, a near one that it has not met; those left over have to wait."""
+    place = {node: index for index, node in enumerate(nodes)}
+    met = {node: [one.partner for one in seen] for node, seen in by_node(nodes, history).items()}
+    free = sorted(testers, key=place.__getitem__)
+    pairs: list[Pair] = []
+    for node in sorted(doubtful, key=lambda name: (len(met[name]), place[name]))[: len(testers)]:
+        tester = min(free, key=lambda name: (name in met[node], abs(place[name] - place[node])))
+        free.remove(tester)
+        pairs.append((node, tester))
+    return tuple(pairs)

@@ -11,7 +11,6 @@ from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import Fields, parse_object, printable
 from resilio_hpc.core.ledger import Event, LedgerReader
-from resilio_hpc.report.devices import OutOfUse, out_of_use
 from resilio_hpc.report.faults import Fault, faults
 from resilio_hpc.report.goodput import Goodput, goodput
 from resilio_hpc.report.status import Status, parse_status
@@ -231,3 +230,36 @@ def _checkpoint(events: Sequence[Event], status: Status | None, verdict: Verdict
     if newest is not None and newest[0] >= told:
         return Checkpoint(*newest)
     return Checkpoint(told, None) if told >= 0 else None
+
+
+@dataclass(frozen=True)
+class OutOfUse:
+    """One GPU of a node. ``index``: Slurm's, None where not known."""
+
+    node: str
+    device: str
+    index: int | None
+    check: str
+    evidence: str
+    time: float
+
+    def __str__(self) -> str:
+        which = self.device if self.index is None else f"GPU {self.index} ({self.device})"
+        return f"{self.node}: {which}, {self.check}"
+
+
+def out_of_use(events: Sequence[Event], since: float) -> tuple[OutOfUse, ...]:
+    """Those that were evicted since the job's launch at ``since`` (Unix seconds), each once."""
+    found: dict[tuple[str, str], OutOfUse] = {}
+    for event in events:
+        f = Fields(event.fields)
+        if event.kind != "device_evicted" or event.time < since or not f.data.get("acted", True):
+            continue
+        index = f.whole("index")
+        one = OutOfUse(
+            printable(f.text("node", "?"), 60), printable(f.text("device", "?"), 80),
+            index if index is not None and index >= 0 else None, printable(f.text("check", "?"), 40),
+            printable(f.text("evidence"), 200), event.time,
+        )  # fmt: skip
+        found.setdefault((one.node, f.text("entry") or one.device), one)
+    return tuple(found.values())

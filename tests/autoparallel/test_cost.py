@@ -16,7 +16,7 @@ from resilio_hpc.autoparallel.cost.stage_times import layers_of
 from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
 from resilio_hpc.core.errors import UsageError
 
-GPT3 = Transformer("GPT-3 175B", 96, 12288, 96, 49152, 51200, 2048, tied=True)
+GPT3 = Transformer(96, 12288, 96, 49152, 51200, 2048, tied=True, name="GPT-3 175B")
 BASE = Layout(tp=8, pp=8, dp=8, micro_batch=2, global_batch=1024)
 
 
@@ -154,14 +154,14 @@ def test_sharding_saves_memory(zero: int) -> None:
 
 
 def test_states_of_one_gpu_are_18_bytes_per_parameter() -> None:
-    small = Transformer("small", 12, 512, 8, 2048, 51200, 1024, tied=True)
+    small = Transformer(12, 512, 8, 2048, 51200, 1024, tied=True, name="small")
     held = memory(asked(Layout(micro_batch=1, global_batch=1), small)).states[0]
     assert held == pytest.approx(18 * float(Transformers.of([small]).parameters[0]))
 
 
 def test_activations_are_34_bytes_per_token_and_hidden() -> None:
     """Formula of arXiv:2205.05198 with fused attention; 32 without the masks of dropout."""
-    small = Transformer("small", 1, 512, 8, 2048, 51200, 1024)
+    small = Transformer(1, 512, 8, 2048, 51200, 1024, name="small")
     held = memory(asked(Layout(micro_batch=1, global_batch=1), small)).activations[0]
     assert held / (1024 * 512) == pytest.approx(32)
 

@@ -10,8 +10,16 @@ import pytest
 from resilio_hpc.autoparallel.base.layout import Layout
 from resilio_hpc.autoparallel.base.shapes import Shape
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
-from resilio_hpc.autoparallel.search.evaluate import SILENCE_S, Clock, Evaluator
-from resilio_hpc.autoparallel.search.evaluator import Attempt, Patience, after_submit, after_test, shapes_once
+from resilio_hpc.autoparallel.search.evaluate import (
+    SILENCE_S,
+    Attempt,
+    Clock,
+    Evaluator,
+    Patience,
+    after_submit,
+    after_test,
+    shapes_once,
+)
 from resilio_hpc.core.errors import SlurmError
 from resilio_hpc.slurm.client.commands import SubmitLimit, Unanswered
 from resilio_hpc.slurm.client.expected_start import Expected

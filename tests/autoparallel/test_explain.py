@@ -10,18 +10,17 @@ import pytest
 
 from resilio_hpc.autoparallel.base.efficiency import shipped
 from resilio_hpc.autoparallel.base.hardware import Machines, machine
-from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute
-from resilio_hpc.autoparallel.base.layout_text import parse_layout
+from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute, parse_layout
 from resilio_hpc.autoparallel.base.stack import Stacks
 from resilio_hpc.autoparallel.cost.cost import Problem
 from resilio_hpc.autoparallel.cost.memory import memory
+from resilio_hpc.autoparallel.model.model_description import uniform
 from resilio_hpc.autoparallel.model.presets import preset
 from resilio_hpc.autoparallel.model.transformer import Transformers
 from resilio_hpc.autoparallel.report.explain import explain, in_flight
 from resilio_hpc.autoparallel.report.timeline import html, svg, text_lines
 from resilio_hpc.autoparallel.search.ranking import Training, find
 from resilio_hpc.autoparallel.search.search import enumerate_layouts
-from resilio_hpc.autoparallel.search.uniform_model import uniform
 from resilio_hpc.core.errors import UsageError
 
 A100 = machine("A100")

@@ -52,8 +52,8 @@ def test_kinds_of_gpus_are_pools_of_their_own_and_drained_nodes_in_none() -> Non
         node("n4", "idle+drain"), node("n5", "idle", ""),
     ]  # fmt: skip
     pools = take_inventory(nodes, [MAIN], []).pools
-    assert [(pool.gpu_type, pool.gpus_per_node, pool.nodes, pool.idle_gpus) for pool in pools] == [
-        ("", 0, ("n5",), 0), ("a100", 4, ("n3",), 4), ("h100", 8, ("n1", "n2"), 13),
+    assert [(pool.gpu_type, pool.gpus_per_node, pool.nodes, pool.unused) for pool in pools] == [
+        ("", 0, ("n5",), (0,)), ("a100", 4, ("n3",), (4,)), ("h100", 8, ("n1", "n2"), (8, 5)),
     ]  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from resilio_hpc.autoparallel.measure.rows import case
 from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
 
 TOKENS, HIDDEN, VOCAB = 1024, 512, 51200
-SMALL = Transformer("small", 4, HIDDEN, 8, 2048, VOCAB, TOKENS, tied=True)
-LLAMA = Transformer("Llama 3 8B", 32, 4096, 32, 14336, 128256, 8192, kv_heads=8, gated=True)
+SMALL = Transformer(4, HIDDEN, 8, 2048, VOCAB, TOKENS, tied=True, name="small")
+LLAMA = Transformer(32, 4096, 32, 14336, 128256, 8192, kv_heads=8, gated=True, name="Llama 3 8B")
 EXPERTS = replace(SMALL, layers=12, experts=8, topk=1)
 ROW = {
     "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "8", "ffn": "14336", "mlp": "swiglu",

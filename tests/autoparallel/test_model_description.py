@@ -10,8 +10,7 @@ import pytest
 from resilio_hpc.autoparallel.model.huggingface_config import READERS, from_huggingface, from_mapping
 from resilio_hpc.autoparallel.model.megatron_arguments import from_megatron
 from resilio_hpc.autoparallel.model.model_description import TransformerModel
-from resilio_hpc.autoparallel.model.model_source import find_model
-from resilio_hpc.autoparallel.model.presets import Preset, preset, presets
+from resilio_hpc.autoparallel.model.presets import Preset, find_model, preset, presets
 from resilio_hpc.autoparallel.model.transformer_graph import transformer_graph
 from resilio_hpc.core.errors import UsageError
 from tests.support.environments import ROOT

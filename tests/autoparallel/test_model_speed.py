@@ -1,4 +1,4 @@
-"""The full cost model as what ``plan`` and the resizer ask."""
+"""The full cost model as what the resizer asks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from resilio_hpc.autoparallel import Constraints, Inventory, Measurement, Pool, plan
+from resilio_hpc.autoparallel import Constraints, Measurement, sizes
 from resilio_hpc.autoparallel.base.efficiency import shipped
 from resilio_hpc.autoparallel.base.hardware import machine
+from resilio_hpc.autoparallel.model.model_description import uniform
 from resilio_hpc.autoparallel.model.presets import preset
 from resilio_hpc.autoparallel.search.model_speed import NEVER_S, ModelSpeed, SpeedModel
 from resilio_hpc.autoparallel.search.ranking import Training, find
-from resilio_hpc.autoparallel.search.uniform_model import uniform
 from resilio_hpc.core.errors import UsageError
 
 TRAINING = Training(uniform(preset("llama2-7b")), 256, shipped())
 H100 = machine("H100")
-NODES = tuple(f"n{number}" for number in range(8))
 
 
 def speed(**changes: object) -> ModelSpeed:
@@ -26,20 +25,16 @@ def speed(**changes: object) -> ModelSpeed:
 
 def test_each_number_of_nodes_has_the_time_of_its_best_layout() -> None:
     best = find(TRAINING, H100, 16)
-    assert speed().step_s(2) == best.cost.iteration[0] and speed().layout(2) == best.layouts.row(0)
+    assert speed().step_s(2) == best.cost.iteration[0] and speed().planned(2).layout == best.layouts.row(0)
     assert speed().speed(4) > speed().speed(2) and 0 < speed(nodes=2).communication_s < speed().step_s(2)
 
 
-def test_plan_ranks_candidates_with_their_layouts_and_leaves_out_those_without() -> None:
-    inventory = Inventory((Pool("main", "h100", 8, NODES, NODES[:4]),))
-    found = plan(inventory, speed(), Constraints("main", 8, max_nodes=8))
-    assert found[0].nodes == 8 and {one.nodes for one in found if one.startable} == {1, 2, 3, 4}
-    assert [one.speed for one in found] == sorted((one.speed for one in found), reverse=True)
-    assert all(one.layout is not None and one.layout.num_gpus == 8 * one.nodes for one in found)
-    assert all(one.data_parallel == one.layout.dp and one.accumulation == one.layout.micro_batches for one in found
-               if one.layout)  # fmt: skip
-    assert speed().layout(67) is None and speed().step_s(67) == NEVER_S
-    assert plan(inventory, speed(), Constraints("main", 8, min_nodes=67, max_nodes=67)) == []
+def test_sizes_are_ranked_and_those_without_a_layout_left_out() -> None:
+    found = sizes(speed(), Constraints(8, max_nodes=8))
+    assert found[0] == 8 and {1, 2, 4} <= set(found)
+    assert [speed().speed(nodes) for nodes in found] == sorted(map(speed().speed, found), reverse=True)
+    assert not speed().possible(67) and speed().step_s(67) == NEVER_S
+    assert sizes(speed(), Constraints(8, min_nodes=67, max_nodes=67)) == []
 
 
 def test_measured_times_scale_what_is_predicted() -> None:
@@ -51,7 +46,7 @@ def test_measured_times_scale_what_is_predicted() -> None:
 
 def test_the_degrees_of_the_run_are_kept() -> None:
     kept = speed(degrees=lambda ranks: (4, 2))
-    found = kept.layout(2)
+    found = kept.planned(2).layout
     assert found is not None and (found.tp, found.pp, found.dp) == (4, 2, 2)
     assert kept.step_s(2) > speed().step_s(2)
 

@@ -15,7 +15,7 @@ from resilio_hpc.slurm.client.model import Job, Node, Partition
 from resilio_hpc.slurm.client.states import job_state, node_state
 
 NODES = tuple(f"n{number}" for number in range(1, 9))
-POOL = Pool("main", "h100", 8, NODES, NODES[:3], idle_gpus=28, unused=(8, 8, 8, 4), frees_at=(1600.0, 9000.0))
+POOL = Pool("main", "h100", 8, NODES, NODES[:3], unused=(8, 8, 8, 4), frees_at=(1600.0, 9000.0))
 
 
 def shapes(pool: Pool, request: Request, waiting: tuple[Waiting, ...] = ()) -> list[tuple[int, int, str]]:

@@ -13,7 +13,6 @@ import pytest
 from partition import plain_partition
 from resilio_hpc.autoparallel.model.graph import Operator, OperatorGraph, Value
 from resilio_hpc.autoparallel.search.partition import NoPartition, Partition, partition, partition_graph
-from resilio_hpc.autoparallel.search.uniform_partition import uniform_partition
 from resilio_hpc.core.errors import UsageError
 
 BANDS = (0.0, 0.05, 0.1, 0.3, 0.5, 0.9, 1.0, 1.5, 3.0)
@@ -95,32 +94,6 @@ def test_ten_thousand_operators_into_64_stages() -> None:
     assert time.process_time() - began < 2 * 2  # CPU seconds; benchmarks/partition.py has the times
     assert even.flops_range < 0.02 * even.flops[0]
     assert varied.largest_input_bytes < 0.1 * 10**6
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_fast_path_agrees_on_uniform_transformers(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(60):
-        layers, block = rng.randint(1, 40), rng.randint(1, 20)
-        first, last = rng.choice([0, rng.randint(0, 60)]), rng.randint(0, 60)
-        stages, band = rng.randint(1, layers + 2), rng.choice(BANDS)
-        operators = [Operator("embed", first), *(Operator(f"h.{i} block", block) for i in range(layers))]
-        count = layers + 2
-        values = tuple(Value(i, (i + 1,), 7) for i in range(count - 1))
-        graph = OperatorGraph("uniform", (*operators, Operator("head", last)), values)
-        try:
-            best = partition_graph(graph, stages, band, blocks=True)
-        except NoPartition:
-            with pytest.raises(NoPartition):
-                uniform_partition(layers, block, first, last, stages, band)
-            continue
-        blocks = uniform_partition(layers, block, first, last, stages, band)
-        ends = np.zeros(stages, dtype=int)
-        ends[0], ends[-1] = first, ends[-1]
-        ends[-1] += last
-        sums = np.array(blocks) * block + ends
-        assert len(blocks) == stages and sum(blocks) == layers
-        assert sums.max() - sums.min() == best.flops_range
 
 
 def test_a_skip_connection_counts_in_every_cut_that_it_crosses() -> None:

@@ -1,4 +1,4 @@
-"""Shapes, the throughput curve, and the order of candidates."""
+"""Shapes, the throughput curve, and the order of sizes."""
 
 from __future__ import annotations
 
@@ -6,60 +6,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.autoparallel import Constraints, Inventory, Measurement, Pool, Throughput, fit, plan
+from resilio_hpc.autoparallel import Constraints, Measurement, Throughput, fit, sizes
 from resilio_hpc.core.errors import UsageError
 
 LINEAR = Throughput(compute_s=8.0, communication_s=0.0, assumed=False)
 
 
-def pool(idle: int, partition: str = "main", gpu_type: str = "h100") -> Pool:
-    names = tuple(f"{gpu_type}{number}" for number in range(idle))
-    return Pool(partition, gpu_type, 8, names, names)
+def constraints(**changes: int) -> Constraints:
+    return Constraints(**{"ranks_per_node": 8, "max_nodes": 8, **changes})
 
 
-def constraints(**changes: object) -> Constraints:
-    values: dict[str, object] = {
-        "partition": "main",
-        "ranks_per_node": 8,
-        "max_nodes": 8,
-        "held": frozenset({"a", "b"}),
-    }
-    return Constraints(**{**values, **changes})  # type: ignore[arg-type]
+def test_sizes_are_ranked_by_speed() -> None:
+    assert sizes(LINEAR, constraints(max_nodes=6)) == [6, 5, 4, 3, 2, 1]
 
 
-def test_candidates_are_ranked_by_speed_and_say_which_could_start() -> None:
-    found = plan(Inventory((pool(3),)), LINEAR, constraints(max_nodes=6))
-    assert [one.nodes for one in found] == [6, 5, 4, 3, 2, 1]
-    assert [one.startable for one in found] == [False, True, True, True, True, True]
-    assert [one.more_nodes for one in found] == [4, 3, 2, 1, 0, 0]
-
-
-def test_of_equally_fast_candidates_the_smaller_comes_first() -> None:
+def test_of_equally_fast_sizes_the_smaller_comes_first() -> None:
     flat = Throughput(compute_s=0.0, communication_s=1.0, assumed=False)
-    assert [one.nodes for one in plan(Inventory((pool(9),)), flat, constraints(min_nodes=2, max_nodes=4))] == [2, 3, 4]
-
-
-def test_idle_nodes_of_another_partition_or_kind_do_not_count() -> None:
-    inventory = Inventory((pool(1), pool(5, gpu_type="a100"), pool(5, "low", "b200")))
-    startable = [one.nodes for one in plan(inventory, LINEAR, constraints(gpu_type="h100")) if one.startable]
-    assert max(startable) == 3
-    any_kind = [one.nodes for one in plan(inventory, LINEAR, constraints()) if one.startable]
-    assert max(any_kind) == 8
-
-
-def test_nodes_that_the_run_holds_are_not_taken_twice() -> None:
-    held = constraints(held=frozenset({"h1000", "h1001"}), max_nodes=4)
-    assert max(one.nodes for one in plan(Inventory((pool(3),)), LINEAR, held) if one.startable) == 3
+    assert sizes(flat, constraints(min_nodes=2, max_nodes=4)) == [2, 3, 4]
 
 
 def test_shapes_keep_to_the_unit_the_model_and_the_batch() -> None:
-    nodes = [one.nodes for one in plan(Inventory(()), LINEAR, constraints(node_unit=2, min_nodes=3))]
-    assert sorted(nodes) == [4, 6, 8]
-    split = plan(Inventory(()), LINEAR, constraints(model_parallel=16, global_batch=96, micro_batch=8))
-    assert {one.nodes: (one.data_parallel, one.accumulation) for one in split} == {
-        2: (1, 12), 4: (2, 6), 6: (3, 4), 8: (4, 3),
-    }  # fmt: skip
-    assert plan(Inventory(()), LINEAR, constraints(global_batch=7)) == []
+    assert sizes(LINEAR, constraints(node_unit=2, min_nodes=3)) == [8, 6, 4]
+    assert sizes(LINEAR, constraints(model_parallel=16, global_batch=96, micro_batch=8)) == [8, 6, 4, 2]
+    assert sizes(LINEAR, constraints(model_parallel=16, global_batch=96, micro_batch=16)) == [6, 4, 2]
+    assert sizes(LINEAR, constraints(global_batch=7)) == []
 
 
 # -- the throughput curve --------------------------------------------------------------------------------------------

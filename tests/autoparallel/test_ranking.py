@@ -17,9 +17,10 @@ from resilio_hpc.autoparallel.base.shapes import Shape
 from resilio_hpc.autoparallel.base.stack import Stack, Stacks
 from resilio_hpc.autoparallel.cost.cost import Problem, iteration
 from resilio_hpc.autoparallel.cost.memory import memory
+from resilio_hpc.autoparallel.model.model_description import uniform
 from resilio_hpc.autoparallel.model.presets import preset
 from resilio_hpc.autoparallel.model.transformer import Transformers
-from resilio_hpc.autoparallel.search import infeasible, paper_plan
+from resilio_hpc.autoparallel.search import infeasible, paper
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.autoparallel.search.failures import Reliability, interval_s, overhead, run_s
 from resilio_hpc.autoparallel.search.inventory_file import assumed
@@ -27,7 +28,6 @@ from resilio_hpc.autoparallel.search.offers import Request, offers
 from resilio_hpc.autoparallel.search.ranking import Searched, Training, at_shape, find, pareto, ranked, search_offers
 from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
 from resilio_hpc.autoparallel.search.search import Space
-from resilio_hpc.autoparallel.search.uniform_model import uniform
 
 H100 = machine("H100")
 TRAINING = Training(uniform(preset("llama2-7b")), 256, shipped())
@@ -158,7 +158,7 @@ def test_degrees_that_cannot_be_had_are_named(changes: dict[str, object], gpus: 
 
 def test_the_papers_planner_gives_each_shape_one_layout_with_as_many_stages_as_nodes() -> None:
     offered = offers(nodes(16), Request(16, 16), 0.0)
-    found = paper_plan.search_offers(offered, TRAINING, {"h100": H100}, NO_FAILURES)
+    found = paper.search_offers(offered, TRAINING, {"h100": H100}, NO_FAILURES)
     assert [one.offer for one in found] == offered
     for one in found:
         for row in one.choices:
@@ -176,7 +176,7 @@ def nodes(count: int) -> Inventory:
 def test_formula_3_is_the_default_models_pipeline_less_what_it_leaves_out() -> None:
     offer = Offer(Shape(2, 8), "", "h100")
     training = replace(TRAINING, space=Space(zero=(1,), recompute=(Recompute.FULL,)))
-    (one,) = paper_plan.search_offers([offer], training, {"h100": H100}, NO_FAILURES)
+    (one,) = paper.search_offers([offer], training, {"h100": H100}, NO_FAILURES)
     layout = one.choices[0].layout
     models, layouts = Transformers.of([TRAINING.model]), Layouts.of([layout])
     asked = Problem(models, layouts, Machines.of([H100]), Stacks.of([Stack()]))

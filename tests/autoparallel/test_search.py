@@ -11,8 +11,8 @@ from resilio_hpc.autoparallel.cost.memory import memory
 from resilio_hpc.autoparallel.model.transformer import Transformer, Transformers
 from resilio_hpc.autoparallel.search.search import Space, divisors, enumerate_layouts, search
 
-SMALL = Transformer("small", 24, 2048, 16, 8192, 51200, 2048, tied=True)
-MOE = Transformer("moe", 16, 2048, 16, 8192, 51200, 2048, experts=8, topk=2, expert_ffn=4096, gated=True)
+SMALL = Transformer(24, 2048, 16, 8192, 51200, 2048, tied=True, name="small")
+MOE = Transformer(16, 2048, 16, 8192, 51200, 2048, experts=8, topk=2, expert_ffn=4096, gated=True, name="moe")
 A100 = machine("A100")
 
 
@@ -52,7 +52,7 @@ def test_found_layouts_are_sorted_and_fit() -> None:
 
 
 def test_when_nothing_fits_the_smallest_layout_and_what_it_lacks_are_said() -> None:
-    huge = Transformer("huge", 96, 12288, 96, 49152, 51200, 2048)
+    huge = Transformer(96, 12288, 96, 49152, 51200, 2048, name="huge")
     found = search(huge, A100, 8, 8)
     assert found.layouts.tp.size == 0 and found.too_large == found.looked_at > 0
     assert found.least_excess > 0 and found.smallest is not None and found.smallest.num_gpus == 8

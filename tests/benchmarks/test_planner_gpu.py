@@ -18,7 +18,7 @@ def test_the_measured_model_has_the_parameters_that_the_planner_counts(size: pla
     with torch.device("meta"):
         model = planner_gpu.GPT(size)
     counted = Transformers.of(
-        [Transformer("", size.layers, size.hidden, size.heads, 4 * size.hidden, size.vocab, size.seq, tied=True)]
+        [Transformer(size.layers, size.hidden, size.heads, 4 * size.hidden, size.vocab, size.seq, tied=True, name="")]
     ).parameters[0]
     assert sum(one.numel() for one in model.parameters()) == pytest.approx(counted, rel=0.06)
 

@@ -12,7 +12,8 @@ from resilio_hpc.autoparallel.base.layout import Layout, Recompute
 from resilio_hpc.autoparallel.base.shapes import Shape
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.cli.main import main
-from resilio_hpc.cli.plan.submit import add_options, check_options, filled, job_of, patience_of
+from resilio_hpc.cli.plan.job import filled, job_of
+from resilio_hpc.cli.plan.submit import add_options, check_options, patience_of
 from resilio_hpc.core.errors import UsageError
 
 SEARCH = ("llama2-7b", "--gpus", "16", "--gpu", "h100", "--global-batch", "256")

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from resilio_hpc.core.errors import ResilioError
-from resilio_hpc.core.ledger import Event
-from resilio_hpc.devtools.drills import counting
-from resilio_hpc.devtools.drills.acts import roles_of
-from resilio_hpc.devtools.drills.campaign import SUBJECTS, campaign
-from resilio_hpc.devtools.drills.enough import enough
-from resilio_hpc.devtools.drills.judge import commits_repeated, judge, rounds_overlap, two_at_once
-from resilio_hpc.devtools.drills.stamps import (
+from drills import counting
+from drills.acts import roles_of
+from drills.campaign import SUBJECTS, campaign
+from drills.enough import enough
+from drills.judge import commits_repeated, judge, rounds_overlap, two_at_once
+from drills.stamps import (
     Life,
     first_end_after,
     longest_pause,
@@ -23,7 +21,9 @@ from resilio_hpc.devtools.drills.stamps import (
     steps_between,
     steps_left_out,
 )
-from resilio_hpc.devtools.drills.table import DRILLS, Act, Drill, drill_named
+from drills.table import DRILLS, Act, Drill, drill_named
+from resilio_hpc.core.errors import ResilioError
+from resilio_hpc.core.ledger import Event
 
 
 def stamp(root: Path, node: str, token: str, round_number: int, lines: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.cli import demo
-from resilio_hpc.devtools.demo.screen import PICTURE_WIDTH, Screen
+from resilio_hpc.cli.demo import PICTURE_WIDTH, Screen
 
 
 def test_a_picture_holds_every_line_and_loads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 
+from drills.drill import DrillRun
+from drills.table import DRILLS, Drill, drill_named
 from resilio_hpc.devtools.devcluster import DevCluster
-from resilio_hpc.devtools.drills.drill import DrillRun
-from resilio_hpc.devtools.drills.table import DRILLS, Drill, drill_named
 from tests.support.clusters import each_series, own_cluster
 from tests.support.requirements import need_shared_mounts
 

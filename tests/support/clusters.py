@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from drills import table as drill_table
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.devtools.demo.stage import binds
 from resilio_hpc.devtools.devcluster import DevCluster
 from resilio_hpc.devtools.devcluster.image import HOST_SERIES
-from resilio_hpc.devtools.drills import table as drill_table
 from tests.support.environments import ROOT
 from tests.support.requirements import need_slurm
 from tests.support.waiting import PATIENCE_S, until

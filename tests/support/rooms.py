@@ -75,7 +75,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "ckpt": "common",
         "nodes": "common",
         "health": "",
-        "check_nodes": "",
+        "check_nodes": "common",
         "common": "",
     },
     "prolog_epilog": {
@@ -86,7 +86,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "checks": "base",
         "base": "",
     },
-    "devtools": {"drills": "demo devcluster", "demo": "devcluster", "devcluster": ""},
+    "devtools": {"demo": "devcluster", "devcluster": ""},
 }
 DRAWN = ("launch", "ckpt", "slurm", "autoparallel", "prolog_epilog")
 

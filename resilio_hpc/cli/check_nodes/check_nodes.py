@@ -8,8 +8,8 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import UsageError
 
 _DESCRIPTION = """Pairs the nodes of this job: each multiplies matrices and then talks with its partner, on GPUs where
@@ -32,15 +32,9 @@ exit codes: 0 nobody is named; 1 a node is named as bad or slow; 2 a mistake in 
 _PRINTS = ("good", "bad", "slow", "named")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see: {self.prog} --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="resilio check-nodes", description=_DESCRIPTION, epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("-w", "--nodelist", metavar="NODES", help="these nodes: n[1-4,7]")
     parser.add_argument("--local", type=int, metavar="N", help="no Slurm: this machine plays N nodes")

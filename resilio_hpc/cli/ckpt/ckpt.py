@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from resilio_hpc.ckpt.convert.export import FORMATS
-from resilio_hpc.cli.ckpt import change, formats, look
+from resilio_hpc.cli.ckpt import change, look
 from resilio_hpc.cli.common.steps import find_checkpoints
 
 EXAMPLES = """examples:
@@ -30,7 +30,7 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str]) -> int:
     """Exit code 0; 1 where something is damaged or differs; 2 where there is nothing to look at."""
     options = _parser().parse_args(argv)
-    if options.act is not formats.import_:
+    if options.act is not change.import_:
         options.directory = find_checkpoints(options.directory)
     return int(options.act(options))
 
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         ("diff", change.diff, "what differs between two steps, by their checksums"),
         ("copy", change.copy, "copy steps into another directory of checkpoints, verified"),
         ("prune", change.prune, "remove all steps but those to keep; the newest always stays"),
-        ("export", formats.export, "write a step as a torch.save file, as safetensors, or as a DCP folder"),
+        ("export", change.export, "write a step as a torch.save file, as safetensors, or as a DCP folder"),
     ):
         made[name] = command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(act=act)
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 def _import_parser(commands: Any) -> argparse.ArgumentParser:
     text = "make a step of such a file or folder; nothing in it is run"
     command: argparse.ArgumentParser = commands.add_parser("import", help=text, description=text)
-    command.set_defaults(act=formats.import_)
+    command.set_defaults(act=change.import_)
     command.add_argument(
         "source", type=Path, metavar="SOURCE", help="file of torch.save or safetensors, index of several, or DCP folder"
     )

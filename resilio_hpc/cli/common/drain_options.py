@@ -11,7 +11,6 @@ from typing import assert_never
 
 import msgspec
 
-from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client.client import SlurmClient
 from resilio_hpc.slurm.client.hostlist import expand
@@ -25,13 +24,6 @@ EXIT_CODES = (
     "exit codes: 0 done, or nothing to do; 1 Slurm did not answer or refused; 2 a mistake in the command; "
     "3 a node was left as it is, since it is another's or too many are drained"
 )
-
-
-class Parser(argparse.ArgumentParser):
-    """A mistake is one line."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"{message} (see: {self.prog} --help)")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +44,15 @@ def names_of(words: Sequence[str]) -> list[str]:
 
 def writer(options: argparse.Namespace, breaker: bool = True, client: SlurmClient | None = None) -> DrainWriter:
     """The drain writer that the options describe, by way of ``client`` (default: the best). Raises UsageError."""
+    mode, audit = mode_and_audit(options)
+    return DrainWriter(client or which(), drain_policy(options.policy), audit, mode, breaker=breaker)
+
+
+def mode_and_audit(options: argparse.Namespace) -> tuple[str, AuditLog]:
+    """Return what is carried out, and where it is written down."""
     mode = DRY_RUN if options.dry_run else OBSERVE if options.observe else ACT
     path = None if mode == DRY_RUN else options.audit or Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
-    return DrainWriter(client or which(), drain_policy(options.policy), AuditLog(path), mode, breaker=breaker)
+    return mode, AuditLog(path)
 
 
 def carry_out(names: Sequence[str], act: Callable[[str], DrainOutcome], drainer: DrainWriter, as_json: bool) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.cli.common.drain_options import exit_code, names_of
+from resilio_hpc.cli.common.drain_options import exit_code, mode_and_audit, names_of
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
 from resilio_hpc.slurm.client import commands
@@ -20,7 +19,7 @@ from resilio_hpc.slurm.client.model import Node
 from resilio_hpc.slurm.client.which_client import which
 from resilio_hpc.slurm.drain.outcome import DrainResult
 from resilio_hpc.slurm.drain.policy import drain_policy
-from resilio_hpc.slurm.drain.writer import ACT, DRY_RUN, OBSERVE, DrainWriter
+from resilio_hpc.slurm.drain.writer import ACT, DRY_RUN, DrainWriter
 from resilio_hpc.slurm.node_faults.fault import NodeFault
 from resilio_hpc.slurm.node_faults.from_slurm import faults_seen
 from resilio_hpc.slurm.node_faults.ledger import SYSTEM, FaultLedger
@@ -28,7 +27,7 @@ from resilio_hpc.slurm.node_faults.policy import fault_policy
 from resilio_hpc.slurm.node_faults.score import scores
 from resilio_hpc.slurm.node_faults.weight_file import WeightFile
 from resilio_hpc.slurm.node_faults.weight_updater import Steered, Steering, WeightResult
-from resilio_hpc.slurm.orders.audit import DEFAULT_PATH, PATH_VARIABLE, AuditLog
+from resilio_hpc.slurm.orders.audit import DEFAULT_PATH, PATH_VARIABLE
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def apply(options: argparse.Namespace) -> int:
     """Learn, score, and carry out. Exit codes: drain_options.EXIT_CODES."""
-    policy, mode = fault_policy(options.policy), DRY_RUN if options.dry_run else OBSERVE if options.observe else ACT
+    policy, (mode, audit) = fault_policy(options.policy), mode_and_audit(options)
     ledger = FaultLedger(options.ledger or SYSTEM)
     client, weights = which(), WeightFile(ledger.directory)
     wanted = set(names_of(options.nodes))
@@ -66,8 +65,6 @@ def apply(options: argparse.Namespace) -> int:
             raise UsageError(f"Slurm knows no node {printable(unknown[0])}")
         faults = _learnt(ledger, nodes, options)
         scored = {one.node: one for one in scores(faults, time.time(), policy, "")}
-        path = None if mode == DRY_RUN else options.audit or Path(os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
-        audit = AuditLog(path)
         drains = DrainWriter(client, drain_policy(options.drain_policy), audit, mode)
         steering = Steering(client, drains, weights, audit, policy, mode)
         looked_at = [node for node in nodes if not wanted or node.name in wanted]

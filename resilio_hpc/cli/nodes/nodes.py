@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from resilio_hpc.cli.common.drain_options import EXIT_CODES, Parser
+from resilio_hpc.cli.common.drain_options import EXIT_CODES
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.nodes import apply, look
 from resilio_hpc.prolog_epilog.base.reports import SPOOL
 from resilio_hpc.slurm.node_faults.ledger import DIRECTORY_VARIABLE, SYSTEM
@@ -39,7 +40,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="resilio nodes",
         description="Remembers which nodes failed, across jobs; old faults count less and less.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     made = {}

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Sequence
 
 from resilio_hpc.autoparallel.base.layout import Layout, Recompute
 from resilio_hpc.autoparallel.model.transformer import Transformer
 from resilio_hpc.autoparallel.search.choice import Choice
+from resilio_hpc.cli.plan.job import JobOf
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.launch.config.rank_layout import fill
-from resilio_hpc.slurm.submit import submission, template_files
-from resilio_hpc.slurm.submit.template import render
+from resilio_hpc.slurm.submit import template_files
 
 KINDS = ("env", "megatron", "torchtitan", "sbatch")
-LAUNCHER_FILLS = ("tp", "pp", "dp", "world_size", "nodes", "ranks_per_node")
 
 
 def emit(kind: str, choice: Choice, model: Transformer, command: Sequence[str]) -> str:
     """Text with its line end. Raises UsageError where the framework cannot run the layout."""
     if kind == "sbatch":
-        return job_script(choice, command)
+        if not command:
+            raise UsageError("--emit sbatch: the training command goes behind --: … -- train.py --tensor-parallel {tp}")
+        template = template_files.load("single-node" if choice.offer.shape.nodes == 1 else "multi-node")
+        exports = [f"export {name}={value}" for name, value in choice.environment().items()]
+        return JobOf(template, {}, tuple(command), os.environ).rendered(choice, exports)[0].script
     if kind == "env":
         return "".join(f"export {name}={value}\n" for name, value in choice.environment().items())
     words = (megatron if kind == "megatron" else torchtitan)(choice.layout, model)
@@ -80,39 +81,3 @@ def torchtitan(layout: Layout, model: Transformer) -> list[str]:
     words += [f"--training.{name}={value}" for name, value in batch.items()]
     words += [f"--activation_checkpoint.mode={modes[layout.recompute]}"]
     return words + ["--activation_checkpoint.selective_ac_option=2"] * (layout.recompute == Recompute.ALTERNATE)
-
-
-# -- the job script ----------------------------------------------------------------------------------------------------
-
-
-def job_script(choice: Choice, command: Sequence[str]) -> str:
-    """The template for one node or several, with shape and layout written in."""
-    if not command:
-        raise UsageError("--emit sbatch: the training command goes behind --: … -- train.py --tensor-parallel {tp}")
-    shape = choice.offer.shape
-    template = template_files.load("single-node" if shape.nodes == 1 else "multi-node")
-    values = {**choice.sbatch_options(), "ranks_per_node": str(shape.ranks_per_node)}
-    if shape.nodes == 1:
-        values.pop("nodes")
-    lines = [f"export {name}={value}" for name, value in choice.environment().items()]
-    here = submission.launcher_directory(os.environ)
-    return render(template, values, launch_command(choice, command), here, setup_lines=lines).script
-
-
-def launch_command(choice: Choice, command: Sequence[str]) -> list[str]:
-    """What resilio-launch gets: the layout, and the command with words in braces.
-
-    What a resize changes is left to the launcher (``--fill-arguments``); the rest is put in now.
-    """
-    layout = choice.layout
-    fixed = {
-        "cp": layout.cp, "ep": layout.ep, "vpp": layout.vpp, "zero": layout.zero, "micro_batch": layout.micro_batch,
-        "global_batch": layout.global_batch, "accumulation": layout.micro_batches,
-        "recompute": layout.recompute.name.lower(),
-    }  # fmt: skip
-    pattern = re.compile(r"(?<![{$])\{(" + "|".join(fixed) + r")\}(?!\})")
-    words = [pattern.sub(lambda match: str(fixed[match[1]]), word) for word in command]
-    later = any(f"{{{name}}}" in word for name in LAUNCHER_FILLS for word in words)
-    if later:
-        fill(words, dict.fromkeys(LAUNCHER_FILLS, "1"))  # a misspelt word is told now
-    return ["--layout", f"tp={layout.tp},pp={layout.pp}", *(["--fill-arguments"] if later else []), *words]

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.autoparallel.base.layout_text import EXAMPLE, parse_layout
+from resilio_hpc.autoparallel.base.layout import EXAMPLE, parse_layout
 from resilio_hpc.autoparallel.report.explain import Explained, explain
 from resilio_hpc.autoparallel.report.timeline import PARTS, html, svg, text_lines
 from resilio_hpc.autoparallel.search.frameworks import machine_and_stack
 from resilio_hpc.autoparallel.search.ranking import Training, at_shape
-from resilio_hpc.cli.common.drain_options import Parser
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.common.steps import print_columns
 from resilio_hpc.cli.plan import setting
 from resilio_hpc.cli.plan.predict import calibration_of, profile_of
@@ -71,7 +71,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Explains one parallel layout: when each pipeline stage works, where an iteration's time goes, and "
         "what fills each stage's memory.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("layout", metavar="LAYOUT", help=f"such as {EXAMPLE}")

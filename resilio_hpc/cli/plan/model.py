@@ -14,8 +14,7 @@ from typing import Any
 from resilio_hpc.autoparallel.model.graph import OperatorGraph
 from resilio_hpc.autoparallel.model.megatron_arguments import from_megatron
 from resilio_hpc.autoparallel.model.model_description import TransformerModel
-from resilio_hpc.autoparallel.model.model_source import find_model
-from resilio_hpc.autoparallel.model.presets import presets
+from resilio_hpc.autoparallel.model.presets import find_model, presets
 from resilio_hpc.autoparallel.model.transformer_graph import transformer_graph
 from resilio_hpc.autoparallel.search.partition import Partition, partition_graph
 from resilio_hpc.cli.common.steps import print_columns, size_text

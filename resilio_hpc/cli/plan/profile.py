@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from resilio_hpc.autoparallel.measure import profile_file
 from resilio_hpc.autoparallel.measure.compute_samples import KINDS, Shape
-from resilio_hpc.cli.common.drain_options import Parser
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import UsageError
 
 _HELP = """Measured are matrix products (bf16) of several shapes, causal attention forward and backward, layer
@@ -38,7 +37,6 @@ def main(argv: Sequence[str]) -> int:
         prog="resilio plan profile",
         description="Measure a transformer's operators on one GPU, for resilio plan predict --profile.",
         epilog=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.h5", help="the profile")
     parser.add_argument("--device", default="cuda", metavar="NAME", help="cuda (default), or cpu for trying")

@@ -18,7 +18,7 @@ from typing import Any
 from resilio_hpc.autoparallel.measure import profile_file
 from resilio_hpc.autoparallel.measure.comm_backends import BACKENDS
 from resilio_hpc.autoparallel.measure.profile import Profile
-from resilio_hpc.cli.common.drain_options import Parser
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.submit import sbatch_options, submission
@@ -192,7 +192,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="resilio plan profile-comm",
         description="Measure collectives, in a short Slurm job or on this machine, for resilio plan predict --profile.",
         epilog=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--backend", required=True, metavar="NAME", help=f"one of {', '.join(BACKENDS)}")
     parser.add_argument(

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from resilio_hpc.autoparallel.search import infeasible, paper_plan
+from resilio_hpc.autoparallel.search import infeasible, paper
 from resilio_hpc.autoparallel.search.choice import Choice, Offer
 from resilio_hpc.autoparallel.search.offers import offers, why_none
 from resilio_hpc.autoparallel.search.ranking import RANKS, Searched, at_shape, pareto, ranked, search_offers
 from resilio_hpc.autoparallel.search.rejected_candidates import rejected_candidates
-from resilio_hpc.cli.common.drain_options import Parser
+from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.cli.plan import emit, setting, submit, table
 from resilio_hpc.cli.plan.setting import Answer, Setting
 from resilio_hpc.core.errors import UsageError
@@ -65,7 +65,7 @@ def answer(asked: Setting, cost: str, rank: str) -> Answer:
     start = time.perf_counter()
     offered = offers(asked.inventory, asked.request, asked.now)
     if cost == "paper":
-        searched = paper_plan.search_offers(offered, asked.training, asked.machines, asked.reliability)
+        searched = paper.search_offers(offered, asked.training, asked.machines, asked.reliability)
     else:
         searched = search_offers(offered, asked.training, asked.machines, asked.reliability)
     return Answer(ranked(searched, rank), pareto(searched), searched, time.perf_counter() - start)
@@ -76,7 +76,7 @@ def _in_the_way(asked: Setting, searched: Sequence[Searched], cost: str) -> str:
     if not searched:
         return why_none(asked.inventory, asked.request)
     if cost == "paper":
-        return f"{asked.description.name}: {paper_plan.why_none(searched)}"
+        return f"{asked.description.name}: {paper.why_none(searched)}"
     nearest = min(searched, key=lambda one: (one.looked_at == 0, one.least_excess, one.offer.shape.nodes))
     shape = nearest.offer.shape
     node = asked.machines[nearest.offer.gpu]
@@ -98,7 +98,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Looks at every layout of every shape (nodes x GPUs) that the cluster has room for, and ranks "
         "them. No GPU is needed.",
         epilog=f"{_EXAMPLES}\n{submit.HELP}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a preset, or Hugging Face's config.json")

@@ -16,8 +16,8 @@ from resilio_hpc.autoparallel.base.stack import Stack
 from resilio_hpc.autoparallel.measure.measured import apply_each
 from resilio_hpc.autoparallel.measure.profile import Profile
 from resilio_hpc.autoparallel.model.megatron_arguments import from_megatron
-from resilio_hpc.autoparallel.model.model_description import TransformerModel
-from resilio_hpc.autoparallel.model.model_source import find_model
+from resilio_hpc.autoparallel.model.model_description import TransformerModel, uniform
+from resilio_hpc.autoparallel.model.presets import find_model
 from resilio_hpc.autoparallel.model.transformer import Transformer
 from resilio_hpc.autoparallel.search.choice import Choice
 from resilio_hpc.autoparallel.search.failures import Reliability
@@ -27,7 +27,6 @@ from resilio_hpc.autoparallel.search.inventory_file import assumed, read_invento
 from resilio_hpc.autoparallel.search.offers import Request, same_kind
 from resilio_hpc.autoparallel.search.ranking import Searched, Training
 from resilio_hpc.autoparallel.search.search import Space
-from resilio_hpc.autoparallel.search.uniform_model import uniform
 from resilio_hpc.cli.plan.predict import calibration_of, file_text, profile_of
 from resilio_hpc.core.errors import SlurmError, UsageError
 from resilio_hpc.core.json_fields import printable

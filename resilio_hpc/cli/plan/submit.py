@@ -6,24 +6,17 @@ import argparse
 import json
 import math
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from resilio_hpc.autoparallel.search.choice import Choice
-from resilio_hpc.autoparallel.search.evaluate import Evaluator
-from resilio_hpc.autoparallel.search.evaluator import Attempt, Patience
-from resilio_hpc.cli.common.submit_check import check
-from resilio_hpc.cli.plan.emit import launch_command
+from resilio_hpc.autoparallel.search.evaluate import Attempt, Evaluator, Patience
+from resilio_hpc.cli.plan.job import job_of
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.core.json_fields import printable
-from resilio_hpc.launch.config.rank_layout import Layout, fill, values_of
-from resilio_hpc.slurm.submit import submission, template_files
-from resilio_hpc.slurm.submit.template import Template, normalised, render
-from resilio_hpc.slurm.submit.trial import Request, Trials
+from resilio_hpc.slurm.submit.trial import Trials
 
 NONE_TAKEN = 3
 HELP = """\
@@ -42,8 +35,6 @@ exit codes with --submit:
   2  a mistake in the command line
   3  Slurm could start none of the choices
 """
-_EXPORT = re.compile(r"^#SBATCH\b.*?\s--export[= ](\S+)", re.MULTILINE)
-_OF_THE_CHOICE = ("nodes", "gpus", "gpus_per_node", "gpus_per_task", "partition", "ranks_per_node")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -57,95 +48,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the job: time=2:00:00")
     group.add_argument("--dry-run", action="store_true", help="with --submit: test the choices, submit nothing")
-
-
-@dataclass(frozen=True)
-class JobOf:
-    """Makes a choice a job: a template with the user's values, and the choice's own."""
-
-    template: Template
-    values: Mapping[str, str]
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-
-    def __call__(self, choice: Choice) -> Request:
-        """Raises UsageError for values that the template does not take."""
-        launched = any("resilio-launch" in line and not line.startswith("#") for line in self.template.text.split("\n"))
-        values = {**self._shape(choice), **self.values}
-        command = list(self.command)
-        if launched:
-            command = launch_command(choice, command)
-            values |= self._settings(choice)
-        elif self.template.takes_command:
-            command = list(filled(command, choice))
-        job = render(self.template, values, command, submission.launcher_directory(self.environment))
-        if launched:
-            check(self.template, job, command, self.environment, Path.cwd())
-        own = submission.own_environment(self.environment)
-        return Request(job.script, job.arguments, own | choice.environment())
-
-    def _settings(self, choice: Choice) -> dict[str, str]:
-        """Ranks of each node; and spare nodes beside those of the choice, whose layout needs them all."""
-        defaults = {setting.key: setting.default or "" for setting in self.template.settings}
-        shape, found = choice.offer.shape, dict[str, str]()
-        if "ranks_per_node" in defaults:
-            found["ranks_per_node"] = str(shape.ranks_per_node)
-        if "spares" in defaults:
-            spares = self.values.get("spares") or self.environment.get("SPARES") or defaults["spares"]
-            found["spares"] = spares
-            found["nodes"] = str(shape.nodes + (int(spares) if spares.isdecimal() else 0))
-        return found
-
-    def _shape(self, choice: Choice) -> dict[str, str]:
-        """Where the script asks for GPUs by --gres, its number of GPUs is replaced there."""
-        options = choice.sbatch_options()
-        kinds = self.template.options.get("gres", "").split(",")
-        if any(kind.split(":")[0] == "gpu" for kind in kinds):
-            others = [kind for kind in kinds if kind.split(":")[0] != "gpu"]
-            options["gres"] = ",".join([f"gpu:{options.pop('gpus_per_node')}", *others])
-        return options
-
-
-def filled(command: Sequence[str], choice: Choice) -> tuple[str, ...]:
-    """The command with {tp} … filled in. Raises UsageError. Pure."""
-    layout, shape = choice.layout, choice.offer.shape
-    more = ("cp", "ep", "vpp", "zero", "micro_batch", "global_batch")
-    values = values_of(Layout(layout.tp, layout.pp, layout.dp * layout.cp), shape.nodes, shape.ranks_per_node)
-    values |= {name: str(getattr(layout, name)) for name in more}
-    values |= {"accumulation": str(layout.micro_batches), "recompute": layout.recompute.name.lower()}
-    return fill(command, values)
-
-
-def job_of(script: str, words: Sequence[str], command: Sequence[str], environment: Mapping[str, str]) -> JobOf:
-    """What ``--submit SCRIPT --set … -- COMMAND`` means. Raises UsageError."""
-    values: dict[str, str] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"--set {word}: it is not of the form KEY=VALUE")
-        gpus = normalised(key) == "gres" and any(kind.split(":")[0] == "gpu" for kind in value.split(","))
-        if normalised(key) in _OF_THE_CHOICE or gpus:
-            raise UsageError(f"--set {word}: {normalised(key)} is chosen by the planner; restrict the search instead")
-        values[normalised(key)] = value
-    if script.endswith(".py"):
-        template, command = template_files.load("multi-node"), [script, *command]
-    elif script in template_files.names():
-        template = template_files.load(script)
-    else:
-        template = template_files.read(Path(script).expanduser(), Path(script).stem)
-    _check_export(template, environment)
-    return JobOf(template, values, tuple(command), environment)
-
-
-def _check_export(template: Template, environment: Mapping[str, str]) -> None:
-    """The layout travels in the environment, which a job may be told not to have."""
-    written = _EXPORT.search(template.text)
-    for where, value in (
-        (f"{template.name}: #SBATCH --export", written[1] if written else "ALL"),
-        ("SBATCH_EXPORT", environment.get("SBATCH_EXPORT", "ALL")),
-    ):
-        if "ALL" not in value.split(","):
-            raise UsageError(f"{where}={value}: RESILIO_TP … would not reach the job; add ALL, or leave it out")
 
 
 def check_options(options: argparse.Namespace) -> None:

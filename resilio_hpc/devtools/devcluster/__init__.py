@@ -3,7 +3,6 @@
 from resilio_hpc.devtools.devcluster.cluster import DevCluster
 from resilio_hpc.devtools.devcluster.files import names, remove
 from resilio_hpc.devtools.devcluster.processes import NodeProcess
-from resilio_hpc.devtools.devcluster.registry import find
-from resilio_hpc.devtools.devcluster.rootless import RootlessCluster
+from resilio_hpc.devtools.devcluster.rootless import RootlessCluster, find
 
 __all__ = ["DevCluster", "NodeProcess", "RootlessCluster", "find", "names", "remove"]

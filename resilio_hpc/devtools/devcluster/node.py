@@ -12,10 +12,10 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from resilio_hpc.devtools.devcluster import accounting, namespaces, services, shared_directory
+from resilio_hpc.devtools.devcluster import namespaces, services, shared_directory
 from resilio_hpc.devtools.devcluster.spec import CONTROLLER, USER, USER_ID, ClusterSpec, Layout
 
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
@@ -139,7 +139,7 @@ def _start_services(spec: ClusterSpec, machine: str, reboot: bool) -> None:
     start_and_wait(services.MUNGED.argv)
     if machine == CONTROLLER:
         if spec.accounting:
-            accounting.start(spec.name, start_and_wait, start_in_background)
+            start_accounting(spec.name, start_and_wait, start_in_background)
         start_and_wait(services.SLURMCTLD.argv)
         wait_until_serving(services.SLURMCTLD, services.SLURMCTLD_PORT)
     else:
@@ -218,3 +218,63 @@ def reap() -> None:
             pass
     except ChildProcessError:
         pass
+
+
+_DATA = Path("/var/lib/slurm/mariadb")  # on the controller's disk: accounting survives a power cut
+_SOCKET = Path("/run/mysqld/mysqld.sock")
+_SERVER = (
+    "/usr/sbin/mariadbd",
+    "--no-defaults",
+    "--user=root",
+    f"--datadir={_DATA}",
+    f"--socket={_SOCKET}",
+    "--skip-networking",
+    "--innodb-buffer-pool-size=32M",
+    "--innodb-log-file-size=8M",
+    "--innodb-flush-log-at-trx-commit=2",
+    "--skip-log-bin",
+)
+_INSTALL = (
+    "/usr/bin/mariadb-install-db",
+    "--no-defaults",
+    "--user=root",
+    f"--datadir={_DATA}",
+    "--skip-test-db",
+    "--auth-root-authentication-method=socket",  # slurmdbd is root there, and needs no password
+    "--innodb-log-file-size=8M",
+    "--innodb-buffer-pool-size=32M",
+)
+_TIMEOUT_S = 30.0
+
+
+def start_accounting(
+    cluster: str, run: Callable[[tuple[str, ...]], None], background: Callable[[tuple[str, ...]], int]
+) -> None:
+    """Start both and register ``cluster``; ``run`` waits for its command, ``background`` does not."""
+    _SOCKET.parent.mkdir(mode=0o700)
+    if not (_DATA / "mysql").is_dir():
+        run(_INSTALL)
+    background(_SERVER)
+    _wait_for(_SOCKET.exists, "mariadbd")
+    run(services.SLURMDBD.argv)
+    try:
+        run(
+            ("/usr/bin/timeout", str(_TIMEOUT_S), "/bin/sh", "-c", _REGISTER, "sh", cluster, services.SLURMDBD.pid_file)
+        )
+    except OSError:
+        raise OSError(f"slurmdbd does not answer: {services.last_complaint('slurmdbd')}") from None
+
+
+# sacctmgr fails until slurmdbd has made its tables; adding a cluster that is known already prints so and fails
+_REGISTER = """
+until sacctmgr --noheader list cluster >/dev/null 2>&1; do kill -0 "$(cat "$2")" || exit 1; sleep 0.05; done
+sacctmgr --noheader list cluster format=cluster | grep -qw -- "$1" || sacctmgr --immediate add cluster "$1"
+"""
+
+
+def _wait_for(ready: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not ready():
+        if time.monotonic() > deadline:
+            raise OSError(f"{what} on {CONTROLLER} is not ready after {_TIMEOUT_S:g} s")
+        time.sleep(0.01)

@@ -18,6 +18,7 @@ import msgspec
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
 from resilio_hpc.core.process import run
 from resilio_hpc.devtools.devcluster import control, files, processes, requirements, services, slurm_conf
+from resilio_hpc.devtools.devcluster.cluster import DevCluster
 from resilio_hpc.devtools.devcluster.commands import SlurmCommands
 from resilio_hpc.devtools.devcluster.messages import MachineState
 from resilio_hpc.devtools.devcluster.spec import CONTROLLER, ClusterSpec, Layout, layout, validate
@@ -165,3 +166,12 @@ def _free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [probe.getsockname()[1] for probe in probes]
+
+
+def find(name: str = "dev") -> DevCluster | RootlessCluster:
+    """The running cluster called ``name``; raises SlurmError if it is not up."""
+    try:
+        spec = msgspec.json.decode(layout(name).spec.read_bytes(), type=ClusterSpec)
+    except (OSError, msgspec.MsgspecError):
+        raise SlurmError(f"dev cluster {name} is not up; start it with: resilio devcluster up --name {name}") from None
+    return RootlessCluster.find(name) if spec.rootless else DevCluster.find(name)

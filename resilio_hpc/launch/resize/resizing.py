@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from resilio_hpc.autoparallel import Candidate, Constraints, Pool, Waiting, plan
+from resilio_hpc.autoparallel import Constraints, Pool, Waiting, sizes
 from resilio_hpc.events.event_text import plural, seconds
 from resilio_hpc.launch.resize.facts import Decision, JoinerJob, ResizeFacts
 from resilio_hpc.launch.resize.policy import ResizePolicy
@@ -200,10 +200,11 @@ def _grow(facts: ResizeFacts, policy: ResizePolicy) -> Decision:
     room, limit = _room(facts, policy)
     if room < facts.unit:
         return _stay(facts, limit[0], limit[1])
-    found = [one for one in _larger(facts, room) if _worth(one, facts, policy) == ""]
-    if found:
-        return _grow_to(found[0], facts, policy)
-    nearest = next(iter(sorted(_larger(facts, room), key=lambda one: one.nodes)), None)
+    larger = _larger(facts, room)
+    best = next((nodes for nodes in larger if _worth(nodes, facts, policy) == ""), None)
+    if best is not None:
+        return _grow_to(best, facts, policy)
+    nearest = min(larger, default=None)
     why = _worth(nearest, facts, policy) if nearest else "no larger number of ranks fits model and batch"
     return _stay(facts, "no_gain" if nearest else "no_fit", why)
 
@@ -245,28 +246,25 @@ def fitting_pools(facts: ResizeFacts) -> Iterator[Pool]:
             yield pool
 
 
-def _larger(facts: ResizeFacts, room: int) -> list[Candidate]:
-    """Candidates with more nodes than now, the fastest first."""
+def _larger(facts: ResizeFacts, room: int) -> list[int]:
+    """Sizes with more nodes than now, the fastest first."""
     assert facts.throughput is not None
     constraints = Constraints(
-        partition=facts.partition, ranks_per_node=facts.ranks_per_node, min_nodes=facts.nodes + 1,
-        max_nodes=facts.nodes + room, node_unit=facts.unit, held=facts.held, model_parallel=facts.model_parallel,
-        global_batch=facts.global_batch, micro_batch=facts.micro_batch, gpu_type=facts.gpu_type,
-        gpus_per_node=facts.gpus_per_node,
+        ranks_per_node=facts.ranks_per_node, min_nodes=facts.nodes + 1, max_nodes=facts.nodes + room,
+        node_unit=facts.unit, model_parallel=facts.model_parallel, global_batch=facts.global_batch,
+        micro_batch=facts.micro_batch,
     )  # fmt: skip
-    found = plan(facts.inventory, facts.throughput, constraints)
-    return [one for one in found if one.nodes - facts.nodes <= room]
+    return sizes(facts.throughput, constraints)
 
 
-def _worth(candidate: Candidate, facts: ResizeFacts, policy: ResizePolicy) -> str:
+def _worth(nodes: int, facts: ResizeFacts, policy: ResizePolicy) -> str:
     """Why another size is not worth its restart, or ""."""
     assert facts.throughput is not None
-    now = facts.throughput.speed(facts.nodes)
-    gain = candidate.speed / now - 1
-    size = f"{plural(candidate.nodes, 'node')} would be {gain:.1%} faster"
+    gain = facts.throughput.speed(nodes) / facts.throughput.speed(facts.nodes) - 1
+    size = f"{plural(nodes, 'node')} would be {gain:.1%} faster"
     if gain < policy.min_gain:
         return f"{size}, less than {policy.min_gain:.1%}"
-    efficiency = _efficiency(facts, facts.nodes, candidate.nodes)
+    efficiency = _efficiency(facts, facts.nodes, nodes)
     if efficiency < policy.min_efficiency:
         return f"{size}, {efficiency:.0%} of a linear gain"
     horizon = min(policy.horizon_s, facts.ends_in_s if facts.ends_in_s is not None else math.inf)
@@ -280,19 +278,19 @@ def _restart_s(facts: ResizeFacts, policy: ResizePolicy) -> float:
     return policy.restart_s if facts.restart_s is None else facts.restart_s
 
 
-def _grow_to(best: Candidate, facts: ResizeFacts, policy: ResizePolicy) -> Decision:
+def _grow_to(best: int, facts: ResizeFacts, policy: ResizePolicy) -> Decision:
     assert facts.throughput is not None
-    more = best.nodes - facts.nodes
+    more = best - facts.nodes
     speed, now = facts.throughput, facts.throughput.step_s(facts.nodes)
     basis = "assuming" if speed.assumed else "measured"
     reason = (
-        f"{plural(more, 'idle node')}: {best.speed / speed.speed(facts.nodes) - 1:.0%} more speed "
+        f"{plural(more, 'idle node')}: {speed.speed(best) / speed.speed(facts.nodes) - 1:.0%} more speed "
         f"({basis} {speed.communication_s / now:.0%} communication), for a restart of "
         f"{seconds(_restart_s(facts, policy))}"
     )
-    sizes = job_sizes(more, facts.unit, policy.max_joiner_jobs - len(facts.joiners))
-    expected = {"step_s": round(best.step_s, 6), "step_s_now": round(now, 6)}
-    return Decision("grow", "idle_nodes", reason, best.nodes, (), sizes, expected)
+    jobs = job_sizes(more, facts.unit, policy.max_joiner_jobs - len(facts.joiners))
+    expected = {"step_s": round(speed.step_s(best), 6), "step_s_now": round(now, 6)}
+    return Decision("grow", "idle_nodes", reason, best, (), jobs, expected)
 
 
 def job_sizes(nodes: int, unit: int, most_jobs: int) -> tuple[int, ...]:

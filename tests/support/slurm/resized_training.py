@@ -15,13 +15,15 @@ import numpy as np
 
 from resilio_hpc import train
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
-from resilio_hpc.devtools.drills.worlds import world_of
 
 SAMPLES, BATCH, MICRO, PASS_S = 240, 12, 2, 0.05
 REFERENCE_RANKS = 2  # scaled: so many have the whole batch
 
 
 def main(out: Path, rule: str) -> None:
+    sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+    from drills.worlds import world_of
+
     run = train.attach()
     world = world_of(run.rank, run.world_size, with_torch=False)
     if rule == "scale":

@@ -8,28 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drills import counting
+from drills import judge as drill_judge
+from drills.acts import Actor
+from drills.enough import enough
+from drills.stamps import first_end_after, longest_pause, read_lives
+from drills.table import HEARTBEAT_S, HURTS, PREEMPTION, Act, Drill
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.devtools.demo.stage import binds
 from resilio_hpc.devtools.devcluster import DevCluster
-from resilio_hpc.devtools.drills import counting
-from resilio_hpc.devtools.drills import judge as drill_judge
-from resilio_hpc.devtools.drills.acts import Actor
-from resilio_hpc.devtools.drills.enough import enough
-from resilio_hpc.devtools.drills.stamps import first_end_after, longest_pause, read_lives
-from resilio_hpc.devtools.drills.table import HEARTBEAT_S, HURTS, PREEMPTION, Act, Drill
 
 SCRIPT = Path(counting.__file__).resolve()
 LIMIT_S = 240.0  # for one job; each further one of a chain may take as long
 POLL_S = 0.05
 QUEUE_POLL_S = 1.0
 NODES = 4  # of a drill's own cluster
-PRELOAD = (
-    "numpy",
-    "resilio_hpc.ckpt",
-    "resilio_hpc.train",
-    "resilio_hpc.devtools.drills.worlds",
-)  # of ranks without torch
+PRELOAD = ("numpy", "resilio_hpc.ckpt", "resilio_hpc.train")  # of ranks without torch
 JITTERS = 10  # a jitter's span is cut into so many parts
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 
-from resilio_hpc.autoparallel.cost.paper_cost import Degrees, algorithm_1, formula_3, shapes
+from resilio_hpc.autoparallel.base.shapes import Shape
+from resilio_hpc.autoparallel.search.paper import Degrees, algorithm_1, formula_3, shapes
 
 
 def test_shapes_have_most_gpus_per_node_first() -> None:
-    assert shapes(8) == [(1, 8), (2, 4), (4, 2), (8, 1)]
+    assert shapes(8) == [Shape(1, 8), Shape(2, 4), Shape(4, 2), Shape(8, 1)]
 
 
 def test_formula_3_counts_micro_batches() -> None:
@@ -24,16 +25,16 @@ def test_the_papers_errors_are_relative_to_alpas_times(hpps: float, alpa: float,
 
 
 def test_pp_is_the_number_of_nodes_and_tp_grows_until_a_stage_fits() -> None:
-    found = algorithm_1(16, lambda shape: shape[1] <= 8, lambda shape: shape[0] <= 4, 320e9, 80e9)
+    found = algorithm_1(16, lambda shape: shape.ranks_per_node <= 8, lambda shape: shape.nodes <= 4, 320e9, 80e9)
     assert found == [Degrees(2, 4, 2), Degrees(4, 4, 1)]
 
 
 def test_the_second_filter_is_left_out_when_one_shape_is_left() -> None:
-    assert algorithm_1(8, lambda shape: shape == (1, 8), lambda shape: False, 1.0, 1e9) == [Degrees(1, 8, 1)]
+    assert algorithm_1(8, lambda shape: shape == Shape(1, 8), lambda shape: False, 1.0, 1e9) == [Degrees(1, 8, 1)]
 
 
 def test_a_shape_with_which_nothing_fits_is_left_out() -> None:
-    assert algorithm_1(8, lambda shape: shape == (1, 8), lambda shape: True, 1e12, 80e9) == []
+    assert algorithm_1(8, lambda shape: shape == Shape(1, 8), lambda shape: True, 1e12, 80e9) == []
 
 
 def test_formula_3_refuses_a_transfer_too_many() -> None:

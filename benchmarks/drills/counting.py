@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import secrets
+import sys
 import threading
 import time
 from pathlib import Path
@@ -68,7 +69,9 @@ def main() -> None:
     import numpy as np
 
     from resilio_hpc import ckpt, train
-    from resilio_hpc.devtools.drills.worlds import world_of
+
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from drills.worlds import world_of
 
     options = _options()
     run = train.attach()

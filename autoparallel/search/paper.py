@@ -1,24 +1,27 @@
-"""``--cost paper``: algorithm 1 chooses one layout for each shape, formula (3) its time. RES-18, RES-20. Pure."""
+"""``--cost paper``: the Resilio paper's own planner, kept beside the fuller model for comparison. RES-18, RES-20. Pure.
+
+Algorithm 1 chooses one layout for each shape, formula (3) gives its time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from resilio_hpc.autoparallel.base.hardware import Machine, Machines
 from resilio_hpc.autoparallel.base.layout import Layout, Layouts, Recompute
+from resilio_hpc.autoparallel.base.shapes import Shape
 from resilio_hpc.autoparallel.base.stack import Stacks
-from resilio_hpc.autoparallel.cost.cost import Cost, Problem, iteration
+from resilio_hpc.autoparallel.cost.cost import Problem, iteration
 from resilio_hpc.autoparallel.cost.memory import memory
-from resilio_hpc.autoparallel.cost.paper_cost import Degrees, Shape, algorithm_1, formula_3
 from resilio_hpc.autoparallel.cost.stage_times import stage_times
 from resilio_hpc.autoparallel.model.transformer import Transformers
 from resilio_hpc.autoparallel.search.choice import Offer
 from resilio_hpc.autoparallel.search.failures import Reliability
 from resilio_hpc.autoparallel.search.ranking import Searched, Training, at_shape, choices_of
-from resilio_hpc.autoparallel.search.search import Found
+from resilio_hpc.autoparallel.search.search import Found, divisors
 
 STATE_BYTES = 16  # per parameter: weights and gradients in half precision, fp32 weights, two moments
 
@@ -54,7 +57,7 @@ def why_none(searched: Sequence[Searched]) -> str:
 
 def _degrees(gpus: int, offers: Sequence[Offer], training: Training, machine: Machine) -> dict[int, Degrees]:
     """Algorithm 1's rows by the number of nodes, which is pp."""
-    offered = {(offer.shape.nodes, offer.shape.ranks_per_node) for offer in offers}
+    offered = {offer.shape for offer in offers}
     held = float(Transformers.of([training.model]).parameters[0]) * STATE_BYTES
     rows = algorithm_1(
         gpus, offered.__contains__, lambda shape: feasible(shape, training), held, machine.memory_gb * 1e9
@@ -78,9 +81,8 @@ def _searched(
 
 def feasible(shape: Shape, training: Training) -> bool:
     """Filter two: as many layers as stages at least, and a batch that some split of a node can share."""
-    nodes, per_node = shape
-    shared = any(training.global_batch % dp == 0 for dp in range(1, per_node + 1) if per_node % dp == 0)
-    return nodes <= training.model.layers and shared
+    shared = any(training.global_batch % dp == 0 for dp in divisors(shape.ranks_per_node))
+    return shape.nodes <= training.model.layers and shared
 
 
 def _given(training: Training) -> Layout:
@@ -98,8 +100,7 @@ def _costed(layout: Layout, training: Training, machine: Machine) -> tuple[Found
         Transformers.of([training.model]), Layouts.of([layout]), Machines.of([machine]), Stacks.of([training.stack])
     )
     efficiency = training.efficiency_on(machine)
-    known = iteration(asked, efficiency)
-    full = Cost(**{f.name: np.broadcast_to(getattr(known, f.name), (1,)) for f in fields(Cost)})
+    full = iteration(asked, efficiency).full(1)
     stages, transfers = stage_times(full, asked, layout, efficiency)
     time = formula_3(stages, transfers, layout.micro_batches)
     counted = np.array([time])
@@ -107,3 +108,56 @@ def _costed(layout: Layout, training: Training, machine: Machine) -> tuple[Found
     cost = replace(full, iteration=counted, bubble=bubble, data_parallel=np.zeros(1), optimizer=np.zeros(1))
     held = memory(asked)
     return Found(asked.layouts, cost, held, 1, 0, 0.0, layout), float(held.device[0] - machine.memory_gb * 1e9)
+
+
+# -- algorithm 1 and formula (3) ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """One row of algorithm 1's matrix L."""
+
+    pp: int
+    dp: int
+    tp: int
+
+
+def shapes(gpus: int) -> list[Shape]:
+    """All shapes of so many GPUs, most GPUs per node first."""
+    return [Shape(gpus // per_node, per_node) for per_node in reversed(divisors(gpus))]
+
+
+def algorithm_1(
+    gpus: int,
+    satisfiable: Callable[[Shape], bool],
+    feasible: Callable[[Shape], bool],
+    model_bytes: float,
+    gpu_bytes: float,
+) -> list[Degrees]:
+    """Parallel degrees of every shape that both filters keep: pp is the number of nodes, dp and tp lie inside a node.
+
+    ``satisfiable`` asks the cluster (filter one); ``feasible`` prunes once more, only where several shapes are left
+    (filter two). The paper leaves ``fun`` open: here tp is the smallest divisor of a node's GPUs with which a stage's
+    share of the model's state fits into a GPU, and dp takes the rest; a shape with which nothing fits is left out.
+    """
+    kept = [shape for shape in shapes(gpus) if satisfiable(shape)]
+    if len(kept) > 1:
+        kept = [shape for shape in kept if feasible(shape)]
+    found = []
+    for shape in kept:
+        stage_bytes, per_node = model_bytes / shape.nodes, shape.ranks_per_node
+        tp = next((d for d in divisors(per_node) if stage_bytes / d <= gpu_bytes), None)
+        if tp is not None:
+            found.append(Degrees(shape.nodes, per_node // tp, tp))
+    return found
+
+
+def formula_3(stages_s: Sequence[float], transfers_s: Sequence[float], micro_batches: int) -> float:
+    """Seconds of an iteration: t = Σ p_i + Σ c_(i,i+1) + (B - 1) · max p_i.
+
+    ``stages_s``: seconds of one micro-batch on each stage; ``transfers_s``: between neighbours, one fewer. B is the
+    number of micro-batches; the paper prints their size, with which this would not be the time of an iteration.
+    """
+    if len(transfers_s) != len(stages_s) - 1 or micro_batches < 1:
+        raise ValueError(f"{len(stages_s)} stages, {len(transfers_s)} transfers, {micro_batches} micro-batches")
+    return sum(stages_s) + sum(transfers_s) + (micro_batches - 1) * max(stages_s)

@@ -6,10 +6,10 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
+from drills.table import Act
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.devcluster import DevCluster
-from resilio_hpc.devtools.drills.table import Act
 
 
 def roles_of(members: Sequence[str], leader: str, batch_host: str) -> dict[str, tuple[str, ...]]:

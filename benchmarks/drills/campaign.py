@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from resilio_hpc.devtools.drills.table import DRILLS, Drill
+from drills.table import DRILLS, Drill
 
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "srun SIGKILL": ("srun SIGKILL", "srun SIGKILL, chain"),

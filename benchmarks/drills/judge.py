@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drills import counting
+from drills.stamps import Life, overlap, steps_between, steps_left_out
+from drills.table import Drill
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event
-from resilio_hpc.devtools.drills import counting
-from resilio_hpc.devtools.drills.stamps import Life, overlap, steps_between, steps_left_out
-from resilio_hpc.devtools.drills.table import Drill
 
 
 def judge(

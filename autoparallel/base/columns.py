@@ -1,0 +1,48 @@
+"""Records of one kind as columns: a generic dataclass is the one spec of both the record and its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Column: TypeAlias = NDArray[np.float64]
+"""One value per row (n,), or one for all rows (1,)."""
+Rows: TypeAlias = NDArray[np.intp] | NDArray[np.bool_]
+"""Indices of rows, or a mask."""
+
+
+def default(value: Any) -> Any:
+    """A record's default, of a field whose type is a parameter."""
+    return field(default=value)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of records that have the same fields."""
+
+    @classmethod
+    def of(cls, records: Sequence[Any]) -> Self:
+        """A row for each of the records."""
+        return cls(**{f.name: np.array([getattr(one, f.name) for one in records], dtype=float) for f in fields(cls)})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """All rows of the parts, which have one value per row; of no part, none."""
+        empty = [np.zeros(0)]
+        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts] or empty) for f in fields(cls)})
+
+    def map(self, change: Callable[[Column], Column]) -> Self:
+        """Each column changed."""
+        return type(self)(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
+
+    def full(self, size: int) -> Self:
+        """One value per row."""
+        return self.map(lambda column: np.broadcast_to(column, (size,)))
+
+    def take(self, rows: Rows) -> Self:
+        """These rows, of columns that have one value per row."""
+        return self.map(lambda column: column[rows])

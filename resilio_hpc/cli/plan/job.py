@@ -1,0 +1,132 @@
+"""A choice of the planner as a job: a template with its shape and layout written in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilio_hpc.autoparallel.search.choice import Choice
+from resilio_hpc.cli.common.submit_check import check
+from resilio_hpc.core.errors import UsageError
+from resilio_hpc.launch.config.rank_layout import Layout, fill, values_of
+from resilio_hpc.slurm.submit import submission, template_files
+from resilio_hpc.slurm.submit.template import Job, Template, normalised, render
+from resilio_hpc.slurm.submit.trial import Request
+
+LAUNCHER_FILLS = ("tp", "pp", "dp", "world_size", "nodes", "ranks_per_node")
+FIXED = ("cp", "ep", "vpp", "zero", "micro_batch", "global_batch", "accumulation", "recompute")
+"""What a resize does not change."""
+_EXPORT = re.compile(r"^#SBATCH\b.*?\s--export[= ](\S+)", re.MULTILINE)
+_OF_THE_CHOICE = ("nodes", "gpus", "gpus_per_node", "gpus_per_task", "partition", "ranks_per_node")
+
+
+@dataclass(frozen=True)
+class JobOf:
+    """Makes a choice a job: a template with the user's values, and the choice's own."""
+
+    template: Template
+    values: Mapping[str, str]
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def __call__(self, choice: Choice) -> Request:
+        """Checked, for Slurm. Raises UsageError."""
+        job, command = self.rendered(choice)
+        if self._launches:
+            check(self.template, job, command, self.environment, Path.cwd())
+        own = submission.own_environment(self.environment)
+        return Request(job.script, job.arguments, own | choice.environment())
+
+    @property
+    def _launches(self) -> bool:
+        return any("resilio-launch" in line and not line.startswith("#") for line in self.template.text.split("\n"))
+
+    def rendered(self, choice: Choice, setup_lines: Sequence[str] = ()) -> tuple[Job, list[str]]:
+        """The job and its command. Raises UsageError for values that the template does not take."""
+        values = {**self._shape(choice), **self.values}
+        command = list(self.command)
+        if self._launches:
+            command = launch_command(choice, command)
+            values |= self._settings(choice)
+        elif self.template.takes_command:
+            command = list(filled(command, choice))
+        here = submission.launcher_directory(self.environment)
+        return render(self.template, values, command, here, setup_lines=setup_lines), command
+
+    def _settings(self, choice: Choice) -> dict[str, str]:
+        """Ranks of each node; and spare nodes beside those of the choice, whose layout needs them all."""
+        defaults = {setting.key: setting.default or "" for setting in self.template.settings}
+        shape, found = choice.offer.shape, dict[str, str]()
+        if "ranks_per_node" in defaults:
+            found["ranks_per_node"] = str(shape.ranks_per_node)
+        if "spares" in defaults:
+            spares = self.values.get("spares") or self.environment.get("SPARES") or defaults["spares"]
+            found["spares"] = spares
+            found["nodes"] = str(shape.nodes + (int(spares) if spares.isdecimal() else 0))
+        return found
+
+    def _shape(self, choice: Choice) -> dict[str, str]:
+        """Where the script asks for GPUs by --gres, its number of GPUs is replaced there."""
+        options = choice.sbatch_options()
+        kinds = self.template.options.get("gres", "").split(",")
+        if any(kind.split(":")[0] == "gpu" for kind in kinds):
+            others = [kind for kind in kinds if kind.split(":")[0] != "gpu"]
+            options["gres"] = ",".join([f"gpu:{options.pop('gpus_per_node')}", *others])
+        return options
+
+
+def filled(command: Sequence[str], choice: Choice) -> tuple[str, ...]:
+    """The command with {tp} … filled in. Raises UsageError. Pure."""
+    words, shape = choice.words(), choice.offer.shape
+    degrees = Layout(choice.layout.tp, choice.layout.pp, int(words["dp"]))
+    values = values_of(degrees, shape.nodes, shape.ranks_per_node)
+    return fill(command, values | {name: words[name] for name in FIXED})
+
+
+def job_of(script: str, words: Sequence[str], command: Sequence[str], environment: Mapping[str, str]) -> JobOf:
+    """What ``--submit SCRIPT --set … -- COMMAND`` means. Raises UsageError."""
+    values: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--set {word}: it is not of the form KEY=VALUE")
+        gpus = normalised(key) == "gres" and any(kind.split(":")[0] == "gpu" for kind in value.split(","))
+        if normalised(key) in _OF_THE_CHOICE or gpus:
+            raise UsageError(f"--set {word}: {normalised(key)} is chosen by the planner; restrict the search instead")
+        values[normalised(key)] = value
+    if script.endswith(".py"):
+        template, command = template_files.load("multi-node"), [script, *command]
+    elif script in template_files.names():
+        template = template_files.load(script)
+    else:
+        template = template_files.read(Path(script).expanduser(), Path(script).stem)
+    _check_export(template, environment)
+    return JobOf(template, values, tuple(command), environment)
+
+
+def _check_export(template: Template, environment: Mapping[str, str]) -> None:
+    """The layout travels in the environment, which a job may be told not to have."""
+    written = _EXPORT.search(template.text)
+    for where, value in (
+        (f"{template.name}: #SBATCH --export", written[1] if written else "ALL"),
+        ("SBATCH_EXPORT", environment.get("SBATCH_EXPORT", "ALL")),
+    ):
+        if "ALL" not in value.split(","):
+            raise UsageError(f"{where}={value}: RESILIO_TP … would not reach the job; add ALL, or leave it out")
+
+
+def launch_command(choice: Choice, command: Sequence[str]) -> list[str]:
+    """What resilio-launch gets: the layout, and the command with words in braces.
+
+    What a resize changes is left to the launcher (``--fill-arguments``); the rest is put in now.
+    """
+    words = choice.words()
+    fixed = {name: words[name] for name in FIXED}
+    pattern = re.compile(r"(?<![{$])\{(" + "|".join(fixed) + r")\}(?!\})")
+    argv = [pattern.sub(lambda match: fixed[match[1]], word) for word in command]
+    later = any(f"{{{name}}}" in word for name in LAUNCHER_FILLS for word in argv)
+    if later:
+        fill(argv, dict.fromkeys(LAUNCHER_FILLS, "1"))  # a misspelt word is told now
+    return ["--layout", f"tp={words['tp']},pp={words['pp']}", *(["--fill-arguments"] if later else []), *argv]
