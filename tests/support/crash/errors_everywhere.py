@@ -170,7 +170,7 @@ def two(directory: Path, mode: str, error: int) -> Counter[str]:
     assert save(copy_of(base, work), [2], [None, Harm(log=log)]) == ["committed"] * 2
     seen: Counter[str] = Counter()
     for call in read_log(log):
-        told = save(copy_of(base, work), [2], [None, Harm(mode, call.number, error)], peers_timeout_s=0.2)
+        told = save(copy_of(base, work), [2], [None, Harm(mode, call.number, error)], peers_timeout_s=2.0)
         left = check(work, [1, 2], 2)
         assert all(said == "committed" or "was not saved" in said for said in told), told
         assert left == 2 or "committed" not in told, told
