@@ -59,8 +59,21 @@ def successor_arguments(
     for field, option in (("StdOut", "--output"), ("StdErr", "--error")):
         value = fields.get(field, "")
         if value not in EMPTY and (field == "StdOut" or value != fields.get("StdOut")):
-            arguments.append(f"{option}={re.sub(rf'(?<![0-9]){re.escape(job)}(?![0-9])', '%j', value)}")
+            arguments.append(f"{option}={output_pattern(value, job)}")
     return [*arguments, "--open-mode=append", str(script), *script_arguments(fields, words, is_file)]
+
+
+def output_pattern(path: str, job: str) -> str:
+    """Return the path of a job's output with ``%j`` for its number, as far as that can be told from the path.
+
+    The number is looked for in the file's name, from its end. A folder keeps its name: it exists, and a number in it may
+    be another one (``/data/run-22/out-%j`` of job 22).
+    """
+    folder, slash, name = path.rpartition("/")
+    found = list(re.finditer(rf"(?<![0-9]){re.escape(job)}(?![0-9])", name))
+    if found:
+        name = f"{name[: found[-1].start()]}%j{name[found[-1].end() :]}"
+    return f"{folder}{slash}{name}"
 
 
 def shape(fields: Mapping[str, str], nodes: int, text: str) -> list[str]:

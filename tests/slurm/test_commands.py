@@ -65,11 +65,25 @@ def test_a_successor_repeats_what_the_job_was_given(series: str) -> None:
     assert not any("(null)" in argument or "N/A" in argument for argument in arguments)
 
 
+@pytest.mark.parametrize(
+    ("path", "pattern"),
+    [
+        ("/data/run-42/slurm-42.out", "/data/run-42/slurm-%j.out"),
+        ("/data/42/out.txt", "/data/42/out.txt"),  # no such folder would be there for the next job
+        ("/a/case-42-05.42.txt", "/a/case-42-05.%j.txt"),
+        ("slurm-42.out", "slurm-%j.out"),
+        ("/a/step142.out", "/a/step142.out"),
+    ],
+)
+def test_the_number_of_a_job_is_told_from_others_in_its_outputs_path(path: str, pattern: str) -> None:
+    assert options.output_pattern(path, "42") == pattern
+
+
 def test_a_successors_output_is_named_for_itself_and_nothing_else_changes() -> None:
     fields = {"StdOut": "/scratch42/j.42.out", "StdErr": "/scratch42/j.42.err", "TresPerNode": "gres:gpu:4"}
     arguments = options.successor_arguments(fields, "42", 1, Path("b.sh"))
     assert "--gres=gpu:4" in arguments
-    assert "--output=/scratch%j/j.%j.out" in arguments  # a number on its own; 420 and 142 are left alone
+    assert "--output=/scratch42/j.%j.out" in arguments  # a number on its own; 420 and 142 are left alone
     other = options.successor_arguments({"StdOut": "/d420/142.out", "StdErr": "/d420/142.out"}, "42", 1, Path("b.sh"))
     assert "--output=/d420/142.out" in other
     assert not any(argument.startswith("--error") for argument in other)
