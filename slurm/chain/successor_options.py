@@ -66,8 +66,8 @@ def successor_arguments(
 def output_pattern(path: str, job: str) -> str:
     """Return the path of a job's output with ``%j`` for its number, as far as that can be told from the path.
 
-    The number is looked for in the file's name, from its end. A folder keeps its name: it exists, and a number in it may
-    be another one (``/data/run-22/out-%j`` of job 22).
+    The number is looked for in the file's name, from its end. A folder keeps its name: it exists, and its number may be
+    another one (``/data/run-22/out-%j`` of job 22).
     """
     folder, slash, name = path.rpartition("/")
     found = list(re.finditer(rf"(?<![0-9]){re.escape(job)}(?![0-9])", name))
