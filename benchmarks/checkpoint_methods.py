@@ -151,7 +151,7 @@ class DcpAsync(Dcp):
                 self.stager = DefaultStager(StagingOptions(True, True, False, False))
             options["async_stager"] = self.stager
         if self.last is not None:
-            self.last.result(600)  # as torch's documentation has it: saves that overlap overwrite or await each other
+            self.last.result(600)  # saves that overlap overwrite or await each other
         if self.group is None and not self.alone() and not self.process:
             import torch.distributed as dist
 

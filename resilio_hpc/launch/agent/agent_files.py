@@ -23,7 +23,7 @@ class AgentFiles:
     """
 
     def __init__(self, settings: AgentSettings, storage: Storage, endpoint: str, core: Callable[[], AgentCore]) -> None:
-        """``endpoint``: where others reach this node as controller. ``core``: what is told the answers."""
+        """``endpoint``: where others reach this node as controller. ``core``: gets the answers."""
         self.abandoned = False
         self._settings = settings
         self._storage = storage
