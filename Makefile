@@ -17,7 +17,7 @@ test: setup ## lint, types and the quick tests
 test-all: setup ## what `make test` leaves out: every repeat and long run (PART=1/4: one of four parts)
 	@scripts/test_all.sh $(PART)
 
-lint: setup ## ruff and mypy alone
+lint: setup ## ruff, mypy and the rules of the house alone
 	@scripts/lint.sh
 
 clean: ## remove what set-up, tests and the demo made here (system packages stay)
