@@ -158,7 +158,7 @@ def directories(disk: Path, tmp: Path | None = None) -> Iterator[tuple[Path, Pat
         kill_marked(str(scratch))
         for entry in left:
             remove(entry)
-        with suppress(OSError):  # others use it, or nobody did
+        with suppress(OSError):  # others use it, or none did
             DLROVER_SOCKETS.rmdir()
         signal.signal(signal.SIGTERM, before)
 

@@ -6,7 +6,7 @@
 Each method trains the same model with AdamW, in processes of its own (or pairs that share the state), which take blocks
 with and without saves in turn; the methods take turns, too, once per round. ``blocked``: by how much a step with a save
 takes longer, per GB of the state; ``in a drain``: the median step while a save is on its way to disk, as a multiple of
-the median step without saves; ``bare write`` is the limit: another process writes as many bytes, which nobody had to
+the median step without saves; ``bare write`` is the limit: another process writes as many bytes, none had to
 copy; before ``copy, bare write`` one ``copy_`` of each tensor is made in the place of the save.
 ``fence``: the longest that an optimizer waited for copies; ``wrong``: tensors that a load after one more save did not
 bring back as they were saved. With ``--threads`` as many as there are cores, no core is spare.

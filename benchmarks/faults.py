@@ -142,7 +142,7 @@ class Turn:
         self._held = False
 
     def take(self) -> None:
-        """Wait for the lock; one who has held it for START_S holds up nobody any longer."""
+        """Wait for the lock; one who has held it for START_S holds up no other any longer."""
         self._held = self._lock.acquire(timeout=START_S)
 
     def give(self) -> None:

@@ -136,7 +136,7 @@ class SimulatedAgent:
             self.core.scanned(EpochRecord(**reply["record"]) if reply["record"] else None, reply["pulse"])
 
     def claim_epoch(self, epoch: int) -> None:
-        """Only an agent with a host may win; nobody else should come to that."""
+        """Only an agent with a host may win; no other should come to that."""
         if self.storage is None or self.host is None:
             tell("unwanted claim", node=self.node, epoch=epoch)
             self._soon(self.core.claimed, epoch, False)
@@ -239,10 +239,10 @@ class SimulatedAgent:
         self._soon(first_step)
 
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
-        """Nobody listens."""
+        """No process listens."""
 
     def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
-        """No snapshot was taken, so nobody asks."""
+        """No snapshot was taken, so no process asks."""
         raise AssertionError("no snapshot to persist")
 
     def commit(self, message: m.Commit) -> None:
@@ -254,7 +254,7 @@ class SimulatedAgent:
         return ()
 
     def copy_port(self) -> int:
-        """Nobody fetches any."""
+        """None is fetched."""
         return 0
 
     def forget_snapshots_after(self, step: int, life: m.Life) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A million messages that nobody in his right mind sends, into the decoder and into the controller: what breaks?
+"""A million messages that no correct program sends, into the decoder and into the controller: what breaks?
 
     python benchmarks/wire_fuzz.py                      # 1,000,000 frames, 200,000 messages to controllers
     python benchmarks/wire_fuzz.py --frames 20000 --messages 5000 --seed 7
@@ -110,7 +110,7 @@ def make_frame(rng: Random, values: Values) -> tuple[str, str, bytes]:
         return name, "wrong fields", bytes([wire.VERSION]) + values.wrong_fields(UNIONS[name])
     try:
         frame = CODECS[name].encode(values.message(UNIONS[name]))
-    except WireError:  # too large for the wire: nobody can send it
+    except WireError:  # too large for the wire: it cannot be sent
         return name, "garbage", b""
     kind = rng.choice(list(MUTATIONS))
     return name, kind, MUTATIONS[kind](rng, bytearray(frame))

@@ -150,6 +150,6 @@ def fuzz_controller(messages: int, seed: int) -> Lives:
         lives.lives += 1
         try:
             Life(rng, lives).live(min(MESSAGES_PER_LIFE, messages - lives.messages))
-        except WireError:  # a value that cannot be encoded: nobody can send it
+        except WireError:  # a value that cannot be encoded: it cannot be sent
             continue
     return lives

@@ -4,9 +4,9 @@
     python benchmarks/wire_fuzz_coverage.py                     # 500,000 frames
     python benchmarks/wire_fuzz_coverage.py --runs 20000 --seed 7
 
-Instrumented is the Python code that a frame reaches: the codec, the bounds that messages check themselves, rosters,
+Instrumented is the Python code that a frame reaches: the codec, the bounds that messages check themselves, node lists,
 host lists, memberships. The decoder may answer with a message or with WireError; a message can be encoded and decoded
-again to the same, and whoever is named in it can be looked up. The corpus lives in a folder that is removed.
+again to the same, and the node it names can be looked up. The corpus lives in a folder that is removed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_FRAME = 4096
 
 
 def use(message: Any) -> None:
-    """What is done with a message before anybody judges what it says."""
+    """What is done with a message before its content is judged."""
     membership = getattr(message, "membership", None)
     if isinstance(membership, Membership):
         nodes = sorted(membership.nodes)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from resilio_hpc.core.errors import ResilioError
-from resilio_hpc.launch.protocol.node_list import Entry, Roster
+from resilio_hpc.launch.protocol.node_list import Entry, NodeList
 
 NUMBERS = (-1, 0, 1, 2, 3, 7, 8, 127, 128, 65535, 1 << 31, (1 << 53) + 1, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-9, 1e9, 1e308, -1e308, float("nan"), float("inf"), float("-inf"))
@@ -100,8 +100,8 @@ class Values:
         if kind not in self._types:
             self._types[kind] = inspect.type_info(kind)
         described = self._types[kind]
-        if kind is Roster:
-            return self._roster()
+        if kind is NodeList:
+            return self._node_list()
         values: dict[str, Any] = {}
         for field in described.fields:
             if not field.required and self.rng.random() < 0.4:
@@ -112,9 +112,9 @@ class Values:
         except (ValueError, ResilioError):  # it checks itself where it is made, and so where it is decoded
             return self._struct(kind, depth)
 
-    def _roster(self) -> Roster:
+    def _node_list(self) -> NodeList:
         nodes = self.rng.sample(self.nodes, self.rng.randint(0, len(self.nodes)))
-        return Roster.of(
+        return NodeList.of(
             [Entry(node, self.rng.choice(["", node, "10.0.0.1"]), self.rng.choice([0, 1, 2, 20001])) for node in nodes]
         )
 
@@ -165,7 +165,7 @@ class Values:
         return min(max(value, kind.ge if kind.ge is not None else value), kind.le if kind.le is not None else value)
 
     def _text(self, kind: Any, name: str) -> str:
-        """Within the pattern where there is one: what does not fit is refused before anybody sees it."""
+        """Within the pattern where there is one: what does not fit is refused before any code sees it."""
         text = self._any_text(name)
         while kind.pattern is not None and not re.search(kind.pattern, text):
             text = self._any_text(name)

@@ -197,7 +197,7 @@ class Checkpointer:
                 self._handles[handle.step] = handle
             handle.reach("memory")
             self._coordinator.snapshot_taken(handle.step, path, size, blocked_s)
-        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for this save must hear of it
+        except Exception as error:  # noqa: BLE001 - any error: all that wait for this save must hear of it
             if isinstance(error, StateChanged):
                 self._overlapped = False
             self._not_saved(handle, error)

@@ -69,7 +69,7 @@ def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:
 def new_file(path: Path, mode: int = 0o666, worn: Path | None = None) -> Iterator[int]:
     """A descriptor of a file that appears as ``path``, whole and durable, at the end; otherwise nothing remains.
 
-    ``worn``: a file of the same file system that nobody needs any more. It becomes the new one where it is ours alone,
+    ``worn``: a file of the same file system that is needed no more. It becomes the new one where it is ours alone,
     and is to be written over, since it has its old content; else it is removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -89,7 +89,7 @@ def new_file(path: Path, mode: int = 0o666, worn: Path | None = None) -> Iterato
 
 
 def _taken(worn: Path, temporary: Path) -> int | None:
-    """Nobody can open it under its old name any more when it is looked at. A directory that is a link is another's."""
+    """It cannot be opened under its old name any more when it is looked at. A directory that is a link is another's."""
     try:
         folder = os.open(worn.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -110,7 +110,7 @@ def _taken(worn: Path, temporary: Path) -> int | None:
 
 
 def is_ours_alone(fd: int) -> bool:
-    """Whether a file that is open for writing has one name, this user's, and nobody else has it open or mapped.
+    """Whether a file that is open for writing has one name, this user's, and no other process has it open or mapped.
 
     The kernel grants a lease then, and only then (fcntl(2), F_SETLEASE). It knows of this machine alone, so on file
     systems that others may have mounted it is never sure.
@@ -131,14 +131,14 @@ def is_ours_alone(fd: int) -> bool:
 def make_directory(path: Path, mode: int = 0o777) -> None:
     """Create a directory, with those above it that are missing, durable on return.
 
-    The name of the lowest one that is there is synced too: whoever made that one may have died before it was.
+    The name of the lowest one that is there is synced too: its maker may have died before it was.
     """
     missing = []
     there = path
     while not there.is_dir():
         missing.append(there)
         there = there.parent
-    with contextlib.suppress(PermissionError):  # above our own there may be directories that nobody may read
+    with contextlib.suppress(PermissionError):  # above our own there may be directories that may not be read
         sync_directory(there.parent)
     for new in reversed(missing):
         new.mkdir(mode, exist_ok=True)

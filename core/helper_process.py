@@ -39,7 +39,7 @@ def begin(outlives_parent: bool = False, is_urgent: bool = False) -> FileIO | No
 
 
 def step_back() -> None:
-    """Make this thread last in line for processors and disks. SCHED_BATCH: who wakes up ends nobody's turn."""
+    """Make this thread last in line for processors and disks. SCHED_BATCH: waking up ends no other's turn."""
     os.nice(_NICE)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""Reading JSON that may be torn, old, or written by somebody else: typed answers, never an exception."""
+"""Reading JSON that may be torn, old, or written by another program: typed answers, never an exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory this process may still take before the kernel kills somebody of its job.
+"""How much memory this process may still take before the kernel kills a process of its job.
 
 Shared memory counts: a file in /dev/shm that grows beyond a cgroup's limit is no error, but an out-of-memory kill.
 """
@@ -68,7 +68,7 @@ def _cgroup(directory: Path, limit_name: str, usage_name: str, cache_name: str) 
     return MemoryLeft(limit - usage + (int(cache[1]) if cache else 0), limit)
 
 
-# The page cache of files that nobody used lately goes before anybody is killed; that of /dev/shm is never among it.
+# The page cache of files not used lately goes before a process is killed; that of /dev/shm is never among it.
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "inactive_file")
 

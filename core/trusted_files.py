@@ -6,7 +6,7 @@ links, and what is checked is the open descriptor: nothing changes between check
 ``Untrusted``, which names it and says what to do.
 
 A directory of this user that is open to others is closed: older versions made theirs with the umask. A file of this
-user that is open to others is refused, since its content may be somebody else's by now.
+user that is open to others is refused, since its content may be another user's by now.
 """
 
 from __future__ import annotations

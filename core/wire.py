@@ -1,6 +1,6 @@
 """Authenticated, encrypted messages between the nodes of a run: ZeroMQ with CURVE, keys derived from the run's secret.
 
-Whoever knows the secret can talk; nobody else gets an answer, not even an error. A message is a msgpack-encoded
+Only a peer that knows the secret gets an answer, others none, not even an error. A message is a msgpack-encoded
 ``msgspec`` struct behind a one-byte protocol version; it is data, never code, and bounded in size. What cannot be
 decoded is counted and dropped by the caller (``Counters``), so a hostile peer costs a log line and no more.
 """
@@ -42,7 +42,7 @@ def new_secret() -> bytes:
 class Keys:
     """The two CURVE key pairs of a run (Z85 text), derived from its secret, so that no key is ever exchanged.
 
-    ``port``: where a listener is if nobody else is there. The same on all nodes, so that lists of addresses stay short.
+    ``port``: where a listener is if the port is free. The same on all nodes, so that lists of addresses stay short.
     """
 
     listener_public: bytes

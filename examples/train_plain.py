@@ -59,7 +59,7 @@ def main() -> None:
             if rank == 0:
                 save(args.checkpoint, step + 1, model, optimizer)
                 print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
-            dist.barrier()  # nobody runs ahead of the checkpoint
+            dist.barrier()  # no rank runs ahead of the checkpoint
     dist.destroy_process_group()
 
 

@@ -1,7 +1,7 @@
 /* Large transfers between memory and a file, several at a time, verified on the way.
  *
  * Meant for files that are opened with O_DIRECT: the page cache spreads a large write over seconds and a large read over
- * one more copy. Whoever calls sees to alignment when writing; reads go through aligned memory of our own, from which
+ * one more copy. The caller sees to alignment when writing; reads go through aligned memory of our own, from which
  * they are copied to their places in the same pass that computes their checksums.
  */
 #define PY_SSIZE_T_CLEAN
@@ -313,7 +313,7 @@ static PyObject *py_read_cached(PyObject *module, PyObject *args) {
     return finish_read(&job, error);
 }
 
-/* What belongs to segments out of a file that is mapped, and was verified by whoever put it there. */
+/* What belongs to segments out of a file that is mapped, and was verified by the process that put it there. */
 static PyObject *py_copy_segments(PyObject *module, PyObject *args) {
     PyObject *segment_list;
     Py_buffer memory;

@@ -119,7 +119,7 @@ static void copy_runs(const struct box *box, const struct level *here, uint8_t *
     }
 }
 
-/* All of it, which nobody needs soon. */
+/* All of it, which is not needed soon. */
 static void copy_far(uint8_t *target, const uint8_t *source, size_t size) {
 #if defined(__x86_64__)
     if (size >= STREAMED) {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,9 +39,36 @@ def page_text(path: Path) -> str:
     return re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(), flags=re.DOTALL)
 
 
+def sources() -> list[Path]:
+    """Return the sources of the product, each once: the links inside the package are not followed."""
+    folders = (
+        "resilio_hpc",
+        "autoparallel",
+        "ckpt",
+        "core",
+        "native",
+        "prolog_epilog",
+        "slurm",
+        "benchmarks",
+        "examples",
+    )
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    return sorted(path for path in found if path.suffix in {".py", ".c", ".h", ".toml", ".sh"})
+
+
+def source_text(path: Path) -> str:
+    """Return what a person reads in a source: of Python comments and strings, of others all; no names in quotes."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        text = "\n".join(one.string for one in tokens if one.type in {tokenize.COMMENT, tokenize.STRING})
+    return re.sub(r"``[^`\n]*``", "", text)
+
+
 # What is held: files, and how the text to look at is read from one. A line more holds more.
 HELD: list[tuple[Callable[[], list[Path]], Callable[[Path], str]]] = [
     (pages, page_text),
+    (sources, source_text),
 ]
 
 

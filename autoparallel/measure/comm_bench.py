@@ -116,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     backend = open_backend(options.backend)
     if backend.size < 2:
-        raise UsageError("one rank has nobody to talk to: at least two are needed")
+        raise UsageError("one rank alone has no peer: at least two are needed")
 
     def tell(text: str) -> None:
         if backend.rank == 0:

@@ -16,8 +16,8 @@ PART = "part of nodes"
 class Offer:
     """A shape that a partition has room for. ``gpu``: the GPU's type as Slurm names it, "" where it has none.
 
-    ``start``: "now", "soon" (when jobs that run there have reached their limits) or "ever" (it is large enough, nobody
-    knows when); ``wait_s`` until then, None where it is not known. ``marks``: "over-subscribed", "preemptible",
+    ``start``: "now", "soon" (when the jobs there have reached their limits) or "ever" (large enough, start unknown);
+    ``wait_s`` until then, None where it is not known. ``marks``: "over-subscribed", "preemptible",
     "part of nodes": the shape leaves GPUs of its nodes to others.
     """
 

@@ -95,7 +95,7 @@ def after_submit(
 ) -> Verdict:
     """What a look at the submitted job means. ``expected``: a second test's answer, where there is one."""
     if look.state == "CANCELLED":
-        return Verdict("go", "somebody else cancelled it", "taken-back")
+        return Verdict("go", "it was cancelled from outside", "taken-back")
     if look.state in LOST:
         return Verdict("next", f"its nodes failed: {look.state}", "taken-back")
     if look.state not in ("PENDING", "UNKNOWN"):
@@ -196,7 +196,7 @@ class Evaluator:
         if verdict.act == "next":
             verdict = self._taken_back(job, verdict)
         elif verdict.event == "taken-back":
-            raise SlurmError(f"job {job} was cancelled by somebody else while it waited: nothing more is submitted")
+            raise SlurmError(f"job {job} was cancelled from outside while it waited: nothing more is submitted")
         return self._told(rank, choice, verdict.event, verdict.why, job=job)
 
     def _settled(self, job: str, request: Request) -> Verdict:

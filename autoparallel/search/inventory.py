@@ -26,7 +26,7 @@ _NOT_NOW = frozenset(
 class Pool:
     """The nodes of one partition that have the same GPUs. Nodes that are drained, down or unknown are left out.
 
-    ``idle``: nobody uses them; ``planned``: neither, but Slurm keeps them for a job that waits. ``unused``: unused
+    ``idle``: no job uses them; ``planned``: neither, but Slurm keeps them for a job that waits. ``unused``: unused
     GPUs by node, those of partly used nodes too, of nodes that Slurm does not plan for.
     ``frees_at``: when nodes in use reach their jobs' time limits, Unix seconds. ``max_nodes``: of one job, None without
     a limit. ``shared``: the partition is over-subscribed; ``preemptible``: its jobs may be stopped for others.

@@ -86,7 +86,7 @@ def _offer(pool: Pool, shape: Shape, inventory: Inventory, now: float, soon_s: f
 
 
 def _wait(pool: Pool, missing: int, inventory: Inventory, now: float) -> float | None:
-    """Seconds until so many more nodes are free, those of jobs that wait already included; None: nobody knows.
+    """Seconds until so many more nodes are free, those of jobs that wait already included; None: unknown.
 
     Jobs end at their time limits at the latest, so this is the longest that it takes, unless others come in between.
     """

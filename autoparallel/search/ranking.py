@@ -149,7 +149,7 @@ RANKS: Mapping[str, Callable[[Choice], tuple[float, ...]]] = {
     "gpu-hours": lambda one: (one.gpu_hours, one.iteration_s),
     "finish": lambda one: (one.offer.wait_s is None, one.finish_s, one.gpus),
 }
-"""By name; those whose wait nobody knows finish last."""
+"""By name; those whose wait is unknown finish last."""
 
 
 def ranked(searched: Iterable[Searched], by: str) -> list[Choice]:

@@ -85,7 +85,7 @@ def longest_pause(lives: Sequence[Life]) -> float:
 
 
 def steps_left_out(lives: Sequence[Life]) -> str:
-    """Whether a life went on behind a step that nobody had done; "" when none did. Pure."""
+    """Whether a life went on behind a step that no rank had done; "" when none did. Pure."""
     done = -1
     for life in lives:
         steps = {step for _, step in life.ends}

@@ -87,7 +87,7 @@ class _Member(_Record):
 
 
 class _Ignored(_Record):
-    """Stands for a class with arguments that nobody needs."""
+    """Stands for a class with arguments that are not needed."""
 
     def __init__(self, *_: Any) -> None:
         pass

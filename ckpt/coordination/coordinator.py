@@ -75,7 +75,7 @@ class Coordinator(Protocol):
     """The step in this node's memory that is to be restored, which is made ready while the model is built; or -1."""
 
     def await_arenas(self) -> None:
-        """Return when nobody else fills this process's arenas: a lost node's snapshots come while ranks initialise."""
+        """Return when no other process fills these arenas: a lost node's snapshots come while ranks initialise."""
         ...
 
     def restore_points(self) -> Sequence[RestorePoint]:

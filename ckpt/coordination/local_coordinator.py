@@ -106,7 +106,7 @@ class LocalCoordinator:
                 self._say_once("others", writers.words(self._directory, writer))
 
     def restored(self, step: int, source: str, seconds: float) -> None:
-        """Nobody to tell. But whoever restores is likely to save."""
+        """There is no agent to tell. But a process that restores is likely to save."""
         if self._busy is None or not self._busy.is_alive():
             saver_process.start()
 
@@ -155,7 +155,7 @@ class LocalCoordinator:
         busy = threading.Thread(target=self._hear, args=(step, asked), name="resilio-saver")
         try:
             busy.start()
-        except RuntimeError:  # no thread can be had, and nobody would hear what became of it
+        except RuntimeError:  # no thread can be had, and no caller would hear its result
             asked.cancel()
             raise
         self._busy, self._busy_with = busy, step

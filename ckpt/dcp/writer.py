@@ -99,13 +99,13 @@ class ResilioWriter(StorageWriter):
         self._rank = int(kwargs.get("rank") or 0)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Remember what this process has, whoever will write it."""
+        """Remember what this process has, whichever process writes it."""
         if plan.usable:
             self._plan = plan
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Before anybody writes: a new staging directory. Raises CheckpointError, OSError."""
+        """Before any process writes: a new staging directory. Raises CheckpointError, OSError."""
         with _commits:
             checkpoint_index.open_staging(self.directory, self.step, *_life(), self._me())
         return plans

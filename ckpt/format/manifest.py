@@ -20,7 +20,7 @@ from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
 FORMAT = "resilio-checkpoint"
 VERSION = 2
 """What is written; 1, which is read as well, had larger blocks."""
-BLOCK_BYTES = 1 << 20  # with a checksum: whoever wants a byte of it reads all of it
+BLOCK_BYTES = 1 << 20  # with a checksum: a reader of one byte reads all of it
 """A tensor has one CRC32C for each so many of its bytes."""
 _OLD_BLOCK_BYTES = 16 << 20
 
@@ -44,7 +44,7 @@ class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
     """One tensor: its place in the state, its description, where its bytes are, and the CRC32C of each block.
 
     ``offset`` counts from the beginning of the file (arena or HDF5); -1: the bytes are elsewhere, with rank 0
-    (replicated) or with whoever holds replica 0 of the slab.
+    (replicated) or with the rank that holds replica 0 of the slab.
     """
 
     path: str

@@ -192,7 +192,7 @@ class _Skeleton:
 
 
 _kept: list[_Skeleton] = []
-"""Of the last save, or of none; whoever pops it has it alone."""
+"""Of the last save, or of none; the caller that pops it has it alone."""
 os.register_at_fork(after_in_child=_kept.clear)  # it is the parent's file
 
 

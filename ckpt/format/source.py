@@ -52,7 +52,7 @@ class Source(Protocol):
         ...
 
     def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
-        """Where ``box`` of the global tensor that ``record`` is a part of lies, whoever saved it.
+        """Where ``box`` of the global tensor that ``record`` is a part of lies, whichever rank saved it.
 
         Raises LayoutMismatch when the checkpoint does not hold all of it, CorruptCheckpoint when it holds some twice.
         """

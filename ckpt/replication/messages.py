@@ -124,7 +124,7 @@ class Stream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def new(cls, port: int) -> Stream:
-        """One that nobody can guess."""
+        """One that cannot be guessed."""
         return cls(port, secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(KEY_BYTES))
 
 

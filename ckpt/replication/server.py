@@ -22,7 +22,7 @@ from resilio_hpc.core.helper_process import step_back
 from resilio_hpc.native import map_shared
 
 FORGOTTEN_S = 30.0
-"""A snapshot that nobody has called for within that time is not kept any more: who wanted it is gone."""
+"""A snapshot that no caller has fetched within that time is let go: its reader is gone."""
 STALLED_S = 120.0
 """A reader takes memory before it reads, which is long for a large snapshot; for longer it is not waited."""
 _TOKEN_S = 5.0
@@ -31,7 +31,7 @@ _MAX_STRANGERS = 256
 
 
 class _Kept:
-    """A pinned snapshot that somebody reads; it is let go when it was read, or released. For use from any thread."""
+    """A pinned snapshot that a caller reads; it is let go when it was read, or released. For use from any thread."""
 
     def __init__(self, fd: int, size: int, port: int, is_urgent: bool, stalled_s: float) -> None:
         self.stream = Stream.new(port)
@@ -47,7 +47,7 @@ class _Kept:
         return self._is_over or (self._reader is None and time.monotonic() - self.since > forgotten_s)
 
     def give(self, connection: socket.socket) -> None:
-        """Send it, to whoever comes first."""
+        """Send it, to the first caller."""
         with self._lock:
             if self._is_over or self._reader is not None:
                 return
@@ -65,7 +65,7 @@ class _Kept:
                 self._end()
 
     def release(self) -> None:
-        """Let it go; whoever reads it hears no more."""
+        """Let it go; its reader hears no more."""
         with self._lock:
             if self._reader is None:
                 self._end()
@@ -80,7 +80,7 @@ class _Kept:
 
 
 class SnapshotGiver:
-    """Answers whoever has the run's key; each caller reads one snapshot at a time."""
+    """Answers callers that have the run's key; each caller reads one snapshot at a time."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class Mappings:
 
 
 class ArenaSource:
-    """A snapshot in an arena. The caller makes sure that nobody overwrites it (``arena.pin``)."""
+    """A snapshot in an arena. The caller makes sure that no process overwrites it (``arena.pin``)."""
 
     is_foreign = False
     tier = "memory"

@@ -32,7 +32,7 @@ Fetch = Callable[[memoryview, int], None]
 class Ring:
     """The slots, and a table of what is in them.
 
-    All who use its file hold a lock of it (flock). A slot is used again only once it is known that nobody writes to it
+    All who use its file hold a lock of it (flock). A slot is used again only once no process writes to it
     any more: that of a reader who did not come to an end is given up.
     """
 
@@ -68,7 +68,7 @@ class Ring:
                 if _is_at(fd, self._path):
                     return fd
             except BlockingIOError:
-                time.sleep(POLL_S)  # somebody is about to remove it
+                time.sleep(POLL_S)  # another process is about to remove it
             except BaseException:
                 os.close(fd)
                 raise
@@ -208,7 +208,7 @@ def _runs(blocks: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, i
 
 
 def remove_if_unused(fd: int, path: Path) -> None:
-    """The file of a ring of this user's that nobody uses. Raises nothing."""
+    """The file of a ring of this user's that no process uses. Raises nothing."""
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(fd, path) and os.fstat(fd).st_uid == os.geteuid():

@@ -5,7 +5,7 @@ guards them; it is held for a look alone.
 
 A block that a reader who is close behind will want is not replaced: once readers are further apart than the ring is
 long, each of them would have to read everything. Instead those in front wait, but never for one who has not been seen
-for a moment; so nobody needs anybody.
+for a moment; so no process depends on another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLOTS = 64
 BATCH = 4
 """Blocks that a thread reads in one go: what the disk likes to get."""
 PATIENCE_S = 2.0
-"""Then a block that somebody else reads is read here, too."""
+"""Then a block that another process reads is read here, too."""
 READERS = 128  # threads; more are not waited for
 _SEEN_S = 0.2  # a reader who has looked since is alive
 _NEAR_BYTES = 256 << 20  # who is further behind reads on his own
@@ -80,7 +80,7 @@ class _Header(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a slot has. ``claimed``: since when (CLOCK_MONOTONIC, ns) somebody has been reading it; 0: it is there.
+    """What a slot has. ``claimed``: since when (CLOCK_MONOTONIC, ns) a process has been reading it; 0: it is there.
     ``token``: another one each time; 0: the slot may have no memory yet."""
 
     claimed: int
@@ -97,7 +97,7 @@ class Claim(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Which of the wanted blocks are in which slots; some that nobody had, which are the looker's to read now; for
+    """Which of the wanted blocks are in which slots; some that no process had, which are the looker's to read now; for
     ``Table.await_change``."""
 
     here: dict[int, Claim]
@@ -109,7 +109,7 @@ class Reader:
     """A thread, from when it wants blocks of a file until it has them all."""
 
     number: int | None = None
-    """Of its entry; None: it has none, and nobody waits for it."""
+    """Of its entry; None: it has none, and no process waits for it."""
     offset = -1
 
 
@@ -127,7 +127,7 @@ class Table:
             yield
 
     def look(self, wanted: Mapping[int, Key], reader: Reader) -> Look:
-        """What there is of a reader's blocks, all of one file, by offset. Raises TimeoutError."""
+        """The available ones of a reader's blocks, all of one file, by offset. Raises TimeoutError."""
         now = time.monotonic_ns()
         first = min(wanted.values())
         with self._locked():
@@ -138,7 +138,7 @@ class Table:
         return found
 
     def look_ahead(self, wanted: Mapping[int, Key]) -> dict[int, Claim]:
-        """Some blocks that nobody has, which are the looker's to read now, as ``look``; it does not want them yet."""
+        """Some blocks that no process has, for the caller to read now, as ``look``; it does not want them yet."""
         with self._locked():
             return self._look(wanted, time.monotonic_ns(), None).mine
 
@@ -238,7 +238,7 @@ class Table:
         change_word(self._memory, _CHANGES_AT)
 
     def _let_go(self) -> bool:
-        """Was somebody held?"""
+        """Was any process held?"""
         is_held = self._header().held != 0
         struct.pack_into("=I", self._memory, _HELD_AT, 0)
         return is_held

@@ -167,7 +167,7 @@ class CommittedSource:
             self._trees[rank] = tree.renumber(tree.decode(self._tree_bytes(rank)), len(self._tensors))
             self._tensors += table.tensors
             for held in table.tensors:
-                self._where.setdefault(held.path, reader.fd)  # what this rank has itself, nobody asks for here
+                self._where.setdefault(held.path, reader.fd)  # what this rank has itself is not asked for here
         return self._trees[rank]
 
     def _everywhere(self) -> Mapping[str, Sequence[tuple[int, TensorRecord]]]:
@@ -194,7 +194,7 @@ class CommittedSource:
         return self._files.tier
 
     def node_of(self, record: TensorRecord) -> str:
-        """Whose own disk has a tensor of ``tensors`` that this node's own has not; "": nobody's."""
+        """Whose own disk has a tensor of ``tensors`` that this node's own has not; "": no node's."""
         return self._files.node_of(self._where[record.path])
 
     def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:

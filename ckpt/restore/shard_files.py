@@ -52,7 +52,7 @@ class ShardFiles:
         return self._readers[shard.file]
 
     def node_of(self, fd: int) -> str:
-        """Whose own disk has a file that this node's own has not; "": nobody's."""
+        """Whose own disk has a file that this node's own has not; "": no node's."""
         nodes = [reader.shard.node for reader in self._readers.values() if reader.fd == fd and fd not in self._local]
         return nodes[0] if nodes else ""
 

@@ -1,10 +1,10 @@
 """Blocks that several processes of a node read at about the same time: each is read once, past the page cache, into a
 ring in shared memory, from which all of them copy.
 
-Who reads a block verifies it. Nobody needs anybody: no lock is held while a disk works; a block that somebody began to
-read and does not finish is read again by whoever wants it; a copy counts when the slot has still the same content after
+A reader of a block verifies it. No process depends on another: no lock is held while a disk works; a block whose reader
+does not finish is read again by the process that wants it; a copy counts when the slot has still the same content after
 it. So a process may be killed or stopped at any time, and processes need not agree on what they want. Where the ring
-cannot be had (no room in /dev/shm, somebody else's file), all read by way of the page cache.
+cannot be had (no room in /dev/shm, another user's file), all read by way of the page cache.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SharedBlocks:
         peer: PeerFile | None = None,
         soon: Sequence[Segment | BoxSegment] = (),
     ) -> list[int]:
-        """Fill every target; the indices of those that do not match their checksum. ``peer``: whoever comes first reads
+        """Fill every target; the indices of those that do not match their checksum. ``peer``: the first comer reads
         there. ``soon``: see ``wanted_soon``. Raises CorruptCheckpoint for segments that overlap, OSError."""
         bulk_io.check_apart(segments)
         ring = self._ring_now()

@@ -1,6 +1,6 @@
 """The tensors that a restore fills: which saved tensor goes into which, and reading them.
 
-What is new is read first, since nobody sees it. What is live comes last, when everything else is done that can refuse.
+What is new is read first, since no code sees it yet. What is live comes last, after all else that can refuse.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Targets:
             target.tensor = _local(target.live)
 
     def read_new(self, source: Source, pool: ThreadPoolExecutor) -> None:
-        """What nobody has yet, and what has to be compared first. Raises CorruptCheckpoint, OSError."""
+        """What is not there yet, and what has to be compared first. Raises CorruptCheckpoint, OSError."""
         early = [target for target in self._targets if target.early or target.side is not None]
         for target in early:
             is_first = target.index >= 0 and target.side is None and target.index not in self._read

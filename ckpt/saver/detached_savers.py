@@ -1,6 +1,6 @@
 """Savers that outlive the process that asked them, without a launcher: how a run that is started again meets them.
 
-While the one that commits works on alone, a file ``.orphan-<session>`` in the checkpoint directory says so. Whoever
+While the committing one works alone, a file ``.orphan-<session>`` in the checkpoint directory says so. A process that
 restores, or writes, waits until it is gone: then all processes of the new run see the same steps. Where nothing changes
 any more it was killed, or hangs: what it staged is moved away, so that it can commit nothing later.
 

@@ -92,7 +92,7 @@ def save(
     say: Callable[[Progress], None],
     mappings: Mappings | None = None,
 ) -> Answer:
-    """Carry out a request; ``say`` hears how it goes. Raises nothing: whatever it is, whoever waits for this save must
+    """Carry out a request; ``say`` hears how it goes. Raises nothing: all that wait for this save must
     hear of it.
 
     ``alone`` is set when the process that asked is dead. ``mappings``: see ``saver.serve``.
@@ -200,7 +200,7 @@ def _await_commit(request: Save, alone: threading.Event) -> None:
     deadline = time.monotonic() + request.peers_timeout_s
     while staging.is_dir():
         if alone.is_set():
-            return  # rank 0 has what it needs of us, and nobody waits
+            return  # rank 0 has what it needs of us, and no process waits
         if time.monotonic() > deadline:
             raise CheckpointError(f"rank 0 has not committed within {request.peers_timeout_s:g} s")
         if why := _why_rank_0_failed(request):
@@ -243,12 +243,12 @@ def main() -> None:
     from resilio_hpc.ckpt.format import shard_file  # noqa: F401 - what takes longest to import, before it is needed
 
     link = socket.socket(fileno=0)
-    with contextlib.suppress(OSError):  # nobody hears it; what was asked is still there to be read
+    with contextlib.suppress(OSError):  # no process hears it; what was asked is still there to be read
         answers.write(READY)
     alone, mappings = threading.Event(), Mappings()
 
     def tell(word: Progress | Answer) -> None:
-        with contextlib.suppress(OSError):  # nobody hears it
+        with contextlib.suppress(OSError):  # no process hears it
             answers.write(encode_line(word))
 
     def work(request: Save, arena: int) -> None:
@@ -285,7 +285,7 @@ def _expect_no_more(directory: Path, last: Future[None]) -> None:
 
 
 def _let_go_of_output() -> None:
-    """Whoever reads what the dead process printed waits for the end of it."""
+    """The reader of what the dead process printed waits for the end of it."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)

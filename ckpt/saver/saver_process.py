@@ -37,7 +37,7 @@ def start() -> None:
 
 
 def ask(request: Save, arena: Path) -> Asked:
-    """On return the request is as good as carried out, whatever becomes of this process; unless it is this one that has
+    """On return the request will be carried out, whatever becomes of this process; unless it is this one that has
     to do it. Call what is returned, in a thread: it waits for the answer. Raises OSError when the arena cannot be had.
     """
     descriptor = os.open(arena, os.O_RDONLY | os.O_CLOEXEC)
@@ -74,7 +74,7 @@ class Asked:
         return SaverFailed(request.step, why)
 
     def cancel(self) -> None:
-        """Nobody will wait for the answer: that process is killed."""
+        """No process will wait for the answer: that process is killed."""
         if self._child is not None:
             self._child.end()
 
@@ -180,7 +180,7 @@ class _Child:
 
 
 def _close(process: subprocess.Popen[bytes], link: socket.socket, idle: threading.Event) -> None:
-    """Nobody saves any more, or this interpreter ends. It finishes what it was asked, and what it has for the next save
+    """No process saves any more, or this interpreter ends. It finishes what it was asked, what it has for the next
     goes."""
     link.close()
     if idle.is_set():

@@ -24,6 +24,7 @@ from resilio_hpc.ckpt.store.shard_copy import copy_shard
 from resilio_hpc.ckpt.tiers import bounded_io
 from resilio_hpc.ckpt.tiers.bounded_io import PATIENCE, Activity, Patience
 from resilio_hpc.ckpt.tiers.local_disk import LocalDisk
+from resilio_hpc.core import bounded
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 _LOST = "memory had been let go by then, so this save is lost"
@@ -55,9 +56,9 @@ class LocalWay:
         """
         directory, patience_s = self.request.local, self.patience.silent_s
         if directory in _hung and not _hung[directory].done():
-            return bounded_io.no_answer(patience_s)
+            return bounded.no_answer(patience_s)
         _hung.pop(directory, None)
-        future = bounded_io.begin(self._go)
+        future = bounded.begin(self._go)
         while True:
             before = Activity.now()
             self.patience.wait([future], patience_s)
@@ -66,7 +67,7 @@ class LocalWay:
             if Activity.now().has_stopped(before) and not self._disk_answers():
                 _hung[directory] = future
                 self._give_up(patience_s)
-                return bounded_io.no_answer(patience_s)
+                return bounded.no_answer(patience_s)
 
     def _disk_answers(self) -> bool:
         """Then it is the shared file system that hangs. An error is an answer, too."""
@@ -85,7 +86,7 @@ class LocalWay:
         with self._lock:
             self._given_up = True
             if self._copy is not None:
-                raise CorruptCheckpoint(f"{self._copy.parent}: {bounded_io.no_answer(patience_s).strerror}; {_LOST}")
+                raise CorruptCheckpoint(f"{self._copy.parent}: {bounded.no_answer(patience_s).strerror}; {_LOST}")
 
     def _go(self) -> ShardRecord | OSError:
         """What the thread does."""
@@ -111,7 +112,7 @@ class LocalWay:
             with self._lock:
                 seconds = time.monotonic() - started
                 if self._given_up:  # it came back too late: the arenas may hold another step
-                    return bounded_io.no_answer(seconds)
+                    return bounded.no_answer(seconds)
                 self._copy = where / record.file
                 self.let_go()
                 self.say(Local(request.step, record.size_bytes, seconds))

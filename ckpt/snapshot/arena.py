@@ -4,7 +4,7 @@ Each rank owns two files, ``rank<R>.slot0`` and ``rank<R>.slot1``, and writes to
 snapshot. The first page of a file is its header; a state word on that page says ``empty``, ``writing`` or ``whole``.
 It becomes ``whole`` last, after the header, so a rank that dies at any instant leaves its former snapshot.
 
-Whoever writes to a slot holds an exclusive flock on it, whoever reads from outside (``pin``) a shared one; the kernel
+A writer of a slot holds an exclusive flock on it, a reader from outside (``pin``) a shared one; the kernel
 drops both with their holders. A slot may be a symbolic link to a file on disk, where shared memory was full.
 
 This module needs neither torch nor h5py: the agent uses it.
@@ -155,7 +155,7 @@ class Pin:
         self._fds = fds
 
     def release(self) -> None:
-        """Let the slots be overwritten again, unless somebody else keeps them. Twice is once."""
+        """Let the slots be overwritten again, unless another process keeps them. Twice is once."""
         while self._fds:
             os.close(self._fds.pop())
 
@@ -188,7 +188,7 @@ def invalidate(directory: Path, step: int) -> None:
 
 
 def mark_empty(path: Path, step: int) -> None:
-    """Mark one arena as empty if it holds ``step`` and nobody is writing to it."""
+    """Mark one arena as empty if it holds ``step`` and no process is writing to it."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

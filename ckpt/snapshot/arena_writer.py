@@ -100,7 +100,7 @@ class Slot:
         return os.fstat(self._fd).st_size
 
     def lock(self) -> bool:
-        """Take the right to write; False while somebody has pinned this slot."""
+        """Take the right to write; False while a process has pinned this slot."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -180,7 +180,7 @@ class Slot:
                     has_huge_pages = huge_memory.allocate(self._fd, self._mapped(), at, at + piece, has_huge_pages)
         except OSError:
             self._unmap()
-            os.ftruncate(self._fd, min(present, size))  # what was taken goes back, and nobody maps the hole
+            os.ftruncate(self._fd, min(present, size))  # what was taken goes back, and no process maps the hole
             raise
         os.pwrite(self._fd, HUGE if has_huge_pages else bytes(len(HUGE)), HUGE_AT)
 
@@ -209,7 +209,7 @@ class Slot:
         if self._unlock_pages is not None:
             self._unlock_pages()
             self._unlock_pages = None
-        self.map = None  # unmapped when nobody reads any part of it any more
+        self.map = None  # unmapped when no code reads any part of it any more
         self._is_allocated = False
         self.present_bytes = 0
 

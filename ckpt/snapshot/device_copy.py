@@ -128,7 +128,7 @@ class Cuda:
         if code == 0:
             return lambda: runtime.cudaHostUnregister(address)
         self.refusal = f"CUDA does not page-lock the memory of snapshots (cudaHostRegister: error {code})"
-        with contextlib.suppress(RuntimeError):  # CUDA keeps the error until somebody hears it
+        with contextlib.suppress(RuntimeError):  # CUDA keeps the error until a call returns it
             torch.zeros(1, device="cuda")
         return None
 

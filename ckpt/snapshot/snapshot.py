@@ -25,7 +25,7 @@ from resilio_hpc.native import copy_blocks, crc32c
 _SHARE_BYTES = 32 << 20
 """What a thread copies in one go."""
 _SMALL_BYTES = 1 << 20
-"""Copied at once, whoever asks: to hand so little on costs more than its copy."""
+"""Copied at once, whatever was asked: to hand so little on costs more than its copy."""
 _MAX_THREADS = 4
 _encode = msgspec.json.Encoder().encode
 

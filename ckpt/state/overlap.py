@@ -20,7 +20,7 @@ Key = tuple[int, int]
 
 
 class Fenced(Protocol):
-    """Somebody who may be copying in the background."""
+    """A saver that may be copying in the background."""
 
     def fence(self) -> None:
         """Return when nothing is read from the state any more."""

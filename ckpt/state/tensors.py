@@ -202,7 +202,7 @@ def is_meta(value: Any) -> bool:
 
 
 def give_memory(value: Any) -> Any:
-    """Let a tensor on the meta device have memory, its content not set; whoever refers to it sees that.
+    """Let a tensor on the meta device have memory, its content not set; all that refer to it see that.
 
     On torch's default device, or that of a DTensor's mesh. Returns what it was, for ``exchange`` to undo it. Raises
     UsageError for a tensor that torch cannot exchange.
@@ -256,7 +256,7 @@ def same_bytes(one: Any, other: Any) -> bool:
 def state_on_meta(module: Any, name: str) -> Any:
     """The state_dict of a module that has tensors on the meta device, with those tensors themselves; None for others.
 
-    Raises UsageError for a buffer there that is not in the state: nobody would ever fill it.
+    Raises UsageError for a buffer there that is not in the state: it would never be filled.
     """
     if not any(map(is_meta, (*module.parameters(), *module.buffers()))):
         return None

@@ -4,7 +4,7 @@
       step-0000000100/          a committed step: appears whole, by one rename, and disappears the same way
         node-0.h5 …             one shard file per node
         manifest.json
-        checkpoint.h5           all of it as one HDF5 file, once somebody has asked for that (see ``view``)
+        checkpoint.h5           all of it as one HDF5 file, once a user has asked for that (see ``view``)
         damaged                 why (text), once a restore or verify has found it so
       latest                    number of the step committed last (text), for people and scripts
       epoch-fence               the lowest epoch that may still commit (see ``fence``); absent: any
@@ -133,7 +133,7 @@ def _manifest_or_why(directory: Path, step: int) -> Manifest | str:
 def note_damage(directory: Path, step: int, why: str) -> None:
     """Note in a step that it was found damaged, and why; "": it was found good.
 
-    Whoever prunes does not count on a damaged one; restores still try it. It is no error that it cannot be written.
+    Pruning does not count on a damaged one; restores still try it. It is no error that it cannot be written.
     Nothing is noted behind a link.
     """
     if not regular_file.is_real_directory(step_directory(directory, step)):

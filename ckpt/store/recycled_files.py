@@ -1,7 +1,7 @@
 """Shard files of steps that were removed, which the next step writes over in the place of new ones.
 
 To give the room of a large file back to a file system and to ask for as much costs it as much as the write itself, and
-time of processors; so databases write over the segments of their logs. A file is only taken where nobody has it open
+time of processors; so databases write over the segments of their logs. A file is taken where no process has it open
 and it has no other name: see ``durable.new_file``.
 """
 

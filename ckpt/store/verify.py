@@ -50,7 +50,7 @@ def verify_step(
     """Read every file of a step; what is damaged, nothing if all is well.
 
     ``directory``: of the checkpoints. Its buffers take ``room_bytes``, and those of ``bulk_io``. What was found is
-    noted in the step, for whoever prunes. Raises OSError for a device that fails.
+    noted in the step, for the next pruning. Raises OSError for a device that fails.
     """
     damages = verify_files(checkpoint_index.step_directory(directory, manifest.step), manifest, progress, room_bytes)
     of_data = [f"{damage.file}: {damage.what}" for damage in damages if damage.file != checkpoint_index.VIEW]

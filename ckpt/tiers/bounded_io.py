@@ -1,23 +1,18 @@
-"""Work on a node's own disk, which may stop answering: in a thread of its own, which can be left behind.
-
-Nothing ends a thread that waits in the kernel. Whoever needs what it was to do goes another way; should the disk come
-back, the thread ends by itself.
-"""
+"""Work on a node's own disk, which may stop answering: bounded calls, and whether a save still moves."""
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from resilio_hpc.ckpt.format.pages import PAGE
+from resilio_hpc.core import bounded
 from resilio_hpc.core.regular_file import open_direct
 
 PATIENCE_S = 30.0
@@ -43,38 +38,15 @@ class Patience:
     silent_s: float = PATIENCE_S
     answer_s: float = ANSWER_S
     lock_s: float = LOCK_S
-    wait: Callable[[Sequence[Future[Any]], float], object] = wait
+    wait: bounded.Waiter = wait
 
 
 PATIENCE = Patience()
 
 
-def begin(act: Callable[[], Result]) -> Future[Result]:
-    """Have a thread do it that keeps no process from ending."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(act())
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="resilio-disk", daemon=True).start()
-    return future
-
-
 def in_time(act: Callable[[], Result], patience: Patience = PATIENCE) -> Result:
-    """What ``act`` returns or raises; TimeoutError (an OSError) where it takes longer than ``answer_s``."""
-    future = begin(act)
-    patience.wait([future], patience.answer_s)
-    if not future.done():
-        raise no_answer(patience.answer_s)
-    return future.result()
-
-
-def no_answer(patience_s: float) -> TimeoutError:
-    """The error for a disk that does not answer."""
-    return TimeoutError(errno.ETIMEDOUT, f"it has not answered for {patience_s:g} s")
+    """Return what ``act`` returns, raise what it raises; TimeoutError (an OSError) after ``answer_s``."""
+    return bounded.in_time(act, patience.answer_s, patience.wait)
 
 
 def read_page(path: Path) -> None:

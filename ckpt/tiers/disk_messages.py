@@ -1,4 +1,4 @@
-"""What an agent says to its disk giver (a JSON line), and whoever reads another node's disk to that one's."""
+"""What an agent says to its disk giver (a JSON line), and a reader of another node's disk to that one's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_BYTES = 64 << 20
 
 
 class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → giver, first: give copies of what is committed in ``checkpoints`` from ``local`` to whoever has the
+    """agent → giver, first: give copies of what is committed in ``checkpoints`` from ``local`` to callers that have the
     key."""
 
     key: bytes

@@ -5,7 +5,7 @@
         held                                    locked while a step is written; the checkpoint directory's path
         step-…-e<epoch>-r<round>/node-N.h5      the very bytes that a manifest names, or will
 
-Nothing counts because it is here: a copy is read only when a committed manifest names its content. Whoever owns DIR is
+Nothing counts because it is here: a copy is read only when a committed manifest names its content. The owner of DIR is
 trusted, others who may write there are not.
 """
 
@@ -36,7 +36,7 @@ from resilio_hpc.core.file_system import is_in_memory
 from resilio_hpc.core.memory_left import refuse_to_fill_memory
 
 ABANDONED_S = 86_400.0
-"""A directory that nobody has written to for so long belongs to a run that is over, or has moved to other nodes."""
+"""A directory that no process has written to for so long belongs to a run that is over, or has moved to other nodes."""
 
 _HELD = "held"
 _STEP = re.compile(r"step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})")
@@ -99,7 +99,7 @@ class LocalDisk:
                 if time.monotonic() > deadline:
                     os.close(lock)
                     raise OSError(errno.EBUSY, "another process writes there", str(self._path)) from error
-            os.close(lock)  # somebody just removed it, or lets go of it soon
+            os.close(lock)  # another process just removed it, or lets go of it soon
             time.sleep(0.05)
 
     def new_step(self, step: int, epoch: int, round_: int, size_bytes: int) -> Path:
@@ -182,7 +182,7 @@ def copies(directory: Path, checkpoints: Path, manifest: Manifest) -> Mapping[st
 
 
 def copy_of(directory: Path, checkpoints: Path, step: int, epoch: int, round_: int, file: str) -> Path | None:
-    """Where a copy of one shard file lies on this machine, whoever asks for it. Raises OSError."""
+    """Where a copy of one shard file lies on this machine, for any caller. Raises OSError."""
     _check_directory(directory)
     if not is_shard_name(file):
         return None
@@ -201,7 +201,7 @@ def answering_copies(
     def look() -> Mapping[str, Path]:
         found = copies(directory, checkpoints, manifest)
         for name, where in found.items():
-            with contextlib.suppress(OSError):  # an answer; what it means, whoever reads the file will tell
+            with contextlib.suppress(OSError):  # an answer; what it means, the file's reader will tell
                 bounded_io.read_page(where / name)
         return found
 
@@ -226,7 +226,7 @@ def copies_or_none(
 
 
 def sweep(directory: Path, abandoned_s: float = ABANDONED_S) -> None:
-    """Remove what runs of this user left in DIR: nobody is writing, and it is old or its checkpoint directory is gone.
+    """Remove what runs of this user left in DIR: no process writes, and it is old or its checkpoint directory is gone.
 
     May hang with the file system of such a directory.
     """
@@ -269,12 +269,12 @@ def _holders(directory: Path, prefix: str) -> Iterator[Path]:
 
 
 def _check_directory(directory: Path) -> None:
-    """Where anybody may exchange names (no sticky bit), nothing can be checked and then used."""
+    """Where any user may exchange names (no sticky bit), nothing can be checked and then used."""
     mode = directory.stat().st_mode
     if not stat.S_ISDIR(mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise PermissionError(errno.EPERM, "anybody may exchange what is in it", str(directory))
+        raise PermissionError(errno.EPERM, "any user may exchange what is in it", str(directory))
 
 
 def _is_private(path: Path) -> bool:

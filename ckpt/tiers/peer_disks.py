@@ -65,7 +65,7 @@ def _read_known(path: Path | None) -> _Known:
 
 
 def this_node(known: Path | None) -> str:
-    """Its name for others; "" where nobody tells."""
+    """Its name for others; "" where none is known."""
     return _read_known(known).node
 
 
@@ -138,7 +138,7 @@ class PeerFile:
                 _receive(connection, memory)
 
     def remove(self) -> None:
-        """That copy is not what was committed: nobody shall read it again. Raises nothing."""
+        """That copy is not what was committed: it shall not be read again. Raises nothing."""
         with contextlib.suppress(OSError), self._connection() as connection:
             connection.send(asking.encode(Remove(self.copy)))
 

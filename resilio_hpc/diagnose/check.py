@@ -1,4 +1,4 @@
-"""A pair check from its request to its result; as a process of its own for whoever cannot wait for it."""
+"""A pair check from its request to its result; as a process of its own for callers that cannot wait for it."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class ProbeProcess:
             if "failed" in heard:
                 return self._fail(msgspec.convert(heard["failed"], ProbeFault), str(heard["detail"]))
         except (KeyError, ValueError, msgspec.ValidationError) as error:
-            return self._fail("crashed", f"it said what nobody understands: {error}")
+            return self._fail("crashed", f"what it said is unreadable: {error}")
         return []
 
     def _remember(self, heard: dict[str, Any]) -> None:

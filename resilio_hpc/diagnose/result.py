@@ -36,7 +36,7 @@ class NodeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole check. ``outcome``: ``fine``, nobody is named; ``found``, some are; ``cannot_tell``, and ``why`` says
+    """A whole check. ``outcome``: ``fine``, no node is named; ``found``, some are; ``cannot_tell``, and ``why`` says
     what stood in the way. Nodes are in the order in which they were given."""
 
     outcome: CheckOutcome

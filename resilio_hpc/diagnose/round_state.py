@@ -109,7 +109,7 @@ class RoundState:
         return [] if part is None or part.over else self._failed(part, fault, detail, True, now)
 
     def tick(self, now: float) -> Letters:
-        """Nobody waits for ever for a partner that has failed."""
+        """No node waits for ever for a partner that has failed."""
         return [
             letter
             for part in self._parts.values()

@@ -70,7 +70,7 @@ _SAID: dict[Fault, str] = {
 def pairs_of_next_round(
     nodes: Sequence[str], history: Sequence[Round], policy: PairPolicy
 ) -> tuple[tuple[str, ...], ...]:
-    """Who is to be paired next; nobody when all is known that can be."""
+    """Who is to be paired next; none when all is known that can be."""
     slow = [one.node for one in slowness.find(history, policy) if not one.confirmed]
     if len(slow) > max(2, int(2 * policy.slow_share * len(nodes))):
         slow = []  # of a slow pair both are suspect: so many are another kind of node
@@ -188,9 +188,9 @@ def _ratio(value: float | None, usual: float | None) -> float | None:
 
 
 def next_round(nodes: Sequence[str], history: Sequence[Round], slow: Collection[str], rounds: int) -> tuple[Pair, ...]:
-    """The pairs of the next round; none when nothing is left to find out, or nobody to find it out with.
+    """The pairs of the next round; none when nothing is left to find out, or no node to find it out with.
 
-    ``slow``: nodes that passed and were slow, which another round has to confirm; they are nobody's measure.
+    ``slow``: nodes that passed and were slow, which another round has to confirm; they are no other node's measure.
     """
     if not history:
         return _neighbours(nodes)

@@ -38,7 +38,7 @@ class PipeStore(dist.Store):  # type: ignore[misc, name-defined]
             self._put(key, data)
 
     def get(self, key: str) -> bytes:
-        """A value, as soon as it is there: whoever waits too long is killed by the checker."""
+        """A value, as soon as it is there: a probe that waits too long is killed by the checker."""
         with self._lock:
             if key not in self._values:
                 self._values[key] = self._fetch(key)

@@ -150,7 +150,7 @@ def _recovered(f: Fields) -> str:
     what = FAULTS.get(kind, kind.replace("_", " "))
     again = "" if lost is None else f"; {plural(lost, 'step') if lost else 'no step'} to do again"
     took = f.number("recovery_s")
-    if took is None:  # of ranks that tell of no steps nobody knows when they train again
+    if took is None:  # of ranks that tell of no steps it is unknown when they train again
         return f"recovered from {what}: the ranks run, or have ended well{again}"
     return f"recovered from {what} in {seconds(took)}{again}"
 
@@ -294,7 +294,7 @@ _TABLE: dict[str, Callable[[Fields], str]] = {
     ),
     "helper_stopped": lambda f: (
         f"{f.text('node', 'the launcher')}: its helper process {f.text('helper')} ({f.data.get('pid')}) was stopped "
-        f"by somebody: {f.text('action')}"
+        f"from outside: {f.text('action')}"
     ),
     "exit_overdue": lambda f: (
         f"rank {f.whole('rank')} on {f.text('node', '?')} (process {f.whole('pid')}) finished training "

@@ -18,7 +18,7 @@ _NOT_THERE = re.compile(r"Invalid (?:job id|node name)|Node \S+ not found")
 
 
 class Garbled(SlurmError):
-    """What a Slurm command printed is not what it should be (torn, or of a version that nobody has seen)."""
+    """What a Slurm command printed is not what it should be (torn, or of an unknown version)."""
 
 
 class AnswerDecoder(Generic[Record]):

@@ -29,7 +29,7 @@ class SlurmClient(Protocol):
         """All jobs that slurmctld remembers, or those of these numbers; all records of a job array."""
 
     def node_updates(self) -> int | None:
-        """How many orders to nodes slurmctld has carried out, of anybody; None when it does not tell."""
+        """How many orders to nodes slurmctld has carried out, of all users; None when it does not tell."""
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
         """Let no new job start there. Replaces whatever reason is there: see ``drain.writer`` for manners."""

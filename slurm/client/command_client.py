@@ -76,7 +76,7 @@ class CommandClient(OrderWriter):
         return tuple(job for job in found if is_one_of(job, numbers)) if numbers else found
 
     def node_updates(self) -> int | None:
-        """Orders to nodes, of anybody, since slurmctld started; None when it does not tell."""
+        """Orders to nodes, of all users, since slurmctld started; None when it does not tell."""
         try:
             return parse_update_count(self._ask(["sdiag"]))
         except Unanswered:

@@ -105,7 +105,7 @@ def parse_end(text: str) -> float | None:
 
 
 def job_state(job: str) -> str:
-    """TIMEOUT, NODE_FAIL, CANCELLED, PREEMPTED, FAILED, RUNNING …; UNKNOWN when nobody can tell.
+    """TIMEOUT, NODE_FAIL, CANCELLED, PREEMPTED, FAILED, RUNNING …; UNKNOWN when it cannot be told.
 
     scontrol remembers for MinJobAge; after that only the accounting does.
     """

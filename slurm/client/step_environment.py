@@ -1,4 +1,4 @@
-"""The environment of an srun that we start ourselves inside of somebody's job. Pure.
+"""The environment of an srun that we start ourselves inside a user's job. Pure.
 
 Most ``SLURM_*`` variables of a batch script are defaults of srun's own flags (srun(1), "input environment variables").
 They are meant for the user's steps: ``SLURM_GPUS_PER_TASK`` would hide GPUs from a step of ours with one task per node,

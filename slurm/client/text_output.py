@@ -1,7 +1,7 @@
 """Nodes and jobs from ``sinfo -O`` and ``squeue -O``, partitions from ``scontrol``: what every version prints. Pure.
 
 A job's name and comment are its user's, and may hold any separator, newlines, even whole rows of such a table. So each
-question ends its columns in a mark drawn at random, which nobody can have written.
+question ends its columns in a mark drawn at random, which no user can have written.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parse_nodes(output: str, mark: str) -> tuple[Node, ...]:
 def _node(row: dict[str, str], partitions: list[str]) -> Node:
     when, by = row["Timestamp"], row["UserLong"].partition("(")[0]
     set_at = whole(when) or None
-    reason = row["Reason"] if set_at is not None or row["Reason"] != "none" else ""  # "none" may be somebody's reason
+    reason = row["Reason"] if set_at is not None or row["Reason"] != "none" else ""  # "none" may be a user's reason
     return Node(
         name=row["NodeList"],
         state=node_state([row["StateComplete"]]),
@@ -163,5 +163,5 @@ def _plain(text: str) -> str:
 
 
 def _written(text: str) -> str:
-    """What somebody wrote, which may be "None"."""
+    """What a user wrote, which may be "None"."""
     return "" if text == "(null)" else text

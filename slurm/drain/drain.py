@@ -155,5 +155,5 @@ def _held(node: Node) -> bool:
 def _by(node: Node) -> str:
     if not node.reason:
         return "without a reason"
-    who = "Slurm" if slurms_own(node.reason) else node.reason_by or "somebody"
+    who = "Slurm" if slurms_own(node.reason) else node.reason_by or "a user"
     return f"by {who}: {node.reason}"

@@ -50,7 +50,7 @@ def choose(
     usable = {name for name, node in would_do.items() if node.state.in_service and not node.state.flags & _NOT_NOW}
     groups = [{name for name in usable if _in(would_do[name], [one])} for one in partitions] or [set(usable)]
     chosen: list[NodeScore] = []
-    for one in bad:  # what is out of service now is missed by nobody
+    for one in bad:  # what is out of service now is not missed
         enough = all(len(group) > needed for group in groups if one.node in group)
         if len(chosen) < allowed and enough:
             chosen.append(one)

@@ -36,7 +36,7 @@ class NodeFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The same for the same fault, whoever wrote it down, and how often."""
+        """The same for the same fault, whatever writer recorded it, and how often."""
         return (self.cluster, self.node, self.kind, self.check, self.run, self.device, f"{self.time:.1f}")
 
 
@@ -58,7 +58,7 @@ def encode(fault: NodeFault) -> bytes:
 
 
 def decode(line: bytes) -> NodeFault | None:
-    """None for what is no such line: torn, of somebody else, out of bounds."""
+    """None for what is no such line: torn, of another program, out of bounds."""
     try:
         return _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):

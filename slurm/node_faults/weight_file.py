@@ -63,7 +63,7 @@ class WeightFile:
             return msgspec.json.decode(content, type=_Content).nodes
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise HealthError(
-                f"{self._path} is damaged, so nobody knows which weights are ours: remove it, and the weights that "
+                f"{self._path} is damaged, so it is unknown which weights are ours: remove it, and the weights that "
                 "nodes have then are taken for the site's"
             ) from error
 

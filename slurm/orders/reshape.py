@@ -165,7 +165,7 @@ def _failed(
 
 
 def _look_again(job: str, shape: Shape, wanted: Mapping[str, str], after: Mapping[str, str]) -> Reshaped:
-    """slurmctld took the order; a site's plug-in, or somebody else, may have made something else of it."""
+    """slurmctld took the order; a site's plug-in, or another user, may have made something else of it."""
     left = changes(after, shape) if state_of(after) == "PENDING" else {}
     if left:
         return Reshaped(job, "refused", f"Slurm took the order, and yet job {job} still lacks {words(left)}", wanted)

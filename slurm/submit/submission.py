@@ -12,7 +12,7 @@ from resilio_hpc.core.errors import CommandError, SlurmError
 from resilio_hpc.slurm.client import commands
 from resilio_hpc.slurm.client.runner import run_here
 
-# Of the job in which somebody submits another one: that one is no part of its run. (LOCAL_NODES: of a rehearsal on one
+# Of the job in which a user submits another one: that one is no part of its run. (LOCAL_NODES: of a rehearsal on one
 # machine; it would have the new job play its nodes on its first one.)
 _OF_A_RUN = frozenset(
     f"RESILIO_{name}"
@@ -54,7 +54,7 @@ def launcher_directory(environment: Mapping[str, str]) -> str:
 def submit(script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Submitted:
     """``sbatch --parsable ARGUMENTS < script``.
 
-    Raises SlurmError: commands.Unanswered where nobody knows whether the job was submitted, commands.SubmitLimit."""
+    Raises SlurmError: commands.Unanswered where it is unknown whether the job was submitted, commands.SubmitLimit."""
     argv = ["sbatch", "--parsable", *arguments]
     try:
         done = run_here(argv, commands.TIMEOUT_S, environment=environment, stdin=script)

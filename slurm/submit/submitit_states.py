@@ -86,7 +86,7 @@ def parse(text: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def living(jobs: Sequence[str], answer: Answer) -> list[str]:
-    """Those that run, or will, or of which nobody can tell. Pure."""
+    """Those that run, or will, or whose state is unknown. Pure."""
     absent = PURGED if answer.sure else UNKNOWN
     return [job for job in jobs if answer.states.get(job, absent) in (*_RUNNING, *_WAITING, UNKNOWN)]
 

@@ -22,7 +22,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Look:
-    """``state``: UNKNOWN when Slurm does not answer; ``reason``: why it waits, "" when nobody has looked at it yet."""
+    """``state``: UNKNOWN when Slurm does not answer; ``reason``: why it waits, "" before Slurm looked at it."""
 
     state: str
     reason: str = ""

@@ -177,7 +177,7 @@ def test_nothing_more_is_submitted_when_a_jobs_fate_is_not_known() -> None:
     assert stuck.submitted == ["8"]
 
     foreign = FakeScheduler({"8": [STARTS], "4": [STARTS]}, {"8": [Look("PENDING"), Look("CANCELLED")]})
-    with pytest.raises(SlurmError, match="cancelled by somebody else"):
+    with pytest.raises(SlurmError, match="cancelled from outside"):
         walk(foreign, [8, 4])
 
 

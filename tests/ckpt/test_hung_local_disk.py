@@ -31,6 +31,7 @@ from resilio_hpc.ckpt.saver.messages import Local, LocalFailed, SaverFailed
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.tiers import bounded_io, local_disk
 from resilio_hpc.ckpt.tiers.bounded_io import Activity, Patience
+from resilio_hpc.core import bounded
 from resilio_hpc.devtools.devcluster.processes import wait_until_stopped
 from resilio_hpc.launch.agent.child_link import ChildLink
 from resilio_hpc.native import crc32c, direct_io
@@ -100,7 +101,7 @@ def mounted(directory: Path, waits: Waits) -> Iterator[Mount]:
     finally:
         daemon.send_signal(signal.SIGCONT)
         for thread in threading.enumerate():
-            if thread.name == "resilio-disk":
+            if thread.name == "resilio-bounded":
                 thread.join(PATIENCE_S)
         subprocess.run(["umount", "-l", str(directory)], capture_output=True, check=False)
         daemon.kill()
@@ -371,14 +372,14 @@ def test_a_read_of_a_disk_that_is_back_later_is_right(direct: bool, tmp_path: Pa
             return direct_io.write(fd, room, [(0, 4096, 1 << 20)], [], 4, 1 << 18, 0.0, True, stalled_s)
 
         disk.hang()
-        reading = bounded_io.begin(read)
+        reading = bounded.begin(read)
         wait_for([reading], 10 * stalled_s)
         assert not reading.done()
         disk.answer()
         assert reading.result(PATIENCE_S) == []
         assert b"".join(bytes(segment.target) for segment in segments) == content
         disk.hang()
-        writing = bounded_io.begin(write)
+        writing = bounded.begin(write)
         wait_for([writing], 10 * stalled_s)
         disk.answer()
         assert writing.result(PATIENCE_S) == -1

@@ -136,7 +136,7 @@ def test_a_directory_that_is_missing_is_not_made_since_a_mount_may_be_missing(no
 
 def test_a_directory_in_which_anybody_may_exchange_names_is_not_used(node: Node) -> None:
     node.disk.chmod(0o777)
-    assert "anybody may exchange what is in it" in goes_straight(node)
+    assert "any user may exchange what is in it" in goes_straight(node)
     assert list(node.disk.iterdir()) == []
     node.disk.chmod(0o1777)
     node.persist(4)

@@ -239,7 +239,7 @@ def test_the_directory_of_somebody_else_is_not_read(place: Place, capfd: pytest.
     holder.chmod(0o700)
     place.disk.chmod(0o777)
     assert restored(place) == (3, "committed")
-    assert "anybody may exchange what is in it" in capfd.readouterr().err
+    assert "any user may exchange what is in it" in capfd.readouterr().err
     place.disk.chmod(0o1777)
     assert restored(place) == (3, "local")
     if os.geteuid() == 0:

@@ -30,7 +30,7 @@ def comm(*words: str) -> int:
         (("--backend", "ucx", "--out", "p.h5"), "--backend ucx: unknown, there are gloo, nccl, mpi"),
         (("--backend", "gloo", "--out", "nowhere/p.h5"), "there is no directory"),
         (("--backend", "gloo", "--here", "1", "--out", "p.h5"), "at least two processes"),
-        (("--backend", "gloo", "--nodes", "1", "--out", "p.h5"), "one rank has nobody to talk to"),
+        (("--backend", "gloo", "--nodes", "1", "--out", "p.h5"), "one rank alone has no peer"),
         (("--backend", "gloo", "--set", "colour=red", "--out", "p.h5"), "--set colour=red"),
         (("--backend", "gloo", "--here", "2", "--out", "text.h5"), "is no profile, or a damaged one"),
     ],

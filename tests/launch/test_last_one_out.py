@@ -141,7 +141,7 @@ def test_without_slurm_closing_gives_up_and_does_not_raise(
 
 def test_a_run_directory_that_hangs_holds_nobody_up() -> None:
     hung = threading.Event()
-    assert orphaned_job._bounded(lambda: hung.wait(), False, Patience(files_s=0.05)) is False
+    assert orphaned_job.bounded(lambda: hung.wait(), False, 0.05) is False
     hung.set()
 
 
@@ -272,7 +272,7 @@ def test_whether_the_host_of_the_steps_srun_answers() -> None:
 @pytest.fixture
 def hung(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run directory does not answer."""
-    monkeypatch.setattr(orphaned_job, "_bounded", lambda _call, otherwise, _patience: otherwise)
+    monkeypatch.setattr(orphaned_job, "bounded", lambda _call, otherwise, _patience: otherwise)
 
 
 def test_the_jobs_comment_takes_the_record_and_names_the_part(

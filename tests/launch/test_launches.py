@@ -137,7 +137,7 @@ def test_a_zygote_that_was_stopped_goes_on(launch: Launch, tmp_path: Path) -> No
     one.until(lambda: "began" in one.said(), "the rank")
     (spawner,) = [pid for pid in below(one.pid) if Path(f"/proc/{pid}/comm").read_text() == "resilio-spawner\n"]
     os.kill(spawner, signal.SIGSTOP)
-    one.until(lambda: "was stopped by somebody: continued" in one.said(), "that it is found")
+    one.until(lambda: "was stopped from outside: continued" in one.said(), "that it is found")
     (tmp_path / "go").touch()
     assert one.wait(PATIENCE_S) == 0, one.said()
 

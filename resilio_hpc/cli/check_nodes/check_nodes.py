@@ -27,7 +27,7 @@ _EXAMPLES = """examples:
   on this machine, which plays four nodes:
       resilio check-nodes --local 4
 
-exit codes: 0 nobody is named; 1 a node is named as bad or slow; 2 a mistake in the command; 3 it cannot be told
+exit codes: 0 no node is named; 1 a node is named as bad or slow; 2 a mistake in the command; 3 it cannot be told
 """
 _PRINTS = ("good", "bad", "slow", "named")
 

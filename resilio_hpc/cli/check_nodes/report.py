@@ -59,7 +59,7 @@ def show(result: CheckResult, out: TextIO) -> None:
 
 def summary(result: CheckResult) -> list[str]:
     """The last lines: what it comes to, and host lists. Pure."""
-    words = {"fine": "nobody is named", "found": "named", "cannot_tell": "it cannot be told"}[result.outcome]
+    words = {"fine": "no node is named", "found": "named", "cannot_tell": "it cannot be told"}[result.outcome]
     first = f"{len(result.nodes)} nodes, {result.rounds} rounds, {result.seconds:.1f} s: {words}"
     lines = [first + (f": {result.why}" if result.why else "")]
     names = (("good", result.good), ("bad", result.bad), ("slow", result.slow), ("unsure", result.named("unsure")))

@@ -15,7 +15,7 @@ from resilio_hpc.cli.common.parser import Parser
 from resilio_hpc.core.errors import UsageError
 
 _HELP = """Measured are matrix products (bf16) of several shapes, causal attention forward and backward, layer
-normalisation, and a step of fused AdamW; each as the median of repeats, on one GPU that nobody else uses. It takes
+normalisation, and a step of fused AdamW; each as the median of repeats, on one GPU that no other process uses. It takes
 about half a minute, and 6 GB of the GPU's memory. What FILE says of collectives (resilio plan profile-comm) stays.
 Predictions take from it the part of the peak that products and attention reach, and that of the memory bandwidth.
 

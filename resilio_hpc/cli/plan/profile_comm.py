@@ -108,7 +108,7 @@ def local_ranks(count: int, port: int, environment: Mapping[str, str]) -> list[d
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
+    """One on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -140,7 +140,7 @@ def _in_a_job(words: Sequence[str], out: Path, options: argparse.Namespace) -> i
         if getattr(options, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
     if options.nodes * options.ranks_per_node < 2:
-        raise UsageError("one rank has nobody to talk to: --nodes 2 or --ranks-per-node 2 at least")
+        raise UsageError("one rank alone has no peer: --nodes 2 or --ranks-per-node 2 at least")
     log = f"{out}.%j.log"
     arguments = [f"--nodes={options.nodes}", f"--ntasks-per-node={options.ranks_per_node}", f"--output={log}"]
     arguments += sbatch_arguments(options.set)

@@ -19,7 +19,7 @@ from resilio_hpc.core.json_fields import printable
 from resilio_hpc.events.event_text import plural, seconds
 
 BAR = 10
-WIDE = 168  # where nobody looks: nothing is folded
+WIDE = 168  # where no person looks: nothing is folded
 START_STYLE = {"now": "green", "soon": "yellow", "ever": "dim"}
 
 

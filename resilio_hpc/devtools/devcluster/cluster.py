@@ -172,7 +172,7 @@ class DevCluster(SlurmCommands):
         control.ask(self.layout, "heal", machine)
 
     def hang_shared(self, *nodes: str) -> None:
-        """Let /shared hang on these nodes (default: all) until ``release_shared``; whoever touches it there waits.
+        """Let /shared hang on these nodes (default: all) until ``release_shared``; what touches it there waits.
 
         Raises UsageError unless the cluster was started with ``shared_mount`` fuse or caching.
         """

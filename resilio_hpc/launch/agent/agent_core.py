@@ -99,7 +99,7 @@ class AgentCore:
             self._next_abandon = now + 1.0
             if self.joiner:
                 self.ranks.end(m.End(self.ranks.epoch, "left", 0))
-            elif not self._succession.somebody_leads(now):
+            elif not self._succession.has_leader(now):
                 self._ports.files.abandon(
                     self._succession.state.newest, f"no quorum of voters for {self._leaderless_limit_s:.0f} s"
                 )

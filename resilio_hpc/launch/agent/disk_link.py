@@ -23,7 +23,7 @@ _END_S = 2.0
 
 class DiskLink:
     """Without ``--local-checkpoints`` it gives nothing. The socket is the agent's, so its port stays where a process
-    died: whoever calls waits for the next one."""
+    died: a caller waits for the next one."""
 
     def __init__(self, node: NodeContext) -> None:
         self.port = 0

@@ -1,6 +1,6 @@
 """The agent's partner copies: snapshots of another node in this one's memory, and what is fetched for its own ranks.
 
-Whoever is told to write a step to disk also copies its partner's snapshots of that step, in the background, through the
+A node that writes a step to disk also copies its partner's snapshots of that step, in the background, through the
 replicator. When a node is lost, its successor fetches them while its ranks initialise (``ckpt.replicator``).
 """
 
@@ -94,7 +94,7 @@ class PartnerCopies:
     def begin(self, life: m.Life, step: int) -> None:
         """``life`` goes on from ``step``, and this node's arenas hold no later one: later copies do not count.
 
-        Nobody is given anything for a life before that.
+        No node is given anything for an earlier round.
         """
         self.give_up()
         self._held = {key: world for key, world in self._held.items() if key[1] <= step}

@@ -1,4 +1,4 @@
-"""A question to Slurm that is asked again and again, in a thread of its own: who does not answer holds nobody up."""
+"""A question to Slurm that is asked again and again, in a thread of its own: a late answer holds nothing up."""
 
 from __future__ import annotations
 

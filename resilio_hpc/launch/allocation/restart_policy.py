@@ -19,7 +19,7 @@ LONGEST_DELAY_S = 5.0  # while Slurm cannot launch; srun itself takes 4 to 6 s t
 QUIET_RETRY_S = 15.0  # after an end that is no breakdown: in order, or since another agent lives on the node
 QUIET_STEPS = 4  # each try so much later than the one before: each is a line in the user's output
 VERDICT_WAIT_S = 90.0  # for the verdict, when all have ended in order: an NFS client may show it 60 s late
-LIVED_S = 30.0  # whoever ran for so long was going, whatever its exit code
+LIVED_S = 30.0  # an agent that ran for so long was going, whatever its exit code
 HOPELESS_LAUNCHES = 6  # per placement, before it is said that no agent can be started
 COMING_UP_S = 10.0  # an srun that lasts for so long is no launch that fails at once
 

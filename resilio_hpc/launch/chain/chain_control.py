@@ -91,7 +91,7 @@ def _requeued(fields: Mapping[str, str], run_path: Path, job: str, status: Chain
 
 
 def _tell_running(job: str) -> str:
-    """Its launcher reads the order within a second; where the batch host is lost, nobody does."""
+    """Its launcher reads the order within a second; where the batch host is lost, nothing does."""
     holding = commands.holding(job)
     if holding is not None and holding.nodes and holding.batch_host not in holding.nodes:
         try:
@@ -145,7 +145,7 @@ def _check(status: ChainStatus, limit: int | None) -> None:
     if status.phase == "complete":
         raise UsageError("this run is complete: there is nothing to carry on (another --run-dir starts a new run)")
     if not status.answered:
-        raise SlurmError("Slurm does not answer, so nobody knows which jobs run: nothing was changed; try again later")
+        raise SlurmError("Slurm does not answer, so it is unknown which jobs run: nothing was changed; try again later")
     count = status.last_link
     limit = limit or status.limit
     waits = any(part.link == count and part.state == "PENDING" for part in status.parts)

@@ -148,7 +148,7 @@ class Chain:
         return self._turn is not None
 
     def _begin_part(self) -> None:
-        """Whoever led an earlier part steps down when it sees this epoch; our agents know what is later than it."""
+        """A leader of an earlier part steps down when it sees this epoch; our agents know what is later than it."""
         chain_order.expect(self._run_path)
         self.begins = fencing.take_epoch(self._run_path, self._site.key)
 
@@ -221,7 +221,7 @@ class Chain:
         link = chain.submit_successor(self._run_path, self._site.job, len(self._site.nodes), self._options.program)
         self.successor, self.late = link.job, ""
         self._ledger.append("successor", job=link.job, link=link.number)
-        if self._read_order().stopped:  # while it was submitted: whoever ordered it may not have seen the job
+        if self._read_order().stopped:  # while it was submitted: its author may not have seen the job
             self._cancel_successor("cancelled")
         else:
             self.avoid_faulty_nodes()
@@ -276,7 +276,7 @@ class Chain:
         return self._order
 
     def _lift_stop(self) -> None:
-        """Whoever starts a job by hand, after the chain was stopped, wants the run to go on."""
+        """A user who starts a job by hand, after the chain was stopped, wants the run to go on."""
         if self._read_order().stopped:
             chain_order.write(self._run_path, replace(self._order, stopped=False, time=time.time()))
 
@@ -333,7 +333,7 @@ class Chain:
 
     @property
     def _may_be_requeued(self) -> bool:
-        """Nobody else carries on: neither a successor, nor this job at its own word."""
+        """No other job carries on: neither a successor, nor this job at its own word."""
         alone = self.successor is None and not self._requeues_itself
         return self._goes_on and alone and self._site.mode is not SiteMode.LOCAL
 
@@ -343,7 +343,7 @@ class Chain:
         return self._site.job if self._requeues_itself or self._preempted else self.successor
 
     def leave(self, poll_s: float = REQUEUE_POLL_S) -> None:
-        """The last thing that this job does: where nobody else carries on, see to it that it is queued again."""
+        """The last thing that this job does: where no other job carries on, see to it that it is queued again."""
         free = self._busy.acquire(timeout=CLOSING_S)
         try:
             self._leave(poll_s)

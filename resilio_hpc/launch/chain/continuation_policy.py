@@ -2,7 +2,7 @@
 
 SIGTERM does not tell its cause, and ``scancel -s KILL`` gives no warning; so the part that ends cannot judge itself.
 The one that comes after it does, from what was left in the run directory first, and then from what Slurm says. What
-nobody can tell (``UNKNOWN``) is never taken for a user's wish to end the run.
+is not known (``UNKNOWN``) is never taken for a user's wish to end the run.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _rival(evidence: Evidence) -> Decision | None:
 
 
 def _order(evidence: Evidence) -> Decision | None:
-    """Whoever requeues a job, or starts one by hand, wants it to run; a verdict that carries on says it itself."""
+    """A user who requeues a job, or starts one by hand, wants it to run; a verdict that carries on says it itself."""
     clean = bool(evidence.verdict) and evidence.verdict != "agents_lost"
     if evidence.requeued:
         how = f"{evidence.part} {WORDS[evidence.state]}" if evidence.state in WORDS else "Slurm started the job again"
@@ -133,4 +133,4 @@ def _how_it_ended(evidence: Evidence) -> str:
         return f"{evidence.part} was closed by {evidence.handover.by}: {evidence.handover.reason}"
     if evidence.state in WORDS:
         return f"{evidence.part} {WORDS[evidence.state]}"
-    return f"nobody can tell how {evidence.part} ended ({evidence.state})"
+    return f"it is unknown how {evidence.part} ended ({evidence.state})"

@@ -1,11 +1,11 @@
 """Two jobs of a run never train at once: the new one waits for the old one's lease, the old one stops when it ends.
 
-A part that ended with a verdict has told its ranks to stop: whoever could not hear it stops when its own lease ends, a
+A part that ended with a verdict has told its ranks to stop: an agent that missed it stops when its own lease ends, a
 heartbeat timeout later at most. One that ended without may still have nodes that run: cut off from Slurm, which counts
 its job as over, but not from each other. The new part
 
 1. takes a later epoch, so that an old controller that reads the run directory steps down (every part does so, and tells
-   its agents which: nobody of it follows or claims what another job's part took later);
+   its agents which: none of them follows or claims what another job's part took later);
 2. asks Slurm which of the old part's nodes are not known to be free of it; nodes of other jobs that had joined are not;
 3. waits until those are, or until the old controller's pulse has stood still for as long as the old lease holds.
 
@@ -32,7 +32,7 @@ from resilio_hpc.slurm.client import commands
 LIMIT_S = 900.0  # a pulse that still moves then is beyond what waiting can mend
 POLL_S = 1.0
 EPOCHS = 1000  # more than one part of a run ever has
-NOWHERE = "127.0.0.1:9"  # the endpoint of an epoch that nobody leads
+NOWHERE = "127.0.0.1:9"  # the endpoint of an epoch without a leader
 # Slurm's words for a node on which processes of an ended job may still run. A node that is powered down runs nothing.
 UNCONFIRMED = ("DOWN", "NOT_RESPONDING", "COMPLETING", "FAIL", "UNKNOWN", "REBOOT", "POWERING_DOWN")
 OFF = ("POWERED_DOWN", "POWER_DOWN")
@@ -53,7 +53,7 @@ def _is_free(state: str) -> bool:
 class PredecessorWait:
     """The wait as a pure decision. ``look`` answers "go", "wait", or "alive" when it has lasted too long.
 
-    ``ended``: there is a verdict, so nobody leads that part any more."""
+    ``ended``: there is a verdict, so that part has no leader any more."""
 
     def __init__(
         self, heartbeat_timeout_s: float, now: float, ended: bool = False, lease_s: float = JOB_LEASE_S
@@ -152,7 +152,7 @@ def wait_for_predecessor(
 
 
 def take_epoch(run_path: Path, part: str) -> int:
-    """Create a later epoch's record in nobody's name: controllers of older epochs step down when they see it.
+    """Create a later epoch's record in no agent's name: controllers of older epochs step down when they see it.
 
     It is far ahead, since those elected by votes while their run directory hung have left no record of theirs yet. The
     first of a run is 0."""

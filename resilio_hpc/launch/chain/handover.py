@@ -1,6 +1,6 @@
 """The handover record of a job's part: who closed it from outside the batch script, why, and whether the run goes on.
 
-Slurm says CANCELLED of a job that we cancel ourselves, since nobody was left to end it. The record is written first
+Slurm says CANCELLED of a job that we cancel ourselves, since no agent was left to end it. The record is written first
 and durably, so that the next job never takes that for its user's wish.
 """
 

@@ -64,7 +64,7 @@ def avoid_faulty_nodes(run_path: Path, job: str, nodes: Collection[str], success
 
 
 def cluster_name() -> str:
-    """Slurm's, in a job or outside; "" where nobody tells."""
+    """Slurm's, in a job or outside; "" where it is unknown."""
     return os.environ.get("SLURM_CLUSTER_NAME") or commands.config_value("ClusterName")
 
 

@@ -1,6 +1,6 @@
-"""Closing a job where nobody else is left to: its batch host, and with it the supervisor, is lost.
+"""Closing a job where no supervisor is left to: its batch host, and with it the supervisor, is lost.
 
-Slurm keeps such a job (``--no-kill``) until its time limit, though nothing runs in it any more. Whoever is left first
+Slurm keeps such a job (``--no-kill``) until its time limit, though nothing runs in it any more. The last agent
 writes a handover record (``handover.py``), so that the next job does not take our CANCELLED for its user's; then it
 cancels. Several may do so at once, one may die in between, slurmctld may be away: all of it may be repeated.
 """
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from resilio_hpc.core import trusted_files
 from resilio_hpc.core.errors import ResilioError, SlurmError
@@ -23,12 +22,12 @@ from resilio_hpc.launch.chain import handover, joining, preemption
 from resilio_hpc.launch.chain.continuation_policy import CONTINUES
 from resilio_hpc.launch.chain.fencing import last_pulse
 from resilio_hpc.launch.process.announce import say
+from resilio_hpc.launch.process.bounded import bounded
 from resilio_hpc.launch.rundir import run_claim, run_directory
 from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.chain.successor_options import handover_comment
 from resilio_hpc.slurm.client import commands
 
-T = TypeVar("T")
 STILL_S = 10.0  # a controller that lives moves its pulse several times in that
 LIMIT_S = 600.0  # Slurm takes SlurmdTimeout (300 s) to believe that the batch host is lost
 STAND_INS = 2
@@ -53,8 +52,8 @@ PATIENCE = Patience()
 
 @dataclass(frozen=True)
 class Sight:
-    """One look around. ``holding``: Slurm's word on the job, None without an answer; ``pulse``: the run's, of whoever
-    leads it; ``verdict``: the part's, "" without; times in monotonic seconds."""
+    """One look around. ``holding``: Slurm's word on the job, None without an answer; ``pulse``: of the run's leader;
+    ``verdict``: the part's, "" without; times in monotonic seconds."""
 
     now: float
     holding: commands.Holding | None
@@ -80,7 +79,7 @@ class Closing:
         self._moves = -1  # the first look only learns the pulse
 
     def look(self, sight: Sight) -> str:
-        """ "close", "over" (nothing is left to close), "others" (somebody leads the run), or "wait"."""
+        """ "close", "over" (nothing is left to close), "others" (another agent leads the run), or "wait"."""
         holding = sight.holding
         if holding is not None and holding.state not in ("RUNNING", "SUSPENDED"):
             return "over"
@@ -109,7 +108,7 @@ def close_job(
     """Close this job, of which ``part`` (``placements.Site.key``) is ours: never raises, ends within bounds.
 
     ``verdict``: the part's, where one was reached, else it is looked up; ``reason``: for the record (such as
-    "batch_host_lost"). Returns whether the job is over or was cancelled; False where somebody else leads the run, or
+    "batch_host_lost"). Returns whether the job is over or was cancelled; False where another agent leads the run, or
     Slurm did not answer for ``patience.cancel_s``."""
     try:
         known = str((verdict or {}).get("verdict", ""))
@@ -123,7 +122,7 @@ def stand_in(run_path: Path, part: str, nodes: Sequence[str], patience: Patience
     """At the end of an srun step's part, on every node but the first: close the job where its batch host is lost.
 
     The srun of the step is lost with it, and Slurm keeps the job until its time limit. ``nodes``: the step's."""
-    status = Fields(_bounded(lambda: last_status(run_path, part), {}, patience))
+    status = Fields(bounded(lambda: last_status(run_path, part), {}, patience.files_s))
     lost = status.texts("lost")
     node = os.environ.get("SLURMD_NODENAME", "")
     if node in lost[:STAND_INS] and not reaches_srun(os.environ):  # those with the batch host may not reach Slurm
@@ -166,7 +165,7 @@ def _close(run_path: Path, part: str, verdict: str, reason: str, cut_off: bool, 
     closing = Closing(time.monotonic(), verdict, cut_off, patience.supervisor_s)
     while True:
         verdict = verdict or _verdict(run_path, part, patience)
-        pulse = _bounded(lambda: last_pulse(run_path), None, patience)
+        pulse = bounded(lambda: last_pulse(run_path), None, patience.files_s)
         answer = closing.look(Sight(time.monotonic(), commands.holding(job), pulse, verdict))
         if answer != "wait":
             break
@@ -187,12 +186,12 @@ def hand_over(run_path: Path, part: str, verdict: str, reason: str, patience: Pa
     carries_on = verdict in ("", *CONTINUES, "terminated")
     node = os.environ.get("SLURMD_NODENAME", "?")
     say(f"the batch host of job {job} is lost: the job is closed from {node} ({reason})")
-    left = _bounded(lambda: handover.leave(run_path, part, node, reason, carries_on), None, patience)
+    left = bounded(lambda: handover.leave(run_path, part, node, reason, carries_on), None, patience.files_s)
     if carries_on and left is None and not _note_in_comment(part, reason, patience):
         return False  # cancelled without a record, the chain would end
     none: list[str] = []
-    next_jobs = _bounded(lambda: following(run_path, job), none, patience)
-    unsubmitted = carries_on and not next_jobs and _bounded(lambda: chained(run_path, part), False, patience)
+    next_jobs = bounded(lambda: following(run_path, job), none, patience.files_s)
+    unsubmitted = carries_on and not next_jobs and bounded(lambda: chained(run_path, part), False, patience.files_s)
     if unsubmitted and commands.job_fields(job).get("Requeue") == "1":
         return give_order(job, commands.requeue, patience)
     return all(give_order(number, commands.cancel, patience) for number in [*(none if carries_on else next_jobs), job])
@@ -243,21 +242,5 @@ def _note_in_comment(part: str, reason: str, patience: Patience) -> bool:
 
 
 def _verdict(run_path: Path, part: str, patience: Patience) -> str:
-    found = _bounded(lambda: run_directory.read_verdict(run_path, part), None, patience)
+    found = bounded(lambda: run_directory.read_verdict(run_path, part), None, patience.files_s)
     return str(found.get("verdict", "")) if found else ""
-
-
-def _bounded(call: Callable[[], T], otherwise: T, patience: Patience) -> T:
-    """A file operation in a thread of its own: a run directory that hangs does not hold us up."""
-    answers: list[T] = []
-
-    def answer() -> None:
-        try:
-            answers.append(call())
-        except (OSError, ResilioError) as error:
-            say(f"the run directory cannot be used: {error}")
-
-    thread = threading.Thread(target=answer, daemon=True)
-    thread.start()
-    thread.join(patience.files_s)
-    return answers[0] if answers else otherwise

@@ -1,4 +1,4 @@
-"""A job that Slurm is taking the nodes from, and will queue again: whoever has saved waits for that.
+"""A job that Slurm is taking the nodes from, and will queue again: a rank that has saved waits for that.
 
 With a GraceTime Slurm sends SIGTERM first and ends the job when the grace is over. A job that ends by itself in between
 has FAILED or COMPLETED for Slurm, and is not requeued. So the launcher, with all ranks saved and ended, stays until

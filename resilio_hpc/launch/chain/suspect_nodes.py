@@ -1,6 +1,6 @@
 """Which nodes a run has found faulty, from its ledger: not every failure is a node's. Pure.
 
-A node is to blame where it fell silent while nobody had asked the run to end, where a rank's error is known to be its
+A node is to blame where it fell silent while no user had asked the run to end, where a rank's error is known to be its
 GPU's, where its own disk failed, or where processes outlived SIGKILL. Exceptions, signals and out-of-memory kills of
 the script say nothing of the node.
 """
@@ -24,7 +24,7 @@ GOING = ("signal", "leaving")  # of one node, or of all of a job
 def suspect_nodes(events: Iterable[Event], policy: FaultPolicy, run: str = "", cluster: str = "") -> list[NodeFault]:
     """The faults of nodes in a run's ledger. ``events`` by time, of all writers and jobs; ``run``: its id.
 
-    Runs outside of Slurm blame nobody: their nodes are this machine, in several parts.
+    Runs outside of Slurm blame no node: their nodes are this machine, in several parts.
     """
     found: list[NodeFault] = []
     job, in_slurm, ends = "", False, False
@@ -77,5 +77,5 @@ def _kind(event: str, f: Fields, policy: FaultPolicy) -> str:
 def _can_be_kept(fault: NodeFault) -> bool:
     try:
         return decode(encode(fault)) is not None
-    except ValueError:  # a ledger that somebody has edited
+    except ValueError:  # a ledger that a user has edited
         return False

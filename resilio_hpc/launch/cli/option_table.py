@@ -267,7 +267,7 @@ RUN = (
     Flag(("--chain-max",), "jobs in a chain at most (default: 20)", whole_number, o.DEFAULT_CHAIN_MAX, "N"),
     Flag(
         ("--resize",),
-        "add idle nodes to the run while nobody else wants them, and give them back, by jobs of their own (needs "
+        "add idle nodes to the run while no other job wants them, and give them back, by jobs of their own (needs "
         "--nnodes MIN:MAX)",
         None,
         False,

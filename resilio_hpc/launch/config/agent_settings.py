@@ -33,7 +33,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``node`` "": the settings hold for every node of a group; each agent finds its own (``on_this_node``).
     ``begins``: the epoch that the job's part took at its start; whatever another job takes after it ends that part
-    (0 for ``join``: whoever joins follows any part of the run).
+    (0 for ``join``: a joiner follows any part of the run).
     ``join``: the nodes belong to another job, ``own_job``, and ``job`` is the part of the run that they join.
     """
 

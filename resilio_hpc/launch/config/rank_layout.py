@@ -16,7 +16,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.config.options import LaunchOptions
 
 _ROW = re.compile(r"(?:([1-9]\d{0,8}):)?((?:tp|pp)=[1-9]\d{0,5}(?:,(?:tp|pp)=[1-9]\d{0,5})?)")
-# {{name}} is {name} itself; ${name} belongs to whoever reads the argument (and ${local_rank} to torchrun's rule).
+# {{name}} is {name} itself; ${name} belongs to the argument's reader (and ${local_rank} to torchrun's rule).
 _WORD = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|(?<!\$)\{([A-Za-z_]\w*)\}")
 
 

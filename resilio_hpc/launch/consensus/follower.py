@@ -337,7 +337,7 @@ class Succession:
             self._listener.lead(self._term(epoch, first=True))
             self._follow(EpochRecord(epoch, self._node, self._endpoint, self._job), now)
 
-    def somebody_leads(self, now: float) -> bool:
+    def has_leader(self, now: float) -> bool:
         """Whether the pulse in the run directory moves: then others go on without us."""
         return now < self._pulse_seen + 10 * STILL_S
 

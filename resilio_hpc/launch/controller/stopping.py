@@ -2,7 +2,7 @@
 
 Ranks run in lockstep but hear of a stop at different moments. So a target step is proposed; a rank that has begun a
 step beyond it declines; then a later target is proposed; when every member accepted, the target is confirmed. Ranks
-wait at the target for the confirmation, so nobody can be more than a step beyond it.
+wait at the target for the confirmation, so no rank can be more than a step beyond it.
 """
 
 from __future__ import annotations

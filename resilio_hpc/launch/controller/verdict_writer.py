@@ -7,7 +7,7 @@ from typing import Any
 
 from resilio_hpc.launch.rundir.io_worker import Storage
 
-TIMEOUT_S = 120.0  # a hung file system comes back within that, mostly; without a verdict nobody knows
+TIMEOUT_S = 120.0  # a hung file system comes back within that, mostly; without a verdict it is unknown
 RETRY_S = 1.0
 
 

@@ -15,7 +15,7 @@ from resilio_hpc.launch.controller.run_state import RunState
 from resilio_hpc.launch.controller.state import KnownAgent
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.membership import NEVER, Membership, has_quorum, next_membership, quorum_since, settled
-from resilio_hpc.launch.protocol.node_list import Entry, Roster
+from resilio_hpc.launch.protocol.node_list import Entry, NodeList
 
 RESEND_S = 0.5
 COUNTED_PER_S = 100_000  # agents: with thousands, to count them takes milliseconds
@@ -40,7 +40,7 @@ class Voters:
         """The witness stands on our side: exactly half is enough, and the other half has no vote in what follows."""
         groups = self._run.membership.groups
         self._witnessed = tuple(group for group in groups if 2 * len(set(supporters) & set(group)) == len(group))
-        voters = Roster.of([entry for entry in self._wanted().entries() if entry.node in supporters])
+        voters = NodeList.of([entry for entry in self._wanted().entries() if entry.node in supporters])
         self._begin(next_membership(self._run.membership, self._run.epoch, voters, settled=False))
 
     # -- quorum ------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Voters:
         if wanted != membership.voters and wanted.nodes:
             self._begin(next_membership(membership, self._run.epoch, wanted, settled=True))
 
-    def _wanted(self) -> Roster:
+    def _wanted(self) -> NodeList:
         """Return all nodes that are admitted, and those that have not come yet but were not lost either."""
         run = self._run
         gone = run.lost | run.left
@@ -142,7 +142,7 @@ class Voters:
         def turn(entry: Entry) -> tuple[bool, int, str]:
             return (entry.node in joiners, ranks.get(entry.node, len(ranks)), entry.node)
 
-        return Roster.of(sorted(known.values(), key=turn))
+        return NodeList.of(sorted(known.values(), key=turn))
 
     def _begin(self, membership: Membership) -> None:
         self._run.membership = membership

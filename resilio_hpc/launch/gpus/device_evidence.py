@@ -1,7 +1,7 @@
 """What speaks against this node's GPUs, gathered in a process of its own.
 
 Files, the kernel's log and above all NVML may hang where a GPU is broken: so each stage says what it found on a line of
-its own, and whoever reads them kills this process when its time is up, with what was said until then. It runs as the
+its own, and their reader kills this process when its time is up, with what was said until then. It runs as the
 user of the job: what only root may read is left out and said.
 ``python -m resilio_hpc.launch.gpus.device_evidence SINCE_S``: Xids before that moment, in seconds since
 boot, are an earlier job's.

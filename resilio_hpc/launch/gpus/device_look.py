@@ -26,7 +26,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class DeviceLook:
-    """``said``: the stages that are over. Whoever cannot be killed (a driver that hangs in the kernel) is left."""
+    """``said``: the stages that are over. A process that cannot be killed (its driver hangs) is left."""
 
     def __init__(
         self,

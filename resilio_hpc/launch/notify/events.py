@@ -1,4 +1,4 @@
-"""Which ledger entries of the controller somebody is told of, and in which words (DLR-4). Pure.
+"""Which ledger entries of the controller users are told of, and in which words (DLR-4). Pure.
 
 One failure is told per failure: the first, as well as it can be told from its echoes after ``SETTLE_S``. What follows
 until training goes on belongs to the same failure.
@@ -44,7 +44,7 @@ class Notice:
 
 
 class NoticeMaker:
-    """Takes the controller's ledger entries in their order; ``due`` gives what somebody is to be told.
+    """Takes the controller's ledger entries in their order; ``due`` gives what users are to be told.
 
     ``now`` is in Unix seconds, as the entries' own times are.
     """
@@ -108,7 +108,7 @@ class NoticeMaker:
     def _on_node_lost(self, f: Fields, now: float) -> None:
         node = f.text("node")
         self._known.discard(node)
-        if node in self._members or not self._members:  # a spare's loss interrupts nobody
+        if node in self._members or not self._members:  # a spare's loss interrupts no rank
             self._failing = True
         about = f"{node} round {self._round}"
         self._ready.append(Notice("node_lost", now, words("node_lost", f.data), about, node=node, kind="node_lost"))
@@ -126,7 +126,7 @@ class NoticeMaker:
         self._known.add(node)
 
     def _on_first_step(self, f: Fields, now: float) -> None:
-        self._failing = bool(self._failures)  # a spare's failure, or one that nobody had to recover from, is over
+        self._failing = bool(self._failures)  # a spare's failure, or one that needed no recovery, is over
 
     def _on_recovered(self, f: Fields, now: float) -> None:
         self._tell_failure(now)

@@ -1,6 +1,6 @@
 """Telling people and programs about a run: the agent's side. Nothing here blocks; a target that hangs is killed.
 
-The agent that is the controller tells, wherever it is, so the loss of the batch host silences nobody. An event may be
+The agent that is the controller tells, wherever it is, so the loss of the batch host silences nothing. An event may be
 told twice when the controller changes just then; its ``id`` is the same both times. ``cwd``: where commands run, if
 not here; only the child goes there, since it may hang.
 """
@@ -119,7 +119,7 @@ class Channel:
         try:
             child.wait(1.0)
         except subprocess.TimeoutExpired:
-            pass  # in uninterruptible sleep: nobody can wait for it
+            pass  # in uninterruptible sleep: it cannot be waited for
 
 
 class Notifier:
@@ -144,7 +144,7 @@ class Notifier:
 
     def _start_senders(self) -> None:
         """With the controller's first entry, while nothing is wrong: a file system that hangs may hold our interpreter,
-        and whoever starts a process from there waits with it."""
+        and a caller that starts a process from there waits with it."""
         if not self._started:
             self._started = True
             for channel in self._channels:

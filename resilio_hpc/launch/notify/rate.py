@@ -1,4 +1,4 @@
-"""How often somebody is told: the first event at once, a storm in a few summaries. Pure.
+"""How often users are told: the first event at once, a storm in a few summaries. Pure.
 
 After one message comes a pause of a second, which doubles, up to a minute, as long as there is more to tell after
 each. What happens in a pause is told after it in one message. So a storm of an hour is some 65 messages. The verdict

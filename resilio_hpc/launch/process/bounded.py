@@ -1,11 +1,12 @@
-"""Calls that may hang with their file system, made in a thread of their own and waited for only so long."""
+"""Work in the run directory, whose file system may hang, for callers that go on without it."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import TypeVar
 
+from resilio_hpc.core.bounded import begin
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.launch.process.announce import say
 
@@ -14,16 +15,13 @@ PATIENCE_S = 20.0
 
 
 def bounded(call: Callable[[], T], otherwise: T, patience_s: float = PATIENCE_S) -> T:
-    """What ``call`` returns; ``otherwise`` when it failed or takes longer, and is then left to itself."""
-    answers: list[T] = []
-
-    def answer() -> None:
-        try:
-            answers.append(call())
-        except (OSError, ResilioError) as error:
-            say(f"the run directory cannot be used: {error}")
-
-    thread = threading.Thread(target=answer, daemon=True)
-    thread.start()
-    thread.join(patience_s)
-    return answers[0] if answers else otherwise
+    """Return what ``call`` returns; ``otherwise`` when it failed, or takes longer and is left to itself."""
+    future = begin(call)
+    wait([future], patience_s)
+    if not future.done():
+        return otherwise
+    try:
+        return future.result()
+    except (OSError, ResilioError) as error:
+        say(f"the run directory cannot be used: {error}")
+        return otherwise

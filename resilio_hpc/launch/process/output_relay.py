@@ -1,7 +1,7 @@
 """What children print goes to our own output through a pipe, so that none of them waits for a file that hangs.
 
 The output of a batch job is often a file on the shared file system. An srun whose task was killed writes a line about
-it before it ends: if that write hung, nobody would learn that an agent has died.
+it before it ends: if that write hung, no process would learn that an agent has died.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Relay:
         self._chunks: deque[bytes] = deque()
         self._left_out = 0
         self._hangs = False
-        self._ended = False  # nobody writes any more
+        self._ended = False  # no process writes any more
         self._done = False  # and all was passed on
         self._changed = threading.Condition()
         self._read, self.fd = os.pipe2(os.O_CLOEXEC)
@@ -91,7 +91,7 @@ class Relay:
             while data:
                 data = data[os.write(self._target, data) :]
         except OSError:
-            pass  # nobody reads it any more
+            pass  # no process reads it any more
 
 
 class Outputs:

@@ -1,7 +1,7 @@
 """Under which address other nodes reach this one, also where its own name stands for a loopback address.
 
 Debian's installer, and many images, write ``127.0.1.1 NAME`` into a machine's own /etc/hosts. What listens under that
-name is heard by nobody else; and gloo, which looks up its own host's name, tells that address to its peers.
+name is heard by no other host; and gloo, which looks up its own host's name, tells that address to its peers.
 """
 
 from __future__ import annotations

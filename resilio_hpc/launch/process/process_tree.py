@@ -163,7 +163,7 @@ def kill_descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int
     """SIGKILL everything below ``root`` except ``spare``, and return what was seen.
 
     Each pass freezes what it finds before the next one looks, so that processes which fork while being killed are
-    caught: when a pass sees nobody new, nobody is left that could fork.
+    caught: when a pass sees no new process, none is left that could fork.
     """
     frozen: dict[int, None] = {}
     for _ in range(50):
@@ -205,7 +205,7 @@ def sweep(
 ) -> list[int]:
     """Kill what an earlier spawner left behind, found by its token; returns the pids killed.
 
-    Looks again until nobody is left or ``timeout_s`` is over. Trackers have ``trackers_s`` to end by themselves. A
+    Looks again until none is left or ``timeout_s`` is over. Trackers have ``trackers_s`` to end by themselves. A
     pidfd is taken before the token is read a second time, so a reused pid is never hit.
     """
     wanted = f"{variable}={token}".encode()

@@ -1,4 +1,4 @@
-"""Standard error may be a file on a shared file system that hangs: whoever says something does not wait for it."""
+"""Standard error may be a file on a shared file system that hangs: a caller that writes does not wait for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LINES = 1000
 
 
 class PatientStream:
-    """Lines for standard error, written by a thread of their own. While it hangs, nobody waits, and old lines go."""
+    """Lines for standard error, written by a thread of their own. While it hangs, no caller waits, and old lines go."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
@@ -49,7 +49,7 @@ class PatientStream:
                 sys.stderr.write(line)
                 sys.stderr.flush()
             except (OSError, ValueError):
-                pass  # nobody listens any more
+                pass  # no process listens any more
             with self._changed:
                 self._lines.popleft()
                 self._hangs = False

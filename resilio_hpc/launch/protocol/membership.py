@@ -5,7 +5,7 @@ by way of a *joint* membership, in which the old voters and the new ones each ne
 Ousterhout 2014, section 6), so two sides that know different lists never both have one.
 
 A quorum is more than half. Exactly half needs the **witness** of that group of voters: a file that belongs to the node
-that creates it (``run_directory.claim_witness``), and is then as good as a second vote of it. A group keeps its witness
+that creates it (``run_directory.claim_witness``), and then counts as a second vote of it. A group keeps its witness
 from one membership to the next: two halves may know different memberships, but must ask for the same file.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.protocol.message_parts import Count
-from resilio_hpc.launch.protocol.node_list import Entry, Roster, nodes_of, set_of
+from resilio_hpc.launch.protocol.node_list import Entry, NodeList, nodes_of, set_of
 
 NEVER = float("-inf")
 WitnessName = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}\.[0-9]{1,18}\Z")]
@@ -39,7 +39,7 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The voters of a version, in the order in which they take over. A roster's number is the port to reach it by.
+    """The voters of a version, in the order in which they take over. A node list's number is the port to reach it by.
 
     ``version``: (epoch of the controller that made it, its count there); the later one holds. ``before``: the groups
     that must agree too, until the membership is settled. ``witness``: that of the voters, named after the version in
@@ -48,7 +48,7 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     epoch: Count = 0
     number: Count = 0
-    voters: Roster = Roster()
+    voters: NodeList = NodeList()
     before: tuple[Group, ...] = ()
     witness: WitnessName = "0.0"
 
@@ -77,10 +77,10 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def first_membership(nodes: Collection[str]) -> Membership:
     """What every agent of a job knows at its start: the nodes of the allocation."""
-    return Membership(0, 0, Roster.of([Entry(node, node, 0) for node in nodes]))
+    return Membership(0, 0, NodeList.of([Entry(node, node, 0) for node in nodes]))
 
 
-def next_membership(last: Membership, epoch: int, voters: Roster, settled: bool) -> Membership:
+def next_membership(last: Membership, epoch: int, voters: NodeList, settled: bool) -> Membership:
     """The membership after ``last``, which still counts, and with it, unless it was settled, what came before it."""
     number = last.number + 1 if last.epoch == epoch else 1
     groups = dict.fromkeys((Group(last.voters.names, last.witness), *(() if settled else last.before)))

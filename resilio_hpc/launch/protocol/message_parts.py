@@ -1,6 +1,6 @@
 """What messages between nodes are made of: numbers, names and times within bounds, and what a round consists of.
 
-Everything that is decoded is within these bounds, whoever sent it: a number can be counted on without an overflow, a
+Everything that is decoded is within these bounds, of whatever node: a number can be counted on without an overflow, a
 time can be compared (NaN cannot), a node's name is a plain host name that fits into a host list.
 """
 
@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from resilio_hpc.launch.protocol.node_list import HOST_NAME, Entry, Roster
+from resilio_hpc.launch.protocol.node_list import HOST_NAME, Entry, NodeList
 
 PORT_NUMBER = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 Count = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 53)]  # -1: unknown, or none
@@ -99,7 +99,7 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     epoch: Count
     round: Count
-    world: Roster  # the members in the order of their node ranks, each with the number of its ranks
+    world: NodeList  # the members in the order of their node ranks, each with the number of its ranks
     restarts: Count
     without_progress: Count
     committed: tuple[Count, ...]
@@ -132,7 +132,7 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @lru_cache(maxsize=16)
-def members_of(world: Roster) -> tuple[Member, ...]:
+def members_of(world: NodeList) -> tuple[Member, ...]:
     """A round's members from the form in which they travel."""
     members: list[Member] = []
     first_rank = 0
@@ -143,10 +143,10 @@ def members_of(world: Roster) -> tuple[Member, ...]:
 
 
 @lru_cache(maxsize=16)
-def _by_node(world: Roster) -> dict[str, Member]:
+def _by_node(world: NodeList) -> dict[str, Member]:
     return {member.node: member for member in members_of(world)}
 
 
-def world_of(members: Sequence[Member]) -> Roster:
+def world_of(members: Sequence[Member]) -> NodeList:
     """The form in which a round's members travel."""
-    return Roster.of([Entry(member.node, member.address, member.local_world_size) for member in members])
+    return NodeList.of([Entry(member.node, member.address, member.local_world_size) for member in members])

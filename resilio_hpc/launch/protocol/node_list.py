@@ -25,14 +25,14 @@ _is_host_name = re.compile(HOST_NAME).match
 
 
 class Entry(NamedTuple):
-    """One node: its name, the address under which others reach it, and a number that the roster is about."""
+    """One node: its name, the address under which others reach it, and a number that the node list is about."""
 
     node: str
     address: str
     number: int
 
 
-class Roster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NodeList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``names`` is a host list in order; the others are (count, value) runs. An address "" is the node's own name."""
 
     names: str = ""
@@ -40,17 +40,17 @@ class Roster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     numbers: tuple[tuple[Length, Number], ...] = ()
 
     def __post_init__(self) -> None:
-        """A roster whose parts do not fit each other is refused where it is decoded."""
+        """A node list whose parts do not fit each other is refused where it is decoded."""
         try:
             count = len(nodes_of(self.names))
         except UsageError as error:
             raise ValueError(str(error)) from None
         for runs in (self.addresses, self.numbers):
             if sum(length for length, _ in runs) != count or any(length < 1 for length, _ in runs):
-                raise ValueError(f"roster of {count} nodes with runs that do not fit")
+                raise ValueError(f"node list of {count} nodes with runs that do not fit")
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> Roster:
+    def of(cls, entries: Sequence[Entry]) -> NodeList:
         """Encode."""
         return cls(
             compress([entry.node for entry in entries]),
@@ -91,10 +91,10 @@ def set_of(names: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=64)
-def _entries(roster: Roster) -> tuple[Entry, ...]:
-    addresses = [value for length, value in roster.addresses for _ in range(length)]
-    numbers = [value for length, value in roster.numbers for _ in range(length)]
+def _entries(nodes: NodeList) -> tuple[Entry, ...]:
+    addresses = [value for length, value in nodes.addresses for _ in range(length)]
+    numbers = [value for length, value in nodes.numbers for _ in range(length)]
     return tuple(
         Entry(node, address or node, number)
-        for node, address, number in zip(roster.nodes, addresses, numbers, strict=True)
+        for node, address, number in zip(nodes.nodes, addresses, numbers, strict=True)
     )

@@ -44,8 +44,8 @@ class ResizeFacts:
 
     ``nodes``: that train; ``least``, ``most``, ``unit``: the limits that hold; ``own_nodes``: of the run's own job at
     its start; ``held``: all nodes that take part, spares too; ``ends_in_s``: until the time limit of the run's own job,
-    None without one. ``idle_for_s``: how long each node has been seen idle, None where nobody has watched before.
-    ``own_jobs``: the jobs of the run, which are nobody else's. ``user_nodes``: of all jobs of this user, those that
+    None without one. ``idle_for_s``: how long each node has been seen idle, None where it was not watched before.
+    ``own_jobs``: the jobs of the run, no other run's. ``user_nodes``: of all jobs of this user, those that
     wait too; ``quota_nodes``: how many more Slurm's limits allow, None without limits.
     ``refused``: what Slurm would not do a moment ago, by action and code of the decision, and its words.
     ``avoided``: nodes that failed lately, as the user's memory and this run know.

@@ -123,7 +123,7 @@ class Resizer:
         assert record is not None
         fields = commands.job_fields(record.job)
         if not fields:
-            raise SlurmError(f"scontrol show job {record.job}: no answer, so nobody knows what a joiner should ask for")
+            raise SlurmError(f"scontrol show job {record.job}: no answer; what a joiner should ask for is unknown")
         path = self._view.path
         try:
             trusted_files.make_directory(path / "joiners")
@@ -160,7 +160,7 @@ def other_kinds(facts: ResizeFacts) -> frozenset[str]:
 
 
 def _lock(path: Path) -> int | None:
-    """Have the run to ourselves. Raises UsageError where another resizer has it; None where nobody can tell."""
+    """Have the run to ourselves. Raises UsageError where another resizer has it; None where it is unknown."""
     try:
         held = trusted_files.open_file(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:

@@ -79,7 +79,7 @@ def _others(facts: ResizeFacts) -> list[Waiting]:
 
 
 def _give_way(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
-    """Joiners are ended where that lets a job of others start; else nobody would gain by it."""
+    """Joiners are ended where that lets a job of others start; else no job would gain by it."""
     running = sorted(_of(facts, "running"), key=lambda one: (one.since_s, one.job))  # the newest first
     for other in _others(facts):
         usable = {node for pool in facts.inventory.pools if pool.partition in other.partitions for node in pool.nodes}

@@ -2,7 +2,7 @@
 
 One small file of the run directory, replaced atomically. The running job's supervisor sees it within a second; a job
 that starts sees it before it does anything else. So an order holds although slurmctld is away, and one that comes while
-a next job is being submitted is not lost: whoever orders writes first and then looks for jobs, whoever submits looks
+a next job is being submitted is not lost: an order is written before jobs are looked for, a submission looks
 again afterwards.
 """
 
@@ -64,7 +64,7 @@ def write(run_path: Path, order: ChainOrder) -> None:
 
 
 def expect(run_path: Path) -> None:
-    """Create the file, empty: an NFS client may hide a new name for a minute from whoever has looked for it in vain."""
+    """Create the file, empty: an NFS client may hide a new name for a minute from a host that looked for it before."""
     create_exclusive(_file(run_path), b"{}", 0o644)
 
 

@@ -262,7 +262,7 @@ def _serve(request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
         elif operation == "witness":
             reply["holder"] = run_directory.claim_witness(run_path, job, request["witness"], request["node"])
         elif operation == "verdict":
-            leads = reply["epoch"] <= request["verdict"].get("epoch", 1 << 60)  # else somebody else leads the run
+            leads = reply["epoch"] <= request["verdict"].get("epoch", 1 << 60)  # else another agent leads the run
             if leads and run_directory.read_verdict(run_path, job) is None:  # the first verdict of a part stands
                 run_directory.write_verdict(run_path, job, request["verdict"])
             reply["verdict"] = _verdict(run_path, job)

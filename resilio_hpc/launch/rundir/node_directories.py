@@ -1,7 +1,7 @@
 """This node's private directories of a run: sockets and spool in ``RESILIO_LOCAL_DIR`` or ``/tmp``, snapshots in
 ``/dev/shm``.
 
-Every user may create names in there. So a directory's name ends in a random part: nobody can be there first, and what
+Every user may create names in there. So a directory's name ends in a random part: no user can be there first, and what
 another user has put there is passed over. An agent finds its predecessor's directories by the rest of the name, among
 those that are this user's own: ``resilio-UID-RUN-RANDOM``.
 """

@@ -129,7 +129,7 @@ def kept(run_path: Path) -> tuple[Target, ...]:
 
 
 def parsed(texts: Sequence[str]) -> tuple[Target, ...]:
-    """Targets that were written down; none where somebody spoilt them. Pure."""
+    """Targets that were written down; none where they are damaged. Pure."""
     try:
         return tuple(parse_target(text) for text in texts)
     except (ValueError, TypeError, AttributeError, UsageError):

@@ -1,7 +1,7 @@
 """Turns: which part of which job, or which launch outside of Slurm, carries the run. ``links/turn.N.json``, each
 created exclusively, one after the other.
 
-A requeued job, the job that was submitted to follow it, and one that somebody started by hand may all want to go on.
+A requeued job, the job that was submitted to follow it, and one that a user started by hand may all want to go on.
 Each takes the next turn before it starts anything; only one can, and the others see whom to ask Slurm about. A turn
 also tells the job after it on which nodes its predecessor ran.
 """
@@ -79,7 +79,7 @@ def _numbers(run_path: Path) -> list[int]:
 
 
 def take(run_path: Path, turn: Turn) -> bool:
-    """Take a turn; False when somebody else has it. Raises OSError."""
+    """Take a turn; False when another job has it. Raises OSError."""
     return create_exclusive(_file(run_path, turn.number), json.dumps({"v": 1, **asdict(turn)}).encode(), 0o644)
 
 
@@ -104,6 +104,6 @@ def _read(file: Path) -> Turn | None:
 
 
 def _holder(fields: Fields) -> Holder:
-    """Nobody where an older version has written the turn."""
+    """No job where an older version has written the turn."""
     pid, born = fields.whole("pid") or 0, fields.whole("born") or 0
     return Holder(fields.text("host"), pid, fields.text("kernel"), born, fields.text("within"))

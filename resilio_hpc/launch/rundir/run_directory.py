@@ -159,7 +159,7 @@ def read_pulse(path: Path, epoch: int) -> int | None:
 
 
 def claim_epoch(path: Path, record: EpochRecord) -> bool:
-    """Create ``epoch.N`` exclusively; False when somebody else holds it. Asked again, the holder still does."""
+    """Create ``epoch.N`` exclusively; False when another agent holds it. Asked again, the holder still does."""
     data = json.dumps(asdict(record)).encode()
     file = path / f"epoch.{record.epoch}"
     return create_exclusive(file, data) or trusted_files.read(file) == data
@@ -187,7 +187,7 @@ def write_verdict(path: Path, job: str, verdict: dict[str, Any]) -> None:
 
 
 def expect_verdict(path: Path, job: str) -> None:
-    """Create the file of a part's verdict, empty. An NFS client may hide a new name for a minute from whoever has
+    """Create the file of a part's verdict, empty. An NFS client may hide a new name for a minute from a host that has
     looked for it in vain, and shows the new content of a known one at once."""
     create_exclusive(path / "links" / f"{job}.json", b"{}", 0o644)
 

@@ -1,4 +1,4 @@
-"""Directories of a run on a node outlive its agent, for the next one; those that nobody comes for are removed.
+"""Directories of a run on a node outlive its agent, for the next one; those that no agent comes for are removed.
 
 An agent holds a lock in each of its directories (private, /tmp and /dev/shm) and touches it now and then. When it is
 killed, the kernel drops the lock and the agent's successor takes it up. A directory whose lock is free and was not

@@ -57,7 +57,7 @@ class Files(Protocol):
 
 
 class AgentKeeper:
-    """The agents of one site. Once the run's part has its verdict (``files``), whoever ends may end.
+    """The agents of one site. Once the run's part has its verdict (``files``), an agent that ends may end.
 
     ``leaves``: an agent that ends with 0 has left in good order and is not started again (joiners).
     """
@@ -126,7 +126,7 @@ class AgentKeeper:
             return True
         if placement.done or self._files.verdict is not None or self.stop_order:
             return False
-        return not (self._files.gone and placement.attempts.in_order)  # it knew of a verdict that nobody can read
+        return not (self._files.gone and placement.attempts.in_order)  # it knew of a verdict that cannot be read
 
     def _may_start(self, placement: p.Placement, now: float) -> bool:
         attempts = placement.attempts

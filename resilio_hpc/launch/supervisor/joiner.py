@@ -2,7 +2,7 @@
 
 It keeps agents on its own nodes as any supervisor does. It never judges the run: it submits no next job, and ends when
 the run's part that it joined has its verdict, or when its nodes have left. It writes no verdict but ``cancelled``,
-where the run's own job was cancelled so that nobody there could say so.
+where the run's own job was cancelled so that no agent there could say so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEAST_WAIT_S = (
 
 
 class Joiner:
-    """One job's nodes in somebody else's part of a run."""
+    """One job's nodes in another job's part of a run."""
 
     def __init__(self, request: JoinRequest) -> None:
         self.request = request
@@ -119,7 +119,7 @@ class Joiner:
         return self._last_words(left, files)
 
     def _end_the_run(self, part: str, reason: str) -> None:
-        """So that all other joiners' nodes end, and nobody goes on."""
+        """So that all other joiners' nodes end, and none goes on."""
         newest = next(iter(run_claim.newest(self.path)), None)
         begun_anew = newest is not None and newest.part != part
         if not begun_anew and run_directory.read_verdict(self.path, part) is None:

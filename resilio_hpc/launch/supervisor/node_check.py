@@ -76,7 +76,7 @@ def request_of(site: Site, allocation: Allocation | None) -> CheckRequest:
 
 
 class NodeCheck:
-    """One check, in a child. ``received``: signals that came meanwhile, for whoever handles them afterwards."""
+    """One check, in a child. ``received``: signals that came meanwhile, for the caller to handle afterwards."""
 
     def __init__(self, request: CheckRequest, argv: Sequence[str] = (), extra_s: float = EXTRA_S) -> None:
         """``extra_s``: how much longer than its budget the child may take."""

@@ -1,6 +1,6 @@
 """Whether the job that a joiner's nodes help was cancelled: then the run is over for them, too.
 
-A run outlives its own job's nodes on those of joiners, which nobody else would tell: agents that hear ``scancel`` end
+A run outlives its own job's nodes on those of joiners, which would not hear of it: agents that hear ``scancel`` end
 the run in good order, but after ``scancel -s KILL``, or a KillWait that is too short for them, none is left to do so.
 """
 
@@ -20,7 +20,7 @@ COMPLETING_S = 5.0  # until the next question while Slurm is ending it; doubled 
 
 @dataclass(frozen=True)
 class OwnerState:
-    """Slurm's word, and how a person cancelled the job: "" where nobody did, or nobody can tell."""
+    """Slurm's word, and how a person cancelled the job: "" where none did, or it is unknown."""
 
     state: str
     cancelled: str = ""

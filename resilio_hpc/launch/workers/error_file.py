@@ -131,7 +131,7 @@ _SIGNAL_HINTS = {
     "SIGTERM": "asked to stop",
     "SIGINT": "interrupted",
     "SIGXCPU": "its CPU time limit is spent",
-    "SIGPIPE": "nobody reads its output any more",
+    "SIGPIPE": "no process reads its output any more",
     "SIGUSR1": "a warning signal (sbatch --signal?) that the script does not handle",
     "SIGUSR2": "a warning signal (sbatch --signal?) that the script does not handle",
 }

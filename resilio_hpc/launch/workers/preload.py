@@ -121,7 +121,7 @@ def why_not_fork(place: str = "") -> str:
     ``place``: the first entry of the program's path.
 
     numpy's OpenBLAS starts threads on import and stops them in a pthread_atfork handler, so one throw-away fork comes
-    first: a thread that is still there afterwards belongs to somebody who is not prepared for forks.
+    first: a thread that is still there afterwards belongs to code that is not prepared for forks.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forking with threads

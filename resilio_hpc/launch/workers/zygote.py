@@ -269,7 +269,7 @@ class Zygote:
                 self._send(StoreDied(self._stores.pop(pid), f"the store's process ended: {end}"))
 
     def _stop_further(self, stopping: _Stopping) -> None:
-        """Kill when the ranks are gone or the grace is over; report when nobody is left."""
+        """Kill when the ranks are gone or the grace is over; report when no rank is left."""
         now = time.monotonic()
         if stopping.killed_at is None and self._waits(stopping, now):
             return
@@ -330,7 +330,7 @@ def main() -> None:
     """Entry point; ``sys.argv[1]`` holds the options."""
     begun = time.monotonic()
     options = msgspec.json.decode(sys.argv[1], type=Options)
-    process_tree.die_with_parent(options.agent, signal.SIGKILL)  # nobody to clean up after, and an import may hang
+    process_tree.die_with_parent(options.agent, signal.SIGKILL)  # there is nothing to clean up, and an import may hang
     process_tree.become_subreaper()
     process_tree.set_name("resilio-spawner")
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -60,7 +60,7 @@ class MpiRanks(LocalRanks):
             self._spawner.launch(self._node.run.run_id, local.number, self._options.mpi, start.state.members)
 
     def stop(self, how: StopHow, keep_stores_from: int) -> None:
-        """End all ranks; whoever asks for it knows of a failure, or needs none."""
+        """End all ranks; the caller knows of a failure, or needs none."""
         self._echoes.clear()
         super().stop(how, keep_stores_from)
 

@@ -157,7 +157,7 @@ class MpiSpawner:
         self._events.append(sm.SpawnFailed(0, f"the srun of the MPI step {end}{': ' if said else ''}{said}"))
 
     def _stop_further(self, stopping: _Stopping) -> None:
-        """Kill when the ranks are gone or the grace is over; report when nobody is left."""
+        """Kill when the ranks are gone or the grace is over; report when no rank is left."""
         now = time.monotonic()
         if not stopping.killed:
             waits = self._step is not None if stopping.spare else bool(self._tasks.running())

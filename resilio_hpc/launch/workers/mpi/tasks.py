@@ -21,7 +21,7 @@ from resilio_hpc.launch.process import process_tree
 from resilio_hpc.launch.workers import spawner_messages as sm
 from resilio_hpc.launch.workers.mpi import messages as mm
 
-STEP_KILLED = 128 + signal.SIGKILL  # the exit code told of a rank whose task was killed: nobody saw its own
+STEP_KILLED = 128 + signal.SIGKILL  # the exit code told of a rank whose task was killed: its own was not seen
 MAX_CONNECTIONS = 4096
 
 
@@ -85,7 +85,7 @@ class MpiTasks:
         return [task.rank_pid for task in self._tasks.values() if task.rank_pid > 0 and not task.over]
 
     def refuse(self) -> None:
-        """The round is over: whoever still comes for it is sent away."""
+        """The round is over: a task that still comes for it is sent away."""
         self._over = max(self._over, self._round)
         self._commands.clear()
         for task in list(self._tasks.values()):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilio_hpc.launch.protocol.node_list import Entry, Roster
+from resilio_hpc.launch.protocol.node_list import Entry, NodeList
 from resilio_hpc.slurm.client.hostlist import compress, expand
 
 names = st.lists(st.from_regex(r"[a-z][a-z0-9]{0,3}(-?[0-9]{1,3})?", fullmatch=True), unique=True, max_size=30)
@@ -25,18 +25,18 @@ def test_names_that_count_up_are_one_range() -> None:
 
 
 @given(names, st.data())
-def test_a_roster_gives_back_its_entries(nodes: list[str], data: st.DataObject) -> None:
+def test_a_node_list_gives_back_its_entries(nodes: list[str], data: st.DataObject) -> None:
     entries = [
         Entry(node, data.draw(st.sampled_from([node, "127.0.0.1"])), data.draw(st.integers(0, 3))) for node in nodes
     ]
-    roster = Roster.of(entries)
-    assert list(roster.entries()) == entries
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(roster), type=Roster) == roster
+    node_list = NodeList.of(entries)
+    assert list(node_list.entries()) == entries
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(node_list), type=NodeList) == node_list
 
 
 def test_four_thousand_nodes_take_a_hundred_bytes() -> None:
-    roster = Roster.of([Entry(f"node{i:04}", f"node{i:04}", 8) for i in range(4000)])
-    assert len(msgspec.msgpack.encode(roster)) < 100
+    node_list = NodeList.of([Entry(f"node{i:04}", f"node{i:04}", 8) for i in range(4000)])
+    assert len(msgspec.msgpack.encode(node_list)) < 100
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,6 @@ def test_four_thousand_nodes_take_a_hundred_bytes() -> None:
         {"names": "n[1-9999999]", "addresses": [], "numbers": []},
     ],
 )
-def test_a_roster_that_does_not_fit_together_is_refused_where_it_is_decoded(fields: dict[str, object]) -> None:
+def test_a_node_list_that_does_not_fit_together_is_refused_where_it_is_decoded(fields: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=Roster)
+        msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=NodeList)
