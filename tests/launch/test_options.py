@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.cli.option_table import GROUPS
 from resilio_hpc.launch.cli.option_values import Caller
 from resilio_hpc.launch.cli.options_parser import build_parser, parse
+from resilio_hpc.launch.config.flags import rows
 from resilio_hpc.launch.config.options import LaunchOptions
 from tests.support.waiting import PATIENCE_S
 
@@ -61,6 +63,20 @@ def test_which_checkpoints_are_kept_travels_to_the_agents() -> None:
     assert (options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb) == (2, 1000, 0.5, 300)
     options = given("t.py")
     assert (options.keep_checkpoints, options.keep_every, options.keep_hours, options.keep_gb) == (5, 0, None, None)
+
+
+def test_without_a_flag_every_field_has_its_default_and_every_bound_is_held() -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(LaunchOptions)}
+    bare, bounds = given("t.py"), 0
+    for name, flag in rows(LaunchOptions).items():
+        if defaults[name] is not dataclasses.MISSING:
+            assert getattr(bare, name) == defaults[name], name
+        bound = flag.least if flag.above is None else flag.above
+        if bound is not None:
+            with pytest.raises(UsageError, match=f"{flag.names[-1]}: .* is not possible, it must be "):
+                given(f"{flag.names[-1]}={bound - (flag.above is None):g}", "t.py")
+            bounds += 1
+    assert bounds >= 15
 
 
 def test_every_flag_of_torchrun_means_the_same_in_every_spelling() -> None:

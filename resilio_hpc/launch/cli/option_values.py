@@ -14,9 +14,10 @@ from pathlib import Path
 
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.launch.cli.option_table import FLAGS
 from resilio_hpc.launch.config import options as o
 from resilio_hpc.launch.config import rank_layout
-from resilio_hpc.launch.config.options import Mode
+from resilio_hpc.launch.config.flags import rows
 from resilio_hpc.launch.config.streams import parse_std
 
 LOCAL_NODES_VARIABLE = "RESILIO_LOCAL_NODES"
@@ -44,7 +45,9 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         notes += ("started by a rank of another run: it uses this machine alone, as with --standalone",)
     parse_std(raw.redirects, "--redirects")
     parse_std(raw.tee, "--tee")
+    alone = {name: flag.reads(getattr(raw, flag.dest)) for name, flag in rows(o.LaunchOptions).items() if flag.reads}
     options = o.LaunchOptions(
+        **alone,
         script=script,
         kind=kind,
         script_args=arguments,
@@ -52,91 +55,28 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         min_nodes=least,
         max_nodes=most,
         nproc_per_node=_nproc(raw.nproc_per_node),
-        spares=raw.spares,
-        node_unit=raw.node_unit,
         standalone=raw.standalone or inside_a_rank(caller.environment),
         local_nodes=local_nodes,
-        evict_devices=raw.evict_devices,
-        min_devices=raw.min_devices,
-        device_unit=raw.device_unit,
-        role=raw.role,
-        virtual_local_rank=raw.virtual_local_rank,
-        cpu_bind=raw.cpu_bind,
-        layouts=tuple(raw.layout),
-        fill_arguments=raw.fill_arguments,
-        torchelastic_run_id="" if raw.rdzv_id == "none" else raw.rdzv_id,
-        max_restarts=raw.max_restarts,
-        heartbeat_timeout_s=raw.heartbeat_timeout,
-        start_timeout_s=raw.start_timeout,
         stop_grace_s=_stop_grace(raw, caller.environment),
-        failure_grace_s=raw.failure_grace,
         join_timeout_s=join_timeout,
         signals_to_handle=_signals(raw.signals_to_handle),
-        mode=Mode(raw.mode),
-        check_nodes=raw.check_nodes,
-        notify=raw.notify,
-        chain=raw.chain,
-        chain_max=raw.chain_max,
-        keep_checkpoints=raw.keep_checkpoints,
-        keep_every=raw.keep_every or 0,
-        keep_hours=raw.keep_hours,
-        keep_gb=raw.keep_gb,
-        checkpoint_gb_per_s=raw.checkpoint_gb_per_s,
-        partner_copies=raw.partner_copies,
         local_checkpoints=_local_checkpoints(raw.local_checkpoints, caller),
-        resize=raw.resize,
         resize_options=_words(raw.resize_options),
         resize_policy=str(caller.cwd / Path(raw.resize_policy).expanduser()) if raw.resize_policy else "",
-        zygote=not raw.no_zygote,
-        torch=not raw.no_torch,
-        preload=tuple(name.strip() for name in raw.preload if name.strip()),
-        stdin_rank=-1 if raw.stdin is None else raw.stdin,
         mpi=_mpi(raw.mpi),
-        view=raw.view,
         log_dir=str(caller.cwd / raw.log_dir) if raw.log_dir else "",
-        redirects=raw.redirects,
-        tee=raw.tee,
         local_ranks_filter=_ranks(raw.local_ranks_filter),
-        duplicate_stdout_filters=tuple(raw.duplicate_stdout_filters),
-        duplicate_stderr_filters=tuple(raw.duplicate_stderr_filters),
         log_line_prefix_template=caller.environment.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
-        dry_run=raw.dry_run,
-        json=raw.json,
     )
     rank_layout.check(options)
     return options, notes
 
 
-# The least value of each numeric flag; None: above 0.
-_AT_LEAST: tuple[tuple[str, int | None], ...] = (
-    ("spares", 0),
-    ("node_unit", 1),
-    ("min_devices", 1),
-    ("device_unit", 1),
-    ("max_restarts", 0),
-    ("chain_max", 1),
-    ("keep_checkpoints", 1),
-    ("keep_every", 1),
-    ("keep_hours", None),
-    ("keep_gb", None),
-    ("checkpoint_gb_per_s", None),
-    ("heartbeat_timeout", None),
-    ("start_timeout", None),
-    ("join_timeout", 0),
-    ("stop_grace", 0),
-    ("failure_grace", 0),
-    ("stdin", 0),
-    ("shutdown_timeout", 0),
-)
-
-
 def _check_numbers(raw: argparse.Namespace) -> None:
-    for dest, least in _AT_LEAST:
-        value = getattr(raw, dest)
-        if value is None or (value > 0 if least is None else value >= least):
-            continue
-        wanted = "above 0" if least is None else f"{least} or more"
-        raise UsageError(f"--{dest.replace('_', '-')}: {value:g} is not possible, it must be {wanted}")
+    for flag in FLAGS:
+        value = getattr(raw, flag.dest)
+        if wanted := flag.refuses(value):
+            raise UsageError(f"{flag.names[-1]}: {value:g} is not possible, it must be {wanted}")
 
 
 def _program(raw: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, o.ProgramKind, tuple[str, ...]]:

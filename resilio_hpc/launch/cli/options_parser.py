@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 import resilio_hpc
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.cli.help_text import DESCRIPTION, EXAMPLES, USAGE
-from resilio_hpc.launch.cli.option_table import GROUPS, Flag
+from resilio_hpc.launch.cli.option_table import FLAGS, GROUPS
 from resilio_hpc.launch.cli.option_values import Caller, interpret, local_nodes_of
+from resilio_hpc.launch.config.flags import Flag
 from resilio_hpc.launch.config.options import DEFAULT_JOIN_TIMEOUT_S, LaunchOptions
-
-_FLAGS = tuple(flag for _, flags in GROUPS for flag in flags)
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def parse(argv: Sequence[str], caller: Caller) -> Parsed:
         raise UsageError(_unknown_flag(unknown[0]))
     notes = tuple(
         f"{flag.names[-1]} has no effect: {flag.no_effect}"
-        for flag in _FLAGS
+        for flag in FLAGS
         if flag.no_effect and flag.dest in raw.given
     )
     options, more_notes = interpret(raw, caller)
@@ -215,7 +214,7 @@ def parse_join(argv: Sequence[str], caller: Caller) -> JoinRequest | None:
 
 def _is_known(word: str) -> bool:
     name = word.split("=", 1)[0]
-    names = [spelling for flag in _FLAGS for spelling in _spellings(flag)]
+    names = [spelling for flag in FLAGS for spelling in _spellings(flag)]
     if not name.startswith("--"):
         return name[:2] in names
     return any(spelling.startswith(name) for spelling in names)
@@ -223,7 +222,7 @@ def _is_known(word: str) -> bool:
 
 def _unknown_flag(word: str) -> str:
     name = word.split("=", 1)[0]
-    names = [spelling for flag in _FLAGS for spelling in _spellings(flag)] + ["--help", "--version"]
+    names = [spelling for flag in FLAGS for spelling in _spellings(flag)] + ["--help", "--version"]
     wanted = "--" + name.lstrip("-")
     names = [spelling for spelling in names if spelling.startswith("--") and ("_" in wanted or "_" not in spelling)]
     near = difflib.get_close_matches(wanted, names, 1, 0.64)

@@ -1,0 +1,133 @@
+"""What a flag of ``resilio-launch`` is: rows of data, most of them the metadata of a field of ``LaunchOptions``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+
+class Group(StrEnum):
+    """The groups of ``--help``, in its order."""
+
+    WORLD = "the world"
+    PROGRAM = "the program"
+    FAILURES = "failures"
+    RUN = "the run"
+    OUTPUT = "output"
+    TORCHRUN = "accepted for torchrun's sake"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag. ``names`` hold the hyphen spelling; the underscore spelling is added by the parser.
+
+    ``default``, and the values that ``type`` gives, are raw ones: torchrun's types, None where it was not given.
+    """
+
+    names: tuple[str, ...]
+    help: str
+    type: Callable[[str], Any] | None = str  # None: a switch
+    default: Any = None
+    metavar: str | None = None
+    choices: tuple[str, ...] | None = None
+    pet: bool = False  # torchrun reads its default from PET_<NAME>
+    no_effect: str = ""  # why giving it changes nothing here
+    repeatable: bool = False  # each time it is given adds to a list
+    least: float | None = None  # a number below it is refused
+    above: float | None = None  # a number must be above it
+    reads: Callable[[Any], Any] | None = None  # raw value → the field's; None: more than this flag decides on it
+
+    @property
+    def dest(self) -> str:
+        """The attribute in the parsed namespace, as argparse (and torchrun) derive it."""
+        return self.names[-1].lstrip("-").replace("-", "_")
+
+    def refuses(self, value: float | None) -> str:
+        """Return what a number must be that is not ``value``; "" where it may be."""
+        if value is None:
+            return ""
+        if self.above is not None and value <= self.above:
+            return f"above {self.above:g}"
+        return f"{self.least:g} or more" if self.least is not None and value < self.least else ""
+
+
+def same(value: Any) -> Any:
+    """Return a raw value that is the field's, too."""
+    return value
+
+
+_GIVEN_BY_DEFAULT = object()
+
+
+def flag(
+    group: Group,
+    help: str,
+    default: Any,
+    type: Callable[[str], Any] | None = str,
+    *,
+    names: str = "",
+    raw: Any = _GIVEN_BY_DEFAULT,
+    reads: Callable[[Any], Any] | None = same,
+    **rest: Any,
+) -> Any:
+    """Return a dataclass field that is a flag. ``default``: MISSING for one that must be given; ``names``: where it is
+    not the field's, separated by spaces; ``raw``: the raw default, where it is another one; ``rest``: of ``Flag``."""
+    raw = default if raw is _GIVEN_BY_DEFAULT else raw
+    return dataclasses.field(
+        default=default, metadata={Group: group, Flag: Flag(tuple(names.split()), help, type, raw, reads=reads, **rest)}
+    )
+
+
+world_flag = partial(flag, Group.WORLD)
+program_flag = partial(flag, Group.PROGRAM)
+failures_flag = partial(flag, Group.FAILURES)
+run_flag = partial(flag, Group.RUN)
+output_flag = partial(flag, Group.OUTPUT)
+torchrun_flag = partial(flag, Group.TORCHRUN)
+
+
+def rows(options: type, group: Group | None = None) -> dict[str, Flag]:
+    """Return field → flag of a dataclass, in its order; of one group, or of all. A field without names is called as it
+    is, without the unit ``_s``."""
+    found: dict[str, Flag] = {}
+    for field in dataclasses.fields(options):
+        row: Flag | None = field.metadata.get(Flag)
+        if row is not None and group in (None, field.metadata[Group]):
+            name = "--" + field.name.removesuffix("_s").replace("_", "-")
+            found[field.name] = row if row.names else dataclasses.replace(row, names=(name,))
+    return found
+
+
+def whole_number(text: str) -> int:
+    """int, with our words in the error."""
+    try:
+        return int(text)
+    except ValueError:
+        raise _not_possible(f"{text!r} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """A finite float, with our words in the error."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise _not_possible(f"{text!r} is not a number")
+    return value
+
+
+def comma_separated(text: str) -> list[str]:
+    """``a,b`` → [a, b]; ``,,`` is a comma inside an item (torchrun's rule)."""
+    return [item.replace("\0", ",") for item in text.replace(",,", "\0").split(",")]
+
+
+def _not_possible(message: str) -> Exception:
+    import argparse  # here, since agents read no command line
+
+    return argparse.ArgumentTypeError(message)
