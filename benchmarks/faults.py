@@ -40,6 +40,7 @@ from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.process import run
 from resilio_hpc.devtools.demo.stage import PROJECT
 from resilio_hpc.devtools.devcluster import DevCluster, remove
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, SLURM_SERIES
 
 WIDTH = 160  # of what goes to a file
 NODE_LOSS_S = 3.0  # after the heartbeat limit: what takes longer is worth a look
@@ -226,7 +227,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--mode", choices=("batch", "srun"), help="only one way in (default: both)")
     made.add_argument("--parallel", type=int, default=1, metavar="N", help="clusters at once (default 1)")
-    made.add_argument("--slurm", default="22.05", choices=("22.05", "24.11", "26.05"))
+    made.add_argument("--slurm", default=HOST_SERIES, choices=tuple(SLURM_SERIES))
     made.add_argument("--campaign", action="store_true", help="only the choice of drill_campaign.py")
     made.add_argument("--list", action="store_true", help="print the faults' names")
     return made

@@ -20,10 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from measure import machine
+from resilio_hpc.devtools.devcluster.spec import SLURM_SERIES
 from resilio_hpc.slurm.client import node_json, text_output
 
 SAMPLES = Path(__file__).resolve().parent.parent / "tests" / "slurm" / "samples"
-SERIES = ("22.05", "24.11", "26.05")
+SERIES = tuple(SLURM_SERIES)
 MARK = "@0f3a;"
 
 

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 expression=$1
 shift
 unset PYTHONDONTWRITEBYTECODE # every process of every test would compile its modules anew
-export RESILIO_TEST_SLURM="${RESILIO_TEST_SLURM-26.05}" # the root of a newer Slurm may be built
+export RESILIO_TEST_SLURM="${RESILIO_TEST_SLURM-newest}" # the root of a newer Slurm may be built
 lint=$(mktemp)
 scripts/lint.sh >"$lint" 2>&1 &
 status=0

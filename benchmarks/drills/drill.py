@@ -18,6 +18,7 @@ from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.core.ledger import Event, LedgerReader
 from resilio_hpc.devtools.demo.stage import binds
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES
 
 SCRIPT = Path(counting.__file__).resolve()
 LIMIT_S = 240.0  # for one job; each further one of a chain may take as long
@@ -49,7 +50,7 @@ class DrillResult:
     total_s: float
 
 
-def cluster_for(drill: Drill, name: str, slurm: str = "22.05") -> DevCluster:
+def cluster_for(drill: Drill, name: str, slurm: str = HOST_SERIES) -> DevCluster:
     """Start a cluster that the drill can be done on; the caller takes it down."""
     return DevCluster.start(
         name,

@@ -22,6 +22,7 @@ from resilio_hpc.devtools.demo.play import Play, Result
 from resilio_hpc.devtools.demo.scenario import QUICK, Scenario
 from resilio_hpc.devtools.demo.stage import LocalStage, SlurmStage, Stage, binds, why_no_slurm
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, SLURM_SERIES
 from resilio_hpc.report.goodput import goodput
 
 EXAMPLES = """examples:
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="where summary.json and the logs go")
     parser.add_argument("--quick", action="store_true", help="smaller and shorter")
     parser.add_argument("--local", action="store_true", help="on this machine, without Slurm")
-    parser.add_argument("--slurm", default="22.05", choices=("22.05", "24.11", "26.05"), help="Slurm series")
+    parser.add_argument("--slurm", default=HOST_SERIES, choices=list(SLURM_SERIES), help="Slurm series")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="keep what is shown as an SVG picture")
     options = parser.parse_args(argv)
     screen = Screen()

@@ -18,7 +18,7 @@ from resilio_hpc.core.errors import CommandError, ResilioError, UsageError
 from resilio_hpc.core.terminal import raw
 from resilio_hpc.devtools.devcluster import DevCluster, RootlessCluster, find, image, names, remove
 from resilio_hpc.devtools.devcluster.commands import SlurmCommands
-from resilio_hpc.devtools.devcluster.spec import CONTROLLER, SHARED_MOUNTS, SLURM_SERIES
+from resilio_hpc.devtools.devcluster.spec import CONTROLLER, HOST_SERIES, SHARED_MOUNTS, SLURM_SERIES
 from resilio_hpc.prolog_epilog.hooks.hook_files import HookSettings, install, package_folder, render_conf
 
 _MACHINE_VERBS: dict[str, tuple[Callable[[DevCluster, str], None], str]] = {
@@ -100,7 +100,7 @@ def _add_up_options(up: argparse.ArgumentParser) -> None:
     up.add_argument("--cpus", type=int, default=8, help="CPUs that each node claims (default 8)")
     up.add_argument("--gpus", type=int, default=0, help="fake GPUs per node")
     up.add_argument("--gpu-type", default="fake", metavar="NAME", help="what Slurm calls them (default fake)")
-    up.add_argument("--slurm", default="22.05", choices=list(SLURM_SERIES), help="Slurm series")
+    up.add_argument("--slurm", default=HOST_SERIES, choices=list(SLURM_SERIES), help="Slurm series")
     up.add_argument("--accounting", action="store_true", help="with MariaDB and slurmdbd")
     up.add_argument("--bind", action="append", default=[], metavar="PATH", help="show a host path on every machine")
     up.add_argument("--slurmd-timeout", type=int, default=10, metavar="S", help="SlurmdTimeout (default 10)")
@@ -130,7 +130,7 @@ def _up(arguments: argparse.Namespace) -> int:
     if arguments.rootless:
         beyond = arguments.accounting or arguments.bind or arguments.hooks or arguments.shared_mount != "bind"
         beyond = beyond or arguments.private_tmp
-        if arguments.slurm != image.HOST_SERIES or beyond:
+        if arguments.slurm != HOST_SERIES or beyond:
             raise UsageError(
                 "--rootless runs this host's own Slurm: without --slurm, --accounting, --bind, --hooks, --shared-mount"
             )

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from resilio_hpc.autoparallel import Inventory, Waiting, take_inventory
+from resilio_hpc.devtools.devcluster.spec import SLURM_SERIES
 from resilio_hpc.slurm.client import job_json, node_json, text_output
 from resilio_hpc.slurm.client.gres import parse_gres
 from resilio_hpc.slurm.client.model import Job, Node, Partition
@@ -75,7 +76,7 @@ def test_only_jobs_that_wait_for_nodes_count(reason: str, waits: bool) -> None:
     assert found == ((Waiting("7", "bob", ("main", "low"), 2),) if waits else ())
 
 
-@pytest.mark.parametrize("series", ["22.05", "24.11", "26.05"])
+@pytest.mark.parametrize("series", SLURM_SERIES)
 def test_real_answers_of_each_series(series: str) -> None:
     nodes = node_json.parse_nodes((SAMPLES / f"nodes_{series}.json").read_text())
     partitions = text_output.parse_partitions((SAMPLES / f"partitions_{series}.txt").read_text())

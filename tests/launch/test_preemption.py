@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from resilio_hpc.devtools.devcluster.spec import SLURM_SERIES
 from resilio_hpc.launch.chain.preemption import ANSWER_S, OVERDUE_S, Preemption, Stay, preemption, stay_until_ended
 from resilio_hpc.slurm.client.commands import parse_fields
 from tests.support.slurm.times import in_unix_seconds
 
 SAMPLES = Path(__file__).parent.parent / "slurm" / "samples"
-SERIES = ("22.05", "24.11", "26.05")
+SERIES = tuple(SLURM_SERIES)
 IN_GRACE = {
     "JobState": "RUNNING", "Requeue": "1", "StartTime": "1795277625", "PreemptTime": "1795277627",
     "EndTime": "1795277642",

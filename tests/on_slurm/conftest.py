@@ -9,7 +9,7 @@ import pytest
 
 from resilio_hpc.devtools.demo.stage import binds
 from resilio_hpc.devtools.devcluster import DevCluster
-from resilio_hpc.devtools.devcluster.image import HOST_SERIES
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES
 from resilio_hpc.prolog_epilog.hooks.hook_files import HookSettings, install, package_folder, render_conf
 from tests.support.clusters import ClusterPool, own_cluster, save_logs
 from tests.support.environments import open_the_way_to
@@ -67,7 +67,7 @@ every_s = 2
 """
 
 
-@pytest.fixture(scope="module", params=["22.05", pytest.param("26.05", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[HOST_SERIES, pytest.param(NEWEST_SERIES, marks=pytest.mark.slow)])
 def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     """Two nodes with prolog, epilog, task prolog and health check, and a /shared that can hang."""
     need_shared_mounts()

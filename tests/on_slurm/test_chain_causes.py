@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from resilio_hpc.core.ledger import read_ledger
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES
 from resilio_hpc.launch.chain import handover
 from resilio_hpc.launch.protocol.job_lease import JOB_LEASE_S
 from resilio_hpc.launch.rundir import run_claim
@@ -55,7 +56,7 @@ def hand_over(run: ChainRun) -> None:
     run.cluster.run("n4", [sys.executable, "-c", program], env={"SLURMD_NODENAME": "n4"})
 
 
-pytestmark = each_series("22.05", slow=["26.05"])
+pytestmark = each_series(HOST_SERIES, slow=[NEWEST_SERIES])
 
 
 # Waits of half a minute; benchmarks/faults.py drills the same causes with whole runs.

@@ -9,13 +9,14 @@ from typing import Any
 
 from resilio_hpc.core.process import Completed
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES
 from resilio_hpc.launch.rundir import chain_order, run_claim, run_directory
 from resilio_hpc.slurm.chain import chain
 from tests.support.clusters import each_series
 from tests.support.environments import ROOT
 from tests.support.slurm.chain_runs import ChainRun, wait_for
 
-pytestmark = each_series("22.05", slow=["26.05"])
+pytestmark = each_series(HOST_SERIES, slow=[NEWEST_SERIES])
 Begin = Callable[..., ChainRun]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from resilio_hpc.core.process import Completed
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES
 from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.model import Job, Node
@@ -21,12 +22,12 @@ from resilio_hpc.slurm.drain.policy import DrainPolicy
 from resilio_hpc.slurm.drain.reason import Finding, read_reason, write_reason
 from resilio_hpc.slurm.drain.writer import DrainWriter
 from resilio_hpc.slurm.orders.audit import AuditLog
-from tests.support.clusters import each_series
+from tests.support.clusters import MIDDLE_SERIES, each_series
 from tests.support.waiting import PATIENCE_S, until
 
 XID = Finding("gpu.xid", "Xid 79 on GPU 3")
 POLICY = DrainPolicy(share=0.5, at_least=2, window_s=600, passes=3)
-pytestmark = each_series("22.05", "26.05", slow=["24.11"])
+pytestmark = each_series(HOST_SERIES, NEWEST_SERIES, slow=MIDDLE_SERIES)
 
 
 def runner(cluster: DevCluster) -> Callable[[Sequence[str], float, Mapping[str, str]], Completed]:

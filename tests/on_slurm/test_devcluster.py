@@ -16,8 +16,8 @@ import pytest
 from resilio_hpc.cli.devcluster import main
 from resilio_hpc.core.errors import CommandError, SlurmError, UsageError
 from resilio_hpc.devtools.devcluster import DevCluster, RootlessCluster, names
-from resilio_hpc.devtools.devcluster.spec import base_directory, layout
-from tests.support.clusters import each_series, unique_name
+from resilio_hpc.devtools.devcluster.spec import NEWEST_SERIES, base_directory, layout
+from tests.support.clusters import MIDDLE_SERIES, each_series, unique_name
 from tests.support.requirements import need_slurm
 from tests.support.waiting import until
 
@@ -253,7 +253,7 @@ def test_a_rootless_cluster_runs_jobs_with_fake_gpus_and_leaves_nothing(capsys: 
     assert traces(name) == []
 
 
-@each_series("26.05", slow=["24.11"])
+@each_series(NEWEST_SERIES, slow=MIDDLE_SERIES)
 def test_newer_slurm_runs_this_interpreter(cluster: DevCluster) -> None:
     assert cluster.slurm_version.startswith(cluster.spec.series)
     program = "import os, h5py, zmq, torch; print(os.environ['CUDA_VISIBLE_DEVICES'])"

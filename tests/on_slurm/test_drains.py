@@ -16,12 +16,13 @@ from hypothesis.stateful import run_state_machine_as_test
 from resilio_hpc.core.errors import CommandError
 from resilio_hpc.core.process import Completed
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES
 from resilio_hpc.slurm.client.command_client import CommandClient
 from tests.support.clusters import each_series
 from tests.support.slurm.drain_meetings import NODES, AdminAndUs
 from tests.support.slurm.fake_slurmctld import FakeNode, nothing
 
-pytestmark = each_series("22.05", slow=["26.05"])
+pytestmark = each_series(HOST_SERIES, slow=[NEWEST_SERIES])
 EXAMPLES = int(os.environ.get("RESILIO_DRAIN_MEETINGS", "12"))
 
 

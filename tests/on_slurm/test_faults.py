@@ -12,7 +12,8 @@ import pytest
 from drills.drill import DrillRun
 from drills.table import DRILLS, Drill, drill_named
 from resilio_hpc.devtools.devcluster import DevCluster
-from tests.support.clusters import each_series, own_cluster
+from resilio_hpc.devtools.devcluster.spec import NEWEST_SERIES
+from tests.support.clusters import MIDDLE_SERIES, each_series, own_cluster
 from tests.support.requirements import need_shared_mounts
 
 QUICK = (
@@ -54,7 +55,7 @@ def test_a_run_with_torch_comes_over_a_lost_node(cluster: DevCluster) -> None:
     come_over(drill_named(WITH_TORCH), cluster, torch=True)
 
 
-@each_series("26.05")
+@each_series(NEWEST_SERIES)
 @pytest.mark.parametrize(
     "drill", [*named(*ON_NEWEST), *named(*(name for name in ON_NEWER if name not in ON_NEWEST), slow=True)]
 )
@@ -63,7 +64,7 @@ def test_a_run_comes_over_on_the_newest_slurm(drill: Drill, cluster: DevCluster)
 
 
 @pytest.mark.slow
-@each_series("24.11")
+@each_series(*MIDDLE_SERIES)
 @pytest.mark.parametrize("drill", named(*ON_NEWER))
 def test_a_run_comes_over_on_the_slurm_in_between(drill: Drill, cluster: DevCluster) -> None:
     come_over(drill, cluster, torch=True)

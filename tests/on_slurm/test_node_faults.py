@@ -13,6 +13,7 @@ from drills import counting
 from resilio_hpc.core.process import Completed
 from resilio_hpc.devtools.demo.stage import events_of
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES
 from resilio_hpc.slurm.client.command_client import CommandClient
 from resilio_hpc.slurm.client.model import Node
 from resilio_hpc.slurm.drain.reason import Finding, read_reason, write_reason
@@ -22,7 +23,7 @@ from tests.support.clusters import each_series
 from tests.support.waiting import until
 
 PACKAGE = {"PYTHONPATH": str(Path(resilio_hpc.__file__).parents[1])}
-pytestmark = each_series("22.05", slow=["26.05"])
+pytestmark = each_series(HOST_SERIES, slow=[NEWEST_SERIES])
 
 
 def nodes(cluster: DevCluster) -> dict[str, Node]:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES
 from tests.support.clusters import each_series
 from tests.support.waiting import until
 
-pytestmark = each_series("22.05", slow=["26.05"])
+pytestmark = each_series(HOST_SERIES, slow=[NEWEST_SERIES])
 
 JOB = """#!/bin/bash
 #SBATCH --exclusive --time=10

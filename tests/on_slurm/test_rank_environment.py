@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from resilio_hpc.devtools.devcluster import DevCluster
-from tests.support.clusters import each_series
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES
+from tests.support.clusters import MIDDLE_SERIES, each_series
 from tests.support.environments import ROOT
 from tests.support.waiting import PATIENCE_S
 
@@ -51,7 +52,7 @@ def seen(folder: Path, way: str) -> list[dict[str, object]]:
     return [json.loads((folder / f"{way}.{rank}").read_text()) for rank in range(4)]
 
 
-@each_series("22.05", slow=["24.11", "26.05"])
+@each_series(HOST_SERIES, slow=[*MIDDLE_SERIES, NEWEST_SERIES])
 def test_a_rank_finds_what_srun_and_torchrun_would_give_it_but_for_what_the_table_says(cluster: DevCluster) -> None:
     folder = cluster.shared / "env"
     for name in ("proj/tools", "proj/lib"):

@@ -18,6 +18,7 @@ import pytest
 from resilio_hpc.core.ledger import Event
 from resilio_hpc.devtools.demo.stage import events_of
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES
 from resilio_hpc.slurm.chain.chain import read_links
 from tests.support.clusters import each_series
 from tests.support.slurm import resized_training
@@ -25,7 +26,7 @@ from tests.support.slurm.submitted import Submitted
 from tests.support.waiting import PATIENCE_S, until
 
 SCRIPT = str(resized_training.__file__)
-pytestmark = each_series("22.05", slow=["26.05"])
+pytestmark = each_series(HOST_SERIES, slow=[NEWEST_SERIES])
 POLICY = "look_s = 1.0\nsettle_s = 1.0\ncool_down_s = 2.0\nrestart_s = 1.0\nhorizon_s = 36000.0\nmin_efficiency = 0.0\n"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster.spec import NEWEST_SERIES
 from tests.support.clusters import each_series
 from tests.support.environments import SUPPORT
 from tests.support.waiting import PATIENCE_S, until
@@ -143,7 +144,7 @@ def test_cancel_ends_the_chain(cluster: DevCluster) -> None:
 
 
 @pytest.mark.slow
-@each_series("26.05")
+@each_series(NEWEST_SERIES)
 @pytest.mark.parametrize("what", [a_lost_node, a_time_limit_without_a_stop])
 def test_the_same_with_a_newer_slurm(cluster: DevCluster, what: Callable[[DevCluster], None]) -> None:
     what(cluster)

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from resilio_hpc.devtools.devcluster import DevCluster
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES
 from tests.slurm.test_runner import ROWS
 from tests.support.clusters import each_series
 from tests.support.environments import ROOT
 from tests.support.requirements import need_readable_checkout
 
-pytestmark = each_series("22.05", slow=["26.05"])
+pytestmark = each_series(HOST_SERIES, slow=[NEWEST_SERIES])
 ASK = """
 import dataclasses, json, sys
 from resilio_hpc.launch.allocation import job_watch

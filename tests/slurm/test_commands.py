@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilio_hpc.core.errors import CommandError, UsageError
+from resilio_hpc.devtools.devcluster.spec import SLURM_SERIES
 from resilio_hpc.slurm.chain import chain
 from resilio_hpc.slurm.chain import successor_options as options
 from resilio_hpc.slurm.client import commands
@@ -15,7 +16,7 @@ from resilio_hpc.slurm.client.allocation import detect
 from resilio_hpc.slurm.client.commands import parse_fields
 
 SAMPLES = Path(__file__).with_name("samples")
-SERIES = ("22.05", "24.11", "26.05")
+SERIES = tuple(SLURM_SERIES)
 
 
 def no_file(path: str) -> bool:

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilio_hpc.core.errors import SlurmError
+from resilio_hpc.devtools.devcluster.spec import SLURM_SERIES
 from resilio_hpc.slurm.client import job_json, node_json, text_output
 from resilio_hpc.slurm.client.answers import Garbled
 from resilio_hpc.slurm.client.commands import Unanswered
 from resilio_hpc.slurm.client.gres import Gres
 
 SAMPLES = Path(__file__).with_name("samples")
-SERIES = ("22.05", "24.11", "26.05")
+SERIES = tuple(SLURM_SERIES)
 
 
 def sample(name: str) -> str:

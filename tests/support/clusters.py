@@ -20,7 +20,7 @@ from drills import table as drill_table
 from resilio_hpc.core.errors import ResilioError
 from resilio_hpc.devtools.demo.stage import binds
 from resilio_hpc.devtools.devcluster import DevCluster
-from resilio_hpc.devtools.devcluster.image import HOST_SERIES
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, SLURM_SERIES
 from tests.support.environments import ROOT
 from tests.support.requirements import need_slurm
 from tests.support.waiting import PATIENCE_S, until
@@ -44,6 +44,9 @@ _RUN = {"munge", "munge.key", "slurm", "lock", "initctl"}
 def unique_name(prefix: str) -> str:
     """A cluster name of this process's own: several test runs may share a machine."""
     return f"{prefix}-{os.getpid()}"
+
+
+MIDDLE_SERIES = sorted(SLURM_SERIES)[1:-1]
 
 
 def each_series(*quick: str, slow: Sequence[str] = ()) -> pytest.MarkDecorator:

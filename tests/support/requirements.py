@@ -12,17 +12,20 @@ import pytest
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.devtools.devcluster import image
 from resilio_hpc.devtools.devcluster.requirements import check
-from resilio_hpc.devtools.devcluster.spec import ClusterSpec
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, NEWEST_SERIES, SLURM_SERIES, ClusterSpec
 
 
-def need_slurm(series: str = image.HOST_SERIES) -> None:
-    """A dev cluster of this Slurm series; RESILIO_TEST_SLURM=SERIES,… allows a newer one's root to be built."""
+def need_slurm(series: str = HOST_SERIES) -> None:
+    """Skip without a dev cluster of this Slurm series; RESILIO_TEST_SLURM allows newer ones' roots to be built."""
     try:
         check(ClusterSpec(name="probe"))
     except UsageError as error:
         pytest.skip(str(error))
-    if not image.is_built(series) and series not in os.environ.get("RESILIO_TEST_SLURM", "").split(","):
-        pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM={series} builds it")
+    words = {"newest": [NEWEST_SERIES], "all": [*SLURM_SERIES]}
+    asked = os.environ.get("RESILIO_TEST_SLURM", "").split(",")
+    allowed = [one for word in asked for one in words.get(word, [word])]
+    if not image.is_built(series) and series not in allowed:
+        pytest.skip(f"no cached root with Slurm {series}; RESILIO_TEST_SLURM=all builds it")
 
 
 def need_shared_mounts() -> None:

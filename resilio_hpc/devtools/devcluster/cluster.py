@@ -20,6 +20,7 @@ from resilio_hpc.devtools.devcluster.processes import NodeProcess, init_of, proc
 from resilio_hpc.devtools.devcluster.services import ENVIRONMENT
 from resilio_hpc.devtools.devcluster.spec import (
     CONTROLLER,
+    HOST_SERIES,
     ClusterSpec,
     layout,
     validate,
@@ -40,7 +41,7 @@ class DevCluster(SlurmCommands):
         cpus: int = 8,
         gpus: int = 0,
         gpu_type: str = "fake",
-        slurm: str = "22.05",
+        slurm: str = HOST_SERIES,
         accounting: bool = False,
         binds: Sequence[str | os.PathLike[str]] = (),
         slurmd_timeout_s: int = 10,

@@ -13,9 +13,8 @@ from pathlib import Path
 from resilio_hpc.core.errors import CommandError, UsageError
 from resilio_hpc.core.process import run
 from resilio_hpc.devtools.devcluster.requirements import ACCOUNTING_PACKAGES, SLURM_PACKAGES
-from resilio_hpc.devtools.devcluster.spec import SLURM_SERIES
+from resilio_hpc.devtools.devcluster.spec import HOST_SERIES, SLURM_SERIES
 
-HOST_SERIES = "22.05"
 _BUILD_TIMEOUT_S = 1800.0
 _APT_TIMEOUT_S = 900.0
 _EXTRA_PACKAGES = ("iproute2", "procps")

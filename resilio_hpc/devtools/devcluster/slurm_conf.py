@@ -47,7 +47,7 @@ _ACCOUNTING = {"AccountingStorageType": "accounting_storage/slurmdbd", "Accounti
 def render_slurm_conf(spec: ClusterSpec) -> str:
     """slurm.conf: our settings for rehearsing failures, with ``spec.conf`` laid over them."""
     settings = {"ClusterName": spec.name, **_SETTINGS, "SlurmdTimeout": str(spec.slurmd_timeout_s)}
-    if spec.series == "22.05":
+    if spec.series < "23":
         settings.update(_BEFORE_23)
     if spec.accounting:
         settings.update(_ACCOUNTING)
@@ -123,14 +123,14 @@ def render_gres_conf(spec: ClusterSpec) -> str:
 
 def render_cgroup_conf(spec: ClusterSpec) -> str:
     """cgroup.conf: no cgroups. 22.05 cannot be told so; it is content with an empty mount (node.py)."""
-    return "CgroupPlugin=cgroup/v1\n" if spec.series == "22.05" else "CgroupPlugin=disabled\n"
+    return "CgroupPlugin=cgroup/v1\n" if spec.series < "23" else "CgroupPlugin=disabled\n"
 
 
 def render_job_container_conf(spec: ClusterSpec) -> str:
     """job_container.conf: where jobs' own /tmp lie. Their /dev/shm is private in 22.05, too, which has no ``Dirs``."""
     if not spec.private_tmp:
         return ""
-    dirs = "" if spec.series == "22.05" else "Dirs=/tmp,/dev/shm\n"
+    dirs = "" if spec.series < "23" else "Dirs=/tmp,/dev/shm\n"
     return f"AutoBasePath=true\nBasePath=/run/job-tmp\n{dirs}"
 
 

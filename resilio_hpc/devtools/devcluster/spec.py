@@ -13,7 +13,9 @@ from resilio_hpc.core.errors import UsageError
 
 CONTROLLER = "ctl"
 SLURM_SERIES = {"22.05": "bookworm", "24.11": "trixie", "26.05": "forky"}
-"""Slurm series → the Debian suite whose packages provide it."""
+"""Slurm series → the Debian suite whose packages provide it: the oldest, which is this host's own, to the newest."""
+HOST_SERIES = min(SLURM_SERIES)
+NEWEST_SERIES = max(SLURM_SERIES)
 
 USER = "user"
 USER_ID = 20001
@@ -34,7 +36,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_mb: int = 32000
     gpus: int = 0
     gpu_type: str = "fake"
-    series: str = "22.05"
+    series: str = HOST_SERIES
     root: str = "/"
     slurm_version: str = ""
     accounting: bool = False
@@ -128,7 +130,7 @@ def validate(spec: ClusterSpec) -> ClusterSpec:
         raise UsageError("a --rootless cluster has no mounts of its own: --shared-mount needs root")
     if spec.rootless and spec.private_tmp:
         raise UsageError("a --rootless cluster has no mounts of its own: --private-tmp needs root")
-    if spec.rootless and (spec.series != "22.05" or spec.accounting or spec.binds):
+    if spec.rootless and (spec.series != HOST_SERIES or spec.accounting or spec.binds):
         raise UsageError("a --rootless cluster runs this host's own Slurm, without accounting and without --bind")
     for line in spec.conf:
         if "=" not in line or "\n" in line:
