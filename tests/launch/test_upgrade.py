@@ -1,6 +1,6 @@
 """A run that the version before the rooms began (a sample, as that version left it) goes on under this one.
 
-``run-before-rooms.tar.xz``: two nodes of one rank each; rank 1 was killed at step 4, SIGTERM ended the run at step 13 of
+``run-before-rooms.tar.xz``: two nodes of one rank each; rank 1 was killed at step 4, SIGTERM ended it at step 13 of
 30. The script checks what it restores.
 """
 
