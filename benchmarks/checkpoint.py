@@ -35,7 +35,7 @@ Found = dict[str, list[float]]
 
 
 def one_round(method: str, options: argparse.Namespace, peers: Path = PEERS_PROGRAMS) -> Found | str:
-    """What it measured, or why it could not."""
+    """Return what it measured, or why it could not."""
     script = str(Path(__file__).with_name("checkpoint_measure.py"))
     argv = [script, method, str(options.megabytes * 1_000_000), str(options.saves), "{directory}"]
     argv += ["warm"] if options.warm else []

@@ -26,7 +26,7 @@ STEPS = 4
 
 
 def pinned_copy_s(size_bytes: int) -> float:
-    """The limit: one copy of so many bytes, piece by piece, into memory that is reused."""
+    """Return the limit: one copy of so many bytes, piece by piece, into memory that is reused."""
     import torch
 
     source = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")

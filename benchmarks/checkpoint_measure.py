@@ -58,7 +58,7 @@ def differing(saved: Fingerprint, loaded: Fingerprint) -> int:
 
 
 def save(method: Method, saves: int, meet: Callable[[], None], found: dict[str, list[float]]) -> Fingerprint:
-    """Returns what the state was at the last save."""
+    """Return what the state was at the last save."""
     updates: list[float] = []
     for _ in range(UPDATES):
         with timed(updates):

@@ -58,7 +58,7 @@ class Method(ABC):
         update(self.state)
 
     def loaded(self) -> dict[str, Any]:
-        """The state as the last load gave it."""
+        """Return the state as the last load gave it."""
         return self.state
 
 
@@ -264,7 +264,7 @@ def sync(paths: Iterable[Path]) -> None:
 
 
 def below(directory: Path) -> list[Path]:
-    """A directory and everything in it."""
+    """Return a directory and everything in it."""
     return [directory, *directory.rglob("*")]
 
 

@@ -65,7 +65,7 @@ def tell_why(kind: type[BaseException], error: BaseException, trace: TracebackTy
 
 
 def python_of(method: str, peers: Path = PEERS_PROGRAMS) -> Path:
-    """The interpreter that a method needs: the peers have an environment of their own."""
+    """Return the interpreter that a method needs: the peers have an environment of their own."""
     return peers / "python" if method in PEERS else Path(sys.executable)
 
 
@@ -80,7 +80,8 @@ def run(
     tmp: Path | None = None,
     **environment: str,
 ) -> list[Any] | str:
-    """What each process told, or why there is nothing to tell. ``{directory}`` in argv: an empty one on ``disk``.
+    """Return what each process told, or why there is nothing to tell. ``{directory}`` in argv: an empty one on
+    ``disk``.
 
     ``peers``: where their programs are; ``tmp``: where temporary files are made (default: as Python chooses).
     """
@@ -131,7 +132,7 @@ def wait(children: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> list[
 
 
 def heard(scratch: Path, rank: int) -> Any:
-    """What a process told: its result, or a text why there is none; if it could not, its last line."""
+    """Return what a process told: its result, or a text why there is none; if it could not, its last line."""
     try:
         return json.loads((scratch / f"told-{rank}").read_text())
     except (OSError, ValueError):
@@ -145,8 +146,9 @@ def end(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def directories(disk: Path, tmp: Path | None = None) -> Iterator[tuple[Path, Path]]:
-    """A short path for sockets and results, and an empty directory on the disk that is measured. What processes that
-    were started in between leave is removed: themselves, shared memory, DLRover's sockets, files; also at a SIGTERM."""
+    """Give a short path for sockets and results, and an empty directory on the disk that is measured. What processes
+    that were started in between leave is removed: themselves, shared memory, DLRover's sockets, files; also at a
+    SIGTERM."""
     before = signal.signal(signal.SIGTERM, end)
     scratch = Path(tempfile.mkdtemp(prefix="resilio-", dir=tmp))
     directory = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=disk))

@@ -29,7 +29,7 @@ TIMEOUT_S = 600.0
 
 
 def build(size: int, value: float) -> dict[str, Any]:
-    """A model's tensors, initialised as they would be."""
+    """Return a model's tensors, initialised as they would be."""
     import torch
 
     return {f"layer.{number}": torch.full((size // TENSORS // 4,), value) for number in range(TENSORS)}

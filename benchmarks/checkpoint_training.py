@@ -204,7 +204,7 @@ def one_run(name: str, options: argparse.Namespace) -> dict[str, Any] | str:
 
 
 def together(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a method measured in all its rounds."""
+    """Return what a method measured in all its rounds."""
     lists = [key for key, value in rounds[0].items() if isinstance(value, list)]
     found = {key: [took for one in rounds for took in one[key]] for key in lists}
     return {**rounds[0], **found, "wrong": sum(one["wrong"] for one in rounds)}

@@ -58,7 +58,7 @@ class Role:
         self._events.put(None)
 
     def wait_for(self, wanted: Callable[[dict[str, Any]], bool], limit_s: float) -> dict[str, Any]:
-        """The next event that is wanted."""
+        """Return the next event that is wanted."""
         deadline = time.monotonic() + limit_s
         while True:
             try:
@@ -149,7 +149,7 @@ def measure_bare(agents: int, limit_s: float) -> dict[str, float]:
 
 
 def measure_ours(agents: int, timeout_s: float, limit_s: float, profile: Path | None) -> dict[str, float]:
-    """A round, heartbeats for a while, then the controller's node is killed."""
+    """Play a round, then heartbeats for a while, then kill the controller's node."""
     with tempfile.TemporaryDirectory(prefix="resilio-scale-") as folder:
         common = {"run": f"{folder}/run", "agents": agents, "timeout_s": timeout_s, "profile": str(profile or "")}
         roles: list[Role | Crowd] = []

@@ -74,7 +74,7 @@ def launcher(heartbeat_s: float) -> Launcher:
 
 @contextmanager
 def started(options: argparse.Namespace, name: str) -> Iterator[Launched]:
-    """A run that would never end by itself."""
+    """Give a run that would never end by itself."""
     arguments = ("--steps=10000000", "--every=50", f"--step-seconds={options.step_seconds}")
     with launched(launcher(options.heartbeat), TRAINING, SCRIPT, arguments) as run:
         try:
@@ -132,7 +132,7 @@ def watch(options: argparse.Namespace, console: Console) -> Quiet:
 
 
 def processes_of(run: Launched, node: str) -> list[int]:
-    """The node's agent and all that descends from it."""
+    """Return the node's agent and all that descends from it."""
     agents = [event for event in read_ledger(run.directory / "run" / "ledger") if event.kind == "agent"]
     pid = next(event.fields["pid"] for event in reversed(agents) if event.fields["node"] == node)
     return [pid, *descendants(pid)]

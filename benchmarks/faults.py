@@ -159,7 +159,7 @@ def slow(drill: Drill, result: DrillResult) -> bool:
 
 
 def commit() -> str:
-    """The commit that is tried, with a ``+`` where files differ from it."""
+    """Return the commit that is tried, with a ``+`` where files differ from it."""
     try:
         return run(["git", "-C", str(PROJECT), "describe", "--always", "--dirty=+"], 10.0).stdout.strip()
     except ResilioError:
@@ -167,12 +167,12 @@ def commit() -> str:
 
 
 def chosen(options: argparse.Namespace) -> list[Drill]:
-    """The drills that the command line chooses from."""
+    """Return the drills that the command line chooses from."""
     return campaign() if options.campaign else list(DRILLS)
 
 
 def cluster_name(worker: int) -> str:
-    """The name of a worker's cluster."""
+    """Return the name of a worker's cluster."""
     return f"faults-{os.getpid()}-{worker}"
 
 
@@ -186,7 +186,7 @@ def wanted(drill: Drill, options: argparse.Namespace) -> bool:
 
 
 def slug(name: str) -> str:
-    """A name as a file's."""
+    """Return a name as a file's."""
     return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
 
 
@@ -212,7 +212,7 @@ def read_records(path: Path | None) -> list[Record]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--json", type=Path, help="write all results here")
     made.add_argument("--results", type=Path, help="add each result to this JSONL file at once, and skip what it holds")

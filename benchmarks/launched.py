@@ -61,7 +61,7 @@ class Launched:
         return killed_at_s
 
     def last_output(self) -> str:
-        """The launcher's last lines, for a trial that went wrong."""
+        """Return the launcher's last lines, for a trial that went wrong."""
         return "\n".join((self.directory / "output").read_text(errors="replace").splitlines()[-8:])
 
 
@@ -127,7 +127,7 @@ def free_port() -> int:
 
 
 def start(argv: Sequence[str], directory: Path, environment: Mapping[str, str], log: str) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, marked as one of this trial, as everything that it starts will be."""
+    """Return a process in a session of its own, marked as one of this trial, as everything that it starts will be."""
     own = {"OUT": str(directory), MARKER: str(directory), "OMP_NUM_THREADS": "1"}
     own |= dict.fromkeys(("TMPDIR", "RESILIO_LOCAL_DIR"), str(directory / "tmp"))
     with (directory / log).open("wb") as output:

@@ -30,7 +30,7 @@ def burn() -> None:
 
 
 def churn() -> None:
-    """Takes fresh pages, touches all of them, gives them back."""
+    """Take fresh pages, touch all of them, give them back."""
     page = os.sysconf("SC_PAGE_SIZE")
     while True:
         block = bytearray(CHURN_BYTES)
@@ -39,7 +39,7 @@ def churn() -> None:
 
 
 def write(directory: Path) -> None:
-    """Writes a file and waits until it is on the disk, again and again."""
+    """Write a file and wait until it is on the disk, again and again."""
     block = os.urandom(WRITE_BYTES)
     with tempfile.TemporaryFile(dir=directory) as file:
         while True:

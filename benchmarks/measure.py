@@ -34,7 +34,7 @@ class Series:
         return statistics.median_high(self.values_s) if self.values_s else NEVER
 
     def percentile_s(self, percent: float) -> float:
-        """The smallest timing that this share of all timings does not exceed (nearest rank)."""
+        """Return the smallest timing that this share of all timings does not exceed (nearest rank)."""
         ordered = sorted(self.values_s)
         return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else NEVER
 
@@ -68,7 +68,7 @@ def shown(value_s: float) -> str:
 
 
 def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
+    """Return what the numbers were measured on."""
     return {
         "processors": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),

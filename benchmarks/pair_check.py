@@ -98,7 +98,7 @@ def healthy(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that a process has started."""
+    """Return processes that a process has started."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -154,7 +154,7 @@ def planted(fault: str, arguments: argparse.Namespace, draw: random.Random) -> t
 
 
 def faults(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """What becomes of planted faults."""
+    """Yield what becomes of planted faults."""
     draw = random.Random(arguments.seed)
     for fault in arguments.faults.split(","):
         right = wrong = 0

@@ -54,7 +54,7 @@ def _plain_volume(
 
 
 def _plain_most(points: Sequence[int], stages: int, least: int, high: Fraction) -> int | None:
-    """The least largest stage among partitions whose stages have ``least`` or more."""
+    """Return the least largest stage among partitions whose stages have ``least`` or more."""
     best = [0] + [NO_LIMIT] * (len(points) - 1)
     for _ in range(stages):
         after = [NO_LIMIT] * len(points)
@@ -83,7 +83,7 @@ def graphs(count: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--operators", type=int, default=10_000)
     parser.add_argument("--stages", type=int, default=64)

@@ -101,7 +101,7 @@ def line(label: str, scored: dict[str, float], keys: tuple[str, ...]) -> None:
 
 
 def peer_rows(file: File, data: Path, peer: str) -> Rows:
-    """The file's rows with the times that a peer predicts for them."""
+    """Return the file's rows with the times that a peer predicts for them."""
     name, column = PEERS[peer]
     with (data / name).open(newline="") as stream:
         known = {row["row_id"]: row[column] for row in csv.DictReader(stream)}
@@ -114,7 +114,7 @@ MEMORY = ("memory_mean%", "balanced_accuracy%")
 
 
 def cold(files: list[File], data: Path, out: Path, score: ModuleType, keys: tuple[str, ...]) -> dict[str, Efficiency]:
-    """Prints every file beside the peers; returns the parameters that each file was predicted with."""
+    """Print every file beside the peers, and return the parameters that each file was predicted with."""
     used, means, inside, choices = {}, [], [], []
     for file in files:
         known = fitted(others(files, file))
@@ -144,7 +144,7 @@ def cold(files: list[File], data: Path, out: Path, score: ModuleType, keys: tupl
 def calibration(
     files: list[File], used: dict[str, Efficiency], seeds: int, rows: int, out: Path, score: ModuleType
 ) -> None:
-    """Prints, per file, after calibration with a few rows and without these: error, choice and band, over seeds."""
+    """Print, per file, after calibration with a few rows and without these: error, choice and band, over seeds."""
     for file in files:
         found: list[dict[str, float]] = []
         if len(file.cases) < 2 * rows or not file.timed:

@@ -21,7 +21,7 @@ NOISE = 0.08  # standard deviation of ln(time) that the model is believed to lea
 
 
 def fit(residuals: Callable[[Vector], Vector], start: Vector, limits: Bounds, rounds: int = 24) -> Vector:
-    """The values that make ``residuals`` (in standard deviations) and the departure from the beliefs smallest.
+    """Return the values that make ``residuals`` (in standard deviations) and the departure from the beliefs smallest.
 
     Levenberg–Marquardt in the logarithms of the values, clipped to the bounds. ``residuals`` takes values themselves.
     """
@@ -76,7 +76,7 @@ def _posterior(
 
 
 def _level(case: Case) -> tuple[str, float]:
-    """What shares a factor of its own, and how large that may be (standard deviation of its logarithm)."""
+    """Return what shares a factor of its own, and how large that may be (standard deviation of its logarithm)."""
     model, gpu = case.model, case.machine.gpu
     return (f"{gpu} {model.layers}x{model.hidden}x{model.experts}", EXPERTS) if model.experts else (gpu, CLUSTER)
 

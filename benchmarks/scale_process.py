@@ -74,7 +74,7 @@ class Process:
         return known
 
     def scan(self) -> tuple[EpochRecord | None, int | None]:
-        """The newest epoch, read once for all agents of this process."""
+        """Return the newest epoch, read once for all agents of this process."""
         if time.monotonic() > self._scan[0] + SCAN_CACHE_S:
             record = run_directory.newest_epoch(self.run.path)
             pulse = run_directory.read_pulse(self.run.path, record.epoch) if record else None

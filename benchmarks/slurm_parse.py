@@ -41,7 +41,7 @@ class Reading:
 
 
 def many_json(series: str, count: int) -> str:
-    """The recorded answer with ``count`` nodes, laid out as Slurm does."""
+    """Return the recorded answer with ``count`` nodes, laid out as Slurm does."""
     answer = json.loads((SAMPLES / f"nodes_{series}.json").read_text())
     few = answer["nodes"]
     answer["nodes"] = [
@@ -52,7 +52,7 @@ def many_json(series: str, count: int) -> str:
 
 
 def many_rows(count: int) -> str:
-    """A table of as many nodes, each in two partitions."""
+    """Return a table of as many nodes, each in two partitions."""
     (first, *_) = node_json.parse_nodes((SAMPLES / "nodes_26.05.json").read_text())
     assert first.gres[0].count == 4
     fixed = {"StateComplete": "idle+drain", "CPUs": "8", "CPUsState": "0/8/0/8", "Memory": "32000", "AllocMem": "0"}

@@ -59,7 +59,7 @@ Send = Callable[[], None]
 
 
 def processor_s(pids: Sequence[int]) -> float:
-    """What processes have used so far, to a hundredth of a second."""
+    """Return what processes have used so far, to a hundredth of a second."""
     fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
     return sum(int(field[11]) + int(field[12]) for field in fields) / TICKS_PER_S
 
@@ -231,7 +231,7 @@ def curve_taker(pipe: Connection, size: int, secret: bytes, port: int) -> None:
 def two_processes(
     giver: Callable[..., None], taker: Callable[..., None], size: int, *shared: object
 ) -> Iterator[tuple[Send, Sequence[int]]]:
-    """What the giver says first, if anything, the taker is told."""
+    """Give what the giver says first, if anything, the taker is told."""
     spawn = multiprocessing.get_context("spawn")
     (mine, its), (my, her) = spawn.Pipe(), spawn.Pipe()
     one = spawn.Process(target=giver, args=(its, size, *shared), daemon=True)

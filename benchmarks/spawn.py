@@ -98,7 +98,7 @@ def start_ranks(spawner: Spawner, directory: Path, ranks: int, port: int, argume
 
 
 def stamps_of(directory: Path, ranks: int) -> list[dict[str, float]]:
-    """What each rank printed, once all have."""
+    """Return what each rank printed, once all have."""
     deadline = time.monotonic() + TIMEOUT_S
     paths = [directory / f"{rank}.out" for rank in range(ranks)]
     while not all(path.exists() and path.read_text().endswith("\n") for path in paths):

@@ -45,13 +45,13 @@ def read(directory: Path, ranks: int) -> list[list[Stamp]]:
 
 
 def last_life(stamps: Sequence[Stamp]) -> Sequence[Stamp]:
-    """What the rank's newest process did. A restart may fail and be restarted: only the last one counts."""
+    """Return what the rank's newest process did. A restart may fail and be restarted: only the last one counts."""
     starts = [index for index, stamp in enumerate(stamps) if stamp.event == FIRST]
     return stamps[starts[-1] :] if starts else ()
 
 
 def steps_done(stamps: Sequence[Stamp]) -> int:
-    """Steps that the rank's newest process has completed."""
+    """Return steps that the rank's newest process has completed."""
     return sum(stamp.is_step for stamp in last_life(stamps))
 
 

@@ -45,7 +45,7 @@ class Outcome:
 
 
 def rss_mb() -> float:
-    """What this process has in memory now."""
+    """Return what this process has in memory now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6
 
@@ -54,14 +54,14 @@ def rss_mb() -> float:
 
 
 def flip(rng: Random, frame: bytearray) -> bytes:
-    """Some bits."""
+    """Return some bits."""
     for _ in range(rng.randint(1, 8)):
         frame[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
     return bytes(frame)
 
 
 def splice(rng: Random, frame: bytearray) -> bytes:
-    """A piece removed, doubled, or put elsewhere."""
+    """Return a piece removed, doubled, or put elsewhere."""
     begin = rng.randrange(len(frame))
     piece = frame[begin : begin + rng.randint(1, 16)]
     if rng.random() < 0.5:
@@ -79,7 +79,7 @@ def nest(rng: Random, frame: bytearray) -> bytes:
 
 
 def lie(rng: Random, frame: bytearray) -> bytes:
-    """A length that promises more than there is."""
+    """Return a length that promises more than there is."""
     at = rng.randint(1, len(frame))
     length = rng.choice(
         [b"\xdf\xff\xff\xff\xff", b"\xdd\x7f\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"]

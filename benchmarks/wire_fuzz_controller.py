@@ -80,7 +80,7 @@ class Life:
         return m.Hello(node, "a", self.controller.run.epoch, f"{node}:1", node, 1)
 
     def _sensible(self, node: str) -> m.ToController:
-        """What leads on, so that later phases are reached."""
+        """Return what leads on, so that later phases are reached."""
         controller, rng = self.controller, self.rng
         epoch, number, now = controller.run.epoch, controller.run.round, self.now
         words: dict[str, list[m.ToController]] = {

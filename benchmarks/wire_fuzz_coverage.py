@@ -76,7 +76,7 @@ def write_seeds(folder: Path, seed: int) -> None:
 
 
 def main() -> None:
-    """Ends with libFuzzer's exit code: 0 when nothing broke."""
+    """End with libFuzzer's exit code: 0 when nothing broke."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=500_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -67,11 +67,11 @@ class Values:
         self._types: dict[Any, Any] = {}
 
     def message(self, union: Any) -> Any:
-        """A valid message of one of the union's types."""
+        """Return a valid message of one of the union's types."""
         return self._struct(self.rng.choice(get_args(union)), 0)
 
     def wrong_fields(self, union: Any) -> bytes:
-        """A message's map in which a field is missing, unknown, of another type, or whose tag is."""
+        """Return a message's map in which a field is missing, unknown, of another type, or whose tag is."""
         rng = self.rng
         try:
             fields: dict[Any, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(self.message(union)))

@@ -318,7 +318,7 @@ class Checkpointer:
             raise CheckpointError(f"it cannot be seen which checkpoints there are: {where}") from error
 
     def _read(self, point: coordinator.RestorePoint, state: Any) -> tuple[Any, str]:
-        """The state, and which tier it came from."""
+        """Return the state, and which tier it came from."""
         try:
             with self._source(point) as source:
                 return restore(source, state, self._pool), source.tier

@@ -67,7 +67,7 @@ def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:
 
 @contextmanager
 def new_file(path: Path, mode: int = 0o666, worn: Path | None = None) -> Iterator[int]:
-    """A descriptor of a file that appears as ``path``, whole and durable, at the end; otherwise nothing remains.
+    """Give a descriptor of a file that appears as ``path``, whole and durable, at the end; otherwise nothing remains.
 
     ``worn``: a file of the same file system that is needed no more. It becomes the new one where it is ours alone,
     and is to be written over, since it has its old content; else it is removed.

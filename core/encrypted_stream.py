@@ -86,7 +86,7 @@ class SealedConnection:
         self._connection.sendall(sealed)
 
     def receive(self) -> bytes:
-        """What was sent in one go."""
+        """Return what was sent in one go."""
         sealed = self._sealed()
         plain = bytearray(len(sealed) - _TAG_BYTES)
         self._open(sealed, memoryview(plain))

@@ -85,7 +85,7 @@ _OF_FILES = frozenset(
 
 
 def is_damage(error: OSError) -> bool:
-    """Does the error tell of a file? Others tell of this process or machine: no room, no descriptor, no permission."""
+    """Return whether an error tells of a file; others tell of this process or machine: no room, no permission."""
     return error.errno in _OF_FILES
 
 

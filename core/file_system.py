@@ -10,7 +10,7 @@ _EXT, _XFS, _BTRFS, _F2FS = 0xEF53, 0x58465342, 0x9123683E, 0xF2F52010
 
 
 def is_in_memory(fd: int) -> bool:
-    """Does it keep its files in memory?"""
+    """Return whether it keeps its files in memory."""
     return _kind(fd) in (_TMPFS, _RAMFS)
 
 

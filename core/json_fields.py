@@ -26,11 +26,11 @@ class Fields:
 
     @classmethod
     def of(cls, value: object) -> Fields:
-        """The fields of ``value``, none when it is no object."""
+        """Return the fields of ``value``, none when it is no object."""
         return cls(value if isinstance(value, dict) else {})
 
     def number(self, name: str) -> float | None:
-        """A finite number."""
+        """Return a finite number."""
         value = self.data.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
@@ -45,28 +45,28 @@ class Fields:
         return value if value is not None and 0.0 <= value < _YEAR_10000 else None
 
     def whole(self, name: str) -> int | None:
-        """A whole number of at most 64 bits."""
+        """Return a whole number of at most 64 bits."""
         value = self.data.get(name)
         fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
         return value if fits else None
 
     def text(self, name: str, default: str = "") -> str:
-        """A string, as it is: see ``printable``."""
+        """Return a string, as it is: see ``printable``."""
         value = self.data.get(name)
         return value if isinstance(value, str) else default
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """The strings of a list."""
+        """Return the strings of a list."""
         value = self.data.get(name)
         return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list | tuple) else ()
 
     def each(self, name: str) -> tuple[Fields, ...]:
-        """The objects of a list."""
+        """Return the objects of a list."""
         value = self.data.get(name)
         return tuple(Fields(item) for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
 
     def inner(self, name: str) -> Fields:
-        """An object inside."""
+        """Return an object inside."""
         return Fields.of(self.data.get(name))
 
     def has(self, name: str) -> bool:
@@ -75,7 +75,7 @@ class Fields:
 
 
 def parse_object(text: str | bytes) -> dict[str, Any] | None:
-    """The JSON object in ``text``; None for anything else."""
+    """Return the JSON object in ``text``; None for anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):  # not JSON, not UTF-8, too deep, a number of thousands of digits

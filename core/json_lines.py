@@ -26,7 +26,7 @@ class LineDecoder(Generic[Message]):
         self._what = what
 
     def decode(self, line: bytes) -> Message:
-        """The message of a line. Raises WireError."""
+        """Return the message of a line. Raises WireError."""
         try:
             return self._decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -61,7 +61,7 @@ class LedgerReader:
         self._read: dict[Path, int] = {}  # bytes of whole lines
 
     def read_new(self) -> list[Event]:
-        """New events of all writers. What cannot be read is skipped. Raises Untrusted."""
+        """Return new events of all writers. What cannot be read is skipped. Raises Untrusted."""
         try:
             paths = sorted(path for path in self._directory.iterdir() if path.suffix == ".jsonl")
         except OSError:

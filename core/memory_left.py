@@ -30,7 +30,7 @@ def memory_left(root: Path = Path("/")) -> MemoryLeft | None:
 
 
 def refuse_to_fill_memory(size: int) -> None:
-    """Raises OSError (ENOMEM) when ``size`` more bytes would leave too little to everybody else."""
+    """Raise OSError (ENOMEM) when ``size`` more bytes would leave too little to everybody else."""
     found = memory_left()
     if found is not None:
         reserve = min(max(found.limit_bytes // 32, _LEAST_RESERVE_BYTES), _MOST_RESERVE_BYTES)

@@ -114,7 +114,7 @@ def encode(message: RankMessage | AgentMessage) -> bytes:
 
 
 def decode_rank_message(packet: bytes) -> RankMessage:
-    """A packet that a rank sent. Raises WireError."""
+    """Return a packet that a rank sent. Raises WireError."""
     try:
         return _rank_decoder.decode(packet)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -122,7 +122,7 @@ def decode_rank_message(packet: bytes) -> RankMessage:
 
 
 def decode_agent_message(packet: bytes) -> AgentMessage:
-    """A packet that an agent sent. Raises WireError."""
+    """Return a packet that an agent sent. Raises WireError."""
     try:
         return _agent_decoder.decode(packet)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -130,7 +130,7 @@ def decode_agent_message(packet: bytes) -> AgentMessage:
 
 
 def connect(environment: Mapping[str, str]) -> socket.socket | None:
-    """A blocking connection to this rank's agent, or None where there is no launcher of ours."""
+    """Return a blocking connection to this rank's agent, or None where there is no launcher of ours."""
     path = environment.get("RESILIO_AGENT_SOCKET")
     if not path:
         return None

@@ -45,7 +45,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY, follow: bool = True) -> int:
 
 
 def check_regular(fd: int, path: Path) -> None:
-    """Raises NotRegular where the open file ``fd``, called ``path``, is none."""
+    """Raise NotRegular where the open file ``fd``, called ``path``, is none."""
     kind = stat.S_IFMT(os.fstat(fd).st_mode)
     if kind != stat.S_IFREG:
         raise NotRegular(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a regular file", str(path))
@@ -67,7 +67,7 @@ def open_direct(path: Path, follow: bool = True) -> int:
 
 
 def read_file(path: Path, limit: int = -1, follow: bool = True) -> bytes:
-    """What is in a regular file, at most ``limit`` bytes of it. Raises NotRegular, OSError."""
+    """Return what is in a regular file, at most ``limit`` bytes of it. Raises NotRegular, OSError."""
     with os.fdopen(open_file(path, follow=follow), "rb") as file:
         return file.read(limit)
 

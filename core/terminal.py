@@ -52,12 +52,12 @@ def guarded() -> Iterator[None]:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """The stream itself, for what draws on a terminal."""
+    """Return the stream itself, for what draws on a terminal."""
     return stream.stream if isinstance(stream, Guarded) else stream
 
 
 def console(stream: TextIO | None = None, **options: Any) -> Console:
-    """A rich console on ``stream``, by default standard output. Texts from outside must be printable before."""
+    """Return a rich console on ``stream``, by default standard output. Texts from outside must be printable before."""
     from rich.console import Console
 
     return Console(file=raw(stream or sys.stdout), **options)

@@ -34,7 +34,7 @@ Message = TypeVar("Message")
 
 
 def new_secret() -> bytes:
-    """A fresh secret for a run: 32 random bytes as hexadecimal text, to be kept in a file of mode 0600."""
+    """Return a fresh secret for a run: 32 random bytes as hexadecimal text, to be kept in a file of mode 0600."""
     return secrets.token_hex(32).encode()
 
 
@@ -94,7 +94,7 @@ class Codec(Generic[Message]):
         return frame
 
     def decode(self, frame: bytes) -> Message:
-        """The message of a frame. Raises WireError for another version, garbage, or unknown types and fields."""
+        """Return the message of a frame. Raises WireError for another version, garbage, or unknown types and fields."""
         if not frame or frame[0] != VERSION or len(frame) > MAX_BYTES:
             raise WireError("not a message of this protocol version")
         try:
@@ -136,7 +136,7 @@ def listen(context: zmq.Context[Any], keys: Keys, host: str) -> tuple[zmq.Socket
 
 
 def listen_anywhere(context: zmq.Context[Any], keys: Keys, host: str) -> tuple[zmq.Socket[bytes], int]:
-    """A ROUTER socket on some port of ``host``; returns (socket, port)."""
+    """Return a ROUTER socket on some port of ``host``; returns (socket, port)."""
     socket = _listener(context, keys)
     return socket, socket.bind_to_random_port(f"tcp://{host}")
 
@@ -153,7 +153,7 @@ def _listener(context: zmq.Context[Any], keys: Keys) -> zmq.Socket[bytes]:
 
 
 def call(context: zmq.Context[Any], keys: Keys, endpoint: str, name: bytes) -> zmq.Socket[bytes]:
-    """A DEALER socket connected to ``endpoint`` ("host:port"), known there as ``name``."""
+    """Return a DEALER socket connected to ``endpoint`` ("host:port"), known there as ``name``."""
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     _bound(socket, MAX_BYTES, MAX_UNREAD)
     socket.setsockopt(zmq.IDENTITY, name)

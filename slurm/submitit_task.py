@@ -23,7 +23,7 @@ def forget_earlier_life(paths: utils.JobPaths) -> None:
 
 
 def main(folder: str) -> None:
-    """Raises what the function raised."""
+    """Raise what the function raised."""
     os.environ["SUBMITIT_FOLDER"] = folder
     forget_earlier_life(submitit.JobEnvironment().paths)
     process_job(folder)

@@ -16,7 +16,7 @@ Rows: TypeAlias = NDArray[np.intp] | NDArray[np.bool_]
 
 
 def default(value: Any) -> Any:
-    """A record's default, of a field whose type is a parameter."""
+    """Return a record's default, of a field whose type is a parameter."""
     return field(default=value)
 
 
@@ -26,7 +26,7 @@ class Columns:
 
     @classmethod
     def of(cls, records: Sequence[Any]) -> Self:
-        """A row for each of the records."""
+        """Return a row for each of the records."""
         return cls(**{f.name: np.array([getattr(one, f.name) for one in records], dtype=float) for f in fields(cls)})
 
     @classmethod
@@ -44,5 +44,5 @@ class Columns:
         return self.map(lambda column: np.broadcast_to(column, (size,)))
 
     def take(self, rows: Rows) -> Self:
-        """These rows, of columns that have one value per row."""
+        """Return these rows, of columns that have one value per row."""
         return self.map(lambda column: column[rows])

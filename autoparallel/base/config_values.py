@@ -17,7 +17,7 @@ class ConfigValues:
     data: Mapping[str, object]
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number >= 0. Without a default the key must be there."""
+        """Return a whole number >= 0. Without a default the key must be there."""
         value = self.data.get(key)
         if value is None:
             if default is None:

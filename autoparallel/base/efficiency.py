@@ -85,7 +85,7 @@ def _table() -> Mapping[str, Mapping[str, float]]:
 
 
 def shipped() -> Efficiency:
-    """The shipped priors."""
+    """Return the shipped priors."""
     return Efficiency(**{name: float(_table()[name]["value"]) for name in NAMES})
 
 
@@ -95,7 +95,7 @@ def bounds() -> Bounds:
 
 
 def read(text: str) -> Efficiency:
-    """A calibration: TOML ``name = value``, the rest as shipped; [[nearby]] belongs to nearby.py.
+    """Return a calibration: TOML ``name = value``, the rest as shipped; [[nearby]] belongs to nearby.py.
 
     Errors: UsageError for an unknown name or a value outside its physical bounds.
     """

@@ -52,7 +52,7 @@ class Machine:
 
 @cache
 def machines() -> Mapping[str, Machine]:
-    """The shipped GPUs by name."""
+    """Return the shipped GPUs by name."""
     text = files("resilio_hpc.autoparallel").joinpath("gpus.toml").read_text()
     return {
         name: Machine(gpu=name, **{**row, "arch": Arch[row["arch"].upper()]})
@@ -61,7 +61,7 @@ def machines() -> Mapping[str, Machine]:
 
 
 def machine(name: str) -> Machine:
-    """The GPU of this name, as a person or a table writes it (``A100-SXM-80GB``, ``h100``, ``NVIDIA H200``)."""
+    """Return the GPU of this name, as a person or a table writes it (``A100-SXM-80GB``, ``h100``, ``NVIDIA H200``)."""
     known = machines()
     plain = name.upper().split("(")[0].replace("NVIDIA", "").replace("TESLA", "").strip(" -_").replace("_", "-")
     if "A100" in plain and "40" in plain:

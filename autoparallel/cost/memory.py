@@ -53,11 +53,11 @@ class Memory(Columns):
         return (self.peak + self.gaps) * (1 + FRAGMENTS) + CONTEXT + self.buckets
 
     def seen(self, capacity: Column) -> Column:
-        """What nvidia-smi shows of a GPU of so many bytes."""
+        """Return what nvidia-smi shows of a GPU of so many bytes."""
         return np.minimum(self.device, np.maximum(capacity, self.least))
 
     def reserved(self, capacity: Column) -> Column:
-        """What PyTorch's allocator holds in a GPU of so many bytes."""
+        """Return what PyTorch's allocator holds in a GPU of so many bytes."""
         return self.seen(capacity) - CONTEXT - self.buckets
 
 

@@ -25,7 +25,7 @@ def jacobian(function: Callable[[Vector], Vector], x: Vector, there: Vector) -> 
 
 
 def calibrate(known: Efficiency, cases: Sequence[Case], times: Vector) -> tuple[Efficiency, Nearby]:
-    """The parameters of one cluster from a few of its measurements, and what these say of layouts like them.
+    """Return the parameters of one cluster from a few of its measurements, and what these say of layouts like them.
 
     Parameters depart from ``known`` by as little as the measurements allow (Gauss-Newton on the joint posterior).
     """

@@ -26,18 +26,18 @@ class Backend(Protocol):
     version: str
 
     def hosts(self) -> list[str]:
-        """The host of every rank."""
+        """Return the host of every rank."""
 
     def split(self, groups: Sequence[Sequence[int]]) -> Any:
-        """The caller's group."""
+        """Return the caller's group."""
 
     def operation(self, collective: str, group: Any, ranks: Sequence[int], size: int) -> Callable[[], None]:
-        """A call that does it once, with tensors of ``size`` bytes, and returns when it is done.
+        """Return a call that does it once, with tensors of ``size`` bytes, and returns when it is done.
 
         Raises NotImplementedError where the back end has no such collective."""
 
     def longest(self, seconds: float) -> float:
-        """The most of all ranks."""
+        """Return the most of all ranks."""
 
     def barrier(self) -> None:
         """All ranks."""
@@ -105,13 +105,13 @@ class TorchBackend:
         self.rank, self.size = where.rank, where.size
 
     def hosts(self) -> list[str]:
-        """The host of every rank."""
+        """Return the host of every rank."""
         found: list[Any] = [None] * self.size
         self._dist.all_gather_object(found, socket.gethostname())
         return [str(host) for host in found]
 
     def split(self, groups: Sequence[Sequence[int]]) -> Any:
-        """The caller's group."""
+        """Return the caller's group."""
         made = [self._dist.new_group(list(ranks)) for ranks in groups]
         return next((group for group, ranks in zip(made, groups, strict=True) if self.rank in ranks), None)
 
@@ -151,7 +151,7 @@ class TorchBackend:
         return once
 
     def longest(self, seconds: float) -> float:
-        """The most of all ranks."""
+        """Return the most of all ranks."""
         value = self._torch.tensor([seconds], dtype=self._torch.float64, device=self._place)
         self._dist.all_reduce(value, op=self._dist.ReduceOp.MAX)
         return float(value.item())
@@ -180,11 +180,11 @@ class MpiBackend:
         self.version = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
 
     def hosts(self) -> list[str]:
-        """The host of every rank."""
+        """Return the host of every rank."""
         return list(self._world.allgather(socket.gethostname()))
 
     def split(self, groups: Sequence[Sequence[int]]) -> Any:
-        """The caller's group."""
+        """Return the caller's group."""
         colour = next((number for number, ranks in enumerate(groups) if self.rank in ranks), self._mpi.UNDEFINED)
         made = self._world.Split(colour, self.rank)
         return None if made == self._mpi.COMM_NULL else made
@@ -208,7 +208,7 @@ class MpiBackend:
         return calls[collective]
 
     def longest(self, seconds: float) -> float:
-        """The most of all ranks."""
+        """Return the most of all ranks."""
         return float(self._world.allreduce(seconds, op=self._mpi.MAX))
 
     def barrier(self) -> None:

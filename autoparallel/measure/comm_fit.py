@@ -55,7 +55,7 @@ class Curve:
 
 
 def fit(collective: str, span: str, ranks: int, ranks_per_node: int, samples: Mapping[int, Sequence[float]]) -> Curve:
-    """The curve through the medians of each size's samples (bytes → seconds).
+    """Return the curve through the medians of each size's samples (bytes → seconds).
 
     Relative deviations are minimised, not their squares: neither the largest size nor a disturbed one decides.
     Raises UsageError for fewer than three sizes, and for a latency or bandwidth that no machine has.

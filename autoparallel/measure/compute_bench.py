@@ -40,7 +40,7 @@ SMALL: Mapping[str, Sequence[Shape]] = {
 
 
 def shapes_of(device: str) -> Mapping[str, Sequence[Shape]]:
-    """What is measured there. Raises UsageError for an unknown device."""
+    """Return what is measured there. Raises UsageError for an unknown device."""
     if device not in ("cuda", "cpu"):
         raise UsageError(f"--device {device}: there are cuda and cpu")
     return SMALL if device == "cpu" else SHAPES
@@ -88,8 +88,8 @@ def measure(device: torch.device, shapes: Mapping[str, Sequence[Shape]], tell: C
 
 @contextlib.contextmanager
 def _quiet(device: torch.device) -> Iterator[None]:
-    """A GPU at the clocks that it has under load; on a CPU one thread, since on a busy machine threads that wait for
-    each other cost more than they bring."""
+    """Give a GPU at the clocks that it has under load; on a CPU one thread, since on a busy machine threads that wait
+    for each other cost more than they bring."""
     if device.type != "cpu":
         once = _matmul((8192, 8192, 8192), device)
         began = time.perf_counter()

@@ -83,7 +83,7 @@ def _inside(profile: Profile, machine: Machine, efficiency: Efficiency) -> tuple
 
 
 def _steps(curve: Curve) -> float:
-    """What link_alpha_us is multiplied with in collectives.py."""
+    """Return what link_alpha_us is multiplied with in collectives.py."""
     return 1.5 + math.log2(curve.ranks_per_node)
 
 
@@ -167,5 +167,5 @@ def _products(samples: Sequence[Sample], machine: Machine, efficiency: Efficienc
 
 
 def _width(head_dim: int) -> float:
-    """A head of 64 fills half of a tile of 128: as in operators.py."""
+    """Return the share of a tile that a head fills (64 of 128: half), as in operators.py."""
     return min(1.1, head_dim / (head_dim + 32) * 1.25)

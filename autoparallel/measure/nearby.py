@@ -102,7 +102,7 @@ class Nearby:
 
 
 def costed(problem: Problem, efficiency: Efficiency, measured: Nearby | None) -> Cost:
-    """What the model says, corrected by measurements of this cluster where there are some."""
+    """Return what the model says, corrected by measurements of this cluster where there are some."""
     cost = iteration(problem, efficiency)
     if measured is None:
         return cost
@@ -111,7 +111,7 @@ def costed(problem: Problem, efficiency: Efficiency, measured: Nearby | None) ->
 
 
 def read(text: str) -> Nearby | None:
-    """The part of a calibration that ``Nearby.text`` wrote, if it is there; UsageError where it is damaged."""
+    """Return the part of a calibration that ``Nearby.text`` wrote, if it is there; UsageError where it is damaged."""
     found = tomllib.loads(text).get("nearby", [])
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise UsageError("calibration: [[nearby]] is no list of tables")

@@ -70,7 +70,7 @@ def read(rows: Sequence[Mapping[str, str]]) -> Read:
 
 
 def _filled(cases: list[Case]) -> list[Case]:
-    """Fills open recomputation with the least that fits, and open ZeRO with stage 1 where that helps."""
+    """Fill open recomputation with the least that fits, and open ZeRO with stage 1 where that helps."""
     filled = list(cases)
     waiting = [number for number, found in enumerate(cases) if found.open_recompute or found.open_zero]
     for kind in LEAST_FIRST:
@@ -152,7 +152,7 @@ def _noted(noted: Sequence[str]) -> str:
 
 
 def cells(found: Prediction, number: int, row: Mapping[str, str], noted: Sequence[str]) -> dict[str, str]:
-    """The new cells of one row."""
+    """Return the new cells of one row."""
     time = float(found.cost.iteration[number])
     if not math.isfinite(time) or time <= 0:
         return {**dict.fromkeys(COLUMNS, ""), "pred_note": "no finite time: are the numbers of this row possible?"}

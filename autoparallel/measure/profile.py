@@ -19,5 +19,5 @@ class Profile:
     about_compute: Mapping[str, str] | None = None
 
     def curve(self, collective: str, span: str) -> Curve | None:
-        """The curve of a collective over a span, if it was measured."""
+        """Return the curve of a collective over a span, if it was measured."""
         return next((one for one in self.curves if (one.collective, one.span) == (collective, span)), None)

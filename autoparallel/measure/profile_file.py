@@ -34,7 +34,7 @@ LARGEST_BYTES = 64 << 20
 def about(
     backend: str, version: str, device: str, hosts: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What stands beside the numbers, so that they can be judged later."""
+    """Return what stands beside the numbers, so that they can be judged later."""
     names = list(dict.fromkeys(hosts))
     facts = {
         "backend": backend,

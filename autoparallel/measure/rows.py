@@ -54,7 +54,7 @@ class Cells:
         return bool(self.text(name)) and name not in re.split("[;,]", self.text("not_stated"))
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """A positive whole number, or the default; UsageError where there is neither."""
+        """Return a positive whole number, or the default; UsageError where there is neither."""
         text = self.text(name)
         if not text:
             if default is None:
@@ -71,7 +71,7 @@ class Cells:
 
 
 def case(row: Mapping[str, str]) -> Case:
-    """A row, understood; UsageError says which cell stands in the way."""
+    """Return a row, understood; UsageError says which cell stands in the way."""
     cells = Cells(row)
     model = _model(cells)
     framework = cells.text("framework").lower()
@@ -119,7 +119,7 @@ def _model(cells: Cells) -> Transformer:
 
 
 def _layout(cells: Cells, model: Transformer, framework: str) -> tuple[Layout, bool]:
-    """The layout, and whether the row says anything of recomputation."""
+    """Return the layout, and whether the row says anything of recomputation."""
     tp, pp, cp = (cells.whole(name, 1) for name in ("tp", "pp", "cp"))
     gpus = cells.whole("num_gpus") if cells.text("num_gpus") else 0
     if not gpus and not cells.text("dp"):

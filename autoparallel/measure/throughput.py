@@ -92,7 +92,8 @@ def sizes(speed: Speed, constraints: Constraints) -> list[int]:
 
 
 def fit(measured: Sequence[Measurement], share: float, rule: BatchRule = "keep", reference: int = 1) -> Throughput:
-    """The curve through what was measured; ``share``: of communication, assumed where the measurements do not tell.
+    """Return the curve through what was measured; ``share``: of communication, assumed where the measurements do not
+    tell.
 
     Several measurements of one number of nodes count as their median. Raises UsageError without any.
     """

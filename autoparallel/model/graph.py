@@ -126,5 +126,5 @@ class OperatorGraph:
         return np.array([not b or b != a for a, b in zip(["", *blocks], blocks, strict=False)], dtype=np.bool_)
 
     def parameters_of(self, first: int, end: int) -> set[int]:
-        """Indices of the parameters that operators first … end - 1 use."""
+        """Return indices of the parameters that operators first … end - 1 use."""
         return {index for operator in self.operators[first:end] for index in operator.parameters}

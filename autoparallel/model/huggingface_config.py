@@ -23,7 +23,7 @@ def from_huggingface(text: str | bytes, where: str) -> TransformerModel:
 
 
 def from_mapping(data: Mapping[str, object], where: str) -> TransformerModel:
-    """The same of what json.load gave."""
+    """Return the same of what json.load gave."""
     values = ConfigValues(printable(where), data)
     kind = values.text("model_type")
     if kind not in READERS:

@@ -27,7 +27,7 @@ WHERE = "Megatron's arguments"
 
 
 def from_megatron(arguments: Sequence[str]) -> TransformerModel:
-    """The model that Megatron-LM would build, with its defaults. Raises UsageError, which names the argument."""
+    """Return the model that Megatron-LM would build, with its defaults. Raises UsageError, which names the argument."""
     values = ConfigValues(WHERE, _read(arguments))
     for name in ("num-layers", "hidden-size", "num-attention-heads", "vocab-size"):
         _require(name, values, arguments)
@@ -59,7 +59,7 @@ def from_megatron(arguments: Sequence[str]) -> TransformerModel:
 
 
 def _read(arguments: Sequence[str]) -> dict[str, object]:
-    """What is given, by name without dashes; the last one counts, as in argparse."""
+    """Return what is given, by name without dashes; the last one counts, as in argparse."""
     found: dict[str, object] = {}
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for index, word in enumerate(words):

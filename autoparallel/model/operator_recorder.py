@@ -69,7 +69,7 @@ class Recorder:
         return key in self._tensors
 
     def see(self, seen: Seen) -> None:
-        """Takes one operator in, in the order of the program."""
+        """Take one operator in, in the order of the program."""
         inputs = [self._tensors[key] for key in seen.inputs if key in self._tensors]
         if not inputs:
             for key, size, _ in seen.outputs:

@@ -38,7 +38,7 @@ def _preset(name: str, row: Mapping[str, object]) -> Preset:
 
 
 def preset(name: str) -> TransformerModel:
-    """The model of that name. Raises UsageError that says what is near."""
+    """Return the model of that name. Raises UsageError that says what is near."""
     known = presets()
     if name.lower() in known:
         return known[name.lower()].model
@@ -48,7 +48,7 @@ def preset(name: str) -> TransformerModel:
 
 
 def find_model(name: str) -> TransformerModel:
-    """A file is read where there is one. Raises UsageError."""
+    """Return the model in a file of that name, or the shipped one. Raises UsageError."""
     path = Path(name)
     try:
         path = path / "config.json" if path.is_dir() else path

@@ -130,7 +130,7 @@ def _text(error: Exception) -> str:
 
 
 def _where(error: Exception) -> str:
-    """The last line of the user's own code that was running."""
+    """Return the last line of the user's own code that was running."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if not _NOT_USERS.intersection(path.parents):
@@ -144,7 +144,7 @@ Model = torch.nn.Module | Callable[[], torch.nn.Module]
 def trace(
     model: Model, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None, *, export: bool = True
 ) -> OperatorGraph:
-    """The operators of ``model(*inputs, **keywords)``, with what a backward pass adds.
+    """Return the operators of ``model(*inputs, **keywords)``, with what a backward pass adds.
 
     ``model``: a module on any device, meta included, or a function that makes one: it is called without memory for its
     tensors. ``inputs``: one micro-batch; only shapes and types count. ``export`` False: fake tensors at once.
@@ -172,7 +172,7 @@ def trace(
 
 
 def trace_made(make: Callable[[], Any], where: str) -> OperatorGraph:
-    """The same of what ``make()`` gives: (module, inputs), or (module, inputs, keywords). ``where``: for errors.
+    """Return the same of what ``make()`` gives: (module, inputs), or (module, inputs, keywords). ``where``: for errors.
 
     It is called without memory for its tensors. Raises UsageError.
     """

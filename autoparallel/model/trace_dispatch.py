@@ -26,7 +26,7 @@ HEAVY = ("linalg_", "_linalg", "_fft", "fft_", "_grouped_mm", "_cdist")  # of th
 
 
 def tensors_in(*nested: Any) -> list[torch.Tensor]:
-    """The tensors in nested values, in order."""
+    """Return the tensors in nested values, in order."""
     return [leaf for leaf in tree_flatten(nested)[0] if isinstance(leaf, torch.Tensor)]
 
 
@@ -163,7 +163,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _paths(module: torch.nn.Module, watch: _Watch) -> Iterator[None]:
-    """Keeps the path of the module that runs in ``watch.path``."""
+    """Keep the path of the module that runs in ``watch.path``."""
     names = {id(part): path for path, part in module.named_modules()}
 
     def enter(part: torch.nn.Module, inputs: Any) -> None:

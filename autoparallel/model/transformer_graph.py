@@ -34,7 +34,7 @@ def transformer_graph(
 
 
 def _layer(builder: _Builder, name: str, stream: int, moe: bool) -> int:
-    """Gives the operator that makes the layer's result."""
+    """Give the operator that makes the layer's result."""
     model, norm = builder.model, builder.model.norm_parameters
     values = model.heads * model.value_dim
     before = builder.add(f"{name} norm", 0, min(model.norms, 1) * norm, model.hidden, [stream])

@@ -60,7 +60,7 @@ class Explained:
 
 
 def check(training: Training, layout: Layout, machine: Machine) -> None:
-    """Raises UsageError for a layout that is none of this model."""
+    """Raise UsageError for a layout that is none of this model."""
     model = training.model
     for wrong, why in (
         (layout.pp > MOST_STAGES, f"pp {layout.pp}: at most {MOST_STAGES} stages can be drawn"),
@@ -103,7 +103,7 @@ def explain(training: Training, layout: Layout, machine: Machine) -> Explained:
 
 
 def _passes(efficiency: Efficiency, asked: Problem, cost: Cost, layout: Layout) -> tuple[tuple[Pass, ...], int]:
-    """The schedule, as far as it is worth drawing: filling, some rounds of the steady state, draining."""
+    """Return the schedule, as far as it is worth drawing: filling, some rounds of the steady state, draining."""
     host = float(cost.host[0])
     times, transfers = stage_times(cost, asked, layout, efficiency, host)
     transfer = transfers[0] if transfers else 0.0
@@ -121,7 +121,7 @@ def _passes(efficiency: Efficiency, asked: Problem, cost: Cost, layout: Layout) 
 
 
 def _stages(held: Memory, layout: Layout, layers: int) -> tuple[StageMemory, ...]:
-    """What lies between the first and the last stage, by the micro-batches in flight on each."""
+    """Return what lies between the first and the last stage, by the micro-batches in flight on each."""
     states, head = _first(held.states), _first(held.head)
     ends = _first(held.first), _first(held.last)
     first = ends[0] - states - WORKSPACE - (head if layout.pp == 1 else 0.0)

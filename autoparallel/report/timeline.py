@@ -48,7 +48,7 @@ def text_lines(passes: Sequence[Pass], width: int = 100) -> list[str]:
 
 
 def svg(found: Explained, title: str) -> str:
-    """A picture of its own: timeline, parts of an iteration, memory of the stages."""
+    """Return a picture of its own: timeline, parts of an iteration, memory of the stages."""
     drawn: list[str] = []
     y = _heading(drawn, found, title)
     y = _timeline(drawn, found, y)
@@ -62,7 +62,7 @@ def svg(found: Explained, title: str) -> str:
 
 
 def html(found: Explained, title: str) -> str:
-    """A page with the picture."""
+    """Return a page with the picture."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(title)}</title><style>svg{{max-width:100%;height:auto}}</style></head>\n<body>\n"

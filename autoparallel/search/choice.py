@@ -70,7 +70,7 @@ class Choice:
         return self.gpu_bytes - self.memory_bytes
 
     def words(self) -> dict[str, str]:
-        """The layout by the names that commands and scripts have for its parts.
+        """Return the layout by the names that commands and scripts have for its parts.
 
         As the launcher counts, dp holds context-parallel ranks too."""
         layout = self.layout
@@ -83,7 +83,7 @@ class Choice:
         return {name: str(value) for name, value in numbers.items()}
 
     def environment(self) -> dict[str, str]:
-        """What the training script reads."""
+        """Return what the training script reads."""
         return {f"RESILIO_{name.upper()}": value for name, value in self.words().items()}
 
     def launch_arguments(self) -> list[str]:

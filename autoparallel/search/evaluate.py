@@ -93,7 +93,7 @@ def must_ask(look: Look) -> bool:
 def after_submit(
     look: Look, expected: Expected | None, now: float, since_submit_s: float, patience: Patience
 ) -> Verdict:
-    """What a look at the submitted job means. ``expected``: a second test's answer, where there is one."""
+    """Return what a look at the submitted job means. ``expected``: a second test's answer, where there is one."""
     if look.state == "CANCELLED":
         return Verdict("go", "it was cancelled from outside", "taken-back")
     if look.state in LOST:
@@ -127,7 +127,7 @@ class Scheduler(Protocol):
         """When it would start."""
 
     def submit(self, request: Request) -> str:
-        """The job's number."""
+        """Return the job's number."""
 
     def look(self, job: str) -> Look:
         """How it stands."""
@@ -155,7 +155,7 @@ class Evaluator:
     clock: Clock = field(default_factory=Clock)
 
     def run(self, choices: Sequence[Choice], dry_run: bool = False) -> Attempt | None:
-        """The attempt with which it ended: started, queued, or would-submit; None where no choice is left.
+        """Return the attempt with which it ended: started, queued, or would-submit; None where no choice is left.
 
         Raises SlurmError where Slurm does not answer, or takes no more jobs of this user at all."""
         for rank, choice in shapes_once(choices):
@@ -200,7 +200,7 @@ class Evaluator:
         return self._told(rank, choice, verdict.event, verdict.why, job=job)
 
     def _settled(self, job: str, request: Request) -> Verdict:
-        """Looks at the job until it has started, is known to start in time, or is known not to."""
+        """Look at the job until it has started, is known to start in time, or is known not to."""
         submitted = self.clock.now()
         while True:
             look = self.scheduler.look(job)
@@ -220,7 +220,7 @@ class Evaluator:
             return None
 
     def _taken_back(self, job: str, verdict: Verdict) -> Verdict:
-        """Cancels a waiting job; one that started meanwhile is kept. The next choice waits until this is certain."""
+        """Cancel a waiting job; one that started meanwhile is kept. The next choice waits until this is certain."""
         began = self.clock.now()
         while True:
             try:

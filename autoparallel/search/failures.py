@@ -23,7 +23,7 @@ class Reliability:
 
 
 def interval_s(mtbf_s: float, checkpoint_s: float, step_s: float) -> float:
-    """The best time between two checkpoints; at least a step."""
+    """Return the best time between two checkpoints; at least a step."""
     best = math.sqrt(2 * checkpoint_s * mtbf_s) - checkpoint_s if checkpoint_s < mtbf_s / 2 else mtbf_s
     return max(best, step_s)
 

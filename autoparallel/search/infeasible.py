@@ -37,7 +37,7 @@ def _too_large(training: Training, machine: Machine, gpus: int, found: Found, wh
 
 
 def _one_limit_less(training: Training, machine: Machine, gpus: int, whole: Space) -> str:
-    """The first of the user's limits without which something fits, the cheapest to give up first."""
+    """Return the first of the user's limits without which something fits, the cheapest to give up first."""
     for name, space in _wider(training.space, whole):
         found = find(replace(training, space=space), machine, gpus)
         if found.cost.iteration.size:
@@ -49,7 +49,7 @@ def _one_limit_less(training: Training, machine: Machine, gpus: int, whole: Spac
 
 
 def _wider(space: Space, whole: Space) -> Iterator[tuple[str, Space]]:
-    """The space without one limit, and which."""
+    """Yield the space without one limit, and which."""
     if space.recompute != whole.recompute:
         yield "recompute", replace(space, recompute=whole.recompute)
     for name in ("micro_batch", "vpp", "ep", "tp", "pp"):
@@ -98,7 +98,7 @@ def _other_gpu(training: Training, machine: Machine, gpus: int) -> str:
 
 
 def _no_layout(training: Training, machine: Machine, gpus: int, node_gpus: int) -> str:
-    """The batch cannot be shared, or the degrees that are given cannot be had."""
+    """Say that the batch cannot be shared, or that the given degrees cannot be had."""
     space, model = training.space, training.model
     tp = space.only.get("tp", 1)
     if model.heads % tp:

@@ -64,7 +64,7 @@ class Inventory:
     waiting: tuple[Waiting, ...] = ()
 
     def pool_of(self, node: str, partition: str) -> Pool | None:
-        """The pool that a node belongs to."""
+        """Return the pool that a node belongs to."""
         return next((pool for pool in self.pools if pool.partition == partition and node in pool.nodes), None)
 
 

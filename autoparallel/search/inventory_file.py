@@ -29,7 +29,7 @@ def read_inventory(text: str, name: str) -> Inventory:
 
 
 def assumed(gpus: int, per_node: int, gpu: str) -> Inventory:
-    """A cluster of nothing but these GPUs, all idle."""
+    """Return a cluster of nothing but these GPUs, all idle."""
     nodes = _names(-(-gpus // per_node), "")
     return Inventory((Pool("", gpu, per_node, nodes, nodes, unused=(per_node,) * len(nodes)),))
 
@@ -79,7 +79,7 @@ def _names(count: int, partition: str) -> tuple[str, ...]:
 
 
 def _nodes(value: Any, what: str, partition: str) -> tuple[str, ...]:
-    """A number of nodes, or a host list."""
+    """Return a number of nodes, or a host list."""
     if isinstance(value, str):
         return tuple(dict.fromkeys(expand(value)))
     return _names(_whole(value, 0, MOST_NODES, what), partition)

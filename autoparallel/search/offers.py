@@ -98,7 +98,7 @@ def _wait(pool: Pool, missing: int, inventory: Inventory, now: float) -> float |
 
 
 def why_none(inventory: Inventory, request: Request) -> str:
-    """What keeps every shape from being offered, and what would be."""
+    """Return what keeps every shape from being offered, and what would be."""
     if not inventory.pools:
         return "no partition that is up has nodes in service"
     with_gpus = [pool for pool in inventory.pools if pool.gpus_per_node > 0]

@@ -95,7 +95,7 @@ def _given(training: Training) -> Layout:
 
 
 def _costed(layout: Layout, training: Training, machine: Machine) -> tuple[Found, float]:
-    """The layout with formula (3)'s time, and the bytes by which it does not fit."""
+    """Return the layout with formula (3)'s time, and the bytes by which it does not fit."""
     asked = Problem(
         Transformers.of([training.model]), Layouts.of([layout]), Machines.of([machine]), Stacks.of([training.stack])
     )

@@ -104,7 +104,7 @@ def _begins(
 
 
 def narrowest(cuts: Cuts, stages: int, floor: int, ceiling: int) -> Integers:
-    """Indices of the points of a partition with the least range of FLOPs among those within floor … ceiling.
+    """Return indices of the points of a partition with the least range of FLOPs among those within floor … ceiling.
 
     There must be one. Some partition bounds the range from above (``best``). An interval of smallest stages is dropped
     when no partition has all its stages within [low, high + best - 1]: each whose smallest lies in it has a range of
@@ -131,7 +131,7 @@ def narrowest(cuts: Cuts, stages: int, floor: int, ceiling: int) -> Integers:
 
 
 def _evenest(cuts: Cuts, stages: int, floor: int, ceiling: int) -> Integers:
-    """A partition whose stages lie closest around the mean, or nearly: a good start for ``narrowest``."""
+    """Return a partition whose stages lie closest around the mean, or nearly: a good start for ``narrowest``."""
     mean = cuts.total // stages
     low, high = 0, max(ceiling - mean, mean - floor)
     found = cuts.path(stages, floor, ceiling)
@@ -201,7 +201,7 @@ def partition_graph(graph: OperatorGraph, stages: int, band: float, blocks: bool
 def partition(
     flops: ArrayLike, cut_bytes: ArrayLike, stages: int, band: float, allowed: ArrayLike | None = None
 ) -> Partition:
-    """The best partition into ``stages``.
+    """Return the best partition into ``stages``.
 
     ``flops`` (n,): of each operator, integers >= 0. ``cut_bytes`` (n,): what a stage that begins with it receives; the
     first is not looked at. ``band``: δ. ``allowed`` (n,): which operators may begin a stage; default: all.
@@ -222,7 +222,7 @@ def partition(
 
 
 def band_limits(total: int, stages: int, band: float) -> tuple[int, int]:
-    """The least and the most FLOPs of a stage, exactly: a band of 0.1 is one tenth."""
+    """Return the least and the most FLOPs of a stage, exactly: a band of 0.1 is one tenth."""
     share, delta = Fraction(total, stages), Fraction(repr(band))
     low, high = (1 - delta) * share, (1 + delta) * share
     return max(0, -(-low.numerator // low.denominator)), min(total, high.numerator // high.denominator)
@@ -257,7 +257,7 @@ def _check_stages(stages: int, cuts: Cuts, band: float) -> None:
 
 
 def _least_volume(cuts: Cuts, stages: int, floor: int, ceiling: int) -> int:
-    """The least largest volume with which there is a partition; there is one when all cuts are allowed."""
+    """Return the least largest volume with which there is a partition; there is one when all cuts are allowed."""
     volumes = np.unique(cuts.volume)
     low, high = 0, len(volumes) - 1
     while low < high:
@@ -283,7 +283,7 @@ def _keeps(cuts: Cuts, stages: int, band: float) -> bool:
 
 
 def _least_band(cuts: Cuts, stages: int) -> float:
-    """The least band, in thousandths, that some partition keeps to."""
+    """Return the least band, in thousandths, that some partition keeps to."""
     low, high = 0, 1000 * stages
     while low < high:
         middle = (low + high) // 2

@@ -38,7 +38,7 @@ class Training:
     measured: Mapping[str, Efficiency] = field(default_factory=dict)
 
     def efficiency_on(self, machine: Machine) -> Efficiency:
-        """What this machine reaches."""
+        """Return what this machine reaches."""
         return self.measured.get(machine.gpu, self.efficiency)
 
 
@@ -54,7 +54,7 @@ class Searched:
 
 
 def at_shape(machine: Machine, ranks_per_node: int) -> Machine:
-    """A node as a job sees it that has only so many of its GPUs, and as large a share of its network."""
+    """Return a node as a job sees it that has only so many of its GPUs, and as large a share of its network."""
     domain = machine.domain_gpus if machine.domain_gpus > machine.node_gpus else ranks_per_node
     nic = machine.nic_gbytes_s * min(1.0, ranks_per_node / machine.node_gpus)
     return replace(machine, node_gpus=ranks_per_node, domain_gpus=domain, nic_gbytes_s=nic)
@@ -86,7 +86,7 @@ def find(training: Training, machine: Machine, gpus: int) -> Found:
 
 
 def _thinned(found: Found, machine: Machine) -> Found:
-    """The fastest layout, and each slower one that leaves clearly more memory free."""
+    """Return the fastest layout, and each slower one that leaves clearly more memory free."""
     kept, least = list[int](), math.inf
     device = found.memory.device
     step = STEP_OF_MEMORY * machine.memory_gb * 1e9
@@ -99,7 +99,7 @@ def _thinned(found: Found, machine: Machine) -> Found:
 
 
 def rows_of(found: Found, rows: Sequence[int]) -> Found:
-    """These layouts alone."""
+    """Return these layouts alone."""
     index = np.array(rows, dtype=np.intp)
     layouts = found.layouts.full(len(found.layouts)).take(index)
     return replace(found, layouts=layouts, cost=found.cost.take(index), memory=found.memory.take(index))
@@ -153,7 +153,7 @@ RANKS: Mapping[str, Callable[[Choice], tuple[float, ...]]] = {
 
 
 def ranked(searched: Iterable[Searched], by: str) -> list[Choice]:
-    """The best layout of every offer, the best offer first; of equal ones that with most GPUs per node."""
+    """Return the best layout of every offer, the best offer first; of equal ones that with most GPUs per node."""
     best = [min(one.choices, key=RANKS[by]) for one in searched if one.choices]
     return sorted(best, key=RANKS[by])
 

@@ -160,6 +160,6 @@ def search(
 
 
 def _slice(layouts: Layouts, rows: slice | NDArray[np.intp]) -> Layouts:
-    """These rows; columns that hold one value for all rows stay so."""
+    """Return these rows; columns that hold one value for all rows stay so."""
     columns = {f.name: getattr(layouts, f.name) for f in fields(Layouts)}
     return Layouts(**{name: value if name == "global_batch" else value[rows] for name, value in columns.items()})

@@ -31,7 +31,7 @@ def roles_of(members: Sequence[str], leader: str, batch_host: str) -> dict[str, 
 
 
 def last(events: Sequence[Event], kind: str) -> Event:
-    """The newest event of a kind. Raises ResilioError."""
+    """Return the newest event of a kind. Raises ResilioError."""
     found = next((event for event in reversed(events) if event.kind == kind), None)
     if found is None:
         raise ResilioError(f"the ledger has no {kind} event")

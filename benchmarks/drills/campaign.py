@@ -47,6 +47,6 @@ def in_campaign(drill: Drill) -> bool:
 
 
 def campaign() -> list[Drill]:
-    """The campaign's drills, in the order of its subjects, batch-script mode first."""
+    """Return the campaign's drills, in the order of its subjects, batch-script mode first."""
     order = [name for names in SUBJECTS.values() for name in names]
     return sorted(filter(in_campaign, DRILLS), key=lambda drill: (drill.srun, order.index(drill.name)))

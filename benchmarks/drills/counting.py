@@ -28,12 +28,12 @@ ALIVE_EVERY_S = 0.05
 
 
 def weight(rank: int, world_size: int) -> int:
-    """What the samples of a rank weigh together: sample i weighs i + 1 and belongs to rank i mod world size."""
+    """Return what the samples of a rank weigh together: sample i weighs i + 1 and belongs to rank i mod world size."""
     return sum(sample + 1 for sample in range(BATCH) if sample % world_size == rank)
 
 
 def expected(steps: int) -> int:
-    """The value that every element must have after ``steps`` steps."""
+    """Return the value that every element must have after ``steps`` steps."""
     value = 1
     for step in range(steps):
         value = (value * weight(0, 1) + step) % MODULUS

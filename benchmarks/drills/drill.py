@@ -121,7 +121,7 @@ class DrillRun:
         return self._batch_script("drill", [f"--nodes={drill.nodes}", *drill.sbatch], srun, arguments)
 
     def _joiner(self) -> str:
-        """A job of one node that joins the run; of a node that the run does not have."""
+        """Return a job of one node that joins the run; of a node that the run does not have."""
         return self._batch_script(
             "joiner", ["--nodes=1", "--no-kill", "--exclusive"], "", [f"--join=/shared/{self._name}"]
         )
@@ -180,7 +180,7 @@ class DrillRun:
     # -- judgement ---------------------------------------------------------------------------------------------
 
     def _judge(self) -> None:
-        """Raises ResilioError with what is wrong."""
+        """Raise ResilioError with what is wrong."""
         self._events += self._reader.read_new()
         acts = self.drill.acts
         if len(self._done) < len(acts):

@@ -17,7 +17,7 @@ from resilio_hpc.core.ledger import Event
 def judge(
     drill: Drill, events: Sequence[Event], lives: Sequence[Life], run: Path, result: Path, acts_at: Sequence[float]
 ) -> None:
-    """Raises ResilioError with the first thing that is wrong. ``acts_at``: when each act was done."""
+    """Raise ResilioError with the first thing that is wrong. ``acts_at``: when each act was done."""
     verdict = _read(run / "verdict.json", "verdict").get("verdict")
     if verdict != drill.verdict and not (drill.verdict == "cancelled" and verdict == "terminated"):
         raise ResilioError(f"the verdict is {verdict}, not {drill.verdict}")
@@ -35,7 +35,8 @@ def judge(
 
 
 def two_at_once(events: Sequence[Event], lives: Sequence[Life]) -> str:
-    """What speaks against "one round trains at a time, no step is lost or durable twice"; "" when nothing does. Pure.
+    """Return what speaks against "one round trains at a time, no step is lost or durable twice"; "" when nothing does.
+    Pure.
 
     The ranks' own stamps decide it; the ledger must tell the same, and there must be stamps of every round it tells of.
     """

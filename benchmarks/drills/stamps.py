@@ -79,7 +79,7 @@ def first_end_after(lives: Sequence[Life], moment: float) -> float | None:
 
 
 def longest_pause(lives: Sequence[Life]) -> float:
-    """The longest time, in seconds, in which no rank ended a step. Pure."""
+    """Return the longest time, in seconds, in which no rank ended a step. Pure."""
     moments = sorted(end[0] for life in lives for end in life.ends)
     return max((later - earlier for earlier, later in itertools.pairwise(moments)), default=0.0)
 

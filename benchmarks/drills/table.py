@@ -213,7 +213,7 @@ DRILLS = _ways_in()
 
 
 def drill_named(full_name: str) -> Drill:
-    """The drill of this full name. Raises UsageError."""
+    """Return the drill of this full name. Raises UsageError."""
     found = next((drill for drill in DRILLS if drill.full_name == full_name), None)
     if found is None:
         raise UsageError(f"no drill {full_name!r}; benchmarks/faults.py --list shows them")

@@ -20,10 +20,10 @@ class World(Protocol):
     """All ranks of one round."""
 
     def ones(self, count: int) -> Any:
-        """A vector of ``count`` int64 that a checkpoint holds; ``np.asarray`` shares its memory."""
+        """Return a vector of ``count`` int64 that a checkpoint holds; ``np.asarray`` shares its memory."""
 
     def sum(self, values: Integers) -> Integers:
-        """The sum over all ranks, the same on each. Raises OSError or RuntimeError when a peer is gone."""
+        """Return the sum over all ranks, the same on each. Raises OSError or RuntimeError when a peer is gone."""
 
     def agree(self, number: int) -> int:
         """Rank 0's number."""
@@ -43,7 +43,7 @@ class GlooWorld:
         dist.init_process_group("gloo")
 
     def ones(self, count: int) -> Any:
-        """A tensor."""
+        """Return a tensor."""
         return self._torch.ones(count, dtype=self._torch.int64)
 
     def sum(self, values: Integers) -> Integers:
@@ -84,7 +84,7 @@ class SocketWorld:
         self._leads = rank == 0
 
     def ones(self, count: int) -> Any:
-        """An array."""
+        """Return an array."""
         return np.ones(count, dtype=np.int64)
 
     def sum(self, values: Integers) -> Integers:

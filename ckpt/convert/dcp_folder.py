@@ -150,7 +150,7 @@ def _write_tensor(whole: WholeState, number: int, file: IO[bytes]) -> None:
 
 
 def read(path: Path) -> Imported:
-    """A folder's state; its tensors are read one at a time, when they are fetched.
+    """Return a folder's state; its tensors are read one at a time, when they are fetched.
 
     Raises UsageError for a folder that needs code or is none, CorruptCheckpoint, OSError.
     """
@@ -169,7 +169,7 @@ def read(path: Path) -> Imported:
 
 
 def _nested_from_ours(path: Path, metadata: bytes, places: dict[str, Any]) -> Any:
-    """The state as it was exported, if we wrote this folder; else None."""
+    """Return the state as it was exported, if we wrote this folder; else None."""
     try:
         found = msgspec.json.decode(_read_file(path / _STATE), type=_State)
     except FileNotFoundError:
@@ -233,7 +233,7 @@ class _Reader:
                 self._names[_address(made)] = name
 
     def fetch(self, leaf: Leaf) -> Any:
-        """A tensor with its content."""
+        """Return a tensor with its content."""
         name = self._names.get(_address(leaf.value)) if leaf.size_bytes else None
         if name is None:
             return leaf.value  # in the midst of another value, it came with that
@@ -251,7 +251,7 @@ class _Reader:
         return made
 
     def value(self, name: str) -> Any:
-        """A value that is no tensor."""
+        """Return a value that is no tensor."""
         return self._load(name, self._metadata.values[name])
 
     def _load(self, name: str, stored: Stored) -> Any:
@@ -294,7 +294,7 @@ def _address(tensor: Any) -> int:
 
 
 def _stand_in(name: str, tensor: DcpTensor, size: int) -> Any:
-    """A tensor whose memory is never touched. None larger than its parts are in the files."""
+    """Return a tensor whose memory is never touched. None larger than its parts are in the files."""
     try:
         item = tensors.torch_dtype(tensor.dtype).itemsize
     except ValueError as error:

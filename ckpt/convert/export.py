@@ -25,7 +25,7 @@ _SUFFIXES: dict[str, Format] = {
 
 
 def format_of(path: Path) -> Format:
-    """What a file's suffix says; a directory, or a name without a suffix, is a DCP folder. Raises UsageError.
+    """Return what a file's suffix says; a directory, or a name without a suffix, is a DCP folder. Raises UsageError.
 
     A directory with an index of a model in several files is of the format of those, as the index itself is.
     """

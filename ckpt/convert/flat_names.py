@@ -22,7 +22,7 @@ class _Text(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def names_of(state: Any) -> dict[str, int]:
-    """The number of the tensor at each place of a decoded state, by its keys and positions joined with dots.
+    """Return the number of the tensor at each place of a decoded state, by its keys and positions joined with dots.
 
     A tensor at two places has two names. Raises UsageError for two tensors of one name, and for one that is no text.
     """
@@ -46,7 +46,7 @@ def names_of(state: Any) -> dict[str, int]:
 
 
 def text_of(whole: WholeState) -> bytes:
-    """The text for ``state_from``. Raises UsageError."""
+    """Return the text for ``state_from``. Raises UsageError."""
     by_number = {number: name for name, number in reversed(names_of(whole.state).items())}
     names = [by_number[number] for number in range(len(whole.tensors))]
     arrays = [number for number, tensor in enumerate(whole.tensors) if tensor.kind == "numpy"]
@@ -54,7 +54,7 @@ def text_of(whole: WholeState) -> bytes:
 
 
 def state_from(text: bytes, tensors: dict[str, Any]) -> Any:
-    """The state, with the torch tensors that the text names. Raises CorruptCheckpoint."""
+    """Return the state, with the torch tensors that the text names. Raises CorruptCheckpoint."""
     try:
         found = msgspec.json.decode(text, type=_Text)
         arrays = {number: tensors[found.names[number]].numpy() for number in found.arrays}

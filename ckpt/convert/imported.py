@@ -26,7 +26,7 @@ class Imported:
 
 
 def library(name: str, purpose: str) -> Any:
-    """An optional library. Raises UsageError where it is not installed."""
+    """Return an optional library. Raises UsageError where it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -52,7 +52,7 @@ class _Dtype:
         return f"{order}{self._text}{unit}"
 
     def made(self) -> Any:
-        """The dtype."""
+        """Return the dtype."""
         return numpy_types.dtype_of(self.text())
 
 
@@ -65,7 +65,7 @@ class _Array:
         self._state = state
 
     def made(self) -> Any:
-        """The array. Raises ValueError and its like for a state that none has."""
+        """Return the array. Raises ValueError and its like for a state that none has."""
         import numpy
 
         _, shape, dtype, by_columns, data = self._state
@@ -110,7 +110,7 @@ STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 
 
 def settled(state: Any) -> Any:
-    """What was read, with real arrays and dtypes. Raises ValueError and its like, UsageError."""
+    """Return what was read, with real arrays and dtypes. Raises ValueError and its like, UsageError."""
 
     def settle(value: Any) -> Any:
         return value.made() if type(value) in (_Array, _Dtype) else value

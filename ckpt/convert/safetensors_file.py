@@ -85,7 +85,7 @@ def _description(tensor: WholeTensor) -> dict[str, Any]:
 
 
 def read(path: Path) -> Imported:
-    """A file's tensors by their names, mapped; the nested state, with its plain values, where we wrote it."""
+    """Return a file's tensors by their names, mapped; the nested state, with its plain values, where we wrote it."""
     library("torch", "reading safetensors files")
     safe_open = library("safetensors", "reading safetensors files").safe_open
     os.close(open_file(path))  # the library would wait for a named pipe

@@ -25,7 +25,7 @@ class _Index(msgspec.Struct):
 
 
 def index_in(folder: Path) -> Path | None:
-    """The index of a folder; of several, that of safetensors. Raises UsageError where that is not clear."""
+    """Return the index of a folder; of several, that of safetensors. Raises UsageError where that is not clear."""
     found = sorted(path for path in folder.iterdir() if path.name.endswith(INDEX))
     preferred = [path for path in found if path.name.endswith(f".safetensors{INDEX}")] or found
     if len(preferred) > 1:

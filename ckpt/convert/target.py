@@ -16,7 +16,7 @@ DCP_METADATA = ".metadata"
 
 
 def check_target(target: Path, is_folder: bool, overwrite: bool) -> None:
-    """Raises UsageError where nothing can be written, or what is there must not be replaced."""
+    """Raise UsageError where nothing can be written, or what is there must not be replaced."""
     if not target.parent.is_dir():
         raise UsageError(f"{target.parent} is not a directory; make it first")
     if not os.path.lexists(target):
@@ -31,7 +31,7 @@ def check_target(target: Path, is_folder: bool, overwrite: bool) -> None:
 
 @contextmanager
 def written_whole(target: Path, is_folder: bool, overwrite: bool) -> Iterator[Path]:
-    """Gives a path, beside ``target``, to write to; when the block ends, that becomes ``target``, durable.
+    """Give a path, beside ``target``, to write to; when the block ends, that becomes ``target``, durable.
 
     When it raises, nothing remains, and an existing target is what it was. Raises UsageError, OSError.
     """

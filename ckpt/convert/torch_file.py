@@ -77,7 +77,7 @@ def _write_structure(state: Any, tensors: list[Any], path: Path) -> dict[int, in
 
 
 def _entries(file: IO[bytes]) -> list[tuple[zipfile.ZipInfo, int]]:
-    """The entries of an archive, and where the bytes of each begin."""
+    """Return the entries of an archive, and where the bytes of each begin."""
     found = []
     for entry in zipfile.ZipFile(file).infolist():
         file.seek(entry.header_offset + _LOCAL_LENGTHS_AT)

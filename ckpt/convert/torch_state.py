@@ -65,7 +65,7 @@ def torch_state(whole: WholeState) -> TorchState:
 
 
 def tensors_of(node: Any) -> Iterator[Any]:
-    """The tensors of a state, in its order."""
+    """Yield the tensors of a state, in its order."""
     import torch
 
     if isinstance(node, torch.Tensor):
@@ -103,7 +103,7 @@ def _with_known_containers(node: Any, converted: Counter[str]) -> Any:
 
 
 def _plain(value: Any) -> tuple[Any, str]:
-    """What torch.load reads with weights_only, and what was done for that."""
+    """Return what torch.load reads with weights_only, and what was done for that."""
     import numpy
 
     if isinstance(value, io.BytesIO):

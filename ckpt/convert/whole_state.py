@@ -148,7 +148,7 @@ class WholeState:
         return sum(tensor.size_bytes for tensor in self.tensors)
 
     def chunks(self, index: int) -> Iterator[memoryview]:
-        """The bytes of a tensor in row-major order, at most 64 MiB at a time; each is good until the next."""
+        """Yield the bytes of a tensor in row-major order, at most 64 MiB at a time; each is good until the next."""
         tensor = self.tensors[index]
         if not tensor.size_bytes:
             return

@@ -189,7 +189,7 @@ class AgentCoordinator:
         return any(header is not None and header.step == self._point.step for header in held)
 
     def restore_points(self) -> Sequence[RestorePoint]:
-        """The one that all ranks of this round restore; later on, what they saved and committed last.
+        """Return the one that all ranks of this round restore; later on, what they saved and committed last.
 
         Raises CorruptCheckpoint when there is none because all are damaged."""
         if self.place.rank == 0 and self._directory:

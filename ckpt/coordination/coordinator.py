@@ -79,7 +79,7 @@ class Coordinator(Protocol):
         ...
 
     def restore_points(self) -> Sequence[RestorePoint]:
-        """The copies to try, in this order; empty: begin from nothing. Raises CheckpointError."""
+        """Return the copies to try, in this order; empty: begin from nothing. Raises CheckpointError."""
         ...
 
     def restored(self, step: int, source: str, seconds: float) -> None:
@@ -124,7 +124,7 @@ def use(coordinator: Coordinator | None) -> None:
 
 
 def current() -> Coordinator | None:
-    """The coordinator given to ``use``."""
+    """Return the coordinator given to ``use``."""
     return _current
 
 
@@ -147,7 +147,7 @@ def local_directory(local: str | os.PathLike[str] | None, environment: Mapping[s
 
 
 def peer_disks_file(environment: Mapping[str, str]) -> Path | None:
-    """What the agent tells of other nodes' disks, where there is one: see ``peer_disks``."""
+    """Return what the agent tells of other nodes' disks, where there is one: see ``peer_disks``."""
     known = environment.get(PEER_DISKS_VARIABLE)
     return Path(known) if known else None
 

@@ -20,7 +20,7 @@ def find_coordinator(
     local: str | os.PathLike[str] | None,
     bytes_per_s: float,
 ) -> Coordinator:
-    """The arguments but ``environment`` are those of a process without a launcher: see LocalCoordinator."""
+    """Return the launcher's coordinator, or without one a LocalCoordinator with the other arguments."""
     link = agent_link.current(environment)
     if link is not None:
         return agent_link.AgentCoordinator(link, environment)

@@ -11,7 +11,7 @@ from resilio_hpc.core.errors import CorruptCheckpoint
 
 
 def check_not_all_damaged(directory: Path) -> None:
-    """Raises CorruptCheckpoint when there were steps and none is good: to begin anew then is not ours to decide."""
+    """Raise CorruptCheckpoint when there were steps and none is good: to begin anew then is not ours to decide."""
     if checkpoint_index.committed_steps(directory):
         return
     if damaged := checkpoint_index.damaged_steps(directory):
@@ -26,7 +26,7 @@ def check_not_all_damaged(directory: Path) -> None:
 
 
 def why_newest_is_gone(directory: Path) -> str:
-    """That ``latest`` names a step which is not there any more, in words; "" when it is there."""
+    """Return that ``latest`` names a step which is not there any more, in words; "" when it is there."""
     step = step_of_latest(directory)
     if step is None or checkpoint_index.step_directory(directory, step).exists():
         return ""
@@ -34,7 +34,7 @@ def why_newest_is_gone(directory: Path) -> str:
 
 
 def step_of_latest(directory: Path) -> int | None:
-    """The number in ``latest``; None without one."""
+    """Return the number in ``latest``; None without one."""
     try:
         text = regular_file.read_file(directory / "latest", 40)
     except OSError:

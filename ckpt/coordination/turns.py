@@ -30,7 +30,7 @@ class Turns:
         return os.getpid() != self._pid
 
     def check_process(self) -> None:
-        """Raises UsageError in a forked child."""
+        """Raise UsageError in a forked child."""
         if self.is_forked:
             raise UsageError(
                 f"this {self._what} is of process {self._pid}, and its threads do not live in this forked child; make "

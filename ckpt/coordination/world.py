@@ -40,7 +40,7 @@ class Group(NamedTuple):
 
 
 def group() -> Group | None:
-    """The default group of torch.distributed, or MPI's world of more than one process; None without either."""
+    """Return the default group of torch.distributed, or MPI's world of more than one process; None without either."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return Group("torch.distributed", distributed.get_rank(), distributed.get_world_size())
@@ -51,7 +51,7 @@ def group() -> Group | None:
 
 
 def find_place(environment: Mapping[str, str]) -> Place:
-    """The place of this process. Raises UsageError where $RANK or $WORLD_SIZE contradicts the group."""
+    """Return the place of this process. Raises UsageError where $RANK or $WORLD_SIZE contradicts the group."""
     known = group()
     if known is None:
         return Place.read(environment)
@@ -66,7 +66,7 @@ def find_place(environment: Mapping[str, str]) -> Place:
 
 
 def place_of(rank: int, world_size: int, environment: Mapping[str, str]) -> Place:
-    """The place of a process whose rank is known; the rest from the environment, where that is of the same rank.
+    """Return the place of a process whose rank is known; the rest from the environment, where that is of the same rank.
 
     Else all processes are taken to be on this machine, unless $LOCAL_RANK and $LOCAL_WORLD_SIZE say more: each then
     has a local rank of its own, and leaves cores to the others.
@@ -82,7 +82,7 @@ def place_of(rank: int, world_size: int, environment: Mapping[str, str]) -> Plac
 
 
 def check_place(place: Place) -> None:
-    """Raises UsageError where the group that there is by now says something else."""
+    """Raise UsageError where the group that there is by now says something else."""
     known = group()
     if known is not None and known[1:] != (place.rank, place.world_size):
         raise UsageError(

@@ -185,7 +185,7 @@ def _add_tensor(step: _Step, name: str, firsts: dict[str, SavedTensor]) -> None:
 
 
 def _parts(step: _Step, held: Sequence[SavedTensor], whole: Any) -> tuple[list[SavedTensor], str]:
-    """The parts that make up a tensor, each once, or what stands for them and why they cannot be had."""
+    """Return the parts that make up a tensor, each once, or what stands for them and why they cannot be had."""
     mine = next((saved for saved in held if saved.rank == step.own), None)
     if all(saved.record.slab is None for saved in held):
         is_replicated = step.manifest.layout == "replicated"

@@ -55,7 +55,7 @@ def _is_one_value(items: list[Any], is_torch: IsTorch) -> bool:
 
 
 def mark(tree: bytes, values: Collection[str]) -> bytes:
-    """A tree that also names places that are one value each, though they do not look so."""
+    """Return a tree that also names places that are one value each, though they do not look so."""
     return b'{"%s":%s,"values":%s}' % (_STATE.encode(), tree, json.dumps(list(values)).encode())
 
 

@@ -75,7 +75,7 @@ class ResilioReader(StorageReader):
         self._manifest = None
 
     def storage_meta(self) -> StorageMeta:
-        """What planners may want to know."""
+        """Return what planners may want to know."""
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     # torch takes a reader with **kwargs here for one that has a file of metadata per rank

@@ -27,7 +27,7 @@ _NUMBER = "0|[1-9][0-9]{0,17}"
 
 
 def flattened(local: SavePlan | None, final: SavePlan, planner: SavePlanner) -> Flattened:
-    """What goes into the snapshot. ``local``: what this process has; ``final``: what it is to write of that.
+    """Return what goes into the snapshot. ``local``: what this process has; ``final``: what it is to write of that.
 
     Raises UsageError, with the name, for what a checkpoint cannot hold.
     """

@@ -17,7 +17,7 @@ from resilio_hpc.core.errors import UsageError
 
 
 def value_of(planner: SavePlanner, item: WriteItem) -> Any:
-    """The plain value that a planner would have written. Raises UsageError for bytes that are not one."""
+    """Return the plain value that a planner would have written. Raises UsageError for bytes that are not one."""
     if isinstance(planner, DefaultSavePlanner) and _leaves_values_alone(type(planner)):
         return planner.lookup_object(item.index)
     stream = planner.resolve_data(item)
@@ -40,7 +40,7 @@ def _leaves_values_alone(kind: type[DefaultSavePlanner]) -> bool:
 
 
 def stream_of(value: Any) -> io.BytesIO:
-    """What a planner takes for a value."""
+    """Return what a planner takes for a value."""
     stream = io.BytesIO()
     torch.save(value, stream)
     stream.seek(0)

@@ -89,7 +89,7 @@ class ResilioWriter(StorageWriter):
         self._plan = None
 
     def storage_meta(self) -> StorageMeta:
-        """What planners may want to know."""
+        """Return what planners may want to know."""
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -205,7 +205,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 @contextmanager
 def _arenas(owner: Owner, local: Path) -> Iterator[ArenaPair]:
-    """An arena without a name, kept for the next save: memory that is there already halves the time of a copy."""
+    """Give an arena without a name, kept for the next save: memory that is there already halves the time of a copy."""
     with _idle_lock:
         pair = _idle.pop(local, None)
     if pair is None:

@@ -104,7 +104,7 @@ def read(fd: int, segments: Sequence[Segment | BoxSegment], direct: bool = True)
 
 
 def check_apart(segments: Sequence[Segment | BoxSegment]) -> None:
-    """Raises CorruptCheckpoint for segments that overlap, or are not by offset."""
+    """Raise CorruptCheckpoint for segments that overlap, or are not by offset."""
     if any(one.offset + size_of(one) > other.offset for one, other in pairwise(segments)):
         raise CorruptCheckpoint("two tensors of the checkpoint share bytes of a file")
 
@@ -121,7 +121,7 @@ def read_ahead(fd: int, offset: int, size: int) -> None:
 
 
 def is_read_ahead_far(fd: int) -> bool:
-    """Does the kernel read enough ahead by itself on that file's device? It then takes larger pages than for
+    """Return whether the kernel reads enough ahead by itself on that device. It then takes larger pages than for
     ``read_ahead``, and each read of them costs about half as much."""
     device = os.fstat(fd).st_dev
     for name in (f"{os.major(device)}:{os.minor(device)}/queue", f"{os.major(device)}:{os.minor(device)}/../queue"):
@@ -140,7 +140,7 @@ def write_cached(fd: int, data: memoryview, offset: int) -> None:
 
 
 def check_space(directory: Path, size: int, worn: Path | None = None) -> None:
-    """Raises OSError where so much is sure not to fit, before the disk is full to the brim: others write there.
+    """Raise OSError where so much is sure not to fit, before the disk is full to the brim: others write there.
 
     ``worn``: a file whose room it may take.
     """

@@ -62,7 +62,7 @@ class TensorRecord(msgspec.Struct, frozen=True, array_like=True):
         return BLOCK_BYTES if len(self.checksums) == _count(self.size_bytes, BLOCK_BYTES) else _OLD_BLOCK_BYTES
 
     def block(self, number: int) -> tuple[int, int]:
-        """The (start, size) of one."""
+        """Return the (start, size) of one."""
         start = number * self.block_bytes
         return start, min(self.block_bytes, self.size_bytes - start)
 
@@ -155,7 +155,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(shard.size_bytes for shard in self.shards)
 
     def shard_of(self, rank: int) -> tuple[ShardRecord, RankRecord]:
-        """The file and the record of a rank. Raises KeyError."""
+        """Return the file and the record of a rank. Raises KeyError."""
         for shard in self.shards:
             for record in shard.ranks:
                 if record.rank == rank:
@@ -180,7 +180,7 @@ _SHARD_NAME = re.compile(r"node-(0|[1-9][0-9]{0,8})\.h5")
 
 
 def blocks(size_bytes: int) -> list[tuple[int, int]]:
-    """The (start, size) of each block of a tensor that is to be written."""
+    """Return the (start, size) of each block of a tensor that is to be written."""
     return _cut(size_bytes, BLOCK_BYTES)
 
 
@@ -198,7 +198,7 @@ def sha256(data: bytes) -> str:
 
 
 def read_table(data: bytes, file_size: int) -> Table:
-    """A rank's table, every number in it checked against the size of its file. Raises CorruptCheckpoint."""
+    """Return a rank's table, every number in it checked against the size of its file. Raises CorruptCheckpoint."""
     try:
         table = _table_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -223,23 +223,23 @@ def _check_slab(record: TensorRecord, slab: SlabRecord) -> None:
 
 
 def check_extent(extent: Extent, file_size: int, what: str) -> None:
-    """Raises CorruptCheckpoint when an extent does not lie inside its file."""
+    """Raise CorruptCheckpoint when an extent does not lie inside its file."""
     if extent.offset + extent.size_bytes > file_size:
         raise CorruptCheckpoint(f"{what} lies beyond the end of its file")
 
 
 def seal(manifest: bytes) -> bytes:
-    """The content of a manifest's file."""
+    """Return the content of a manifest's file."""
     return _encoder.encode(_Sealed(FORMAT, VERSION, sha256(manifest), msgspec.Raw(manifest)))
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """The content of the file that ``read_manifest`` reads."""
+    """Return the content of the file that ``read_manifest`` reads."""
     return seal(_encoder.encode(manifest))
 
 
 def read_manifest(data: bytes, step: int) -> Manifest:
-    """The manifest of ``step``, checked. Raises CorruptCheckpoint, or CheckpointError for a newer version."""
+    """Return the manifest of ``step``, checked. Raises CorruptCheckpoint, or CheckpointError for a newer version."""
     try:
         sealed = _sealed_decoder.decode(data)
         if sealed.format != FORMAT or sealed.version < 1:
@@ -259,7 +259,7 @@ def read_manifest(data: bytes, step: int) -> Manifest:
 
 
 def check_manifest(manifest: Manifest, step: int) -> None:
-    """Raises CorruptCheckpoint when a manifest contradicts itself or names files outside its directory."""
+    """Raise CorruptCheckpoint when a manifest contradicts itself or names files outside its directory."""
     why = ""
     if manifest.step != step:
         why = f"it is of step {manifest.step}"

@@ -77,7 +77,7 @@ class HdfImage:
         self.size_bytes = os.fstat(self._fd).st_size
 
     def _take_kept(self, parts: Sequence[RankPart]) -> _Skeleton | None:
-        """That of the save before, where this one has the same tensors and its tree and table have room."""
+        """Return that of the save before, where this one has the same tensors and its tree and table have room."""
         try:
             skeleton = _kept.pop()
         except IndexError:

@@ -50,7 +50,7 @@ class ShardReader:
         return read_table(data, self.shard.size_bytes)
 
     def tree(self, rank: RankRecord, table: Table) -> bytes:
-        """The tree of a rank's plain values, without the spaces that fill up its room."""
+        """Return the tree of a rank's plain values, without the spaces that fill up its room."""
         data = self._read(table.tree)
         if crc32c(data) != table.tree.crc32c:
             raise CorruptCheckpoint(f"{self._name}: the tree of rank {rank.rank} does not match its checksum")

@@ -59,7 +59,7 @@ class Source(Protocol):
         ...
 
     def elsewhere(self, path: Sequence[Any]) -> Any:
-        """What others saved at a place of the state where this rank saved nothing, else containers.NOTHING.
+        """Return what others saved at a place of the state where this rank saved nothing, else containers.NOTHING.
 
         As ``tree.decode`` gives it; ``tensors`` grows by the tensors that it refers to.
         """
@@ -79,12 +79,12 @@ class Source(Protocol):
 
 
 def checksum_at(record: TensorRecord, start: int) -> int:
-    """The CRC32C of the block that begins at ``start``."""
+    """Return the CRC32C of the block that begins at ``start``."""
     return record.checksums[start // record.block_bytes]
 
 
 def mismatch(step: int, record: TensorRecord, start: int) -> CorruptCheckpoint:
-    """The error for a block that is not as it was written."""
+    """Return the error for a block that is not as it was written."""
     return CorruptCheckpoint(f"step {step}: tensor {record.path} does not match its checksum at byte {start}")
 
 

@@ -29,7 +29,7 @@ class Stored(NamedTuple):
 
 
 def stored_as(record: TensorRecord) -> Stored:
-    """The HDF5 type and shape of a tensor. One that HDF5 lacks is bytes, with one more dimension.
+    """Return the HDF5 type and shape of a tensor. One that HDF5 lacks is bytes, with one more dimension.
 
     float8_e4m3fn and its like are among those: they have numbers where HDF5 would see infinities.
     """

@@ -44,4 +44,4 @@ class WholeSnapshot(Protocol):
         """All bytes, not copied and not verified."""
 
     def slice(self, offset: int, size: int) -> memoryview:
-        """Some of them."""
+        """Return some of them."""

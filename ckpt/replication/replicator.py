@@ -76,7 +76,7 @@ class Replicator:
         return stdin in ready
 
     def answers(self) -> list[Answer]:
-        """What the agent is to hear."""
+        """Return what the agent is to hear."""
         return self._taker.answers()
 
 

@@ -95,7 +95,7 @@ class ArenaSource:
         return _map(self._fd, size)
 
     def slice(self, offset: int, size: int) -> memoryview:
-        """Some of them."""
+        """Return some of them."""
         return self.view[offset : offset + size]
 
     def fill(self, wanted: Sequence[Wanted], pool: ThreadPoolExecutor) -> None:

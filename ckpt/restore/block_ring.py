@@ -37,7 +37,7 @@ class Ring:
     """
 
     def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
-        """Raises OSError where it cannot be had."""
+        """Raise OSError where it cannot be had."""
         self._path, self._limits = path, limits
         size = size_bytes(limits)
         self._mutex = threading.Lock()
@@ -81,7 +81,7 @@ class Ring:
         fetch: Fetch | None = None,
         ahead: Sequence[Segment | BoxSegment] = (),
     ) -> list[int]:
-        """The indices of those that are to be read from the file: they did not match, or the ring was of no use.
+        """Return the indices of those that are to be read from the file: they did not match, or the ring was of no use.
 
         ``fetch``: reads what the file has, but from elsewhere. ``ahead``: what of it is wanted soon; instead of waiting
         for others, this thread reads that."""
@@ -114,7 +114,7 @@ class Ring:
         return time.monotonic() + 3 * self._limits.patience_s
 
     def _direct(self, fd: int, status: os.stat_result) -> int:
-        """The file, opened once to be read past the page cache where that goes."""
+        """Return the file, opened once to be read past the page cache where that goes."""
         with self._mutex:
             key = (fd, status.st_dev, status.st_ino)
             if key not in self._files:

@@ -127,7 +127,7 @@ class Table:
             yield
 
     def look(self, wanted: Mapping[int, Key], reader: Reader) -> Look:
-        """The available ones of a reader's blocks, all of one file, by offset. Raises TimeoutError."""
+        """Return the available ones of a reader's blocks, all of one file, by offset. Raises TimeoutError."""
         now = time.monotonic_ns()
         first = min(wanted.values())
         with self._locked():
@@ -251,7 +251,7 @@ class Table:
         await_word(self._memory, _CHANGES_AT, look.changes, self._limits.seen_s)
 
     def entry(self, slot: int) -> Entry:
-        """What a slot has now."""
+        """Return what a slot has now."""
         claimed, token, *key = _ENTRY.unpack_from(self._memory, self._at(slot))
         return Entry(claimed, token, tuple(key))
 
@@ -275,7 +275,7 @@ class Table:
 
 @contextmanager
 def locked(fd: int, patience_s: float = _LOCK_PATIENCE_S) -> Iterator[None]:
-    """The lock of a table, against other processes. Raises TimeoutError."""
+    """Give the lock of a table, against other processes. Raises TimeoutError."""
     deadline = time.monotonic() + patience_s
     while True:
         try:

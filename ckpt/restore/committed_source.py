@@ -78,7 +78,7 @@ class CommittedSource:
             raise
 
     def _part(self, rank: int) -> tuple[ShardReader, Table]:
-        """A rank's file and table, read once."""
+        """Return a rank's file and table, read once."""
         if rank not in self._parts:
             shard, record = self._manifest.shard_of(rank)
             reader = self._files.reader(shard)
@@ -131,7 +131,7 @@ class CommittedSource:
         return list(pieces.values())
 
     def _refuse_differences(self, held: TensorRecord) -> None:
-        """Raises LayoutMismatch for a replicated tensor of which ranks have each their own: that is no damage."""
+        """Raise LayoutMismatch for a replicated tensor of which ranks have each their own: that is no damage."""
         if held.slab is None and self._manifest.layout == "replicated":
             raise LayoutMismatch(
                 f"step {self.step}: the ranks saved different tensors as {held.path} in layout REPLICATED, so there is "
@@ -161,7 +161,7 @@ class CommittedSource:
         return containers.NOTHING
 
     def tree_of(self, rank: int) -> Any:
-        """The decoded tree of another rank; ``tensors`` grows by the tensors that it refers to."""
+        """Return the decoded tree of another rank; ``tensors`` grows by the tensors that it refers to."""
         if rank not in self._trees:
             reader, table = self._part(rank)
             self._trees[rank] = tree.renumber(tree.decode(self._tree_bytes(rank)), len(self._tensors))
@@ -171,7 +171,7 @@ class CommittedSource:
         return self._trees[rank]
 
     def _everywhere(self) -> Mapping[str, Sequence[tuple[int, TensorRecord]]]:
-        """What lies on disk under each path, of all ranks."""
+        """Return what lies on disk under each path, of all ranks."""
         if self._all is None:
             self._all = defaultdict(list)
             for rank in range(self._manifest.world_size):

@@ -28,7 +28,7 @@ Build = Callable[[], Any]
 
 
 def restore(source: Source, state: Any, pool: ThreadPoolExecutor) -> Any:
-    """The state that ``source`` holds, in ``state``'s own tensors and containers where it has them.
+    """Return the state that ``source`` holds, in ``state``'s own tensors and containers where it has them.
 
     ``state`` None: everything new. Raises LayoutMismatch or UsageError naming the place: nothing is changed then.
     CorruptCheckpoint or OSError: live tensors may be overwritten, all else is what it was.
@@ -79,7 +79,7 @@ class _Matching:
         return found
 
     def _in_parts(self, saved: Any) -> bool:
-        """Does it hold parts of tensors, which others may take?"""
+        """Return whether it holds parts of tensors, which others may take."""
         return any(ref.index < len(self._records) and self._records[ref.index].slab is not None for ref in refs(saved))
 
     def match(self, live: Any, saved: Any, path: Path) -> Build:
@@ -249,7 +249,7 @@ class _Matching:
         return {"state": state} if state else NOTHING
 
     def _module(self, live: Any, saved: dict[Any, Any], path: Path) -> Build:
-        """A module's state_dict() shows its live tensors, so the bytes go straight into them."""
+        """Return a module's state_dict() shows its live tensors, so the bytes go straight into them."""
         state = tensors.state_on_meta(live, place(path)) or live.state_dict()
         missing = [k for k in state if k not in saved and self._elsewhere((*path, k)) is NOTHING]
         unexpected = [k for k in saved if k not in state and not self._in_parts(saved[k])]
@@ -275,7 +275,7 @@ class _Matching:
 
 
 def _filled(live: Any, saved: Any, values: Sequence[Any]) -> Any:
-    """A sequence with these values: the live one, where it can hold them as the saved one did."""
+    """Return a sequence with these values: the live one, where it can hold them as the saved one did."""
     if type(live) is type(saved) is list:
         live[:] = values
         return live

@@ -38,7 +38,7 @@ class ShardFiles:
         return "peer" if len(self._local) + len(self._elsewhere) == len(self._readers) else "committed"
 
     def reader(self, shard: ShardRecord) -> ShardReader:
-        """The file of a shard. Raises CorruptCheckpoint, OSError."""
+        """Return the file of a shard. Raises CorruptCheckpoint, OSError."""
         if shard.file not in self._readers:
             reader = self._open_copy(shard)
             if reader is not None:
@@ -66,8 +66,8 @@ class ShardFiles:
             return None
 
     def described(self, fd: int, act: Callable[[], Result]) -> Result:
-        """What ``act`` reads of tables and trees, or once more from the committed file. Raises CorruptCheckpoint,
-        OSError."""
+        """Return what ``act`` reads of tables and trees, or once more from the committed file. Raises
+        CorruptCheckpoint, OSError."""
         try:
             return act()
         except (CorruptCheckpoint, OSError) as error:
@@ -77,7 +77,7 @@ class ShardFiles:
         return act()
 
     def read(self, fd: int, act: Callable[[PeerFile | None], Result]) -> Result:
-        """The same of tensors; ``act`` is given the copy on another node's disk where that is to be read."""
+        """Return the same of tensors; ``act`` is given the copy on another node's disk where that is to be read."""
         peer = self._elsewhere.get(fd)
         try:
             return act(peer)

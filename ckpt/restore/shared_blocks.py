@@ -108,8 +108,8 @@ class Read(Protocol):
 
 
 def wanted_soon(shares: Sequence[Sequence[Read]], number: int) -> list[Segment | BoxSegment]:
-    """What a thread that goes for the share of that number may read ahead while it would wait for others: the next
-    shares of the same file, behind those that this process's other threads go for."""
+    """Return what a thread that goes for the share of that number may read ahead while it would wait for others: the
+    next shares of the same file, behind those that this process's other threads go for."""
     first = number + THREADS
     soon = [read for share in shares[first : first + _SHARES_AHEAD] for read in share]
     return [read.segment for read in soon if read.fd == shares[number][0].fd]

@@ -137,7 +137,7 @@ def _read_share(
 
 
 def _shares(reads: Sequence[_BlockRead], size: int) -> Iterator[list[_BlockRead]]:
-    """What a thread reads in one go: neighbours in one file, up to ``size`` bytes of them."""
+    """Yield what a thread reads in one go: neighbours in one file, up to ``size`` bytes of them."""
     share: list[_BlockRead] = []
     for read in reads:
         if share and (read[:4] != share[0][:4] or read.offset - share[0].offset >= size):
@@ -201,7 +201,7 @@ def _extent(strides: Strides) -> int:
 
 
 def _touched(strides: Strides, size: int) -> Iterator[int]:
-    """The numbers of the blocks, of that ``size``, in which the box has a byte, in order."""
+    """Yield the numbers of the blocks, of that ``size``, in which the box has a byte, in order."""
     first, _, run, levels = strides
     far = [level for level in levels if level[1] > size]  # between the runs of others no block has its place
     length = _extent((0, 0, run, levels[len(far) :]))

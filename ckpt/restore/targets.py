@@ -71,7 +71,7 @@ class Targets:
         self._wanted_new.add(index)
 
     def fresh(self, index: int) -> Any:
-        """The same one for all who ask for it, once it is read; never a live one."""
+        """Return the same one for all who ask for it, once it is read; never a live one."""
         if index not in self._fresh:
             record = self._records[index]
             self._fresh[index] = tensors.empty(record.kind, record.dtype, record.shape)
@@ -96,7 +96,7 @@ class Targets:
     # -- before anything is changed ------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises LayoutMismatch, with both places, for two saved tensors that go into one live tensor and differ."""
+        """Raise LayoutMismatch, with both places, for two saved tensors that go into one live tensor and differ."""
         for one, other in self._overlapping():
             if one.content == other.content and _view(one.tensor) == _view(other.tensor):
                 continue
@@ -233,6 +233,6 @@ def _view(tensor: Any) -> Any:
 
 
 def _local(live: Any) -> Any:
-    """What of it lies in this process."""
+    """Return what of it lies in this process."""
     slab = slab_of(live)
     return live if slab is None else slab.tensor

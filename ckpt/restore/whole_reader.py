@@ -45,7 +45,7 @@ class _BlockCopy(NamedTuple):
 
 
 def _copy_shares(wanted: Sequence[Wanted]) -> Iterator[list[_BlockCopy]]:
-    """What a thread copies in one go."""
+    """Yield what a thread copies in one go."""
     share: list[_BlockCopy] = []
     room = _COPY_BYTES
     for record, target in wanted:
@@ -119,7 +119,7 @@ def read_whole(
 
 
 def _shares(parts: Sequence[_BlockRead], size: int) -> Iterator[list[_BlockRead]]:
-    """What a thread reads in one go: neighbours in one file, up to ``size`` bytes."""
+    """Yield what a thread reads in one go: neighbours in one file, up to ``size`` bytes."""
     share: list[_BlockRead] = []
     for part in parts:
         if share and (part.fd != share[0].fd or part.offset - share[0].offset >= size):

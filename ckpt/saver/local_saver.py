@@ -76,7 +76,7 @@ decode_request = LineDecoder[Save](Save, "a request to the saver").decode
 
 
 def receive(link: socket.socket) -> tuple[bytes, list[int]]:
-    """The next packet and its descriptors; b"" when the other end is gone and all that it sent was received."""
+    """Return the next packet and its descriptors; b"" when the other end is gone and all that it sent was received."""
     while True:
         try:
             packet, descriptors, _, _ = socket.recv_fds(link, _PACKET_BYTES, 1)

@@ -126,7 +126,7 @@ def _open_arenas(request: Persist, stack: ExitStack, mappings: Mappings | None) 
 
 
 def _staging(request: Persist) -> Path:
-    """The directory on the shared file system for the files of this save."""
+    """Return the directory on the shared file system for the files of this save."""
     directory = Path(request.directory)
     if request.node_rank == 0:  # before the new ones need their room
         with contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ def commit(request: Commit) -> Committed:
 
 
 def _check(request: Commit, directory: Path) -> None:
-    """Do the shards belong together? Raises CheckpointError, OSError."""
+    """Raise CheckpointError where the shards do not belong together, OSError."""
     staging = staging_directory(directory, request.step, request.epoch, request.round, request.session)
     if not staging.is_dir():
         return  # the step is committed, or the commit says what is wrong

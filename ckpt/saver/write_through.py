@@ -82,14 +82,14 @@ class LocalWay:
         return True
 
     def _give_up(self, patience_s: float) -> None:
-        """Raises CorruptCheckpoint when memory was let go."""
+        """Raise CorruptCheckpoint when memory was let go."""
         with self._lock:
             self._given_up = True
             if self._copy is not None:
                 raise CorruptCheckpoint(f"{self._copy.parent}: {bounded.no_answer(patience_s).strerror}; {_LOST}")
 
     def _go(self) -> ShardRecord | OSError:
-        """What the thread does."""
+        """Return what the thread does."""
         from resilio_hpc.ckpt.format.shard_file import write_shard
 
         started = time.monotonic()

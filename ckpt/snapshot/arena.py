@@ -57,7 +57,7 @@ class HeldSnapshot:
 
 
 def pack(header: Header) -> bytes:
-    """The header page's fields with their checksum (the state word is apart)."""
+    """Return the header page's fields with their checksum (the state word is apart)."""
     fields = _FIELDS.pack(
         _MAGIC,
         _VERSION,
@@ -79,7 +79,7 @@ def pack(header: Header) -> bytes:
 
 
 def unpack(page: bytes) -> Header | None:
-    """The header of a whole snapshot; None for anything else: empty, being written, torn, another version."""
+    """Return the header of a whole snapshot; None for anything else: empty, being written, torn, another version."""
     if len(page) < PAGE or page[STATE_AT : STATE_AT + 8] != WHOLE:
         return None
     fields = page[: _FIELDS.size]
@@ -100,7 +100,7 @@ def slot_path(directory: Path, rank: int, slot: int) -> Path:
 
 
 def read_header(path: Path) -> Header | None:
-    """The header of an arena file when it holds a whole snapshot, else None (also for a missing file)."""
+    """Return the header of an arena file when it holds a whole snapshot, else None (also for a missing file)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -114,7 +114,7 @@ def read_header(path: Path) -> Header | None:
 
 
 def header_of(fd: int) -> Header | None:
-    """The header of an open arena file when it holds a whole snapshot, else None."""
+    """Return the header of an open arena file when it holds a whole snapshot, else None."""
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_size < PAGE:
         return None
@@ -238,7 +238,7 @@ def _slots(directory: Path) -> list[Path]:
 
 
 def lock_snapshot(held: HeldSnapshot) -> int | None:
-    """A file descriptor that keeps this very snapshot, or None when it is being overwritten."""
+    """Return a file descriptor that keeps this very snapshot, or None when it is being overwritten."""
     try:
         fd = os.open(held.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

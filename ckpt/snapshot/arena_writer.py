@@ -321,7 +321,7 @@ class ArenaPair:
         threading.Thread(target=act, name="resilio-prefault", daemon=True).start()
 
     def held(self, step: int) -> Path | None:
-        """The arena that holds ``step``, of this rank."""
+        """Return the arena that holds ``step``, of this rank."""
         found = self._holder(step)
         return None if found is None else found[0].path
 

@@ -53,7 +53,7 @@ class Device(Protocol):
         ...
 
     def follow(self, where: Any) -> None:
-        """Copies from now on see what the current stream was given until now."""
+        """Let copies from now on see what the current stream was given until now."""
         ...
 
     def copy(self, part: Any, target: memoryview) -> None:
@@ -164,7 +164,7 @@ class DeviceCopies:
         self._marks: dict[Any, Mark] = {}
 
     def follow(self, where: Any) -> None:
-        """Copies from this device see all that its current stream was given until now. Raises CheckpointError."""
+        """Let copies see all that this device's current stream was given. Raises CheckpointError."""
         with _failures():
             self._device.follow(where)
             self._marks[where] = self._device.mark(where)
@@ -220,7 +220,7 @@ class DeviceCopies:
 
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
-    """What torch raises for a device that fails, or that has no memory for a part that is not contiguous."""
+    """Give what torch raises for a device that fails, or that has no memory for a part that is not contiguous."""
     try:
         yield
     except RuntimeError as error:
@@ -228,7 +228,8 @@ def _failures() -> Iterator[None]:
 
 
 def parts(value: Any, size_bytes: int) -> Iterator[Any]:
-    """The tensor cut up, in row-major order, into parts of at most that size (or an element); none of an empty one.
+    """Yield the tensor cut up, in row-major order, into parts of at most that size (or an element); none of an empty
+    one.
 
     To copy a part that is not contiguous takes as much memory of the device.
     """

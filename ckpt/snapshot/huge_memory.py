@@ -9,7 +9,7 @@ from resilio_hpc.native import make_huge
 
 
 def mount_has_huge_pages(fd: int) -> bool:
-    """Does this file get them by itself (``huge=always``, ``huge=within_size``)?"""
+    """Return whether this file gets them by itself (``huge=always``, ``huge=within_size``)."""
     return os.fstat(fd).st_blksize > PAGE
 
 

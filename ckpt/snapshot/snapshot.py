@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def copy_threads(local_world_size: int) -> int:
-    """A rank's share of the cores that it may use, and not more than memory bandwidth rewards."""
+    """Return a rank's share of the cores that it may use, and not more than memory bandwidth rewards."""
     return max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) // max(local_world_size, 1)))
 
 

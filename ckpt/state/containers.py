@@ -29,12 +29,12 @@ def parts(node: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def alike(node: Any, values: Iterable[Any]) -> Any:
-    """A new container of the kind of ``node`` (a sequence), with other values."""
+    """Return a new container of the kind of ``node`` (a sequence), with other values."""
     return deque(values, node.maxlen) if type(node) is deque else type(node)(values)
 
 
 def alike_dict(node: Any, values: dict[Any, Any]) -> Any:
-    """A new dict of the kind of ``node``, with other values."""
+    """Return a new dict of the kind of ``node``, with other values."""
     if type(node) is dict:
         return values
     if type(node) is defaultdict:
@@ -58,7 +58,7 @@ NOTHING: Any = object()
 
 
 def look_up(node: Any, path: Sequence[Any]) -> Any:
-    """What a nest of containers has at a path; NOTHING if it has no such place."""
+    """Return what a nest of containers has at a path; NOTHING if it has no such place."""
     for key in path:
         numbered = type(node) in SEQUENCES and type(key) is int and key < len(node)
         if not numbered and not (isinstance(node, dict) and key in node):

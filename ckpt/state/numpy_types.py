@@ -19,7 +19,7 @@ _MAX_DEPTH = 16
 
 
 def text_of(dtype: Any) -> str:
-    """The text of a numpy dtype. Raises UsageError for one that a checkpoint cannot hold."""
+    """Return the text of a numpy dtype. Raises UsageError for one that a checkpoint cannot hold."""
     # to numpy, structures are equal that are aligned and that are not
     return _known(dtype) if dtype.names is None and dtype.subdtype is None else _checked(dtype)
 
@@ -72,8 +72,8 @@ def _text_of(dtype: Any) -> str:
 
 
 def dtype_of(text: str, depth: int = 0) -> Any:
-    """The numpy dtype of a text. Raises ValueError for anything else, objects among them, UsageError for a package that
-    is missing."""
+    """Return the numpy dtype of a text. Raises ValueError for anything else, objects among them, UsageError for a
+    package that is missing."""
     import numpy
 
     if depth > _MAX_DEPTH:
@@ -116,7 +116,7 @@ def _of_ml_dtypes(name: str) -> Any:
 
 
 def scalar_of(text: str, data: bytes) -> Any:
-    """The numpy scalar of that dtype with these bytes. Raises ValueError."""
+    """Return the numpy scalar of that dtype with these bytes. Raises ValueError."""
     import numpy
 
     dtype = dtype_of(text)
@@ -142,5 +142,5 @@ def bytes_of(scalar: Any) -> bytes:
 
 
 def raw_view(array: Any) -> Any:
-    """The same elements as raw bytes, so that copies take the bytes between fields, too."""
+    """Return the same elements as raw bytes, so that copies take the bytes between fields, too."""
     return array.view(f"V{array.dtype.itemsize}") if array.dtype.names is not None else array

@@ -45,7 +45,7 @@ class _Kind(NamedTuple):
 
 
 def is_json_text(text: str) -> bool:
-    """Does JSON hold this text as it is?"""
+    """Return whether JSON holds this text as it is."""
     return text.isascii() or not _SURROGATE.search(text)
 
 
@@ -68,7 +68,7 @@ def are_json(values: Any, kinds: set[type]) -> bool:
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """The JSON node of a plain value. Raises UsageError, without its place, for a value that cannot be held."""
+    """Return the JSON node of a plain value. Raises UsageError, without its place, for a value that cannot be held."""
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -123,12 +123,12 @@ def _encode_library_value(value: Any) -> Any:
 
 
 def name_of(kind: type) -> str:
-    """A class as messages name it."""
+    """Return a class as messages name it."""
     return f"{kind.__qualname__} ({kind.__module__}.{kind.__qualname__})"
 
 
 def _advice(value: Any) -> str:
-    """What to save instead. A class is code, which no checkpoint holds."""
+    """Return what to save instead. A class is code, which no checkpoint holds."""
     kind = type(value)
     if isinstance(value, tuple) and hasattr(kind, "_asdict"):
         return "save its _asdict()"
@@ -146,8 +146,8 @@ def _advice(value: Any) -> str:
 
 
 def decode(tag: str, node: Any, whole: Callable[[Any], Any]) -> Any:
-    """The value of ``{tag: node}``; ``whole`` decodes what is inside of sets. Raises KeyError for a tag of no plain
-    value, ValueError or TypeError for a node that ``encode`` does not make."""
+    """Return the value of ``{tag: node}``; ``whole`` decodes what is inside of sets. Raises KeyError for a tag of no
+    plain value, ValueError or TypeError for a node that ``encode`` does not make."""
     if tag == "$set":
         return set(map(whole, node))
     if tag == "$frozenset":

@@ -30,8 +30,8 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 
 def arranged(live: Any, saved: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[int]]:
-    """A saved ``state_dict()`` with its parameters in the order of ``live``, by their names, and for each parameter of
-    ``live`` the number that it was saved with. As it is where one of them has no names.
+    """Return a saved ``state_dict()`` with its parameters in the order of ``live``, by their names, and for each
+    parameter of ``live`` the number that it was saved with. As it is where one of them has no names.
 
     Raises LayoutMismatch, beginning with ``where``, for other names or other groups.
     """
@@ -97,7 +97,7 @@ def check_shapes(
     shape_of: Callable[[Any], tuple[int, ...] | None],
     where: str,
 ) -> None:
-    """Raises LayoutMismatch for state of a parameter of another shape.
+    """Raise LayoutMismatch for state of a parameter of another shape.
 
     ``saved``: arranged; ``shapes``: of the parameters when they were saved, in the order of ``live``, None if not
     known; ``shape_of``: of a saved tensor, None for what is none.

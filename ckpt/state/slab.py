@@ -32,7 +32,7 @@ class Box(NamedTuple):
         return prod(self.shape)
 
     def intersect(self, other: Box) -> Box | None:
-        """What both have; None if that is nothing."""
+        """Return what both have; None if that is nothing."""
         start = tuple(max(mine, theirs) for mine, theirs in zip(self.start, other.start, strict=True))
         ends = (
             min(a + length, b + width)
@@ -46,7 +46,7 @@ class Box(NamedTuple):
         return self.intersect(other) is not None
 
     def seen_from(self, start: Shape) -> Box:
-        """The same box, counted from ``start`` on."""
+        """Return the same box, counted from ``start`` on."""
         return Box(tuple(mine - theirs for mine, theirs in zip(self.start, start, strict=True)), self.shape)
 
 

@@ -57,7 +57,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def describe(value: Any, path: str) -> Leaf:
-    """What ``value`` is. Raises UsageError for a tensor that is not plain bytes in this process."""
+    """Return what ``value`` is. Raises UsageError for a tensor that is not plain bytes in this process."""
     slab = slab_of(value)
     if slab is not None:
         leaf = describe(slab.tensor, path)
@@ -173,7 +173,7 @@ def copy_out(value: Any, target: memoryview) -> None:
 
 
 def _as_bits(plain: Any) -> Any:
-    """The same elements as whole numbers of their size: torch has no copies of some of its dtypes."""
+    """Return the same elements as whole numbers of their size: torch has no copies of some of its dtypes."""
     import torch
 
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(plain.itemsize)
@@ -254,7 +254,8 @@ def same_bytes(one: Any, other: Any) -> bool:
 
 
 def state_on_meta(module: Any, name: str) -> Any:
-    """The state_dict of a module that has tensors on the meta device, with those tensors themselves; None for others.
+    """Return the state_dict of a module that has tensors on the meta device, with those tensors themselves; None for
+    others.
 
     Raises UsageError for a buffer there that is not in the state: it would never be filled.
     """
@@ -329,7 +330,7 @@ def check_fits(target: Any, kind: Kind, dtype: str, shape: tuple[int, ...]) -> N
 
 
 def check_description(kind: Kind, dtype: str, shape: tuple[int, ...], size_bytes: int) -> None:
-    """Does a tensor of this dtype and shape have that size? Raises CorruptCheckpoint before anything is allocated."""
+    """Raise CorruptCheckpoint where a tensor of this dtype and shape has another size, before it is allocated."""
     try:
         item = torch_dtype(dtype).itemsize if kind == "torch" else numpy_types.dtype_of(dtype).itemsize
     except (ValueError, TypeError) as error:
@@ -341,7 +342,7 @@ def check_description(kind: Kind, dtype: str, shape: tuple[int, ...], size_bytes
 
 
 def empty(kind: Kind, dtype: str, shape: tuple[int, ...]) -> Any:
-    """A new tensor on the CPU, its content not set. Raises CorruptCheckpoint for a shape that cannot be."""
+    """Return a new tensor on the CPU, its content not set. Raises CorruptCheckpoint for a shape that cannot be."""
     try:
         if kind == "numpy":
             import numpy
@@ -355,7 +356,7 @@ def empty(kind: Kind, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def torch_dtype(name: str) -> Any:
-    """The torch dtype of that name. Raises ValueError for anything else that torch has under the name."""
+    """Return the torch dtype of that name. Raises ValueError for anything else that torch has under the name."""
     import torch
 
     found = getattr(torch, name, None) if re.fullmatch(r"[a-z][a-z0-9_]*", name) else None

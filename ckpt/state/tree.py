@@ -67,7 +67,7 @@ def _text(node: Any) -> bytes:
 
 
 def decode(tree: bytes) -> Any:
-    """The state with a TensorRef in each tensor's place. Raises CorruptCheckpoint."""
+    """Return the state with a TensorRef in each tensor's place. Raises CorruptCheckpoint."""
     return read(tree)[0]
 
 
@@ -98,7 +98,7 @@ def encode(decoded: Any) -> bytes:
 
 
 def check_reads_back(flat: Flattened) -> None:
-    """Raises UsageError, with the place, where what was taken apart would not be read as what it is."""
+    """Raise UsageError, with the place, where what was taken apart would not be read as what it is."""
     again = encode(decode(flat.tree))
     if flat.tree.startswith(b'{"$state":'):
         again = b'{"$state":%s,%s' % (again, flat.tree[flat.tree.rindex(b'"parameters":') :])
@@ -124,12 +124,12 @@ def _first_difference(one: Any, other: Any, at: str) -> str:
 
 
 def replaced(decoded: Any, by: Callable[[TensorRef], Any]) -> Any:
-    """A decoded tree with something else for each tensor."""
+    """Return a decoded tree with something else for each tensor."""
     return map_leaves(decoded, lambda leaf: by(leaf) if isinstance(leaf, TensorRef) else leaf)
 
 
 def renumber(decoded: Any, by: int) -> Any:
-    """A decoded tree whose tensors have numbers higher by so many."""
+    """Return a decoded tree whose tensors have numbers higher by so many."""
     return replaced(decoded, lambda ref: TensorRef(ref.index + by))
 
 
@@ -183,7 +183,7 @@ def _joined(path: tuple[Any, ...]) -> str:
 
 
 def place(path: tuple[Any, ...]) -> str:
-    """A path as people read it in a message."""
+    """Return a path as people read it in a message."""
     return "state" + "".join(f"[{key!r}]" for key in path)
 
 

@@ -54,7 +54,7 @@ _THREAD_END_S = 1.0  # what the thread of a save that has failed may take to end
 
 
 def check_step(step: object) -> int:
-    """The number of a step, numpy's integers included. Raises UsageError for what cannot be one."""
+    """Return the number of a step, numpy's integers included. Raises UsageError for what cannot be one."""
     number = -1 if isinstance(step, bool) or not isinstance(step, Integral) else int(step)
     if not 0 <= number < 1 << 53:
         raise UsageError(f"step {step!r} is not a whole number from 0 on")
@@ -67,7 +67,8 @@ def step_directory(directory: Path, step: int) -> Path:
 
 
 def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Writer) -> Path:
-    """The staging directory of a save that begins, empty. What saves that died left behind goes first: disks fill up.
+    """Return the staging directory of a save that begins, empty. What saves that died left behind goes first: disks
+    fill up.
 
     Only for the one process, ``writer``, that begins it for all. Raises CheckpointError when ``epoch`` may not commit,
     or when that step is being saved already; OSError.
@@ -91,7 +92,7 @@ def committed_steps(directory: Path) -> list[int]:
 
 
 def committed(directory: Path) -> list[Manifest]:
-    """The manifests of committed_steps, in its order (which is that of the commits, not of the numbers)."""
+    """Return the manifests of committed_steps, in its order (which is that of the commits, not of the numbers)."""
     found = []
     for step in _numbers(directory):
         manifest = _manifest_or_why(directory, step)
@@ -104,7 +105,7 @@ def committed(directory: Path) -> list[Manifest]:
 
 
 def damaged_steps(directory: Path) -> dict[int, str]:
-    """Steps that are there, but not in ``committed``, and why."""
+    """Return steps that are there, but not in ``committed``, and why."""
     why: dict[int, str] = {}
     for step in _numbers(directory):
         manifest = _manifest_or_why(directory, step)
@@ -172,7 +173,7 @@ def why_latest_is_wrong(directory: Path) -> str:
 
 
 def manifest_of(directory: Path, step: int) -> Manifest:
-    """The manifest of one step. Raises CorruptCheckpoint, CheckpointError for a newer format, OSError."""
+    """Return the manifest of one step. Raises CorruptCheckpoint, CheckpointError for a newer format, OSError."""
     try:
         data = regular_file.read_file(step_directory(directory, step) / MANIFEST, _MANIFEST_LIMIT + 1)
     except NotRegular as error:
@@ -239,7 +240,7 @@ def commit(
 
 
 def expendable(directory: Path, retention: Retention, now: float, known: Sequence[Manifest] | None = None) -> list[int]:
-    """The committed steps that ``retention`` does not keep. ``now``: Unix time.
+    """Return the committed steps that ``retention`` does not keep. ``now``: Unix time.
 
     ``known``: what ``committed`` gives, where that was just asked for: it looks at every file of every step.
     """

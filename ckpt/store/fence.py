@@ -38,7 +38,7 @@ def raise_fence(directory: Path, epoch: int) -> None:
 
 
 def check_fence(directory: Path, epoch: int, epochs: CommittedEpochs) -> None:
-    """Raises CheckpointError where ``epoch`` may not commit, OSError. A damaged file is written again."""
+    """Raise CheckpointError where ``epoch`` may not commit, OSError. A damaged file is written again."""
     lowest, why_wrong = _read(directory, epochs)
     if epoch < lowest:
         raise CheckpointError(f"epoch {epoch} may not commit any more: epoch {lowest} has taken over")
@@ -48,7 +48,7 @@ def check_fence(directory: Path, epoch: int, epochs: CommittedEpochs) -> None:
 
 
 def _read(directory: Path, epochs: CommittedEpochs) -> tuple[int, str]:
-    """The lowest epoch, and what is wrong with the file."""
+    """Return the lowest epoch, and what is wrong with the file."""
     try:
         data = regular_file.read_file(directory / NAME, 100)
     except FileNotFoundError:
@@ -71,7 +71,7 @@ def _read(directory: Path, epochs: CommittedEpochs) -> tuple[int, str]:
 
 
 def _claimed(run_directory: Path) -> list[int]:
-    """The epochs whose controllers have a file in the directory of the run, if it is one."""
+    """Return the epochs whose controllers have a file in the directory of the run, if it is one."""
     try:
         names = os.listdir(run_directory)  # noqa: PTH208
     except OSError:

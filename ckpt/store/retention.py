@@ -75,7 +75,7 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.keep_last == 1
 
     def expendable(self, steps: Sequence[CommittedStep], now: float) -> list[int]:
-        """Steps that may go, of ``steps`` in the order of their commits.
+        """Return steps that may go, of ``steps`` in the order of their commits.
 
         The step committed last always stays, and so does the last one that is not damaged.
         """

@@ -31,7 +31,7 @@ def staging_directory(directory: Path, step: int, epoch: int, round_: int, sessi
 
 
 def staged(directory: Path, session: str) -> dict[Path, int]:
-    """The staging directories of a session, and their steps. Raises OSError."""
+    """Return the staging directories of a session, and their steps. Raises OSError."""
     found = {path: _STAGING.fullmatch(path.name) for path in directory.iterdir()}
     return {path: int(name[1]) for path, name in found.items() if name and name[4] == session}
 

@@ -58,7 +58,7 @@ class _Source(NamedTuple):
 
 
 def view_image(step: Path, manifest: Manifest, front: int) -> tuple[bytes, list[str]]:
-    """The file, and the paths of tensors that are shown in parts only, since these do not make one whole.
+    """Return the file, and the paths of tensors that are shown in parts only, since these do not make one whole.
 
     ``step``: the directory of the step. ``front``: so many bytes (a power of two from 512 on) that HDF5 skips, first.
     Raises CorruptCheckpoint for tables or trees that are not as they were written, OSError.

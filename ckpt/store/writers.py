@@ -42,7 +42,7 @@ def this_process(job: str) -> Writer:
 
 @cache
 def process_job() -> str:
-    """The name of a job of one process, this one."""
+    """Return the name of a job of one process, this one."""
     return os.urandom(16).hex()
 
 
@@ -50,7 +50,7 @@ os.register_at_fork(after_in_child=process_job.cache_clear)
 
 
 def others_at_work(directory: Path, me: Writer, found: Sequence[Manifest]) -> dict[int, Writer]:
-    """The committed steps of other jobs that are at work, and whose they are. ``found``: all committed steps."""
+    """Return the committed steps of other jobs that are at work, and whose they are. ``found``: all committed steps."""
     before = _first_order.setdefault(directory, max((manifest.order for manifest in found), default=0))
     others: dict[int, Writer] = {}
     for manifest in found:
@@ -63,7 +63,7 @@ def others_at_work(directory: Path, me: Writer, found: Sequence[Manifest]) -> di
 
 
 def check_former(directory: Path, me: Writer | None, former: Manifest | None) -> None:
-    """Raises CheckpointError where the step that is to be replaced is of another job that is at work."""
+    """Raise CheckpointError where the step that is to be replaced is of another job that is at work."""
     if me is not None and former is not None and others_at_work(directory, me, [former]):
         assert former.writer
         raise CheckpointError(f"step {former.step} is another job's: {words(directory, former.writer)}")
@@ -75,7 +75,7 @@ def is_another(writer: Writer, me: Writer) -> bool:
 
 
 def words(directory: Path, writer: Writer) -> str:
-    """That another job writes there, for a user."""
+    """Return that another job writes there, for a user."""
     return (
         f"another job (process {writer.pid} on {writer.host}) writes checkpoints to {directory}, too; neither removes "
         "or replaces steps of the other: give each job a directory of its own"
@@ -156,7 +156,7 @@ def _read_note(path: Path) -> Writer | None:
 
 
 def notes(staging: Path) -> list[Path]:
-    """The notes of those who fill a staging directory. Raises OSError."""
+    """Return the notes of those who fill a staging directory. Raises OSError."""
     try:
         return [path for path in staging.iterdir() if path.name.startswith(NOTE)]
     except (FileNotFoundError, NotADirectoryError):
@@ -173,7 +173,7 @@ def _thread_lives(staging: Path, patience_s: float) -> bool:
 
 
 def is_alive(writer: Writer) -> bool | None:
-    """Does that process live? None where it is on another machine, or in another container of this one."""
+    """Return whether that process lives; None where it is on another machine, or in another container of this one."""
     if writer.machine != _machine():
         return None
     return _begun(writer.pid) == writer.begun
@@ -208,7 +208,7 @@ def look(staging: Path) -> list[tuple[str, int, int]]:
 
 @cache
 def _machine() -> str:
-    """The boot of this machine, and the space in which its process ids count."""
+    """Return the boot of this machine, and the space in which its process ids count."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - it is no path

@@ -53,7 +53,7 @@ _ADVICE = {
 
 
 def advice(error: OSError) -> str:
-    """What to do about an error of such a disk."""
+    """Return what to do about an error of such a disk."""
     return _ADVICE.get(error.errno or 0, "have that disk looked at, or choose another directory")
 
 
@@ -103,8 +103,8 @@ class LocalDisk:
             time.sleep(0.05)
 
     def new_step(self, step: int, epoch: int, round_: int, size_bytes: int) -> Path:
-        """An empty directory for a step. All others go, but the one committed last of those that are here; the file of
-        one that goes is left in ``worn``, for this step's to be written over.
+        """Return an empty directory for a step. All others go, but the one committed last of those that are here; the
+        file of one that goes is left in ``worn``, for this step's to be written over.
 
         ``size_bytes``: of what will be written; a directory in memory is no place for it where that is short.
         """
@@ -278,7 +278,7 @@ def _check_directory(directory: Path) -> None:
 
 
 def _is_private(path: Path) -> bool:
-    """A directory, no link, that is ours alone. Raises nothing."""
+    """Return a directory, no link, that is ours alone. Raises nothing."""
     try:
         status = path.lstat()
     except OSError:

@@ -84,7 +84,7 @@ class PeerDisks:
         self._pool = ThreadPoolExecutor(THREADS, "resilio-peer")
 
     def file(self, shard: ShardRecord) -> PeerFile | None:
-        """The copy of a shard file on the disk that it went by; nothing is asked yet."""
+        """Return the copy of a shard file on the disk that it went by; nothing is asked yet."""
         endpoint = self._known.disks.get(shard.node) if shard.node else None
         if endpoint is None:
             return None
@@ -198,7 +198,7 @@ def _receive(connection: SealedConnection, memory: memoryview) -> None:
 
 
 def _requests(extents: Sequence[tuple[int, int]], request_bytes: int) -> Iterator[list[int]]:
-    """The numbers of those that are asked for in one go."""
+    """Yield the numbers of those that are asked for in one go."""
     some: list[int] = []
     size = 0
     for number, (_, length) in enumerate(extents):

@@ -198,7 +198,7 @@ class Past:
     seen: Mapping[str, Value] = field(default_factory=dict)
 
     def of(self, device: str) -> Value | None:
-        """The baseline's word, else the best that was seen since the node was started; None for a new device."""
+        """Return the baseline's word, else the best that was seen since the node was started; None for a new device."""
         return self.normal[device] if device in self.normal else self.seen.get(device)
 
     def expected(self, device: str, alike: Value) -> Value:

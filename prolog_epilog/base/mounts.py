@@ -39,7 +39,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 
 def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
-    """The mount that a path lies on. Pure."""
+    """Return the mount that a path lies on. Pure."""
     best: Mount | None = None
     for mount in mounts:
         below = mount.path if mount.path.endswith("/") else f"{mount.path}/"

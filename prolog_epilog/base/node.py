@@ -38,7 +38,7 @@ class Node:
 
 
 def boot_id(root: Path = Path("/")) -> str:
-    """The kernel's name for this boot; "" where it cannot be read."""
+    """Return the kernel's name for this boot; "" where it cannot be read."""
     try:
         return NodeFiles(root).text("/proc/sys/kernel/random/boot_id").strip()
     except ResilioError:

@@ -29,7 +29,7 @@ class NodeFiles:
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str:
-        """A file's content. Raises Unreadable, also where there is none."""
+        """Return a file's content. Raises Unreadable, also where there is none."""
         content = self.optional(name)
         if content is None:
             raise Unreadable(f"{name} is not there")
@@ -59,11 +59,11 @@ class NodeFiles:
         return content.decode(errors="replace")
 
     def number(self, name: str) -> int:
-        """The whole number in a file, decimal or 0x…. Raises Unreadable."""
+        """Return the whole number in a file, decimal or 0x…. Raises Unreadable."""
         return whole_number(self.text(name), name)
 
     def number_or_why(self, name: str) -> int | Unreadable:
-        """The number in a file, or why it cannot be read: for one of many counters."""
+        """Return the number in a file, or why it cannot be read: for one of many counters."""
         try:
             return self.number(name)
         except Unreadable as error:

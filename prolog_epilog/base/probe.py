@@ -38,7 +38,7 @@ class Probe:
 
     @classmethod
     def of(cls, judge: Judge) -> Probe:
-        """A check that needs to know nothing but the reading."""
+        """Return a check that needs to know nothing but the reading."""
         return cls(lambda reading, limits, _: (judge(reading, limits), None))
 
     @classmethod
@@ -54,7 +54,7 @@ class Probe:
 
     @classmethod
     def rising(cls, counters: Counters, words: str, index_of: Callable[[Any, str], int] = lambda *_: -1) -> Probe:
-        """A check of counters, named by device and counter (``mlx5_0/1 link_downed``): see ``rising``."""
+        """Return a check of counters, named by device and counter (``mlx5_0/1 link_downed``): see ``rising``."""
 
         def judge(reading: Any, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
             faults, kept = rising(counters(reading), limits.number("per_hour"), former, words)
@@ -93,7 +93,7 @@ def rising(
 
 
 def _risen(before: list[int], now: int) -> int:
-    """The sum of all rises from sample to sample; after a reset a counter has begun at 0."""
+    """Return the sum of all rises from sample to sample; after a reset a counter has begun at 0."""
     total = 0
     for earlier, later in zip(before, [*before[1:], now], strict=True) if before else ():
         total += later - earlier if later >= earlier else later
@@ -101,7 +101,7 @@ def _risen(before: list[int], now: int) -> int:
 
 
 def _values(kept: object) -> dict[str, Value]:
-    """What was kept of devices, as far as it is what we keep."""
+    """Return what was kept of devices, as far as it is what we keep."""
     return (
         {name: value for name, value in kept.items() if isinstance(value, bool | int | float)}
         if isinstance(kept, dict)
@@ -110,7 +110,7 @@ def _values(kept: object) -> dict[str, Value]:
 
 
 def _samples(kept: object) -> list[tuple[float, dict[str, int]]]:
-    """What was kept, as far as it is what we keep."""
+    """Return what was kept, as far as it is what we keep."""
     found = []
     for one in kept if isinstance(kept, list) else ():
         if isinstance(one, list | tuple) and len(one) == 2 and isinstance(one[0], int | float):

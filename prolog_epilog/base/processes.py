@@ -55,7 +55,7 @@ def fetch(node: Node) -> list[Process]:
 
 
 def jobs_here(files: NodeFiles) -> set[str]:
-    """The jobs that have a step on this node now, by the titles of their slurmstepd. Raises Unreadable."""
+    """Return the jobs that have a step on this node now, by the titles of their slurmstepd. Raises Unreadable."""
     found = set()
     for pid in files.names("/proc", r"\d+"):
         if (files.optional(f"/proc/{pid}/comm") or "").strip() == "slurmstepd":
@@ -65,7 +65,7 @@ def jobs_here(files: NodeFiles) -> set[str]:
 
 
 def uninterruptible(processes: list[Process], limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
-    """Processes that were in state D at every look for so long: what they wait for will not come."""
+    """Return processes that were in state D at every look for so long: what they wait for will not come."""
     before = former.kept if isinstance(former.kept, dict) else {}
     since = {}
     for process in processes:

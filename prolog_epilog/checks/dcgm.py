@@ -122,12 +122,12 @@ def parse_discovery(text: str) -> Mapping[int, str]:
 
 
 def failures(reading: Reading, limits: Limits) -> Iterable[Fault]:
-    """What DCGM calls a failure, of the systems that the site wants to act on."""
+    """Return what DCGM calls a failure, of the systems that the site wants to act on."""
     return _faults(reading, "Failure", limits)
 
 
 def warnings(reading: Reading, limits: Limits) -> Iterable[Fault]:
-    """What it warns of."""
+    """Return what it warns of."""
     return _faults(reading, "Warning", limits)
 
 

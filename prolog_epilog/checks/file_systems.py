@@ -46,7 +46,7 @@ class FileSystem:
 
 
 def targets(node: Node) -> list[str]:
-    """The paths of the site's settings and network mounts; each file system once. Touches none of them."""
+    """Return the paths of the site's settings and network mounts; each file system once. Touches none of them."""
     settings = node.settings["file-systems"]
     return choose(parse_mountinfo(node.files.text(MOUNTINFO)), settings.texts("paths"), settings.texts("types"))
 
@@ -221,8 +221,8 @@ def tidy(path: str) -> str:
 
 
 def present(table: MountTable, limits: Limits, past: Past) -> Iterable[Fault]:
-    """What should be mounted and is not, unless it was not when the baseline was taken. The types need not be those of
-    fstab: autofs stands in for what it mounts."""
+    """Yield what should be mounted and is not, unless it was not when the baseline was taken. The types need not be
+    those of fstab: autofs stands in for what it mounts."""
     yield from map(Doubt, table.trouble)
     named = [tidy(path) for path in limits.texts("expected")]
     for path in dict.fromkeys([*table.wanted, *named]):

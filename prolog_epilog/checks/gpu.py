@@ -22,7 +22,7 @@ def _of(gpu: Gpu, text: str, on_fail: OnFail | None = None) -> Fault:
 
 
 def _reads(*fields: str) -> Callable[[Judge], Judge]:
-    """A judge of these fields also says where they could not be read."""
+    """Make a judge of these fields also say where they could not be read."""
 
     def with_doubts(judge: Judge) -> Judge:
         @wraps(judge)
@@ -50,7 +50,7 @@ def _present(reading: Gpus) -> list[Gpu]:
 
 
 def driver(reading: Gpus, limits: Limits) -> Iterable[Fault]:
-    """The driver answers."""
+    """Yield a fault where the driver does not answer."""
     if reading.trouble:
         yield Fault(f"{reading.expected} GPUs are expected, and NVML says: {reading.trouble}")
 
@@ -70,7 +70,7 @@ def number(reading: Gpus) -> Mapping[str, Value]:
 
 
 def lost(reading: Gpus, limits: Limits) -> Iterable[Fault]:
-    """A GPU that fell off the bus, or wants a reset."""
+    """Return GPUs that fell off the bus, or want a reset."""
     return [_of(gpu, gpu.lost) for gpu in reading.gpus if gpu.lost]
 
 
@@ -195,7 +195,7 @@ def headroom(reading: Gpus, limits: Limits) -> Iterable[Fault]:
 
 @_reads("mig", "mig_pending")
 def mig(reading: Gpus, limits: Limits) -> Iterable[Fault]:
-    """The mode that the site wants, and none that waits for a reset."""
+    """Yield GPUs in another mode than the site wants, or with one that waits for a reset."""
     wanted = {"on": 1, "off": 0}.get(limits.text("mode"))
     for gpu in _present(reading):
         if gpu.mig is None:

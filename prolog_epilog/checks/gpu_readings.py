@@ -237,7 +237,7 @@ class _Questions:
 
 
 def _of(told: Any, pick: Callable[[Any], Any]) -> Any:
-    """A part of an answer; None where there is none."""
+    """Return a part of an answer; None where there is none."""
     return None if told is None else pick(told)
 
 

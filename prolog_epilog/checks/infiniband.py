@@ -73,7 +73,7 @@ def _kind(files: NodeFiles, device: str, folder: str) -> tuple[str, ...]:
 
 
 def _word(files: NodeFiles, path: str) -> str:
-    """A word of a file; "" where it is not there or cannot be read."""
+    """Return a word of a file; "" where it is not there or cannot be read."""
     try:
         return (files.optional(path) or "").strip()
     except Unreadable:

@@ -87,7 +87,7 @@ def table(path: Path = TABLE) -> LineTable:
 
 
 def probe(check: str) -> Probe:
-    """The check of this name: lines within its window and since it was cleared."""
+    """Return the check of this name: lines within its window and since it was cleared."""
     return Probe(functools.partial(_judged, check))
 
 
@@ -132,7 +132,7 @@ def _faults(check: str, log: KernelLog, limits: Limits, lines: list[Line]) -> li
 
 
 def disk_of(name: str) -> str:
-    """The disk of a partition or namespace, as the driver names it: nvme0n1p2 → nvme0. Pure."""
+    """Return the disk of a partition or namespace, as the driver names it: nvme0n1p2 → nvme0. Pure."""
     found = _DISK.fullmatch(name)
     return found[1] if found else name
 

@@ -31,7 +31,7 @@ class Line:
 
 
 def parse(record: str) -> Line | None:
-    """A record of /dev/kmsg (Linux: Documentation/ABI/testing/dev-kmsg); None for what is none. Pure.
+    """Return a record of /dev/kmsg (Linux: Documentation/ABI/testing/dev-kmsg); None for what is none. Pure.
 
     Programs may write there, too, if they are root: their facility is not 0, and none may forge the kernel's.
     """
@@ -66,7 +66,7 @@ def _removable(files: NodeFiles) -> frozenset[str]:
 
 
 def _users(files: NodeFiles) -> frozenset[int]:
-    """The owners of processes, but for the system's own."""
+    """Return the owners of processes, but for the system's own."""
     owners = set()
     for pid in files.names("/proc", r"\d+"):
         with contextlib.suppress(OSError):  # it has ended
@@ -86,7 +86,7 @@ def driver_gpus(files: NodeFiles) -> dict[str, tuple[str, int]]:
 
 
 def _lines(node: Node) -> list[Line]:
-    """The kernel's own lines, as far back as it remembers."""
+    """Return the kernel's own lines, as far back as it remembers."""
     path = node.files.path(KMSG)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

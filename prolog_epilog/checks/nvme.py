@@ -76,7 +76,7 @@ def fetch(node: Node) -> list[Controller]:
 
 
 def parse_log(data: bytes) -> HealthLog:
-    """The page's fields, little-endian. Raises Unreadable. Pure."""
+    """Return the page's fields, little-endian. Raises Unreadable. Pure."""
     if len(data) != LOG_BYTES or len(set(data)) == 1:
         raise Unreadable(f"a health log of {len(data)} bytes, all of them {data[0]}" if data else "an empty health log")
     (kelvin,) = struct.unpack_from("<H", data, 1)
@@ -85,7 +85,7 @@ def parse_log(data: bytes) -> HealthLog:
 
 
 def _log(node: Node, name: str) -> HealthLog | Unreadable | None:
-    """The log, or why it cannot be read: the other disks are looked at all the same."""
+    """Return the log, or why it cannot be read: the other disks are looked at all the same."""
     try:
         return _asked(node, name)
     except Unreadable as error:
@@ -93,7 +93,7 @@ def _log(node: Node, name: str) -> HealthLog | Unreadable | None:
 
 
 def _asked(node: Node, name: str) -> HealthLog | None:
-    """The log, by ioctl(2); in a captured tree by reading a file. None where it may not be asked."""
+    """Return the log, by ioctl(2); in a captured tree by reading a file. None where it may not be asked."""
     path = node.files.path(f"/dev/{name}")
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -130,8 +130,8 @@ def _doubts(controllers: list[Controller]) -> Iterable[Doubt]:
 
 
 def state(controllers: list[Controller], limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
-    """A controller that is dead, or has not been live for a while: a reset takes some seconds, and is only warned of.
-    Also fewer disks than the baseline has."""
+    """Return controllers that are dead, or not live for a while: a reset takes some seconds, and is only
+    warned of. Also fewer disks than the baseline has."""
     kept = former.kept if isinstance(former.kept, dict) else {}
     waited = {
         name: former.now_s - at for name, at in kept.items() if isinstance(at, int | float) and at <= former.now_s

@@ -39,7 +39,7 @@ def drift(found: Mapping[str, str], limits: Limits) -> Iterable[Fault]:
 
 
 def fetch_switches(node: Node) -> list[Process]:
-    """The processes, where there are NVSwitches. Raises Absent."""
+    """Return the processes, where there are NVSwitches. Raises Absent."""
     if not node.files.names("/dev", r"nvidia-nvswitch\d+"):
         raise Absent("no NVSwitch")
     return fetch_processes(node)

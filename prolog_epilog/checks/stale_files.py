@@ -30,7 +30,7 @@ class StaleFiles:
 
 
 def place(kind: str) -> Source:
-    """The fetcher for one kind of place, named in the settings; each place has a child of its own."""
+    """Return the fetcher for one kind of place, named in the settings; each place has a child of its own."""
 
     def fetch(node: Node) -> StaleFiles:
         top = node.files.path(node.target)

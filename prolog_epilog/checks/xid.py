@@ -91,7 +91,7 @@ def policy(path: Path = POLICY) -> Mapping[int, Rule]:
 
 
 def parse(lines: Iterable[Line]) -> list[Event]:
-    """The Xids of a kernel log, in order. Pure."""
+    """Return the Xids of a kernel log, in order. Pure."""
     events = []
     for line in lines:
         found = _LINE.search(line.text)
@@ -109,7 +109,7 @@ def _unit(text: str) -> str:
 
 
 def address(text: str) -> str:
-    """A PCI address as the kernel's log writes it, without function: 0000:3b:00. Pure."""
+    """Return a PCI address as the kernel's log writes it, without function: 0000:3b:00. Pure."""
     words = text.lower().split(".")[0].split(":")
     words = words if len(words) == 3 else ["0", *words]
     return ":".join([f"{int(words[0] or '0', 16):04x}", *words[1:3]])
@@ -149,7 +149,7 @@ def _named(fault: Fault, log: KernelLog) -> Fault:
 
 
 def faults(events: Sequence[Event], limits: Limits) -> list[Fault]:
-    """What single events ask for, and what they ask for together. Pure."""
+    """Return what single events ask for, and what they ask for together. Pure."""
     found = []
     counted = collapsed(events, limits.number("burst_s"))
     for gpu in dict.fromkeys(event.gpu for event in counted):
@@ -168,7 +168,7 @@ def faults(events: Sequence[Event], limits: Limits) -> list[Fault]:
 
 
 def _single(event: Event) -> Fault | None:
-    """What one event asks for; a number that is not in the table is said, and no more."""
+    """Return what one event asks for; a number that is not in the table is said, and no more."""
     rule = policy().get(event.xid)
     action = _action(event)
     meaning = rule.meaning if rule else "not in our table"
@@ -208,7 +208,7 @@ def _by_reset(event: Event) -> bool:
 
 
 def _recovery(text: str) -> tuple[OnFail | None, str]:
-    """What Xid 154 says is to be done."""
+    """Return what Xid 154 says is to be done."""
     found = _RECOVERY.search(text)
     said = found[1] if found else ""
     if said == "None":

@@ -199,7 +199,7 @@ class NodeDrains:
             self._leave_s = verdict.uptime_s + DRAINED_LEAVE_S
 
     def _with(self, *results: DrainResult) -> frozenset[str]:
-        """The checks whose drain came to this."""
+        """Return the checks whose drain came to this."""
         return frozenset(check for check, one in self._outcomes.items() if one.result in results)
 
     def _asking(self, verdict: Verdict) -> dict[str, str]:

@@ -117,7 +117,7 @@ def decide(job: Job, running: Sequence[Running], entries: Iterable[Entry], polic
 
 
 def _kept(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
-    """What a successor of the job may read: checkpoints on the node's disk, snapshots in its memory."""
+    """Return what a successor of the job may read: checkpoints on the node's disk, snapshots in its memory."""
     cached = [
         entry
         for entry in entries
@@ -150,7 +150,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def would_be(job: Job, plan: Plan) -> Done:
-    """What ``carry_out`` would say if nothing went wrong. Pure."""
+    """Return what ``carry_out`` would say if nothing went wrong. Pure."""
     remove = tuple(f"{one.place}/{one.name}" for one in plan.remove)
     kept = tuple(f"{one.place}/{one.name}" for one in plan.kept)
     return Done(job=job.id, killed=len(plan.kill), removed=remove, kept=kept, why=plan.why)

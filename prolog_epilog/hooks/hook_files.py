@@ -46,14 +46,14 @@ class HookSettings:
 
 
 def search_path() -> str:
-    """The standard one, and after it where Slurm's commands are here."""
+    """Return the standard one, and after it where Slurm's commands are here."""
     found = shutil.which("scontrol")
     folder = str(Path(found).parent) if found else ""
     return STANDARD_PATH if folder in ("", *STANDARD_PATH.split(":")) else f"{STANDARD_PATH}:{folder}"
 
 
 def package_folder() -> str:
-    """The folder to import us from, where this interpreter does not find us by itself (a checkout)."""
+    """Return the folder to import us from, where this interpreter does not find us by itself (a checkout)."""
     folder = Path(resilio_hpc.__file__).resolve().parent.parent
     return "" if folder in (Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")) else str(folder)
 
@@ -76,7 +76,7 @@ def render_hooks(settings: HookSettings) -> dict[str, str]:
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """The template with its settings, lines such as ``TTL_S=900`` before the first command, replaced."""
+    """Return the template with its settings, lines such as ``TTL_S=900`` before the first command, replaced."""
 
     def line(found: re.Match[str]) -> str:
         return f"{found[1]}={shlex.quote(values[found[1]])}" if found[1] in values else found[0]
@@ -100,7 +100,7 @@ def render_conf(settings: HookSettings) -> list[str]:
 
 
 def recommended() -> list[str]:
-    """What to add to lines that a site has already."""
+    """Return what to add to lines that a site has already."""
     return [
         "# PrologFlags: add Alloc, so that the prolog runs on all nodes of a job before it starts",
         "# SchedulerParameters: add nohold_on_prolog_fail, or a job whose prolog fails is held for ever",
@@ -108,7 +108,7 @@ def recommended() -> list[str]:
 
 
 def render_unit(settings: HookSettings) -> str:
-    """The node daemon for systemd. Without it, the health check starts the checks."""
+    """Return the node daemon for systemd. Without it, the health check starts the checks."""
     package = [f"Environment=PYTHONPATH={settings.package}"] if settings.package else []
     site = f" --site {settings.site}" if settings.site else ""
     command = f"{settings.python} -P -m resilio_hpc.cli.main health watch --directory {settings.directory}{site}"

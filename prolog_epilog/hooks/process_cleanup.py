@@ -56,7 +56,7 @@ def _job_of_process(files: NodeFiles, pid: str, name: str) -> str:
 
 
 def see_entries(files: NodeFiles, places: Iterable[str], now: float) -> list[Entry]:
-    """What lies right in the places; a place that is not there has nothing."""
+    """Return what lies right in the places; a place that is not there has nothing."""
     found = []
     for place in places:
         for name in files.names(place):
@@ -67,7 +67,7 @@ def see_entries(files: NodeFiles, places: Iterable[str], now: float) -> list[Ent
 
 
 def _changed(files: NodeFiles, place: str, name: str, status: os.stat_result) -> float:
-    """The latest time of a change, of the entry or, for a folder, of what lies right in it."""
+    """Return the latest time of a change, of the entry or, for a folder, of what lies right in it."""
     latest = status.st_mtime
     if stat.S_ISDIR(status.st_mode):
         with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def end(processes: Sequence[Running], grace_s: float) -> int:
 
 
 def _held(process: Running) -> int | None:
-    """A descriptor of just this process; None if it has ended."""
+    """Return a descriptor of just this process; None if it has ended."""
     try:
         fd = os.pidfd_open(process.pid)
     except OSError:

@@ -39,7 +39,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(directory: Path, node: str) -> Baseline | None:
-    """The node's baseline, None where none was taken. Raises HealthError where it cannot be believed."""
+    """Return the node's baseline, None where none was taken. Raises HealthError where it cannot be believed."""
     path = directory / f"{node}{_SUFFIX}"
     try:
         return msgspec.json.decode(trusted.read(directory, path.name, _MOST_BYTES), type=Baseline)
@@ -73,7 +73,7 @@ def load(
     budget_s: float = BUDGET_S,
     reads: Callable[[Path, str], Baseline | None] = read,
 ) -> tuple[Values, str]:
-    """What the baseline says, and why there is none that may be believed, or "". Bounded: the disk may hang."""
+    """Return what the baseline says, and why there is none that may be believed, or "". Bounded: the disk may hang."""
 
     def work() -> bytes:
         try:
@@ -112,7 +112,7 @@ class Difference:
 
 
 def differences(before: Values, now: Values) -> list[Difference]:
-    """What is not the same. Pure."""
+    """Return what is not the same. Pure."""
     found = []
     for check in sorted({*before, *now}):
         old, new = before.get(check, {}), now.get(check, {})
@@ -132,7 +132,7 @@ class Alike:
 
 
 def alike(baselines: Iterable[Baseline]) -> list[Alike]:
-    """The nodes in groups, the largest first; a node whose baseline was taken of a fault stands out. Pure."""
+    """Return the nodes in groups, the largest first; a node whose baseline was taken of a fault stands out. Pure."""
     groups: dict[bytes, list[Baseline]] = {}
     for one in baselines:
         groups.setdefault(msgspec.json.encode(one.checks, order="deterministic"), []).append(one)
@@ -157,7 +157,7 @@ def summary(values: Mapping[str, Value]) -> str:
 
 
 def spelled(value: Value | None) -> str:
-    """A value for people. Pure."""
+    """Return a value for people. Pure."""
     if value is None:
         return "not there"
     return ("yes" if value else "no") if isinstance(value, bool) else f"{value:g}"

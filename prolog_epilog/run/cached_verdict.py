@@ -79,7 +79,7 @@ class VerdictCache:
             raise HealthError(f"cannot keep a verdict in {self.directory}: {error.strerror}") from error
 
     def read(self, now_s: float, ttl_s: float, boot: str) -> Verdict:
-        """The verdict, if it may be believed. Raises NoVerdict."""
+        """Return the verdict, if it may be believed. Raises NoVerdict."""
         verdict = self._decoded("verdict.json", Verdict)
         if verdict is None:
             raise NoVerdict("the verdict is damaged")
@@ -90,7 +90,7 @@ class VerdictCache:
         return verdict
 
     def memory(self, boot: str) -> Memory:
-        """What checks kept since this boot; nothing where it is not ours or damaged."""
+        """Return what checks kept since this boot; nothing where it is not ours or damaged."""
         with contextlib.suppress(NoVerdict):
             kept = self._decoded("memory.json", _Kept)
             if kept is not None and kept.boot == boot:
@@ -98,7 +98,7 @@ class VerdictCache:
         return Memory()
 
     def keep(self, memory: Memory, boot: str) -> None:
-        """Raises HealthError."""
+        """Raise HealthError."""
         self.prepare()
         try:
             encoded = msgspec.json.encode(_Kept(boot=boot, memory=memory))
@@ -130,7 +130,7 @@ class VerdictCache:
         return True
 
     def refusal(self) -> Refusal | None:
-        """The last failure of a prolog of ours; None where there is none that may be believed."""
+        """Return the last failure of a prolog of ours; None where there is none that may be believed."""
         try:
             words = self._trusted("refused").decode(errors="replace").split(maxsplit=3)
         except NoVerdict:
@@ -146,7 +146,7 @@ class VerdictCache:
             return None
 
     def _trusted(self, name: str) -> bytes:
-        """A file's content, if no other user can have written it. Raises NoVerdict."""
+        """Return a file's content, if no other user can have written it. Raises NoVerdict."""
         try:
             return trusted.read(self.directory, name, _MOST_BYTES)
         except FileNotFoundError as error:
@@ -161,7 +161,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def render(verdict: Verdict) -> str:
-    """The verdict for sh: words before free text, numbers whole, no line longer than a terminal likes. Pure."""
+    """Return the verdict for sh: words before free text, numbers whole, no line longer than a terminal likes. Pure."""
     lines = [
         HEADER,
         f"node {printable(verdict.node, 80)}",

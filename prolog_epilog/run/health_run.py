@@ -59,7 +59,7 @@ class HealthRun:
         return None if settings is None else Path(settings.text("directory"))
 
     def normal(self) -> baseline.Values:
-        """What is normal on this node, as far as it was learned and can be read."""
+        """Return what is normal on this node, as far as it was learned and can be read."""
         if self.baseline_directory is None:
             return {}
         values, trouble = baseline.load(self.baseline_directory, self.name)
@@ -68,7 +68,7 @@ class HealthRun:
         return values
 
     def learn(self, checks: Iterable[Check]) -> tuple[list[Result], baseline.Values]:
-        """What there is now, as a baseline keeps it, with the results of the checks that looked at it."""
+        """Return what there is now, as a baseline keeps it, with the results of the checks that looked at it."""
         runner = CheckRunner(self.sources, self.probes, self.node, self.now_s, memory=Memory(normal={}))
         return runner.run(list(checks)), runner.learned
 
@@ -106,7 +106,7 @@ def due(check: Check, age_s: float, asked: bool) -> bool:
 
 
 def of_context(table: Table, *contexts: Context) -> list[Check]:
-    """The enabled checks of any of these contexts."""
+    """Return the enabled checks of any of these contexts."""
     return [check for check in table.checks.values() if check.enabled and set(contexts) & set(check.contexts)]
 
 
@@ -116,7 +116,7 @@ def node_name(environment: Mapping[str, str]) -> str:
 
 
 def only_warned(verdict: Verdict, checks: Mapping[str, str]) -> Verdict:
-    """The same verdict, in which these checks only warn; each with why. Pure."""
+    """Return the same verdict, in which these checks only warn; each with why. Pure."""
 
     def softened(result: Result) -> Result:
         if result.check not in checks:
@@ -133,5 +133,5 @@ def only_warned(verdict: Verdict, checks: Mapping[str, str]) -> Verdict:
 
 
 def withheld(verdict: Verdict, why: str) -> Verdict:
-    """The same verdict, not to be acted on."""
+    """Return the same verdict, not to be acted on."""
     return msgspec.structs.replace(verdict, withheld=why)

@@ -185,7 +185,7 @@ class CheckRunner:
         return {} if learns is None else learns(reading)
 
     def _absent(self, check: Check, why: str, target: str) -> _Answer:
-        """The node has nothing of the kind: a fault where its baseline has."""
+        """Answer that the node has nothing of the kind: a fault where its baseline has."""
         normal = self._normal(check) or {}
         if target or not any(normal.values()):
             return _Answer(check.id, "absent", note=why)
@@ -231,7 +231,7 @@ class CheckRunner:
         self.memory.stuck[group.name] = since
 
     def _still_stuck(self, group: _Group) -> str:
-        """What to say of a group whose last child still hangs: another one would only hang beside it."""
+        """Return what to say of a group whose last child still hangs: another one would only hang beside it."""
         stuck = self.memory.stuck.get(group.name)
         if stuck is None:
             return ""

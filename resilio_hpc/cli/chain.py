@@ -119,7 +119,7 @@ def _tell(outcome: Outcome, as_json: bool) -> int:
 
 
 def lines(status: ChainStatus) -> list[str]:
-    """What a person reads. Pure, but for the time zone."""
+    """Return what a person reads. Pure, but for the time zone."""
     limit = "no limit on its jobs" if status.limit is None else f"{status.limit} jobs at most"
     told = [f"chain of {printable(status.run_dir, 500)}: {_PHASES.get(status.phase, status.phase)} ({limit})"]
     if status.order.stopped:

@@ -79,7 +79,7 @@ def check_words(words: Sequence[str]) -> None:
 
 
 def _understood(options: argparse.Namespace) -> tuple[dict[str, str], ResizeLimits]:
-    """The joiners' values, and limits of the run's size. Raises UsageError."""
+    """Return the joiners' values, and limits of the run's size. Raises UsageError."""
     values = _values(options.values)
     if options.watch is not None and options.watch < LEAST_PAUSE_S:
         raise UsageError(f"--watch {options.watch:g}: at least {LEAST_PAUSE_S:g} s")
@@ -97,7 +97,7 @@ def _understood(options: argparse.Namespace) -> tuple[dict[str, str], ResizeLimi
 
 
 def _model(options: argparse.Namespace) -> SpeedModel | None:
-    """The planner's model of the run, where it is named. Raises UsageError."""
+    """Return the planner's model of the run, where it is named. Raises UsageError."""
     if options.model is None:
         if options.gpu or options.seq or options.calibration or options.profile:
             raise UsageError("--gpu, --seq, --calibration and --profile are for --model: which one does the run train?")

@@ -105,7 +105,7 @@ def _replaced(values: Mapping[str, str], **new: str) -> dict[str, str]:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What is for us, and the command behind ``--``."""
+    """Return what is for us, and the command behind ``--``."""
     words = list(argv)
     if "--" not in words:
         return words, []
@@ -153,7 +153,7 @@ def _values(words: Sequence[str]) -> dict[str, str]:
 
 
 def _others(template: Template, values: Mapping[str, str]) -> str:
-    """The templates that have the first key which this one lacks."""
+    """Return the templates that have the first key which this one lacks."""
     unknown = [normalised(key) for key in values if normalised(key) not in template.keys]
     near = difflib.get_close_matches(unknown[0], template_settings.BY_KEY, 1, 0.7) if unknown else []
     if not near or (near[0] != unknown[0] and difflib.get_close_matches(unknown[0], template.keys, 1, 0.6)):

@@ -98,7 +98,7 @@ def end(
 
 
 def _checks_of(node: Node | None, check: str | None) -> list[str]:
-    """The health checks whose drain would end."""
+    """Return the health checks whose drain would end."""
     ours = read_reason(node.reason) if node is not None and node.state.drain else None
     named = [one.check for one in ours or () if check in (None, one.check)]
     return [one for one in named if one not in (BY_HAND, DRAINED_FOR_FAULTS)]

@@ -77,7 +77,7 @@ class Coordinator:
         self._began = self._clock()
 
     def run(self) -> CheckResult:
-        """The whole check, within its budget and a little more."""
+        """Return the whole check, within its budget and a little more."""
         try:
             self.begin()
             return self.examine()

@@ -11,7 +11,7 @@ _PARENT = str(Path(resilio_hpc.__file__).parent.parent)
 
 
 def command(module: str, *arguments: str) -> tuple[str, ...]:
-    """Runs ``main`` of the module. The working directory is not searched: it may be on a file system that hangs."""
+    """Run ``main`` of the module. The working directory is not searched: it may be on a file system that hangs."""
     source = (
         "import sys, importlib.util; "
         f"importlib.util.find_spec('resilio_hpc') or sys.path.append({_PARENT!r}); "

@@ -51,7 +51,7 @@ Pair = tuple[str, ...]  # two nodes, or one by itself
 
 
 def by_node(nodes: Iterable[str], history: Sequence[Round]) -> dict[str, list[Observation]]:
-    """What the rounds showed of each node, oldest first."""
+    """Return what the rounds showed of each node, oldest first."""
     found: dict[str, list[Observation]] = {node: [] for node in nodes}
     for done in history:
         for seen in done:

@@ -50,7 +50,7 @@ MAX_MATRIX = 65536  # rows of numbers from -2 to 2: products below 2^18
 
 
 def pair_policy(file: Path | None = None) -> PairPolicy:
-    """The defaults, with what ``file`` says laid over them. Raises UsageError."""
+    """Return the defaults, with what ``file`` says laid over them. Raises UsageError."""
     values = tomllib.loads(_DEFAULTS.read_text())
     try:
         if file is not None:

@@ -122,7 +122,7 @@ class ProbeProcess:
             self._end_child()
 
     def read(self) -> list[FromNode]:
-        """What it has come to, or what became of it."""
+        """Return what it has come to, or what became of it."""
         self._listen_to_errors()
         try:
             data = os.read(self.fileno() or -1, 1 << 16) if self._process is not None else b""
@@ -193,7 +193,7 @@ class ProbeProcess:
         return self._fail("crashed", f"{how}{': ' if last[0] else ''}{printable(last[0], 300)}")
 
     def _ended(self) -> list[FromNode]:
-        """The prober itself, with all its children."""
+        """Return the prober itself, with all its children."""
         self._listen_to_errors()
         was_ready = self.ready
         code = self.kill()

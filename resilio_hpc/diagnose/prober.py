@@ -34,7 +34,7 @@ class Link:
             data = data[os.write(self._out, data) :]
 
     def hear(self) -> dict[str, Any]:
-        """The next line. Ends the process where the checker has gone."""
+        """Return the next line. Ends the process where the checker has gone."""
         while b"\n" not in self._read:
             data = os.read(0, 1 << 16)
             if not data:

@@ -47,7 +47,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
 
     def named(self, *states: State) -> tuple[str, ...]:
-        """The nodes in these states."""
+        """Return the nodes in these states."""
         return tuple(one.node for one in self.nodes if one.state in states)
 
     @property

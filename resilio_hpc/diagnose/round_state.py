@@ -74,14 +74,14 @@ class RoundState:
         return not self.open_nodes
 
     def orders(self) -> Letters:
-        """What begins the round."""
+        """Return what begins the round."""
         ranks: dict[str, int] = {}
         for part in self._parts.values():
             ranks[part.node] = 1 if part.partner in ranks else 0
         return [(part.node, Order(self.number, part.partner, ranks[part.node])) for part in self._parts.values()]
 
     def heard(self, node: str, message: FromNode, now: float) -> Letters:
-        """What a node said."""
+        """Return what a node said."""
         part = self._parts.get(node)
         if part is None or part.over or getattr(message, "round", None) != self.number:
             return []
@@ -104,7 +104,7 @@ class RoundState:
         return []
 
     def gone(self, node: str, fault: Fault, detail: str, now: float) -> Letters:
-        """A node that cannot be heard."""
+        """Take in that a node cannot be heard."""
         part = self._parts.get(node)
         return [] if part is None or part.over else self._failed(part, fault, detail, True, now)
 
@@ -153,7 +153,7 @@ class RoundState:
         return [(part.node, Drop(self.number))]
 
     def observations(self) -> Round:
-        """What the round showed. It is over, or time is up: who is not done then, was not seen."""
+        """Return what the round showed. It is over, or time is up: who is not done then, was not seen."""
         return tuple(self._observation(part) for part in self._parts.values() if part.over)
 
     def _observation(self, part: _Part) -> Observation:
@@ -175,8 +175,8 @@ class RoundState:
 
 
 def _without(blocks: tuple[float, ...], *delays: tuple[float, ...]) -> tuple[float, ...]:
-    """What the collective took, less what either node waited for a CPU: the other one waits, too, then. Blocks in which
-    that is much say nothing about the link."""
+    """Return what the collective took, less what either node waited for a CPU: the other one waits, too, then. Blocks
+    in which that is much say nothing about the link."""
     lists = [delay if len(delay) == len(blocks) else (0.0,) * len(blocks) for delay in delays]
     lost = [sum(parts) for parts in zip(*lists, strict=True)]
     return tuple(block - less for block, less in zip(blocks, lost, strict=True) if less <= block * MOST_WAITING)

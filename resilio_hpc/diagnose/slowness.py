@@ -41,7 +41,7 @@ class _Scale:
 
 
 def find(history: Sequence[Round], policy: PairPolicy) -> tuple[Slow, ...]:
-    """The slow nodes, each once; those that a second round did not confirm yet as such."""
+    """Return the slow nodes, each once; those that a second round did not confirm yet as such."""
     found: dict[str, Slow] = {}
     for what, ratio in (("compute", policy.slow_compute), ("collective", policy.slow_collective)):
         for slow in _find(history, policy, what, ratio):
@@ -71,7 +71,7 @@ def _find(history: Sequence[Round], policy: PairPolicy, what: str, ratio: float)
 
 
 def _later(done: Round, node: str, what: str, scale: _Scale, ratio: float, policy: PairPolicy) -> float | None:
-    """The ratio in a later round, 0 where it is not slow there; None where it was not timed."""
+    """Return the ratio in a later round, 0 where it is not slow there; None where it was not timed."""
     blocks = _blocks(done, what)
     mine = blocks.get(node)
     partner = next((seen.partner for seen in done if seen.node == node), "")

@@ -168,7 +168,7 @@ def _settings(request: CheckRequest, secret: bytes, port: int, node: str = "", t
 
 
 def srun_argv(request: CheckRequest, nodes: Sequence[str]) -> tuple[str, ...]:
-    """A step with a task per node, which shares the nodes with whatever runs there. Pure."""
+    """Return a step with a task per node, which shares the nodes with whatever runs there. Pure."""
     return (
         "srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0",
         *(("--overlap", "--export=ALL") if request.place == "step" else ()),

@@ -80,7 +80,7 @@ def pairs_of_next_round(
 def judge(
     nodes: Sequence[str], history: Sequence[Round], policy: PairPolicy, seconds: float, late: bool = False
 ) -> CheckResult:
-    """The result. ``late``: time ran out before all was known."""
+    """Return the result. ``late``: time ran out before all was known."""
     now = standing(history)
     suspects = slowness.find(history, policy)
     named, why = _named(nodes, now)
@@ -101,7 +101,7 @@ def judge(
 
 
 def _named(nodes: Sequence[str], now: Standing) -> tuple[frozenset[str], str]:
-    """The bad nodes that may be named, and why the others may not."""
+    """Return the bad nodes that may be named, and why the others may not."""
     alone = now.by_itself if len(now.by_itself) <= len(nodes) / 2 else frozenset()
     majority = len(now.good) > len(nodes) / 2
     named = now.bad if majority else alone
@@ -188,7 +188,7 @@ def _ratio(value: float | None, usual: float | None) -> float | None:
 
 
 def next_round(nodes: Sequence[str], history: Sequence[Round], slow: Collection[str], rounds: int) -> tuple[Pair, ...]:
-    """The pairs of the next round; none when nothing is left to find out, or no node to find it out with.
+    """Return the pairs of the next round; none when nothing is left to find out, or no node to find it out with.
 
     ``slow``: nodes that passed and were slow, which another round has to confirm; they are no other node's measure.
     """

@@ -38,7 +38,7 @@ class PipeStore(dist.Store):  # type: ignore[misc, name-defined]
             self._put(key, data)
 
     def get(self, key: str) -> bytes:
-        """A value, as soon as it is there: a probe that waits too long is killed by the checker."""
+        """Return a value, as soon as it is there: a probe that waits too long is killed by the checker."""
         with self._lock:
             if key not in self._values:
                 self._values[key] = self._fetch(key)
@@ -63,7 +63,7 @@ class WrongResult(Exception):
 
 
 def devices() -> list[torch.device]:
-    """The GPUs that this process may use; the CPU where there is none."""
+    """Return the GPUs that this process may use; the CPU where there is none."""
     if torch.cuda.is_available():
         return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     return [torch.device("cpu")]
@@ -115,7 +115,8 @@ def _scheduled() -> tuple[float, float]:
 
 
 def compute(policy: PairPolicy, stopwatch: Callable[[], Stopwatch] = Stopwatch) -> tuple[str, tuple[float, ...], float]:
-    """The slowest device, its seconds per product, block by block, and the share of that time spent waiting for a CPU.
+    """Return the slowest device, its seconds per product, block by block, and the share of that time spent waiting for
+    a CPU.
 
     Raises WrongResult."""
     timed = [(name_of(device), *_compute_on(device, policy, stopwatch)) for device in devices()]
@@ -152,7 +153,7 @@ def _verify_product(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, dev
 
 
 def join(store: PipeStore, rank: int, policy: PairPolicy) -> Any:
-    """The pair's process group: NCCL between GPUs, gloo between CPUs. Returns when both are in it."""
+    """Return the pair's process group: NCCL between GPUs, gloo between CPUs. Returns when both are in it."""
     limit = timedelta(seconds=policy.collective_s)
     if devices()[0].type == "cuda":
         torch.cuda.set_device(0)

@@ -39,7 +39,7 @@ def overview_json(o: Overview) -> str:
 
 
 def event_json(event: Event) -> str:
-    """The ledger's line again."""
+    """Return the ledger's line again."""
     rest = {name: value for name, value in event.fields.items() if name != "v"}
     line = {"v": event.fields.get("v"), "time": event.time, "writer": event.writer, "event": event.kind, **rest}
     return json.dumps(line, separators=(",", ":"))

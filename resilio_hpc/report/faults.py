@@ -53,7 +53,7 @@ class _Failure:
     decided: float | None = None
 
     def main(self) -> _Sign | None:
-        """The sign to tell of: a lost node explains failed ranks, a signal explains broken connections."""
+        """Return the sign to tell of: a lost node explains failed ranks, a signal explains broken connections."""
         order = {"node_lost": 0, "rank_killed": 1}
         return min(self.signs, key=lambda sign: (sign.weak, order.get(sign.kind, 2), sign.time), default=None)
 

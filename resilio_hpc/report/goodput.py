@@ -130,7 +130,7 @@ class _Parts:
 
 
 def _kept(one: _Round, begin: float, end: float, limit: float) -> float:
-    """The share of a round's time that made steps up to ``limit``."""
+    """Return the share of a round's time that made steps up to ``limit``."""
     if one.reached is not None and limit >= one.reached:
         return 1.0
     if limit < one.first_step:

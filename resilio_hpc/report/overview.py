@@ -79,7 +79,7 @@ class RunReader:
     """Reads a run directory again and again; only what is new of the ledger is read."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError where ``path`` is no run directory, or not this user's alone."""
+        """Raise UsageError where ``path`` is no run directory, or not this user's alone."""
         self.path = path = find_run(path)
         self.run_id, self.created = read_identity(path)
         self._ledger = LedgerReader(path / "ledger")
@@ -87,7 +87,7 @@ class RunReader:
         self._untold: list[Event] = []
 
     def new_events(self) -> list[Event]:
-        """What the ledger has gained since the last call."""
+        """Return what the ledger has gained since the last call."""
         self._read()
         new, self._untold = self._untold, []
         return new
@@ -99,7 +99,7 @@ class RunReader:
             self._untold += new
 
     def overview(self, now: float, since: float = 0.0) -> Overview:
-        """The run now; verdicts and events before ``since`` are of an earlier job (Unix seconds)."""
+        """Return the run now; verdicts and events before ``since`` are of an earlier job (Unix seconds)."""
         self._read()
         status = parse_status(trusted_files.read_object(self.path / "status.json"))
         verdict = parse_verdict(trusted_files.read_object(self.path / "verdict.json"))
@@ -145,7 +145,7 @@ def read_identity(path: Path) -> tuple[str, float | None]:
 
 
 def parse_verdict(data: object) -> Verdict | None:
-    """The verdict in a JSON object, or None. Pure."""
+    """Return the verdict in a JSON object, or None. Pure."""
     f = Fields.of(data)
     name = f.text("verdict")
     if not name:
@@ -157,7 +157,7 @@ def parse_verdict(data: object) -> Verdict | None:
 
 
 def is_closed(overview: Overview) -> bool:
-    """The job has a verdict, and what comes after it in the ledger is there, or has had time to be. Pure."""
+    """Return whether the job has a verdict, and the ledger what comes after it, or has had time to. Pure."""
     if overview.state != "ended" or overview.verdict is None:
         return False
     ends = [event.kind for event in overview.events if event.kind in ("launch", "launch_ends")]

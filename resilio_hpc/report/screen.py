@@ -37,7 +37,7 @@ PHASES = {
 
 
 def screen(o: Overview, height: int = 40, recent: int = 0) -> RenderableType:
-    """The whole picture in at most about ``height`` lines, with the ``recent`` last events that matter."""
+    """Return the whole picture in at most about ``height`` lines, with the ``recent`` last events that matter."""
     room = max(height - FIXED_LINES - (recent + 1 if recent else 0), 5)
     parts: list[RenderableType] = [_head(o), _facts(o)]
     nodes = o.status.nodes if o.status is not None else ()
@@ -122,7 +122,7 @@ def state_words(o: Overview) -> str:
 
 
 def checkpoint_words(o: Overview) -> str:
-    """The newest committed checkpoint."""
+    """Return the newest committed checkpoint."""
     if o.checkpoint is None:
         return "none committed"
     age_s = o.now - o.checkpoint.time if o.checkpoint.time else 0.0
@@ -133,7 +133,7 @@ def checkpoint_words(o: Overview) -> str:
 
 
 def goodput_words(o: Overview) -> str:
-    """The share, and where the rest went."""
+    """Return the share, and where the rest went."""
     g = o.goodput
     if g.share is None:
         return "unknown"
@@ -144,7 +144,7 @@ def goodput_words(o: Overview) -> str:
 
 
 def failure_words(failure: Fields) -> str:
-    """The first failure in one line."""
+    """Return the first failure in one line."""
     number = failure.whole("signal")
     how = f"killed by {signal_name(number)}" if number is not None else f"exit code {failure.whole('exit_code')}"
     message = (failure.text("message").strip().splitlines() or [""])[0]

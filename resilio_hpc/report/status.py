@@ -63,7 +63,7 @@ class Status:
 
 
 def parse_status(data: object) -> Status | None:
-    """The status in a JSON object; None without a time. Missing and wrong fields read as unknown."""
+    """Return the status in a JSON object; None without a time. Missing and wrong fields read as unknown."""
     f = Fields.of(data)
     at = f.time("time")
     if at is None:

@@ -25,7 +25,7 @@ class BatchPlan:
     learning_rate_factor: float = 1.0
 
     def micro_batches(self, position: int, data_parallel_rank: int) -> Iterator[range]:
-        """The positions in the order of samples that a rank works on in one step, micro batch by micro batch.
+        """Yield the positions in the order of samples that a rank works on in one step, micro batch by micro batch.
 
         ``position``: samples that all steps before have used. The ranks' shares of a step are disjoint and together
         are ``position`` … ``position + global_batch - 1``, whatever the number of ranks.
@@ -70,7 +70,7 @@ def _fitting(global_batch: int, micro_batch: int, data_parallel: int) -> str:
 
 
 def keep_batch(global_batch: int, micro_batch: int, data_parallel: int) -> BatchPlan:
-    """The same global batch with any number of ranks: with more of them each adds up fewer micro batches.
+    """Return the same global batch with any number of ranks: with more of them each adds up fewer micro batches.
 
     Learning rate and number of steps stay, and a step is still position ``step * global_batch``. Raises UsageError.
     """

@@ -26,7 +26,7 @@ class SampleOrder:
         self._half = max(1, ((size - 1).bit_length() + 1) // 2)
 
     def sample(self, position: int) -> int:
-        """The number of the sample at a position, from 0 to ``size - 1``."""
+        """Return the number of the sample at a position, from 0 to ``size - 1``."""
         if position < 0:
             raise UsageError(f"a position is 0 or more, not {position}")
         epoch, place = divmod(position, self.size)

@@ -82,7 +82,7 @@ def runs_with(environment: Mapping[str, str], program: Sequence[str], run_path: 
 
 
 def read_links(run_path: Path) -> list[Link]:
-    """The chain so far; empty when there is none or the file is damaged. Raises Untrusted."""
+    """Return the chain so far; empty when there is none or the file is damaged. Raises Untrusted."""
     entries = Fields.of(trusted_files.read_object(run_path / "chain.json")).each("links")
     links = [(entry.whole("number"), entry.text("job")) for entry in entries]
     if not all(number is not None and is_job(job) for number, job in links):
@@ -207,7 +207,7 @@ def _noted_time_limit(run_path: Path, job: str) -> str:
 
 
 def kept_arguments(run_path: Path, job: str) -> list[str] | None:
-    """What ``describe_successor`` has kept; None where that or the script is missing. Raises Untrusted."""
+    """Return what ``describe_successor`` has kept; None where that or the script is missing. Raises Untrusted."""
     arguments = Fields.of(trusted_files.read_object(_kept(run_path, job))).texts("arguments")
     try:
         os.close(trusted_files.open_file(run_path / f"batch-{job}.sh"))

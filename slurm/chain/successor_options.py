@@ -31,7 +31,7 @@ _MEMORY_OPTIONS = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 
 
 def handover_comment(part: str, reason: str) -> str:
-    """What a job's Comment says of the end of one of its runs, where no file could."""
+    """Return what a job's Comment says of the end of one of its runs, where no file could."""
     return f"{HANDOVER_COMMENT}, {part}: {reason}"
 
 
@@ -143,7 +143,7 @@ def split_submit_line(line: str, command: str) -> tuple[str, str | None]:
 
 
 def script_arguments(fields: Mapping[str, str], words: Sequence[str], is_file: Callable[[str], bool]) -> list[str]:
-    """A batch script's own arguments: on 22.05 behind the script in ``Command``, later only in the submit line.
+    """Return a batch script's own arguments: on 22.05 behind the script in ``Command``, later only in the submit line.
 
     Both join by spaces: an argument that holds spaces is put together again if it is among ``words``.
     """
@@ -165,7 +165,7 @@ def script_arguments(fields: Mapping[str, str], words: Sequence[str], is_file: C
 
 
 def script_path(command: str, is_file: Callable[[str], bool]) -> str:
-    """The script in a ``Command``: its longest beginning that is a file, else the first word."""
+    """Return the script in a ``Command``: its longest beginning that is a file, else the first word."""
     pieces = command.split(" ")
     for length in range(len(pieces), 0, -1):
         path = " ".join(pieces[:length])

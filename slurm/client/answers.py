@@ -35,7 +35,7 @@ class AnswerDecoder(Generic[Record]):
         self._decoder = msgspec.json.Decoder(msgspec.defstruct("Answer", fields))
 
     def records(self, output: str) -> list[Record]:
-        """The records; none of what Slurm does not know.
+        """Return the records; none of what Slurm does not know.
 
         Raises Garbled when this is no such answer, and Unanswered when it names errors: 22.05 answers a slurmctld that
         is away with exit code 0, no records and an error.

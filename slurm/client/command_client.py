@@ -102,7 +102,7 @@ class CommandClient(OrderWriter):
         parse: Callable[[str], tuple[Record, ...]],
         table: Callable[[], tuple[Record, ...]],
     ) -> tuple[Record, ...]:
-        """The answer from JSON, else from a table. A Slurm without JSON is not asked for it again.
+        """Return the answer from JSON, else from a table. A Slurm without JSON is not asked for it again.
 
         An empty list in JSON is not believed: 26.05 prints it, with exit code 0, when slurmctld is away.
         """

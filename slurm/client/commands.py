@@ -68,7 +68,7 @@ def address(job: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def refused(error: CommandError) -> SlurmError:
-    """What a failed command means: Unanswered, Unreachable, that the job ends, or that Slurm will not. Pure."""
+    """Return what a failed command means: Unanswered, Unreachable, that the job ends, or that Slurm will not. Pure."""
     if (error.returncode is None and "cannot start" in str(error)) or _NOT_HERE.search(error.stderr):
         return Unreachable(f"Slurm cannot be reached from here: {error}")
     if _ENDS.search(error.stderr):
@@ -95,7 +95,7 @@ def job_end_time(job: str) -> float | None:
 
 
 def parse_end(text: str) -> float | None:
-    """A moment as the runner has Slurm print it: Unix seconds, or a word for none, which is ``math.inf``. Pure.
+    """Return a moment as the runner has Slurm print it: Unix seconds, or a word for none, which is ``math.inf``. Pure.
 
     What cannot be read is None, and never taken for "unlimited"."""
     word = text.strip()
@@ -212,7 +212,7 @@ def parse_accounted(text: str) -> list[PartEnd]:
 
 
 def submit_line(job: str) -> str:
-    """The command line that submitted the job, from accounting; "" without."""
+    """Return the command line that submitted the job, from accounting; "" without."""
     try:
         return run_here(["sacct", "-n", "-X", "-P", "-j", address(job), "-o", "SubmitLine"], TIMEOUT_S).stdout.strip()
     except CommandError:
@@ -281,7 +281,7 @@ def pending_with_script(script: Path) -> str | None:
 
 
 def limit_reached(stderr: str) -> str:
-    """The limit on submitted jobs for which sbatch refused one (as seen on 22.05, 24.11, 26.05), or "". Pure.
+    """Return the limit on submitted jobs for which sbatch refused one (as seen on 22.05, 24.11, 26.05), or "". Pure.
 
     These count pending jobs too, so a job cannot have its successor in the queue; other limits would only delay it.
     """
@@ -338,7 +338,7 @@ def parse_clock_ahead(text: str, asked: float, answered: float) -> float:
 
 
 def config_value(name: str) -> str:
-    """A value of Slurm's configuration; "" when it is not set or Slurm does not answer."""
+    """Return a value of Slurm's configuration; "" when it is not set or Slurm does not answer."""
     return config().get(name, "")
 
 
@@ -351,7 +351,7 @@ def version() -> str:
 
 
 def sbatch_reason(error: CommandError) -> str:
-    """What sbatch said, in one line. Pure."""
+    """Return what sbatch said, in one line. Pure."""
     lines = [line.removeprefix("sbatch: error: ").strip() for line in error.stderr.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Batch job submission failed")] or lines
     failed = re.search(r"Batch job submission failed: (.*)", error.stderr)

@@ -47,7 +47,7 @@ def expected_start(script: str, arguments: Sequence[str], environment: Mapping[s
 
 
 def refusal(error: CommandError) -> str:
-    """What a failed test said, in one line. Pure."""
+    """Return what a failed test said, in one line. Pure."""
     lines = [_FAILURE.sub(r"\1", line) for line in commands.sbatch_reason(error).split("; ")]
     return "; ".join(dict.fromkeys(line.strip() for line in lines))
 

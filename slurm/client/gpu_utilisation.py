@@ -15,7 +15,7 @@ LOOKS = 3
 
 
 def fetch_gpu_utilisation(job: str, run: Runner = run_here) -> float | None:
-    """The mean over a job's GPUs now, from 0 to 1; None where it cannot be told.
+    """Return the mean over a job's GPUs now, from 0 to 1; None where it cannot be told.
 
     A step of one task per node runs beside the job's own (``--overlap``) for a moment. nvidia-smi's number is the share
     of the last second or less in which any kernel ran, so look more than once before you believe it: ``GpuLooks``.
@@ -45,7 +45,7 @@ class GpuLooks:
         self._next = float("-inf")
 
     def busiest(self, job: str, now: float) -> float | None:
-        """Looks again where it is time. ``now``: monotonic seconds."""
+        """Look again where it is time. ``now``: monotonic seconds."""
         if job != self._job:
             self._job, self._next = job, float("-inf")
             self._seen.clear()

@@ -59,7 +59,7 @@ def _expand_brackets(part: str, whole: str) -> list[str]:
 
 
 def told(text: str) -> list[str]:
-    """The nodes in an answer of Slurm's; none where it says that there are none. Raises UsageError."""
+    """Return the nodes in an answer of Slurm's; none where it says that there are none. Raises UsageError."""
     return [] if text.strip() in NOTHING else expand(text)
 
 

@@ -85,7 +85,7 @@ def _job(record: JobRecord) -> Job | None:
 
 
 def host_names(hosts: str) -> tuple[str, ...]:
-    """A host list's names; none where it is no host list. Pure."""
+    """Return a host list's names; none where it is no host list. Pure."""
     try:
         return tuple(expand(hosts))
     except UsageError:

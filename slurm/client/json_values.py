@@ -15,7 +15,7 @@ _INFINITE = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 
 
 def limit(value: Any) -> float | None:
-    """A number that may be ``math.inf``; None when it is not set or not a number."""
+    """Return a number that may be ``math.inf``; None when it is not set or not a number."""
     if isinstance(value, dict):
         if value.get("infinite") is True:
             return math.inf
@@ -39,23 +39,23 @@ def _finite(value: float) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """A whole number; None when it is not set, has no limit, or is not a number."""
+    """Return a whole number; None when it is not set, has no limit, or is not a number."""
     number = value if type(value) is int and 0 <= value < 0xFFFFFFFE else limit(value)
     return None if number is None or math.isinf(number) else int(number)
 
 
 def moment(value: Any) -> int | None:
-    """A time in Unix seconds; None for never (Slurm's 0)."""
+    """Return a time in Unix seconds; None for never (Slurm's 0)."""
     return whole(value) or None
 
 
 def text(value: Any) -> str:
-    """A string; "" for null and everything else."""
+    """Return a string; "" for null and everything else."""
     return value if isinstance(value, str) else ""
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """The strings of a list, or of a string with commas."""
+    """Return the strings of a list, or of a string with commas."""
     if isinstance(value, str):
         return tuple(part for part in value.split(",") if part and part != "(null)")
     return tuple(part for part in value if isinstance(part, str)) if isinstance(value, list) else ()

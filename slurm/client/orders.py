@@ -44,7 +44,7 @@ def weight(nodes: Sequence[str], number: int) -> list[str]:
 
 
 def features(nodes: Sequence[str], available: Sequence[str], active: Sequence[str] | None = None) -> list[str]:
-    """The features that jobs may ask for; ``active``: those of them that the nodes have now (default: all)."""
+    """Return the features that jobs may ask for; ``active``: those of them that the nodes have now (default: all)."""
     chosen = available if active is None else active
     return _update_nodes(
         nodes, f"AvailableFeatures={_feature_list(available)}", f"ActiveFeatures={_feature_list(chosen)}"
@@ -52,7 +52,7 @@ def features(nodes: Sequence[str], available: Sequence[str], active: Sequence[st
 
 
 def comment_nodes(nodes: Sequence[str], comment: str) -> list[str]:
-    """The nodes' Comment."""
+    """Return the nodes' Comment."""
     return _update_nodes(nodes, f"Comment={_value(comment)}")
 
 
@@ -87,14 +87,14 @@ def submit(arguments: Sequence[str]) -> list[str]:
 
 
 def check_nodes(names: Sequence[str]) -> None:
-    """Raises UsageError for what is not one node's name: ALL and brackets would mean others, too."""
+    """Raise UsageError for what is not one node's name: ALL and brackets would mean others, too."""
     bad = [name for name in names if not _NODE.fullmatch(name) or name.upper() == "ALL"]
     if bad:
         raise UsageError(f"not the name of a node: {printable(bad[0])!r}")
 
 
 def check_job(job: str) -> str:
-    """The job's number as it is. Raises UsageError for what is none."""
+    """Return the job's number as it is. Raises UsageError for what is none."""
     if not _JOB.fullmatch(job):
         raise UsageError(f"not a job's number: {printable(job)!r}; such as 42 or 42_7")
     return job

@@ -33,7 +33,7 @@ def _load(pyslurm: Any, names: Sequence[str]) -> list[Any]:
 
 
 def record(node: Any) -> dict[str, object]:
-    """A node as scontrol's JSON has it. Not told by pyslurm: which resources are in use."""
+    """Return a node as scontrol's JSON has it. Not told by pyslurm: which resources are in use."""
     return {
         "name": node.name,
         "state": [node.state],

@@ -46,7 +46,7 @@ class PyslurmReader:
             raise PyslurmLost("pyslurm's process says something else")
 
     def nodes(self, names: Sequence[str], timeout_s: float) -> str:
-        """An answer in scontrol's JSON. Raises PyslurmLost; after that it cannot be asked again."""
+        """Return an answer in scontrol's JSON. Raises PyslurmLost; after that it cannot be asked again."""
         try:
             self._input.write(json.dumps(list(names)).encode() + b"\n")
             self._input.flush()

@@ -60,7 +60,8 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
 def in_the_way(
     known: Sequence[Reservation], own: str, nodes: Sequence[str], needed: int, begin: float, limit_s: float
 ) -> Reservation | None:
-    """The first reservation that leaves a job too few nodes for its whole time limit; None when there is none. Pure.
+    """Return the first reservation that leaves a job too few nodes for its whole time limit; None when there is none.
+    Pure.
 
     ``own``: the reservation in which the job runs; ``nodes``: those that it could get, of which it needs ``needed``;
     ``begin``: when it could start, Unix seconds."""
@@ -78,6 +79,6 @@ def time_that_fits(one: Reservation, begin: float, least_s: float = LEAST_S) -> 
 
 
 def maintenance_of(known: Sequence[Reservation], own: str, nodes: Sequence[str], now: float) -> Reservation | None:
-    """The next maintenance of any of these nodes. Pure."""
+    """Return the next maintenance of any of these nodes. Pure."""
     coming = [one for one in known if one.maintenance and one.name != own and one.begin > now]
     return min((one for one in coming if set(nodes) & set(one.nodes)), key=lambda one: one.begin, default=None)

@@ -32,8 +32,8 @@ class Runner(Protocol):
     """Runs a command of Slurm; raises CommandError as ``core.process.run`` does."""
 
     def __call__(self, argv: Sequence[str], timeout_s: float, extra: Mapping[str, str]) -> Completed:
-        """The finished command. ``extra``: variables that are laid over its environment; a question that tells times
-        names READING, which ``run_here`` adds to all, since a runner may start the command elsewhere."""
+        """Return the finished command. ``extra``: variables that are laid over its environment; a question that tells
+        times names READING, which ``run_here`` adds to all, since a runner may start the command elsewhere."""
 
 
 def run_here(
@@ -60,7 +60,7 @@ def start_here(argv: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def environment_of(program: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What one of Slurm's commands sees of a user's environment. Pure.
+    """Return what one of Slurm's commands sees of a user's environment. Pure.
 
     A submission loses only SBATCH_WAIT: sbatch would return when the job ends, not when it is submitted."""
     if program in _SUBMITS:

@@ -38,7 +38,7 @@ def for_srun(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def gpu_flags(environment: Mapping[str, str], node: str) -> tuple[str, ...]:
-    """Flags of an srun with one task on ``node`` that let the task see all GPUs that the job has there.
+    """Return flags of an srun with one task on ``node`` that let the task see all GPUs that the job has there.
 
     Slurm gives a step the whole of them, but where the job asks for GPUs per task: then its share of one task.
     ``environment``: the batch script's.

@@ -33,12 +33,12 @@ _FIELD = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
 
 
 def column_format(columns: Sequence[str], mark: str) -> str:
-    """The argument of ``-O``; Slurm clips no column whose width is left out."""
+    """Return the argument of ``-O``; Slurm clips no column whose width is left out."""
     return ",".join(f"{column}:{mark}" for column in columns)
 
 
 def table(output: str, columns: Sequence[str], mark: str) -> list[dict[str, str]]:
-    """The rows. Raises Garbled when the last one is torn."""
+    """Return the rows. Raises Garbled when the last one is torn."""
     *cells, rest = output.split(mark)
     if rest.strip() or len(cells) % len(columns):
         raise Garbled(f"Slurm's table of {len(columns)} columns is torn: {len(cells)} cells")
@@ -163,5 +163,5 @@ def _plain(text: str) -> str:
 
 
 def _written(text: str) -> str:
-    """What a user wrote, which may be "None"."""
+    """Return what a user wrote, which may be "None"."""
     return "" if text == "(null)" else text

@@ -33,7 +33,7 @@ def node_name(environment: Mapping[str, str] = os.environ, host: str = "", run: 
 
 
 def name_or_host(environment: Mapping[str, str] = os.environ) -> str:
-    """The same, or the short host name where Slurm cannot tell."""
+    """Return the same, or the short host name where Slurm cannot tell."""
     try:
         return node_name(environment)
     except SlurmError:
@@ -41,7 +41,7 @@ def name_or_host(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def nodes_on(told: str, host: str) -> list[str]:
-    """The nodes of lines ``gpu1|host1.example.org|`` that are on a host; either may lack its domain. Pure."""
+    """Return the nodes of lines ``gpu1|host1.example.org|`` that are on a host; either may lack its domain. Pure."""
     rows = [line.split("|") for line in told.splitlines()]
     whole = {row[0] for row in rows if len(row) >= 2 and row[1].lower() == host.lower()}
     short = {row[0] for row in rows if len(row) >= 2 and _short(row[1]) == _short(host)}

@@ -60,7 +60,7 @@ def slurm_reasons() -> tuple[SlurmReason, ...]:
 
 
 def slurms_own(reason: str) -> SlurmReason | None:
-    """The row that fits a reason which Slurm wrote itself; None for any other."""
+    """Return the row that fits a reason which Slurm wrote itself; None for any other."""
     return next((row for row in slurm_reasons() if reason.startswith(row.begins)), None)
 
 

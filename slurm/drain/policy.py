@@ -32,7 +32,7 @@ class DrainPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def drain_policy(file: Path | None = None) -> DrainPolicy:
-    """The defaults, with what ``file`` says laid over them. Raises UsageError."""
+    """Return the defaults, with what ``file`` says laid over them. Raises UsageError."""
     values = tomllib.loads(_DEFAULTS.read_text())
     try:
         if file is not None:

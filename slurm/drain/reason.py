@@ -37,14 +37,14 @@ class Finding:
 
 
 def write_reason(findings: Sequence[Finding]) -> str:
-    """The reason's text. Long evidence is cut; what would confuse Slurm or us is replaced."""
+    """Return the reason's text. Long evidence is cut; what would confuse Slurm or us is replaced."""
     room = min(_EVIDENCE_LETTERS, _ALL_LETTERS // max(1, len(findings)))
     body = _JOINT.join(f"{PREFIX}{one.check}: {_evidence(one.evidence, room)}" for one in findings)
     return f"{body} #{_tag(body)}"
 
 
 def disowned_reason(text: str) -> str:
-    """A reason by which we do not know the drain as ours: only a person ends it."""
+    """Return a reason by which we do not know the drain as ours: only a person ends it."""
     return f"{PREFIX} {printable(text, _ALL_LETTERS)}{_DISOWNED}"
 
 
@@ -54,13 +54,13 @@ def is_disowned(reason: str) -> bool:
 
 
 def held_for(reason: str) -> frozenset[str]:
-    """The checks for which a node with this reason is held by us, also where its drain was disowned since."""
+    """Return the checks for which a node with this reason is held by us, also where its drain was disowned since."""
     ours = read_reason(f"{PREFIX}{reason.removeprefix(f'{PREFIX} ').removesuffix(_DISOWNED)}")
     return frozenset(one.check for one in (ours if is_disowned(reason) else read_reason(reason)) or ())
 
 
 def read_reason(reason: str) -> tuple[Finding, ...] | None:
-    """What we wrote, or None when this reason is not ours, or no longer as we wrote it."""
+    """Return what we wrote, or None when this reason is not ours, or no longer as we wrote it."""
     tagged = _TAGGED.fullmatch(reason)
     if tagged is None or not reason.startswith(PREFIX) or _tag(tagged[1]) != tagged[2]:
         return None

@@ -47,7 +47,8 @@ class Storm:
 
 
 def no_room(nodes: Sequence[Node], target: str, now: float, policy: DrainPolicy, check: str = "") -> Storm | None:
-    """The storm that draining ``target``, too, would be part of. ``nodes``: all there are; ``now``: Unix seconds.
+    """Return the storm that draining ``target``, too, would be part of. ``nodes``: all there are; ``now``: Unix
+    seconds.
 
     ``check``: for which it is to be drained; PROLOG_ERROR where its prolog is to fail.
     """
@@ -59,7 +60,7 @@ def no_room(nodes: Sequence[Node], target: str, now: float, policy: DrainPolicy,
 
 
 def one_too_many(nodes: Sequence[Node], target: str, now: float, policy: DrainPolicy, check: str = "") -> Storm | None:
-    """The storm in which our drain of ``target`` came too late to be one of the allowed ones."""
+    """Return the storm in which our drain of ``target`` came too late to be one of the allowed ones."""
     for rule, name, members in _rules(nodes, target, now, policy, check):
         counted = [node for node in members if rule.counts(node)]
         order = [node.name for node in sorted(counted, key=lambda node: (node.reason_time or math.inf, node.name))]
@@ -97,7 +98,7 @@ def _rules(
 
 
 def _partitions(nodes: Sequence[Node], target: str) -> list[tuple[str, list[Node]]]:
-    """The partitions of a node with their nodes; a node that is in none counts among those that are in none."""
+    """Return the partitions of a node with their nodes; a node that is in none counts among those that are in none."""
     own = next((node.partitions for node in nodes if node.name == target), ())
     return [(name, [node for node in nodes if name in (node.partitions or ("",))]) for name in own or ("",)]
 

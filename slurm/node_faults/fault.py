@@ -41,7 +41,7 @@ class NodeFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def evidence(text: str) -> str:
-    """What was seen, on one line and short."""
+    """Return what was seen, on one line and short."""
     return printable(" ".join(text.split()), _EVIDENCE_LETTERS)
 
 
@@ -50,7 +50,7 @@ _decoder = msgspec.json.Decoder(NodeFault)
 
 
 def encode(fault: NodeFault) -> bytes:
-    """The line, with its newline. Raises ValueError for what ``decode`` would not take."""
+    """Return the line, with its newline. Raises ValueError for what ``decode`` would not take."""
     line = _encoder.encode(fault)
     if decode(line) != fault:
         raise ValueError(f"not a fault that can be remembered: {printable(repr(fault))}")

@@ -130,7 +130,7 @@ class FaultLedger:
 
 
 def _content(folder: int, name: str, most_bytes: int) -> bytes:
-    """The end of a file that root or we have written. Raises OSError."""
+    """Return the end of a file that root or we have written. Raises OSError."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     with open(fd, "rb") as file:
         status = os.fstat(fd)

@@ -68,17 +68,17 @@ class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.half_life_days * 86400.0
 
     def added_weight(self, score: float) -> int:
-        """What a score adds to a node's weight."""
+        """Return what a score adds to a node's weight."""
         return max((step.add for step in self.weights if score >= step.at), default=0)
 
     def kind_of_error(self, text: str, kind: str) -> str:
-        """The words by which an error is known to be of a ``kind``, "" where there are none."""
+        """Return the words by which an error is known to be of a ``kind``, "" where there are none."""
         small = text.lower()
         return next((row.contains for row in self.texts if row.kind == kind and row.contains in small), "")
 
 
 def fault_policy(file: Path | None = None) -> FaultPolicy:
-    """The defaults, with what ``file`` says laid over them. Raises UsageError."""
+    """Return the defaults, with what ``file`` says laid over them. Raises UsageError."""
     values = tomllib.loads(_DEFAULTS.read_text())
     try:
         if file is not None:

@@ -49,7 +49,7 @@ class NodeScore:
 
 
 def scores(faults: Iterable[NodeFault], now: float, policy: FaultPolicy, cluster: str = "") -> list[NodeScore]:
-    """The nodes of ``cluster`` ("": of all) of which anything counts, the worst first. ``now``: Unix seconds."""
+    """Return the nodes of ``cluster`` ("": of all) of which anything counts, the worst first. ``now``: Unix seconds."""
     known = {fault.key: fault for fault in faults if _is_about(fault, cluster) and fault.time <= now + CLOCK_S}
     events = sorted((fault for fault in known.values() if fault.kind != FORGOTTEN), key=lambda fault: fault.time)
     forgotten: dict[str, float] = {}

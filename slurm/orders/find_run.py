@@ -16,7 +16,7 @@ _SCRIPT = re.compile(r"(/.*)/batch-(\d+)\.sh(?: |$)")
 
 
 def run_directory_of(word: str) -> Path:
-    """A run directory as it is, or that of a job's number. Raises UsageError, Untrusted, SlurmError."""
+    """Return a run directory as it is, or that of a job's number. Raises UsageError, Untrusted, SlurmError."""
     path = Path(word)
     if not word.isdecimal() or path.is_dir():
         if not (path / "run.json").exists():
@@ -42,7 +42,7 @@ def run_of(command: str, job: str = "") -> str:
 
 
 def _of_successors(job: str) -> list[str]:
-    """Runs whose chains have submitted a job after this one. Raises SlurmError."""
+    """Return the runs whose chains have submitted a job after this one. Raises SlurmError."""
     try:
         argv = ["squeue", "-a", "-h", "-t", "all", "-u", str(os.geteuid()), "-o", "%o"]
         text = run_here(argv, commands.TIMEOUT_S).stdout

@@ -110,7 +110,7 @@ def _same(directory: str, run_path: Path) -> bool:
 
 
 def changes(fields: Mapping[str, str], shape: Shape) -> dict[str, str]:
-    """What differs, by scontrol's names. Raises UsageError. Pure."""
+    """Return what differs, by scontrol's names. Raises UsageError. Pure."""
     found: dict[str, str] = {}
     if shape.nodes is not None:
         found |= _size(fields, shape.nodes)
@@ -173,12 +173,12 @@ def _look_again(job: str, shape: Shape, wanted: Mapping[str, str], after: Mappin
 
 
 def state_of(fields: Mapping[str, str]) -> str:
-    """The job's state in scontrol's fields, UNKNOWN without. Pure."""
+    """Return the job's state in scontrol's fields, UNKNOWN without. Pure."""
     return (fields.get("JobState", "").split() or [commands.UNKNOWN])[0]
 
 
 def value(fields: Mapping[str, str], name: str) -> str:
-    """A field, "" where scontrol says that there is none. Pure."""
+    """Return a field, "" where scontrol says that there is none. Pure."""
     text = fields.get(name, "")
     return "" if text in NOTHING else text
 

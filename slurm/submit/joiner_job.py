@@ -27,7 +27,7 @@ _SAME = (
 
 
 def comment_of(run_id: str) -> str:
-    """The Comment of a run's joiners."""
+    """Return the Comment of a run's joiners."""
     return f"{MARK} {run_id}"
 
 
@@ -87,7 +87,7 @@ def memory_mb(text: str) -> int:
 
 
 def render_joiner(values: Mapping[str, str], nodes: int) -> tuple[str, tuple[str, ...]]:
-    """The batch script of a joiner, and sbatch's arguments. Raises UsageError."""
+    """Return the batch script of a joiner, and sbatch's arguments. Raises UsageError."""
     if not values.get("gpus_per_node", "0"):
         raise UsageError(
             "the run's job asks for GPUs per job, task or socket: say how many a node has, gpus_per_node=8"

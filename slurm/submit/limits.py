@@ -33,7 +33,7 @@ class Site:
 
 
 def asked(client: SlurmClient, options: Mapping[str, str]) -> Site | None:
-    """What Slurm says of the site; None where it does not answer: then sbatch is asked anyway."""
+    """Return what Slurm says of the site; None where it does not answer: then sbatch is asked anyway."""
     try:
         largest = commands.config_value("MaxArraySize") if "array" in options else ""
         site = Site(client.partitions(), client.nodes(), int(largest) if largest.isdecimal() else 0)
@@ -59,7 +59,7 @@ def never_starts(options: Mapping[str, str], own: Collection[str], site: Site) -
 
 
 def _array(array: str, largest: int) -> str:
-    """The numbers of an array's tasks are below MaxArraySize."""
+    """Return what is wrong where a task's number is not below MaxArraySize."""
     numbers = [int(number) for number in re.findall(r"[0-9]+", re.sub(r"%[0-9]+|:[0-9]+", "", array))]
     if not largest or max(numbers, default=0) < largest:
         return ""
@@ -95,7 +95,7 @@ def _why_not(
 
 
 def _limits(options: Mapping[str, str], said: Callable[[str], str], partition: Partition) -> list[str]:
-    """What the partition allows. A QOS may allow more."""
+    """Return what the partition allows. A QOS may allow more."""
     found = []
     asked_s = seconds(options["time"]) if "time" in options else None
     if asked_s is not None and partition.max_time_s is not None and asked_s > partition.max_time_s:
@@ -133,7 +133,7 @@ def _gpus(node: Node, kind: str) -> int:
 
 
 def node_count(options: Mapping[str, str]) -> int:
-    """The nodes that a job has at least. Pure."""
+    """Return the nodes that a job has at least. Pure."""
     return int(options.get("nodes", "1").split("-")[0])
 
 

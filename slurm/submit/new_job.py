@@ -89,6 +89,6 @@ def submit(
 
 
 def excluded(plain: Job, avoids: Exclusion) -> str:
-    """The job's own list, and what is added. Pure."""
+    """Return the job's own list, and what is added. Pure."""
     own = [plain.options["exclude"]] if "exclude" in plain.options else []
     return ",".join([*own, compress(avoids.nodes)])

@@ -72,7 +72,7 @@ BY_KEY = {option.key: option for option in OPTIONS}
 
 
 def quoted(value: str) -> str:
-    """A value as a #SBATCH line holds it."""
+    """Return a value as a #SBATCH line holds it."""
     if re.fullmatch(r"[\w@%+=:,./\[\]|&*-]+", value, re.ASCII):
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -89,7 +89,7 @@ def argument(option: SbatchOption, value: str) -> str:
 
 
 def sbatch_line(option: SbatchOption, value: str) -> str:
-    """A #SBATCH line; "" where the value is that the option is not given."""
+    """Return a #SBATCH line; "" where the value is that the option is not given."""
     if option.is_switch:
         word = argument(option, value)
         return f"#SBATCH {word}" if word else ""

@@ -35,35 +35,35 @@ def line(value: str) -> str:
 
 
 def word(value: str) -> str:
-    """A name or a list of names, without spaces."""
+    """Return a name or a list of names, without spaces."""
     if re.search(r"\s", text(value)):
         raise UsageError(f"{value!r} holds a space, and such names have none")
     return value
 
 
 def hosts(value: str) -> str:
-    """A host list (``n[1-3,7]``), or the path of a file of names."""
+    """Return a host list (``n[1-3,7]``), or the path of a file of names."""
     if "/" not in word(value):
         expand(value)
     return value
 
 
 def count(value: str) -> str:
-    """A whole number from 1."""
+    """Return a whole number from 1."""
     if not _match(r"[1-9]\d{0,8}", value):
         raise UsageError(f"{value!r} is not a whole number from 1")
     return value
 
 
 def count_or_none(value: str) -> str:
-    """A whole number from 0."""
+    """Return a whole number from 0."""
     if not _match(r"0|[1-9]\d{0,8}", value):
         raise UsageError(f"{value!r} is not a whole number from 0")
     return value
 
 
 def whole(value: str) -> str:
-    """A whole number, negative too."""
+    """Return a whole number, negative too."""
     if not _match(r"-?\d{1,9}", value):
         raise UsageError(f"{value!r} is not a whole number")
     return value
@@ -138,7 +138,7 @@ def switch(value: str) -> str:
 
 
 def ranks(value: str) -> str:
-    """What resilio-launch's --nproc-per-node takes."""
+    """Return what resilio-launch's --nproc-per-node takes."""
     if value not in ("gpu", "cpu", "xpu", "auto"):
         try:
             return count(value)
@@ -148,7 +148,7 @@ def ranks(value: str) -> str:
 
 
 def pmi(value: str) -> str:
-    """A type of srun --mpi."""
+    """Return a type of srun --mpi."""
     if not _match(r"[a-z][a-z0-9_]*", value) or value == "none":
         raise UsageError(f"{value!r} is no type of PMI: srun --mpi=list names those of this Slurm (pmix, pmi2)")
     return value

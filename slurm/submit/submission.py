@@ -33,7 +33,7 @@ class Submitted:
 
 
 def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a new job may inherit: nothing of the job, the step or the run in which it is submitted. Pure."""
+    """Return what a new job may inherit: nothing of the job, the step or the run in which it is submitted. Pure."""
     inside = "SLURM_JOB_ID" in environment
     return {
         name: value
@@ -43,7 +43,7 @@ def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def launcher_directory(environment: Mapping[str, str]) -> str:
-    """The directory of our own resilio-launch, where PATH would not lead a job to it; "" where it does."""
+    """Return the directory of our own resilio-launch, where PATH would not lead a job to it; "" where it does."""
     ours = Path(sys.executable).parent
     found = shutil.which("resilio-launch", path=environment.get("PATH"))
     if not (ours / "resilio-launch").exists() or (found and Path(found).parent.resolve() == ours.resolve()):

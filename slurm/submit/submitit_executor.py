@@ -173,7 +173,7 @@ class ResilioExecutor(core.PicklingExecutor):
     # -- this machine --------------------------------------------------------------------------------------------
 
     def _start_here(self, delayed: utils.DelayedSubmission) -> core.Job[tp.Any]:
-        """A run of resilio-launch in the background; there is no time limit, hence no next job."""
+        """Return a run of resilio-launch in the background; there is no time limit, hence no next job."""
         wanted = submitit_parameters.shape(self.parameters)
         job: LocalResilioJob[tp.Any] = LocalResilioJob(
             self.folder, f"local-{uuid.uuid4().hex[:8]}", range(wanted.tasks)

@@ -84,7 +84,7 @@ class ResilioJob(core.Job[R]):
         return utils.JobPaths(self._paths._folder, job_id=self.job_id).folder / f"{self.job_id}_run"
 
     def links(self) -> list[str]:
-        """The jobs of Slurm's that have carried this one so far, and the one that waits."""
+        """Return the jobs of Slurm's that have carried this one so far, and the one that waits."""
         return submitit_states.jobs_of(self.job_id, self.run_directory)
 
     def verdict(self) -> Verdict:
@@ -99,7 +99,7 @@ class ResilioJob(core.Job[R]):
         return bool(self._ended_as()) or self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
 
     def _ended_as(self) -> str:
-        """The state that the verdict of the run means; "" while a next part may come."""
+        """Return the state that the verdict of the run means; "" while a next part may come."""
         verdict = self.verdict().verdict
         if not verdict or (self.chained and verdict in submitit_states.CONTINUES):
             return ""
@@ -111,7 +111,7 @@ class ResilioJob(core.Job[R]):
         return self._as_cancelled(self._ended_as() or self.watcher.get_state(self.job_id, mode="standard"))
 
     def _as_cancelled(self, state: str) -> str:
-        """What was cancelled before it was well on its way has not failed."""
+        """Return CANCELLED for what was cancelled before it was well on its way: it has not failed."""
         return "CANCELLED" if self._cancelled and state in ("FAILED", INTERRUPTED) else state
 
     def _mark_cancelled(self) -> None:
@@ -131,11 +131,11 @@ class ResilioJob(core.Job[R]):
             ) from None
 
     def stdout(self) -> str | None:
-        """What all tasks wrote, in all jobs of the chain, each line with its rank; of one task its lines."""
+        """Return what all tasks wrote, in all jobs of the chain, each line with its rank; of one task its lines."""
         return self._get_logs_string("stdout")
 
     def stderr(self) -> str | None:
-        """The same of stderr, and the launcher's own lines."""
+        """Return the same of stderr, and the launcher's own lines."""
         return self._get_logs_string("stderr")
 
     def _get_logs_string(self, name: str) -> str | None:
@@ -165,7 +165,7 @@ class ResilioJob(core.Job[R]):
 
 
 def lines_of(text: str, rank: int) -> str:
-    """A rank's lines of the launcher's output, without their mark. Pure."""
+    """Return a rank's lines of the launcher's output, without their mark. Pure."""
     return "".join(re.findall(rf"^\[rank {rank}\] (.*\n?)", text, re.MULTILINE))
 
 
@@ -225,7 +225,7 @@ class LocalResilioJob(ResilioJob[R]):
         return (int(pid) if _started(int(pid)) == started else 0), None
 
     def get_info(self, mode: str = "force") -> dict[str, str]:
-        """The state alone."""
+        """Return the state alone."""
         return {"JobID": self.job_id, "State": self.state}
 
     def done(self, force_check: bool = False) -> bool:

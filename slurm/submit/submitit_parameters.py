@@ -73,7 +73,7 @@ class Shape:
 
 
 def checked(parameters: Mapping[str, Any]) -> None:
-    """Raises UsageError for a parameter that does not exist or cannot be."""
+    """Raise UsageError for a parameter that does not exist or cannot be."""
     for name, value in parameters.items():
         if name not in VALID:
             near = difflib.get_close_matches(name, VALID, 1, 0.6)
@@ -114,7 +114,7 @@ def converted(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """A value from Python as it would stand on a command line: ``["n1", "n2"]`` as ``n1,n2``."""
+    """Return a value from Python as it would stand on a command line: ``["n1", "n2"]`` as ``n1,n2``."""
     if isinstance(value, list | tuple | set | frozenset):
         return ",".join(map(str, sorted(value) if isinstance(value, set | frozenset) else value))
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -128,7 +128,7 @@ def _option(name: str, value: Any) -> str:
 
 
 def launch_arguments(parameters: Mapping[str, Any], folder: Path) -> list[str]:
-    """What resilio-launch gets beside what the template says."""
+    """Return what resilio-launch gets beside what the template says."""
     return [*map(str, parameters.get("launch_flags", [])), "-m", TASK_MODULE, str(folder)]
 
 
@@ -141,7 +141,7 @@ def job_script(
     count: int,
     path_entry: str = "",
 ) -> Job:
-    """The batch script for ``count`` functions (an array, where there are several). Raises UsageError."""
+    """Return the batch script for ``count`` functions (an array, where there are several). Raises UsageError."""
     wanted = shape(parameters)
     values = {name: as_text(value) for name, value in parameters.items() if name in sbatch_options.BY_KEY}
     values = {name: value for name, value in values.items() if value}  # exclude=[] says nothing
@@ -185,8 +185,8 @@ def torn_down(teardown: Sequence[str]) -> list[str]:
 
 
 def local_command(parameters: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
-    """What runs on this machine in place of the batch script: the launch, between set-up and teardown where there are
-    any. A signal that comes during the set-up ends it after the command that runs."""
+    """Return what runs on this machine in place of the batch script: the launch, between set-up and teardown where
+    there are any. A signal that comes during the set-up ends it after the command that runs."""
     if not parameters.get("setup") and not parameters.get("teardown"):
         return list(argv)
     lines = ["set -euo pipefail", "trap 'exit 130' INT TERM", *parameters.get("setup", []), "trap - INT TERM"]

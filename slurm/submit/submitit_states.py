@@ -41,7 +41,7 @@ class Verdict:
 
 
 def read_verdict(run_directory: Path) -> Verdict:
-    """What the run directory says. Raises Untrusted."""
+    """Return what the run directory says. Raises Untrusted."""
     f = Fields.of(trusted_files.read_object(run_directory / "verdict.json"))
     first = f.inner("first_failure")
     what = first.text("message") or first.text("kind")
@@ -50,7 +50,7 @@ def read_verdict(run_directory: Path) -> Verdict:
 
 
 def jobs_of(job: str, run_directory: Path) -> list[str]:
-    """The jobs of a chain, in order; the first one alone before a second is submitted."""
+    """Return the jobs of a chain, in order; the first one alone before a second is submitted."""
     return [link.job for link in read_links(run_directory)] or [job]
 
 

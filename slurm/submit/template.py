@@ -97,7 +97,7 @@ def parse(name: str, text: str) -> Template:
 
 
 def _about(lines: Sequence[str]) -> str:
-    """The comment below the first line, up to its first empty line."""
+    """Return the comment below the first line, up to its first empty line."""
     about = []
     for line in lines[1:]:
         if not line.startswith("# "):
@@ -117,7 +117,7 @@ def _options(lines: Sequence[str]) -> dict[str, str]:
 
 
 def _key_of(flag: str) -> str:
-    """The key of ``--gpus-per-node`` or ``-N``; "" for an option without one."""
+    """Return the key of ``--gpus-per-node`` or ``-N``; "" for an option without one."""
     key = _SHORT.get(flag) or flag.lstrip("-").replace("-", "_")
     return key if key in sbatch_options.BY_KEY else ""
 
@@ -139,7 +139,7 @@ def render(
     setup_lines: Sequence[str] = (),
     teardown_lines: Sequence[str] = (),
 ) -> Job:
-    """The job that ``values`` (as the user wrote them) and ``command`` make. Raises UsageError.
+    """Return the job that ``values`` (as the user wrote them) and ``command`` make. Raises UsageError.
 
     ``path_entry``: a directory to be put in front of PATH; ``others``: what may be meant by a key that this one lacks;
     ``setup_lines``: shell code of the user's own, which goes where a set-up file is read; ``teardown_lines``: code that
@@ -165,7 +165,7 @@ def render(
 
 
 def _set_up(file: str, lines: Sequence[str], path_entry: str) -> list[str]:
-    """The lines that prepare the environment."""
+    """Return the lines that prepare the environment."""
     source = [f"source {shlex.quote(file)}"] if file else []
     return [*source, *lines, *([f'export PATH={shlex.quote(path_entry)}:"$PATH"'] if path_entry else [])]
 
@@ -205,7 +205,7 @@ def _checked_value(key: str, value: str) -> str:
 
 
 def unknown_key(template: Template, written: str, others: str = "") -> str:
-    """A line that names the nearest right key."""
+    """Return a line that names the nearest right key."""
     key, known = normalised(written), template.keys
     where = f"template {template.name} has no key {written!r}"
     if others:
@@ -286,5 +286,5 @@ class _Rewriter:
 
 
 def _default_literal(value: str) -> str:
-    """A default may name variables of Slurm, which the shell fills in."""
+    """Return a default for the shell, which fills in variables of Slurm."""
     return f'"{value}"' if "$" in value else shlex.quote(value)

@@ -14,7 +14,7 @@ MAX_BYTES = 256 * 1024
 
 
 def names() -> list[str]:
-    """The templates of the package, by name."""
+    """Return the templates of the package, by name."""
     return sorted(path.stem for path in FOLDER.glob(f"*{SUFFIX}"))
 
 
@@ -31,7 +31,7 @@ def load(name: str) -> Template:
 
 
 def read(path: Path, name: str) -> Template:
-    """A script. Raises UsageError."""
+    """Return a script. Raises UsageError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -46,5 +46,5 @@ def read(path: Path, name: str) -> Template:
 
 
 def having(key: str) -> list[str]:
-    """The package's templates that have a setting of this name."""
+    """Return the package's templates that have a setting of this name."""
     return [name for name in names() if any(setting.key == key for setting in load(name).settings)]

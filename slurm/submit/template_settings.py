@@ -14,7 +14,7 @@ from resilio_hpc.slurm.submit import sbatch_values as v
 
 
 def path(value: str) -> str:
-    """A file or directory: any name that is not empty."""
+    """Return a file or directory: any name that is not empty."""
     if not value.strip():
         raise UsageError("it is empty")
     return value
@@ -64,5 +64,5 @@ OTHER_NAMES = {
 
 
 def check(key: str, value: str) -> str:
-    """The value as the script gets it. Raises UsageError."""
+    """Return the value as the script gets it. Raises UsageError."""
     return BY_KEY[key].check(value) if key in BY_KEY else value

@@ -37,7 +37,7 @@ class Trials:
         return expected_start(request.script, request.arguments, request.environment)
 
     def submit(self, request: Request) -> str:
-        """The job's number. Raises SlurmError as ``submission.submit``."""
+        """Return the job's number. Raises SlurmError as ``submission.submit``."""
         return submission.submit(request.script, request.arguments, request.environment).job
 
     def look(self, job: str) -> Look:

@@ -24,7 +24,7 @@ _MANY = 40  # nodes; of more, the healthy ones are only counted
 
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Progress]:
-    """A line that changes on a terminal, lines elsewhere; on standard error."""
+    """Give a line that changes on a terminal, lines elsewhere; on standard error."""
     if quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
@@ -58,7 +58,7 @@ def show(result: CheckResult, out: TextIO) -> None:
 
 
 def summary(result: CheckResult) -> list[str]:
-    """The last lines: what it comes to, and host lists. Pure."""
+    """Return the last lines: what it comes to, and host lists. Pure."""
     words = {"fine": "no node is named", "found": "named", "cannot_tell": "it cannot be told"}[result.outcome]
     first = f"{len(result.nodes)} nodes, {result.rounds} rounds, {result.seconds:.1f} s: {words}"
     lines = [first + (f": {result.why}" if result.why else "")]
@@ -73,7 +73,7 @@ def host_list(result: CheckResult, which: str) -> str:
 
 
 def as_json(result: CheckResult) -> str:
-    """The whole result, with the host lists. Pure."""
+    """Return the whole result, with the host lists. Pure."""
     lists = {which: host_list(result, which) for which in ("good", "bad", "slow")}
     return msgspec.json.format(msgspec.json.encode({**msgspec.to_builtins(result), **lists}), indent=1).decode()
 

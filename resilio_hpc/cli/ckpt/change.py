@@ -102,14 +102,14 @@ def _find_a_good_one(directory: Path, quiet: bool) -> None:
 
 
 def count(text: str) -> int:
-    """A number from 1 on, for argparse."""
+    """Return a number from 1 on, for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
 
 
 def amount(text: str) -> float:
-    """A number above 0, for argparse."""
+    """Return a number above 0, for argparse."""
     try:
         value = float(text)
     except ValueError:

@@ -25,7 +25,7 @@ from resilio_hpc.core.terminal import local_time
 
 
 def ls(options: argparse.Namespace) -> int:
-    """The committed steps."""
+    """Return the committed steps."""
     found, damaged = checkpoint_index.committed(options.directory), checkpoint_index.damaged_steps(options.directory)
     noted = {manifest.step: checkpoint_index.noted_damage(options.directory, manifest.step) for manifest in found}
     damaged |= {step: why for step, why in noted.items() if why}
@@ -65,7 +65,7 @@ def _summary(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def show(options: argparse.Namespace) -> int:
-    """The tensors, or the plain values, of a step."""
+    """Return the tensors, or the plain values, of a step."""
     step = newest(options.directory) if options.step is None else options.step
     manifest = manifest_of(options.directory, step)
     if options.h5:

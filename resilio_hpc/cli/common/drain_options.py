@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def names_of(words: Sequence[str]) -> list[str]:
-    """The nodes named, each once. Raises UsageError."""
+    """Return the nodes named, each once. Raises UsageError."""
     return list(dict.fromkeys(name for word in words for name in expand(word)))
 
 

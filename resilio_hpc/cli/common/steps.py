@@ -14,7 +14,7 @@ from resilio_hpc.core.errors import CheckpointError, UsageError
 
 
 def find_checkpoints(directory: Path) -> Path:
-    """The directory of checkpoints that a user means: that itself, or that of a run. Raises UsageError."""
+    """Return the directory of checkpoints that a user means: that itself, or that of a run. Raises UsageError."""
     if (directory / "run.json").is_file():
         return trusted_files.run_directory(directory) / "checkpoints"
     if not directory.is_dir():
@@ -25,7 +25,7 @@ def find_checkpoints(directory: Path) -> Path:
 
 
 def manifest_of(directory: Path, step: int) -> Manifest:
-    """The manifest of a step. Raises UsageError, with the steps that there are, or CheckpointError."""
+    """Return the manifest of a step. Raises UsageError, with the steps that there are, or CheckpointError."""
     try:
         return checkpoint_index.manifest_of(directory, step)
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def manifest_of(directory: Path, step: int) -> Manifest:
 
 
 def newest(directory: Path) -> int:
-    """The step committed last. Raises UsageError when there is none."""
+    """Return the step committed last. Raises UsageError when there is none."""
     steps = checkpoint_index.committed_steps(directory)
     if not steps:
         raise UsageError(f"there is no committed step in {directory}")
@@ -45,7 +45,7 @@ def newest(directory: Path) -> int:
 
 @contextmanager
 def progress_of(what: str, size: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, for ``size`` bytes; gives what is to be called with each number of bytes done."""
+    """Give a bar on a terminal, for ``size`` bytes; gives what is to be called with each number of bytes done."""
     if quiet or not sys.stderr.isatty():
         yield lambda done: None
         return

@@ -17,7 +17,7 @@ from resilio_hpc.slurm.submit.template import Job, Template
 
 
 def check(template: Template, job: Job, command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
-    """Raises UsageError for what resilio-launch would refuse in the job, and for files that are not there."""
+    """Raise UsageError for what resilio-launch would refuse in the job, and for files that are not there."""
     directory = cwd / job.options.get("chdir", ".")
     if not directory.is_dir():
         raise UsageError(f"chdir={directory}: there is no such directory here (--no-check: it is there on the nodes)")
@@ -44,7 +44,7 @@ def check(template: Template, job: Job, command: Sequence[str], environment: Map
 
 
 def check_fits(options: Mapping[str, str], given: Collection[str], client: SlurmClient) -> None:
-    """Raises UsageError for a job that can never start, as far as Slurm tells. ``given``: keys of its user's."""
+    """Raise UsageError for a job that can never start, as far as Slurm tells. ``given``: keys of its user's."""
     site = limits.asked(client, options)
     why = "" if site is None else limits.never_starts(options, given, site)
     if why:
@@ -52,7 +52,7 @@ def check_fits(options: Mapping[str, str], given: Collection[str], client: Slurm
 
 
 def launch_flags(job: Job) -> list[str]:
-    """What the script gives resilio-launch beside the command. Pure."""
+    """Return what the script gives resilio-launch beside the command. Pure."""
     flags = [
         f"{setting.launch_flag}={job.settings[setting.key]}"
         for setting in template_settings.SETTINGS
@@ -67,7 +67,7 @@ def launch_flags(job: Job) -> list[str]:
 
 
 def _inside(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which the launcher would find itself."""
+    """Return the environment in which the launcher would find itself."""
     foreign = ("SLURM_", "RESILIO_")
     own = {name: value for name, value in environment.items() if not name.startswith(foreign)}
     return own | {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": str(node_count(job.options))}

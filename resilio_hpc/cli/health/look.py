@@ -62,7 +62,7 @@ def _explained(check: Check) -> str:
 
 
 def why(options: argparse.Namespace) -> int:
-    """What Slurm says of the node, and, where this is the node, our verdict."""
+    """Return what Slurm says of the node, and, where this is the node, our verdict."""
     here = this_node.name_or_host()
     node = options.node or here
     if node.startswith("-") or not node.replace("-", "").replace("_", "").replace(".", "").isalnum():

@@ -78,7 +78,7 @@ def apply(options: argparse.Namespace) -> int:
 
 
 def _learnt(ledger: FaultLedger, nodes: Sequence[Node], options: argparse.Namespace) -> list[NodeFault]:
-    """What is remembered, and what Slurm tells beside; that is kept, too, unless this is a dry run."""
+    """Return what is remembered, and what Slurm tells beside; that is kept, too, unless this is a dry run."""
     kept = ledger.read()
     for problem in kept.problems:
         print(f"resilio: warning: {printable(problem)}", file=sys.stderr)

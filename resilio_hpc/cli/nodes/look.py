@@ -29,7 +29,7 @@ from resilio_hpc.slurm.submit.new_job import of_options
 
 
 def ledger_of(options: argparse.Namespace) -> FaultLedger:
-    """The one that the options name. Raises UsageError where memory is switched off."""
+    """Return the one that the options name. Raises UsageError where memory is switched off."""
     if options.ledger is not None:
         return FaultLedger(options.ledger)
     if options.system:
@@ -98,7 +98,7 @@ def _facts(one: NodeScore) -> dict[str, object]:
 
 
 def exclude(options: argparse.Namespace) -> int:
-    """A host list on standard output, empty where nothing is to be avoided; why on standard error."""
+    """Return a host list on standard output, empty where nothing is to be avoided; why on standard error."""
     policy = fault_policy(options.policy)
     wants = {"nodes": str(options.nodes), **({"partition": options.partition} if options.partition else {})}
     scored = [one for one in _scored(options, policy, cluster_name()) if one.score >= policy.exclude_at]
@@ -128,7 +128,7 @@ def learn(options: argparse.Namespace) -> int:
 
 
 def forget(options: argparse.Namespace) -> int:
-    """What was remembered of these nodes counts no more."""
+    """Let what was remembered of these nodes count no more."""
     names = names_of(options.nodes)
     check_nodes(names)
     now = time.time()
@@ -151,7 +151,7 @@ def _append(ledger: FaultLedger, faults: list[NodeFault], options: argparse.Name
 
 
 def report(options: argparse.Namespace) -> int:
-    """A wish for root's own check of this node, and no more than that."""
+    """Return a wish for root's own check of this node, and no more than that."""
     check_nodes([options.node])
     here = this_node.name_or_host()
     if options.node != here and options.spool == reports.SPOOL:

@@ -62,7 +62,7 @@ def measured(row: Mapping[str, str]) -> float | None:
 
 
 def calibration(rows: Sequence[Mapping[str, str]]) -> str:
-    """The calibration as TOML; UsageError when too few rows can be used."""
+    """Return the calibration as TOML; UsageError when too few rows can be used."""
     understood = read(rows)
     if len(understood.cases) < FEWEST:
         why = next(iter(understood.notes.values()), "no row has iter_time_s")

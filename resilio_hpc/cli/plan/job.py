@@ -44,7 +44,7 @@ class JobOf:
         return any("resilio-launch" in line and not line.startswith("#") for line in self.template.text.split("\n"))
 
     def rendered(self, choice: Choice, setup_lines: Sequence[str] = ()) -> tuple[Job, list[str]]:
-        """The job and its command. Raises UsageError for values that the template does not take."""
+        """Return the job and its command. Raises UsageError for values that the template does not take."""
         values = {**self._shape(choice), **self.values}
         command = list(self.command)
         if self._launches:
@@ -78,7 +78,7 @@ class JobOf:
 
 
 def filled(command: Sequence[str], choice: Choice) -> tuple[str, ...]:
-    """The command with {tp} … filled in. Raises UsageError. Pure."""
+    """Return the command with {tp} … filled in. Raises UsageError. Pure."""
     words, shape = choice.words(), choice.offer.shape
     degrees = Layout(choice.layout.tp, choice.layout.pp, int(words["dp"]))
     values = values_of(degrees, shape.nodes, shape.ranks_per_node)
@@ -86,7 +86,7 @@ def filled(command: Sequence[str], choice: Choice) -> tuple[str, ...]:
 
 
 def job_of(script: str, words: Sequence[str], command: Sequence[str], environment: Mapping[str, str]) -> JobOf:
-    """What ``--submit SCRIPT --set … -- COMMAND`` means. Raises UsageError."""
+    """Return what ``--submit SCRIPT --set … -- COMMAND`` means. Raises UsageError."""
     values: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -118,7 +118,7 @@ def _check_export(template: Template, environment: Mapping[str, str]) -> None:
 
 
 def launch_command(choice: Choice, command: Sequence[str]) -> list[str]:
-    """What resilio-launch gets: the layout, and the command with words in braces.
+    """Return what resilio-launch gets: the layout, and the command with words in braces.
 
     What a resize changes is left to the launcher (``--fill-arguments``); the rest is put in now.
     """

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_model(name: str) -> None:
-    """Raises UsageError for what is neither a command nor a model."""
+    """Raise UsageError for what is neither a command nor a model."""
     from resilio_hpc.autoparallel.model.presets import presets
 
     if name.startswith("-") or name.lower() in presets() or "/" in name or "." in name or Path(name).is_dir():

@@ -84,7 +84,7 @@ def profile_of(path: Path | None) -> Profile | None:
 
 
 def file_text(path: Path) -> str:
-    """A file of a user; UsageError says what is wrong with it."""
+    """Return a file of a user; UsageError says what is wrong with it."""
     try:
         with path.open("rb") as stream:
             data = stream.read(LARGEST_BYTES + 1)
@@ -116,7 +116,7 @@ def table(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def calibration_of(path: Path | None) -> tuple[Efficiency, Nearby | None]:
-    """The shipped parameters, or those of a calibration and its measurements. Raises UsageError."""
+    """Return the shipped parameters, or those of a calibration and its measurements. Raises UsageError."""
     if path is None:
         return shipped(), None
     text = file_text(path)

@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _told(device: str, shapes: Mapping[str, Sequence[Shape]], as_json: bool) -> int:
-    """What would be measured."""
+    """Return what would be measured."""
     if as_json:
         print(json.dumps({"device": device, "would_measure": shapes}, indent=1))
         return 0

@@ -99,7 +99,7 @@ def _here(words: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def local_ranks(count: int, port: int, environment: Mapping[str, str]) -> list[dict[str, str]]:
-    """The environment of each process: torchrun's variables. Pure."""
+    """Return the environment of each process: torchrun's variables. Pure."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     return [
         {"GLOO_SOCKET_IFNAME": "lo", **environment, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -177,7 +177,7 @@ def sbatch_arguments(words: Sequence[str]) -> list[str]:
 
 
 def wait_for_end(job: str) -> str:
-    """The state in which the job ended; UNKNOWN when Slurm has forgotten it. Its time limit bounds the run."""
+    """Return the state in which the job ended; UNKNOWN when Slurm has forgotten it. Its time limit bounds the run."""
     while True:
         state = commands.job_state(job)
         if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "UNKNOWN"):

@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def answer(asked: Setting, cost: str, rank: str) -> Answer:
-    """The search, with the full cost model or the paper's."""
+    """Return the search, with the full cost model or the paper's."""
     start = time.perf_counter()
     offered = offers(asked.inventory, asked.request, asked.now)
     if cost == "paper":
@@ -142,7 +142,7 @@ def as_json(asked: Setting, found: Answer, options: argparse.Namespace) -> dict[
 
 
 def choice_json(one: Choice) -> dict[str, Any]:
-    """A choice, with what its job is told."""
+    """Return a choice, with what its job is told."""
     numbers = ("iteration_s", "low_s", "high_s", "mfu", "bubble", "communication", "memory_bytes", "gpu_bytes",
                "overhead", "run_s", "gpu_hours", "finish_s")  # fmt: skip
     layout = {name: int(value) for name, value in asdict(one.layout).items() if name != "recompute"}

@@ -112,7 +112,7 @@ def setting(options: argparse.Namespace) -> Setting:
 def as_measured(
     training: Training, machines: Mapping[str, Machine], profile: Profile | None
 ) -> tuple[Training, dict[str, Machine], tuple[str, ...]]:
-    """A profile's numbers in place of the shipped ones, and what a person must know of it."""
+    """Return a profile's numbers in place of the shipped ones, and what a person must know of it."""
     found, notes, measured = dict(machines), list[str](), dict(training.measured)
     if profile is not None:
         for name, (machine, own, said) in zip(
@@ -134,7 +134,7 @@ def check_model(options: argparse.Namespace) -> None:
 
 
 def described(options: argparse.Namespace) -> tuple[TransformerModel, Transformer]:
-    """The model, and as the cost model knows it."""
+    """Return the model, and as the cost model knows it."""
     if options.megatron is None:
         found = find_model(options.model)
     else:
@@ -205,7 +205,7 @@ def _machines(
 
 
 def _space(options: argparse.Namespace) -> Space:
-    """What the framework can run, less what the user does not want."""
+    """Return what the framework can run, less what the user does not want."""
     space = space_of(options.framework)
     only = {name: getattr(options, name) for name in PINS if getattr(options, name)}
     for name, value in (*only.items(), ("cp", options.cp)):

@@ -85,7 +85,7 @@ def submit(choices: Sequence[Choice], options: argparse.Namespace, command: Sequ
 
 
 def teller(as_json: bool) -> Callable[[Attempt], None]:
-    """Prints each attempt as it happens: a line for people, or a line of JSON."""
+    """Print each attempt as it happens: a line for people, or a line of JSON."""
 
     def tell(attempt: Attempt) -> None:
         if as_json:

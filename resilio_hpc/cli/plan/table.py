@@ -48,7 +48,7 @@ def _head(asked: Setting, found: Answer) -> Text:
 
 
 def table(choices: Sequence[Choice], rank: str, steps: int) -> Table:
-    """A row per choice."""
+    """Return a row per choice."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     costly = rank != "time" or steps > 0
     more = ("lost", "GPU-hours", "finish") if costly else ()

@@ -44,7 +44,7 @@ class Result:
     disturbed: dict[str, Any]
 
     def as_json(self) -> str:
-        """The summary file's text."""
+        """Return the summary file's text."""
         return json.dumps(asdict(self), indent=1)
 
     @property
@@ -54,7 +54,7 @@ class Result:
 
 
 def launch_command(stage: s.Stage, scenario: Scenario, name: str, chained: bool) -> list[str]:
-    """The command of the batch script, as a user would write it."""
+    """Return the command of the batch script, as a user would write it."""
     run_directory = stage.visible(stage.directory / name)
     hash_file = stage.visible(stage.directory / f"{name}.json")
     return [
@@ -174,7 +174,7 @@ class Play:
         return recovered and bool(verdicts) and verdicts[-1].kind == "first_step"
 
     def _job_ended_since_the_blow(self, events: list[Event]) -> bool:
-        """The time limit came before the recovery: the next job may need the broken node to begin at all."""
+        """Return whether the time limit came first: the next job may need the broken node to begin at all."""
         return any(e.kind == "launch_ends" and e.time > self._blows[-1].at for e in events)
 
     def _strike(self, strike: Strike, events: list[Event], step: int) -> None:

@@ -60,7 +60,7 @@ class SlurmStage:
         self.directory = self._cluster.shared
 
     def visible(self, path: Path) -> str:
-        """The job's /shared is our ``directory``."""
+        """Return the path in the job, whose /shared is our ``directory``."""
         return str(Path("/shared") / path.relative_to(self.directory))
 
     def begin(self, name: str, launch: list[str], chained: bool) -> None:
@@ -118,7 +118,7 @@ class LocalStage:
         self._agents: dict[str, int] = {}
 
     def visible(self, path: Path) -> str:
-        """The same."""
+        """Return the same."""
         return str(path)
 
     def begin(self, name: str, launch: list[str], chained: bool) -> None:
@@ -171,7 +171,7 @@ class LocalStage:
 
 
 def binds() -> list[Path]:
-    """What the nodes must see of this host: the project, the virtual environment, the interpreter behind it."""
+    """Return what the nodes must see of this host: the project, the virtual environment, the interpreter behind it."""
     wanted = [PROJECT, Path(sys.prefix)]
     return [path for path in wanted if not any(path != other and path.is_relative_to(other) for other in wanted)]
 
@@ -190,6 +190,6 @@ def path() -> str:
 
 
 def events_of(run_directory: Path) -> list[Event]:
-    """The ledger so far; empty before it exists."""
+    """Return the ledger so far; empty before it exists."""
     directory = run_directory / "ledger"
     return read_ledger(directory) if directory.is_dir() else []

@@ -100,7 +100,7 @@ class DevCluster(SlurmCommands):
 
     @classmethod
     def find(cls, name: str = "dev") -> DevCluster:
-        """The running cluster called ``name``; raises SlurmError if it is not up."""
+        """Return the running cluster called ``name``; raises SlurmError if it is not up."""
         where = layout(name)
         control.ask(where, "status")
         return cls(msgspec.json.decode(where.spec.read_bytes(), type=ClusterSpec), where)
@@ -119,7 +119,7 @@ class DevCluster(SlurmCommands):
     # ---- commands on machines
 
     def command(self, machine: str, argv: Sequence[str], *, user: str = "root", cwd: str = "") -> list[str]:
-        """The host command that runs ``argv`` on a machine, in /shared unless ``cwd`` says otherwise."""
+        """Return the host command that runs ``argv`` on a machine, in /shared unless ``cwd`` says otherwise."""
         namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root"]
         enter = [
             "nsenter",

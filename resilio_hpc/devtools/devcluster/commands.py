@@ -28,7 +28,7 @@ class SlurmCommands(abc.ABC):
 
     @abc.abstractmethod
     def command(self, machine: str, argv: Sequence[str], *, user: str = "root", cwd: str = "") -> list[str]:
-        """The host command that runs ``argv`` on a machine (``cwd`` defaults to the shared directory)."""
+        """Return the host command that runs ``argv`` on a machine (``cwd`` defaults to the shared directory)."""
 
     @abc.abstractmethod
     def environment(self, extra: Mapping[str, str] | None = None, user: str = "root") -> dict[str, str]:
@@ -131,7 +131,7 @@ class SlurmCommands(abc.ABC):
         self.run(CONTROLLER, ["scontrol", "update", f"JobId={job}", f"EndTime=now+{after_s}"])
 
     def job_state(self, job: int) -> str:
-        """The job's state as slurmctld knows it (RUNNING, TIMEOUT, …)."""
+        """Return the job's state as slurmctld knows it (RUNNING, TIMEOUT, …)."""
         done = self.run(CONTROLLER, ["scontrol", "--oneliner", "show", "job", str(job)])
         fields = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
         return fields["JobState"]

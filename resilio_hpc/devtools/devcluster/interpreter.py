@@ -26,7 +26,7 @@ class HostPython:
 
 
 def host_python(root: str) -> HostPython:
-    """The running interpreter's paths for a machine whose image is ``root`` ("/" is the host's own)."""
+    """Return the running interpreter's paths for a machine whose image is ``root`` ("/" is the host's own)."""
     base = Path(sys.base_prefix).resolve()
     project = Path(resilio_hpc.__file__).parent.parent
     if root == "/":

@@ -85,7 +85,7 @@ class RootlessCluster(SlurmCommands):
 
     @classmethod
     def find(cls, name: str = "dev") -> RootlessCluster:
-        """The running rootless cluster called ``name``; raises SlurmError if it is not up."""
+        """Return the running rootless cluster called ``name``; raises SlurmError if it is not up."""
         where = layout(name)
         if not _is_up(where):
             raise SlurmError(f"dev cluster {name} is not up; start it with: resilio devcluster up --rootless")
@@ -95,13 +95,13 @@ class RootlessCluster(SlurmCommands):
         return self
 
     def command(self, machine: str, argv: Sequence[str], *, user: str = "root", cwd: str = "") -> list[str]:
-        """The host command that runs ``argv``; every machine is this host, and every user the calling one."""
+        """Return the host command that runs ``argv``; every machine is this host, and every user the calling one."""
         if machine not in self.spec.machines:
             raise UsageError(f"no machine {machine!r}; there are {', '.join(self.spec.machines)}")
         return ["env", f"--chdir={cwd or self.shared}", *argv]
 
     def environment(self, extra: Mapping[str, str] | None = None, user: str = "root") -> dict[str, str]:
-        """A login's environment with this cluster's SLURM_CONF."""
+        """Return a login's environment with this cluster's SLURM_CONF."""
         own = {"SLURM_CONF": str(self.layout.etc / "slurm.conf"), "HOME": str(Path.home())}
         return {**services.ENVIRONMENT, **own, **(extra or {})}
 
@@ -169,7 +169,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def find(name: str = "dev") -> DevCluster | RootlessCluster:
-    """The running cluster called ``name``; raises SlurmError if it is not up."""
+    """Return the running cluster called ``name``; raises SlurmError if it is not up."""
     try:
         spec = msgspec.json.decode(layout(name).spec.read_bytes(), type=ClusterSpec)
     except (OSError, msgspec.MsgspecError):

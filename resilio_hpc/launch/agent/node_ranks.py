@@ -338,7 +338,7 @@ class NodeRanks:
     # -- saying it ---------------------------------------------------------------------------------------------
 
     def _failure(self, kind: str, text: str, at: float, local_rank: int = 0) -> m.RankFailed:
-        """A failure that is not a rank's own, of the round that runs here or is being prepared."""
+        """Return a failure that is not a rank's own, of the round that runs here or is being prepared."""
         local = self.local
         number = local.number if local else self._prepared
         rank = local.ranks[local_rank].rank if local and local_rank in local.ranks else 0

@@ -45,7 +45,7 @@ def parse_view(text: str, job: str) -> JobView | None:
 
 
 def known_end(end_time: float | None) -> float | None:
-    """The end that agents count with, None where there is none or it is not known. Pure."""
+    """Return the end that agents count with, None where there is none or it is not known. Pure."""
     return end_time if end_time is not None and math.isfinite(end_time) else None
 
 

@@ -55,7 +55,7 @@ class Recipe:
         return (*srun_argv(nodes, self.allocation, self.binds), *flags, *agent)
 
     def environment(self, ours: Mapping[str, str]) -> dict[str, str]:
-        """What that command finds."""
+        """Return what that command finds."""
         return slurm_variables.for_agents(ours) if self.by_srun else dict(ours)
 
 
@@ -94,7 +94,7 @@ class Placement:
         )  # fmt: skip
 
     def exit_code(self) -> int | None:
-        """The exit code when the process has just ended, else None."""
+        """Return the exit code when the process has just ended, else None."""
         code = self.process.poll() if self.process is not None else None
         if code is not None:
             self.process = None
@@ -195,7 +195,7 @@ def recipe_of(site: Site, allocation: Allocation | None, settings: AgentSettings
 
 
 def placements(site: Site, recipe: Recipe, environment: Mapping[str, str]) -> list[Placement]:
-    """The agents that this supervisor starts."""
+    """Return the agents that this supervisor starts."""
     allocation = recipe.allocation
     if site.mode is SiteMode.STEP and allocation is not None:
         return [Placement((allocation.node,), recipe)]
@@ -252,7 +252,7 @@ def missing_survival_flags(srun_command: list[str]) -> list[str]:
 
 
 def our_srun(environment: Mapping[str, str]) -> list[str] | None:
-    """The command line of the srun that started our step, where it runs on this node; None otherwise."""
+    """Return the command line of the srun that started our step, where it runs on this node; None otherwise."""
     job = environment.get("SLURM_JOB_ID", "")
     for pid in os.listdir("/proc"):  # noqa: PTH208 - names alone
         if not pid.isdigit():

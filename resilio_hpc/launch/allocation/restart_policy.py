@@ -61,7 +61,7 @@ class Attempts:
         self.in_order = False
 
     def ended(self, now: float, exit_code: int, launched_by_srun: bool) -> bool:
-        """The process ended too early: plan the next start, or give up. Returns whether the agent had run."""
+        """Return the process ended too early: plan the next start, or give up. Returns whether the agent had run."""
         ran = not launched_by_srun or agent_ran(exit_code, now - self.began)
         self.ended_at = now
         self.in_order = exit_code == 0

@@ -22,7 +22,7 @@ _LEAF = re.compile(r"(?:^|\s)(?:SwitchName=\S+ .*?Level=0\b|BlockName=\S+ ).*?\b
 
 
 def parse_topology(text: str) -> list[Group]:
-    """The leaf switches' (or blocks') nodes from ``scontrol show topology``; none when it knows no topology."""
+    """Return the leaf switches' (or blocks') nodes from ``scontrol show topology``; none when it knows no topology."""
     groups = []
     for line in text.splitlines():
         if match := _LEAF.search(line):
@@ -71,7 +71,8 @@ def _split(nodes: list[str], size: int) -> list[list[str]]:
 def absent_agents(
     group: Group, agents: Iterable[str], lost: Iterable[str], running_s: float, start_allowance_s: float = 60.0
 ) -> Group:
-    """The nodes of a running group whose agents have gone, as the controller sees it; those may just be starting.
+    """Return the nodes of a running group whose agents have gone, as the controller sees it; those may just be
+    starting.
 
     ``agents`` and ``lost``: the controller's, from its status file; ``running_s``: since the group's srun was started.
     """

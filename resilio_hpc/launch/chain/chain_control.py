@@ -164,7 +164,7 @@ def _more(status: ChainStatus, order: ChainOrder) -> str:
 
 
 def _model(run_path: Path) -> str:
-    """The newest job that has kept what the job after it needs."""
+    """Return the newest job that has kept what the job after it needs."""
     for link in reversed(chain.read_links(run_path)):
         if chain.kept_arguments(run_path, link.job) is not None:
             return link.job
@@ -174,7 +174,7 @@ def _model(run_path: Path) -> str:
 
 
 def _as_jobs_see_it(run_path: Path) -> Path:
-    """The run directory as its jobs wrote it, where that is seen here too."""
+    """Return the run directory as its jobs wrote it, where that is seen here too."""
     record = joining.read_record(run_path)
     theirs = Path(record.options.run_dir) if record else run_path
     return theirs if theirs.is_dir() and theirs.samefile(run_path) else run_path

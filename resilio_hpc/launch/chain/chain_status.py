@@ -127,7 +127,7 @@ def fetch(run_path: Path, client: Jobs) -> ChainEvidence:
 
 
 def status_of(run_dir: str, evidence: ChainEvidence) -> ChainStatus:
-    """The whole, from its evidence. Pure."""
+    """Return the whole, from its evidence. Pure."""
     begun = {turn.job for turn in evidence.turns}
     parts = [_part(evidence, index) for index in range(len(evidence.turns))]
     parts += [_not_begun(evidence, link) for link in evidence.links if link.job not in begun]
@@ -208,7 +208,7 @@ def _not_begun(evidence: ChainEvidence, link: Link) -> PartStatus:
 
 
 def _before(job: Job, jobs: Mapping[str, Job]) -> Job | None:
-    """The job of the chain for whose end it waits: ``afterany:12`` or ``afterany:12(unfulfilled)``."""
+    """Return the job of the chain for whose end it waits: ``afterany:12`` or ``afterany:12(unfulfilled)``."""
     numbers = re.findall(r":(\d+)", job.dependency)
     return next((jobs[number] for number in numbers if number in jobs and not jobs[number].state.ended), None)
 

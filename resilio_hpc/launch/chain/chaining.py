@@ -281,7 +281,7 @@ class Chain:
             chain_order.write(self._run_path, replace(self._order, stopped=False, time=time.time()))
 
     def heed(self, order: ChainOrder) -> bool:
-        """What stands now, as last seen in the run directory. Returns whether this job must stop."""
+        """Return what stands now, as last seen in the run directory. Returns whether this job must stop."""
         if not (self._chained and self._site.leads) or (order == self._order and order.stopped == self.stop_ordered):
             return self.stop_ordered
         self._order = order

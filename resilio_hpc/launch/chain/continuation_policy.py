@@ -69,7 +69,7 @@ class Decision:
 
 
 def judge(evidence: Evidence) -> Decision:
-    """The first rule that applies decides."""
+    """Return the first rule that applies decides."""
     ended_by_itself = bool(evidence.verdict) and evidence.verdict != "agents_lost"
     return _rival(evidence) or _order(evidence) or _chain(evidence) or Decision(
         True, _how_it_ended(evidence), clean=ended_by_itself
@@ -109,7 +109,7 @@ def _order(evidence: Evidence) -> Decision | None:
 
 
 def _chain(evidence: Evidence) -> Decision | None:
-    """What ends a chain."""
+    """Return what ends a chain."""
     part, handover = evidence.part, evidence.handover
     if evidence.verdict in ENDS:
         return Decision(False, f"job {part} ended with {evidence.verdict}: the chain ends here", evidence.verdict)

@@ -106,7 +106,7 @@ def last_pulse(run_path: Path) -> tuple[object, object] | None:
 
 
 def last_agents(run_path: Path) -> tuple[str, ...]:
-    """The nodes that were with that controller."""
+    """Return the nodes that were with that controller."""
     return tuple(Fields(trusted_files.read_object(run_path / "status.json") or {}).inner("agents").data)
 
 

@@ -39,7 +39,7 @@ def leave(run_path: Path, part: str, by: str, reason: str, carries_on: bool) -> 
 
 
 def read(run_path: Path, part: str) -> Handover | None:
-    """The record of a part; None where there is none, or no readable one. Raises Untrusted."""
+    """Return the record of a part; None where there is none, or no readable one. Raises Untrusted."""
     f = Fields.of(trusted_files.read_object(_file(run_path, part)))
     at = f.time("time")
     if at is None or not f.has("part"):

@@ -42,7 +42,7 @@ class LaunchRecord(msgspec.Struct, frozen=True):
 
 
 def record_of(options: LaunchOptions, site: Site, chained: bool) -> LaunchRecord:
-    """What the leading supervisor leaves for joiners."""
+    """Return what the leading supervisor leaves for joiners."""
     return LaunchRecord(site.key, site.job, replace(options, notify=()), str(Path.cwd()), chained)
 
 
@@ -52,7 +52,7 @@ def write_record(run_path: Path, record: LaunchRecord) -> None:
 
 
 def read_record(run_path: Path) -> LaunchRecord | None:
-    """The newest job's record; None while there is none. Raises UsageError for one that cannot be understood."""
+    """Return the newest job's record; None while there is none. Raises UsageError for one that cannot be understood."""
     path = run_path / FILE
     try:
         data = trusted_files.read(path)
@@ -76,7 +76,7 @@ class Fragment(msgspec.Struct):
 
     @classmethod
     def package_of(cls, data: bytes) -> str:
-        """The version that wrote it."""
+        """Return the version that wrote it."""
         try:
             return msgspec.json.decode(data, type=cls).package
         except msgspec.MsgspecError:
@@ -84,7 +84,7 @@ class Fragment(msgspec.Struct):
 
 
 def find_run(path: Path) -> Run:
-    """The run of a directory. Raises UsageError: none there, or not this user's alone."""
+    """Return the run of a directory. Raises UsageError: none there, or not this user's alone."""
     if not path.is_dir():
         raise UsageError(f"--join {path}: there is no such run directory")
     try:
@@ -149,7 +149,7 @@ def judge(facts: Facts, path: Path, nodes: Sequence[str], on_this_machine: bool)
 
 
 def options_for(record: LaunchRecord, run_path: Path, local_nodes: int, join_timeout_s: float) -> LaunchOptions:
-    """The run's options as the joiner's agents get them."""
+    """Return the run's options as the joiner's agents get them."""
     return replace(
         record.options, run_dir=str(run_path), local_nodes=local_nodes, standalone=False, view=False,
         join_timeout_s=join_timeout_s,

@@ -47,7 +47,7 @@ class EndBeforeMaintenance:
         self._told = ""
 
     def __call__(self, job: str) -> JobView | None:
-        """What Slurm says of the job; None without an answer."""
+        """Return what Slurm says of the job; None without an answer."""
         view = self._ask(job)
         if view is None:
             return None

@@ -117,7 +117,7 @@ def _refresh(
 def decide_change(
     fields: Mapping[str, str], ours: Collection[str], choose_of: Callable[[int, Collection[str]], Exclusion]
 ) -> Change | None:
-    """The list that a pending job is to have; None where it has it. ``fields``: scontrol's. Pure.
+    """Return the list that a pending job is to have; None where it has it. ``fields``: scontrol's. Pure.
 
     ``choose_of``: from the number of nodes that the job needs, and those that are not ours to choose.
     """

@@ -148,7 +148,7 @@ def reaches_srun(environment: Mapping[str, str]) -> bool:
 
 
 def last_status(run_path: Path, part: str) -> dict[str, Any]:
-    """What the last controller of a part said of the run; empty when another part has it by now."""
+    """Return what the last controller of a part said of the run; empty when another part has it by now."""
     epoch = run_directory.newest_epoch(run_path)
     status = trusted_files.read_object(run_path / "status.json") or {}
     return status if epoch is not None and (epoch.epoch, epoch.job) == (status.get("epoch"), part) else {}
@@ -204,7 +204,7 @@ def chained(run_path: Path, part: str) -> bool:
 
 
 def following(run_path: Path, job: str) -> list[str]:
-    """The jobs of the chain after this one."""
+    """Return the jobs of the chain after this one."""
     jobs = [link.job for link in chain.read_links(run_path)]
     return jobs[jobs.index(job) + 1 :] if job in jobs else []
 
@@ -227,7 +227,7 @@ def give_order(job: str, order: Callable[[str], None], patience: Patience) -> bo
 
 
 def _note_in_comment(part: str, reason: str, patience: Patience) -> bool:
-    """The run directory does not take the record: the next job finds it in the job's Comment."""
+    """Write into the job's Comment, for the next job, what the run directory does not take."""
     job = run_claim.job_of(part)
     deadline = time.monotonic() + patience.cancel_s
     while True:

@@ -63,7 +63,7 @@ def handover_of(run_path: Path, part: str) -> handover.Handover | None:
 
 
 def newest_commit(run_path: Path) -> int:
-    """The newest durable step, -1 when there is none, or it cannot be seen."""
+    """Return the newest durable step, -1 when there is none, or it cannot be seen."""
     try:
         return max(committed_steps(run_path / "checkpoints"), default=-1)
     except OSError:
@@ -71,7 +71,7 @@ def newest_commit(run_path: Path) -> int:
 
 
 def _comment_record(part: str) -> handover.Handover | None:
-    """A handover record that the run directory did not take."""
+    """Return a handover record that the run directory did not take."""
     comment = commands.job_fields(run_claim.job_of(part)).get("Comment", "")
     start = handover_comment(part, "")
     if not comment.startswith(start):
@@ -80,7 +80,7 @@ def _comment_record(part: str) -> handover.Handover | None:
 
 
 def _successor(run_path: Path, last: run_claim.Turn, own_job: str) -> str:
-    """The job that follows ``last``'s in the chain, if it waits or runs and is not this one."""
+    """Return the job that follows ``last``'s in the chain, if it waits or runs and is not this one."""
     jobs = [link.job for link in chain.read_links(run_path)]
     after = jobs[jobs.index(last.job) + 1 :] if last.job in jobs else []
     alive = [job for job in after if job != own_job and commands.job_state(job) in ALIVE]

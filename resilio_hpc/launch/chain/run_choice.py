@@ -43,7 +43,7 @@ class Command:
 
 
 def choose(command: Command, create: bool = True) -> LaunchOptions:
-    """The options with the directory that the launch gets, which is then there (not with ``create`` False).
+    """Return the options with the directory that the launch gets, which is then there (not with ``create`` False).
 
     Raises UsageError where another task of the step does not choose in time, or the directory cannot be used."""
     options = command.options
@@ -91,7 +91,7 @@ def _directory(command: Command, create: bool) -> Path:
 
 
 def continued_run(command: Command) -> Path | None:
-    """The run of the same program in the job before, in a chain's next job; None for any other launch."""
+    """Return the run of the same program in the job before, in a chain's next job; None for any other launch."""
     environment, directory = command.environment, command.environment.get("RESILIO_RUN_DIR", "")
     if not command.options.chain or not directory or "RESILIO_PREDECESSOR" not in environment:
         return None
@@ -156,7 +156,7 @@ def _complete(path: Path) -> bool:
 
 
 def _other_program(path: Path, command: Command) -> str:
-    """What the run's newest launch ran, in words; "" where it is the same, or cannot be told."""
+    """Return what the run's newest launch ran, in words; "" where it is the same, or cannot be told."""
     options = Fields.of(read_object(path / "launch.json")).inner("options")
     ran = (options.text("kind"), options.text("script"), *options.texts("script_args"))
     return _words(ran) if ran[1] and ran != command.options.program else ""
@@ -171,7 +171,7 @@ def _words(program: tuple[str, ...]) -> str:
 
 
 def _meeting(command: Command) -> Path:
-    """A file whose name all tasks know, whatever the first one chooses."""
+    """Return a file whose name all tasks know, whatever the first one chooses."""
     environment = command.environment
     handed = environment.get("RESILIO_RUN_DIR", "") if "RESILIO_PREDECESSOR" in environment else ""
     base = Path(handed if handed and command.options.chain else command.options.run_dir)

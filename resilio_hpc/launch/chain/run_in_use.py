@@ -68,7 +68,7 @@ def in_use(run_path: Path, last: Turn) -> str:
 
 
 def _signs(run_path: Path, last: Turn) -> object:
-    """What changes while the launch or its controller lives."""
+    """Return what changes while the launch or its controller lives."""
     try:
         beat = holder.pulse_file(run_path, last.number).read_bytes()
     except OSError:

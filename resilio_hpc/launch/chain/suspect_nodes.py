@@ -22,7 +22,7 @@ GOING = ("signal", "leaving")  # of one node, or of all of a job
 
 
 def suspect_nodes(events: Iterable[Event], policy: FaultPolicy, run: str = "", cluster: str = "") -> list[NodeFault]:
-    """The faults of nodes in a run's ledger. ``events`` by time, of all writers and jobs; ``run``: its id.
+    """Return the faults of nodes in a run's ledger. ``events`` by time, of all writers and jobs; ``run``: its id.
 
     Runs outside of Slurm blame no node: their nodes are this machine, in several parts.
     """
@@ -55,7 +55,7 @@ def suspect_nodes(events: Iterable[Event], policy: FaultPolicy, run: str = "", c
 
 
 def _was_silent_only(fault: NodeFault, node: str, job: str) -> NodeFault:
-    """A node that lost power does not come back into its job: this one was cut off, or stood still."""
+    """Return the fault of a node that came back into its job: it did not lose power, it was cut off or stood still."""
     if (fault.node, fault.job, fault.kind) != (node, job, "node-lost"):
         return fault
     return msgspec.structs.replace(fault, kind="node-silent")

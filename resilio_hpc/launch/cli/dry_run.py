@@ -103,7 +103,7 @@ def as_json(plan: Plan) -> str:
 
 
 def as_text(plan: Plan) -> str:
-    """A line per fact."""
+    """Return a line per fact."""
     ranks = str(plan.ranks_per_node) if plan.ranks_per_node else "counted on each node"
     world = _range(plan.world_size) if plan.ranks_per_node else "counted on the nodes"
     start = f"forked with{'' if plan.torch else 'out'} torch loaded" if plan.forked_ranks else "new processes"

@@ -30,7 +30,7 @@ class JoinPlan:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """A line per fact."""
+        """Return a line per fact."""
         rows = (
             ("joins", self.run_dir),
             ("program", shlex.join(self.program) or "not known yet"),

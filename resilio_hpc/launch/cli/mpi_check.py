@@ -11,7 +11,7 @@ _LIST_TIMEOUT_S = 20.0
 
 
 def check(mpi: str, in_slurm: bool) -> None:
-    """Raises UsageError where a step with this PMI cannot be had."""
+    """Raise UsageError where a step with this PMI cannot be had."""
     if not in_slurm:
         raise UsageError(
             f"--mpi={mpi}: the ranks get their PMI from Slurm's srun, but this is no Slurm job: submit the launch "

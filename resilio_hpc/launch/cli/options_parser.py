@@ -50,8 +50,8 @@ class _Parser(argparse.ArgumentParser):
     """argparse that raises UsageError with a line of ours instead of printing its usage and exiting."""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """What a word may abbreviate. argparse asks for the script's own flags, too, which may begin as several of ours
-        do: those are not ambiguous, and one before the script is an unknown flag."""
+        """Return what a word may abbreviate. argparse asks for the script's own flags, too, which may begin as several
+        of ours do: those are not ambiguous, and one before the script is an unknown flag."""
         found: list[Any] = super()._get_option_tuples(option_string)
         return found if len(found) == 1 else []
 
@@ -136,7 +136,7 @@ def build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def _from_environment(flag: Flag, text: str) -> Any:
-    """The value of a PET_ variable, as torchrun reads it: a switch is 0 or 1."""
+    """Return the value of a PET_ variable, as torchrun reads it: a switch is 0 or 1."""
     name = f"PET_{flag.dest.upper()}"
     if flag.type is None:
         if not re.fullmatch(r"\s*\d+\s*", text):

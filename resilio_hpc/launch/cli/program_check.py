@@ -66,7 +66,7 @@ def _is_archive(path: Path, script: str) -> bool:
 
 
 def check_syntax(source: bytes, name: str) -> None:
-    """Raises UsageError, two lines long, for the first syntax error of a Python source."""
+    """Raise UsageError, two lines long, for the first syntax error of a Python source."""
     if len(source) >= _MAX_SOURCE_BYTES:
         return
     with warnings.catch_warnings():
@@ -94,7 +94,7 @@ def _syntax_words(error: SyntaxError, source: bytes, name: str) -> str:
 
 
 def _hint(script: str, arguments: Sequence[str], cwd: Path) -> str:
-    """What the user may have meant."""
+    """Return what the user may have meant."""
     name = Path(script).name
     if script != script.strip():
         return ": its name ends or begins with white space (a Windows line end, or a space after a backslash?)"
@@ -123,7 +123,7 @@ def _hint(script: str, arguments: Sequence[str], cwd: Path) -> str:
 
 
 def _program(arguments: Sequence[str], cwd: Path) -> str:
-    """The script or module behind a loader and its flags, as far as it can be told."""
+    """Return the script or module behind a loader and its flags, as far as it can be told."""
     for before, word in zip(("", *arguments), arguments, strict=False):
         if before == "-m" and word not in _LOADER_MODULES:
             return f"-m {word}"

@@ -85,7 +85,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, address=address)
 
     def graces(self, environment: Mapping[str, str]) -> Graces:
-        """What ranks are waited for; outside of Slurm, what they have left running runs on by itself."""
+        """Return what ranks are waited for; outside of Slurm, what they have left running runs on by itself."""
         in_slurm = "SLURM_JOB_ID" in environment
         return Graces(self.options.failure_grace_s, self.options.stop_grace_s if in_slurm else 0.0)
 

@@ -112,7 +112,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A finite float, with our words in the error."""
+    """Return a finite float, with our words in the error."""
     try:
         value = float(text)
     except ValueError:

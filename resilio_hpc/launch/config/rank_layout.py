@@ -29,7 +29,7 @@ class Layout:
     data_parallel: int
 
     def variables(self) -> dict[str, str]:
-        """What ranks find in their environment."""
+        """Return what ranks find in their environment."""
         return {
             "RESILIO_TP": str(self.tensor_parallel),
             "RESILIO_PP": str(self.pipeline_parallel),
@@ -58,7 +58,7 @@ def _parse(row: str) -> tuple[int, tuple[int, int]]:
 
 
 def layout_of(rows: Sequence[str], world_size: int) -> Layout:
-    """The layout of a round. Raises UsageError where the degrees do not divide the number of ranks."""
+    """Return the layout of a round. Raises UsageError where the degrees do not divide the number of ranks."""
     tensor, pipeline = model_parallel(rows, world_size)
     if world_size % (tensor * pipeline):
         raise UsageError(
@@ -69,7 +69,7 @@ def layout_of(rows: Sequence[str], world_size: int) -> Layout:
 
 
 def check(options: LaunchOptions) -> None:
-    """Raises UsageError for what would be wrong with some number of nodes that the run may have."""
+    """Raise UsageError for what would be wrong with some number of nodes that the run may have."""
     model_parallel(options.layouts, 0)
     if options.fill_arguments:
         fill(options.script_args, values_of(Layout(1, 1, 1), 1, 1))
@@ -80,7 +80,7 @@ def check(options: LaunchOptions) -> None:
 
 
 def values_of(layout: Layout, nodes: int, ranks_per_node: int) -> dict[str, str]:
-    """What ``--fill-arguments`` puts in."""
+    """Return what ``--fill-arguments`` puts in."""
     return {
         "tp": str(layout.tensor_parallel),
         "pp": str(layout.pipeline_parallel),
@@ -92,7 +92,7 @@ def values_of(layout: Layout, nodes: int, ranks_per_node: int) -> dict[str, str]
 
 
 def fill(arguments: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
-    """The arguments with ``{name}`` filled in. Other braces (JSON, ``${shell}``) stay. Raises UsageError."""
+    """Return the arguments with ``{name}`` filled in. Other braces (JSON, ``${shell}``) stay. Raises UsageError."""
 
     def put(match: re.Match[str]) -> str:
         literal, name = match[1], match[2]

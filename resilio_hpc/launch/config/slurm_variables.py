@@ -44,7 +44,7 @@ class Task:
 
 
 def for_agents(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the srun that starts agents: what it must not see is set aside for the ranks."""
+    """Return the environment of the srun that starts agents: what it must not see is set aside for the ranks."""
     kept = step_environment.for_srun(environment)
     aside = {name: value for name, value in environment.items() if name in CHANGED or step_environment.is_slurms(name)}
     if "PYTHONPATH" in kept:  # relative to where the user is; agents are started in /
@@ -53,13 +53,13 @@ def for_agents(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def absolute_path_list(paths: str, directory: str) -> str:
-    """A PYTHONPATH that means the same in any directory; an empty entry is the directory itself."""
+    """Return a PYTHONPATH that means the same in any directory; an empty entry is the directory itself."""
     return os.pathsep.join(os.path.join(directory, entry) for entry in paths.split(os.pathsep)) if paths else paths  # noqa: PTH118
 
 
 def of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """An agent's environment as its ranks shall have it, but for ``of_task``. Nothing changes where the agent was not
-    started by an srun of ours."""
+    """Return an agent's environment as its ranks shall have it, but for ``of_task``. Nothing changes where the agent
+    was not started by an srun of ours."""
     if SET_ASIDE not in environment:
         return dict(environment)
     aside: dict[str, str] = json.loads(environment[SET_ASIDE])
@@ -74,7 +74,7 @@ def _is_set_aside(name: str) -> bool:
 
 
 def of_task(base: Mapping[str, str], members: Sequence[Member], task: Task) -> dict[str, str]:
-    """What a step says of one of its tasks, told of a rank. ``base``: what ``of_ranks`` returned.
+    """Return what a step says of one of its tasks, told of a rank. ``base``: what ``of_ranks`` returned.
 
     Where the job has as many tasks per node as the round has ranks, each rank is what a task of a plain ``srun`` would
     be; otherwise each node has one task, as with ``srun --ntasks-per-node=1 torchrun``.

@@ -34,6 +34,6 @@ def parse_std(text: str, flag: str = "--redirects") -> Std | dict[int, Std]:
 
 
 def std_of(text: str, local_rank: int) -> Std:
-    """The streams of one local rank that ``text`` selects; a rank that a list does not name has none."""
+    """Return the streams of one local rank that ``text`` selects; a rank that a list does not name has none."""
     parsed = parse_std(text)
     return parsed.get(local_rank, Std.NONE) if isinstance(parsed, dict) else parsed

@@ -177,7 +177,7 @@ class CheckpointPhase:
         return True
 
     def restore_plan(self) -> tuple[m.RestorePoint | None, tuple[m.Fetch, ...]]:
-        """The newest step that every rank can restore, and what has to be brought to its node before.
+        """Return the newest step that every rank can restore, and what has to be brought to its node before.
 
         From memory, its own or another node's, where all ranks have the step there. Else from the shared directory; if
         most ranks have that step in their own memory, only the others read it.

@@ -68,7 +68,7 @@ class CommitTracker:
         return tuple(self._records[name] for name in sorted(self._records))
 
     def commit(self, step: int) -> int | None:
-        """The manifest of ``step`` is durable. Returns the next step to persist, if any."""
+        """Take in that the manifest of ``step`` is durable. Returns the next step to persist, if any."""
         self.known.add(step)
         if step == self.in_flight:
             self.in_flight = -1

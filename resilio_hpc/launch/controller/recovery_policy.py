@@ -52,7 +52,7 @@ class Plan:
 
 
 def decide(failure: Failure, world: World, budgets: Budgets) -> Plan:
-    """The lowest rung that can help."""
+    """Return the lowest rung that can help."""
     if budgets.without_progress > budgets.max_without_progress:
         return Plan(
             Rung.STOP,

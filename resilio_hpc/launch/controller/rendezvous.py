@@ -37,7 +37,7 @@ class Shape:
     unit: int = 1
 
     def trim(self, nodes: int) -> int:
-        """The largest node count allowed with ``nodes`` at hand; 0 when there are too few."""
+        """Return the largest node count allowed with ``nodes`` at hand; 0 when there are too few."""
         count = min(nodes, self.maximum) // self.unit * self.unit
         return count if count >= self.minimum else 0
 
@@ -65,7 +65,7 @@ def _switches(candidate: Candidate) -> list[tuple[str, ...]]:
 
 
 def choose(candidates: Collection[Candidate], previous: Sequence[str], shape: Shape, coming: int) -> list[Member]:
-    """The members of the next round in node-rank order; empty while it is better to wait.
+    """Return the members of the next round in node-rank order; empty while it is better to wait.
 
     ``previous`` holds the former members in node-rank order, ``coming`` counts nodes that may still appear: a round
     waits for them only when it would then be larger.

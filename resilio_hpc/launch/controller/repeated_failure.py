@@ -56,7 +56,7 @@ class Repeatable:
 
 
 def repeatable(failure: RankFailure, step: int, survived: bool) -> Repeatable | None:
-    """What would have to come again; None where a restart may help.
+    """Return what would have to come again; None where a restart may help.
 
     ``step``: the most that any rank had completed, -1 for none or unknown. ``survived``: ranks that tell of no steps
     had run for ``SURVIVED_S``.
@@ -82,5 +82,5 @@ def repeatable(failure: RankFailure, step: int, survived: bool) -> Repeatable | 
 
 
 def _plain(message: str) -> str:
-    """The first line without what differs from one time to the other."""
+    """Return the first line without what differs from one time to the other."""
     return _CHANGING.sub("#", " ".join((message.strip().splitlines() or [""])[0].split()))[:500]

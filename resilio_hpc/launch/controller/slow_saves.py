@@ -33,7 +33,7 @@ class SlowSaves:
         self._waits_for.add(node)
 
     def answered(self, answer: Answer, now: float) -> dict[str, Any] | None:
-        """A node answered. What to record when saves go on that were told to be slow: ``save_resumed``."""
+        """Return a node answered. What to record when saves go on that were told to be slow: ``save_resumed``."""
         if isinstance(answer, m.Committed):
             if self._save == (answer.round, answer.step):
                 self._save, self._longest_s = None, max(self._longest_s, now - self._since)
@@ -46,7 +46,7 @@ class SlowSaves:
         return None
 
     def overdue(self, now: float) -> dict[str, Any] | None:
-        """What to record when it takes too long: ``save_overdue``."""
+        """Return what to record when it takes too long: ``save_overdue``."""
         waited_s = now - self._since
         if self._save is None or self._told_at is not None:
             return None

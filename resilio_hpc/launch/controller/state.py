@@ -38,7 +38,7 @@ _NEXT: Mapping[Phase, frozenset[Phase]] = {
 
 
 def check_transition(before: Phase, after: Phase) -> None:
-    """Raises AssertionError for a change that no rule of the controller makes. Every phase may end, also twice: a
+    """Raise AssertionError for a change that no rule of the controller makes. Every phase may end, also twice: a
     verdict may be heard from the run directory, too."""
     assert after is Phase.ENDED or after in _NEXT[before], f"the controller went from {before} to {after}"
 
@@ -62,7 +62,7 @@ class ControllerConfig:
 
 
 def controller_config(settings: AgentSettings, clock_ahead_s: float = 0.0) -> ControllerConfig:
-    """What decisions need of an agent's settings, with times by this node's clock."""
+    """Return what decisions need of an agent's settings, with times by this node's clock."""
     options = settings.options
     return ControllerConfig(
         shape=Shape(options.min_nodes, options.max_nodes, options.node_unit),

@@ -114,7 +114,7 @@ class StopPhase:
                 self._out.send(member.node, self._final_word())
 
     def _final_word(self) -> m.ConfirmStop | m.TerminateRanks:
-        """What ends the ranks: the agreed step, or, where no rank knows of steps, SIGTERM."""
+        """Return what ends the ranks: the agreed step, or, where no rank knows of steps, SIGTERM."""
         run = self._run
         if self._agreement.attached:
             return m.ConfirmStop(run.epoch, run.round, self._agreement.target)

@@ -29,7 +29,7 @@ def table(path: Path = TABLE) -> tuple[DeviceError, ...]:
 
 
 def hardware_error(text: str) -> str:
-    """What a rank's words say of its device, in one line; "" where they say nothing of the kind."""
+    """Return what a rank's words say of its device, in one line; "" where they say nothing of the kind."""
     for row in table():
         found = row.pattern.search(text)
         if found:

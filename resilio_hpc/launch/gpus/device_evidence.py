@@ -48,7 +48,7 @@ def of_verdict(verdict: Verdict) -> tuple[Evidence, ...]:
 
 
 def of_faults(check: Check, faults: Iterable[Fault]) -> tuple[Evidence, ...]:
-    """What a check of ours found of single GPUs. Pure."""
+    """Return what a check of ours found of single GPUs. Pure."""
     return tuple(
         Evidence("checks", check.id, one.evidence, one.device, one.index)
         for one in faults
@@ -57,7 +57,7 @@ def of_faults(check: Check, faults: Iterable[Fault]) -> tuple[Evidence, ...]:
 
 
 def from_verdict(cache: VerdictCache) -> Said:
-    """The verdict of the node's health daemon, where there is one that may be believed."""
+    """Return the verdict of the node's health daemon, where there is one that may be believed."""
     verdict = cache.read(uptime_s(), TTL_S, boot_id())
     return Said("verdict", of_verdict(verdict), note=verdict.withheld and f"not acted on: {verdict.withheld}")
 

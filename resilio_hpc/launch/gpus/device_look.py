@@ -77,7 +77,7 @@ class DeviceLook:
                 continue  # half a line of a process that was killed
 
     def notes(self) -> list[str]:
-        """What could not be looked at, and why."""
+        """Return what could not be looked at, and why."""
         texts = [f"{said.stage}: {said.note}" for said in self.said if said.note]
         if self.timed_out:
             last = self.said[-1].stage if self.said else "nothing"

@@ -129,13 +129,13 @@ def slots_left(slots: int, entries: Sequence[str], evicted: Collection[Evicted],
 
 
 def visible_left(entries: Sequence[str], evicted: Collection[Evicted]) -> str:
-    """The variable's value without the devices that are out of use."""
+    """Return the variable's value without the devices that are out of use."""
     gone = {one.entry for one in evicted}
     return ",".join(entry for entry in entries if entry not in gone)
 
 
 def of_strikes(strikes: Strikes, entry: str, identities: Collection[Identity]) -> Evicted:
-    """A device whose ranks failed too often."""
+    """Return a device whose ranks failed too often."""
     who = next((one for one in identities if _is(entry, one)), Identity(-1))
     text = f"ranks on it failed in {len(strikes.counted[entry])} rounds: {strikes.texts[entry]}"
     return Evicted(entry, who.uuid or who.bus, who.index, REPEATED, text, "ranks")

@@ -39,7 +39,7 @@ class Notice:
     count: int = 1  # of a summary: how many events it stands for
 
     def as_fields(self) -> dict[str, Any]:
-        """What is known, ready for JSON."""
+        """Return what is known, ready for JSON."""
         return {name: value for name, value in asdict(self).items() if value not in (None, "") and name != "about"}
 
 
@@ -67,7 +67,7 @@ class NoticeMaker:
             handler(Fields(fields), now)
 
     def due(self, now: float) -> list[Notice]:
-        """What is to be told now."""
+        """Return what is to be told now."""
         if self._failures and now >= self._tell_at:
             self._tell_failure(now)
         ready, self._ready = self._ready, []

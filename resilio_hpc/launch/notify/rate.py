@@ -47,7 +47,7 @@ class Throttle:
         return not self._waiting and self._verdict is None
 
     def take(self, now: float, at_once: bool = False) -> Notice | None:
-        """What to send now; with ``at_once`` without regard to the pause, since the end has come."""
+        """Return what to send now; with ``at_once`` without regard to the pause, since the end has come."""
         if self.empty or (now < self._quiet_from and not at_once):
             return None
         rested = now - self._quiet_from

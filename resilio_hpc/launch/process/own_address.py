@@ -37,7 +37,7 @@ def reachable(name: str, others: Iterable[str]) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an IPv4 address, "" where none is known."""
+    """Return the network interface that has an IPv4 address, "" where none is known."""
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:

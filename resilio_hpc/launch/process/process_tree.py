@@ -177,7 +177,7 @@ def kill_descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int
 
 
 def with_token(token: str, proc: Path = PROC, variable: str = TOKEN_VARIABLE) -> list[int]:
-    """Processes whose environment at exec held ``variable=token``, apart from us and our ancestors."""
+    """Return processes whose environment at exec held ``variable=token``, apart from us and our ancestors."""
     wanted = f"{variable}={token}".encode()
     kin = _ancestors(os.getpid(), proc)
     return [pid for pid in _pids(proc) if pid not in kin and _has_token(pid, wanted, proc)]

@@ -73,7 +73,7 @@ class Start(Struct, frozen=True):
     disk_ports: tuple[Port, ...] = ()
 
     def restore_of(self, rank: int) -> RestorePoint | None:
-        """What one rank restores, once its snapshot has been brought."""
+        """Return what one rank restores, once its snapshot has been brought."""
         if self.restore is not None and any(fetch.rank == rank and not fetch.endpoint for fetch in self.fetches):
             return RestorePoint("committed", self.restore.step)
         return self.restore

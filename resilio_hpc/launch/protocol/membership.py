@@ -76,7 +76,7 @@ class Membership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def first_membership(nodes: Collection[str]) -> Membership:
-    """What every agent of a job knows at its start: the nodes of the allocation."""
+    """Return what every agent of a job knows at its start: the nodes of the allocation."""
     return Membership(0, 0, NodeList.of([Entry(node, node, 0) for node in nodes]))
 
 
@@ -90,7 +90,7 @@ def next_membership(last: Membership, epoch: int, voters: NodeList, settled: boo
 
 
 def settled(membership: Membership) -> Membership:
-    """The same voters alone, once a quorum of every group has kept the joint membership."""
+    """Return the same voters alone, once a quorum of every group has kept the joint membership."""
     return Membership(membership.epoch, membership.number + 1, membership.voters, witness=membership.witness)
 
 
@@ -109,7 +109,8 @@ def has_tie(membership: Membership, supporters: Collection[str]) -> bool:
 
 
 def witnesses_needed(membership: Membership, supporters: Collection[str]) -> tuple[str, ...]:
-    """The witnesses that would make ``supporters`` a quorum; none when they are one, or would not be one with any.
+    """Return the witnesses that would make ``supporters`` a quorum; none when they are one, or would not be one with
+    any.
 
     That of the oldest group first, since all who may compete know it.
     """

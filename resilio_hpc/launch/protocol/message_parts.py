@@ -121,7 +121,7 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return members_of(self.world)
 
     def member(self, node: str) -> Member | None:
-        """The one on a node, if it takes part."""
+        """Return the one on a node, if it takes part."""
         return _by_node(self.world).get(node)
 
     @property
@@ -133,7 +133,7 @@ class RoundState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @lru_cache(maxsize=16)
 def members_of(world: NodeList) -> tuple[Member, ...]:
-    """A round's members from the form in which they travel."""
+    """Return a round's members from the form in which they travel."""
     members: list[Member] = []
     first_rank = 0
     for node_rank, (node, address, slots) in enumerate(world.entries()):
@@ -148,5 +148,5 @@ def _by_node(world: NodeList) -> dict[str, Member]:
 
 
 def world_of(members: Sequence[Member]) -> NodeList:
-    """The form in which a round's members travel."""
+    """Return the form in which a round's members travel."""
     return NodeList.of([Entry(member.node, member.address, member.local_world_size) for member in members])

@@ -74,7 +74,7 @@ def _runs(values: Iterable[Value]) -> tuple[tuple[int, Value], ...]:
 
 @lru_cache(maxsize=64)
 def nodes_of(names: str) -> tuple[str, ...]:
-    """The names of a host list. Raises UsageError."""
+    """Return the names of a host list. Raises UsageError."""
     nodes = tuple(expand(names))
     if len(nodes) > MAX_NODES:
         raise UsageError(f"more than {MAX_NODES} nodes")
@@ -86,7 +86,7 @@ def nodes_of(names: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def set_of(names: str) -> frozenset[str]:
-    """The names of a host list, to be looked up. Raises UsageError."""
+    """Return the names of a host list, to be looked up. Raises UsageError."""
     return frozenset(nodes_of(names))
 
 

@@ -79,7 +79,7 @@ def read_history(events: Sequence[Event]) -> ResizeHistory:
 
 
 def _steps(events: Sequence[Event]) -> tuple[Measurement, ...]:
-    """The time between the first and the last commit of each round, by the steps between them."""
+    """Return the time between the first and the last commit of each round, by the steps between them."""
     found: list[Measurement] = []
     nodes, commits = 0, list[tuple[float, int]]()
 

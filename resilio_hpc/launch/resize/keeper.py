@@ -24,7 +24,7 @@ STEADY_S = 300.0  # one that has run for so long is started again as if for the 
 
 
 def command(options: LaunchOptions, run_path: Path) -> tuple[str, ...]:
-    """What runs beside the launch: the same loop as by hand, which only watches where the launch does so."""
+    """Return what runs beside the launch: the same loop as by hand, which only watches where the launch does so."""
     words = [*bootstrap.command("cli.main"), "resize", str(run_path), "--gpus", f"--launcher={os.getpid()}"]
     words += [f"--policy={options.resize_policy}"] if options.resize_policy else []
     words += [] if options.mode == Mode.RECOVER else ["--observe"]

@@ -38,7 +38,7 @@ class ResizePolicy:
 
 
 def resize_policy(path: Path | None = None) -> ResizePolicy:
-    """The policy; ``path``: a file with numbers of one's own. Raises UsageError."""
+    """Return the policy; ``path``: a file with numbers of one's own. Raises UsageError."""
     own = {} if path is None else _read(path)
     kinds = {field.name: str(field.type) for field in fields(ResizePolicy)}
     unknown = sorted(own.keys() - kinds.keys())

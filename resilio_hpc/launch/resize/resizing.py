@@ -19,7 +19,7 @@ _LIMIT_WORDS = ("QOS", "Assoc", "PartitionNodeLimit", "PartitionTimeLimit", "Bad
 
 
 def decide(facts: ResizeFacts, policy: ResizePolicy) -> Decision:
-    """The one thing to do now, or why nothing is done."""
+    """Return the one thing to do now, or why nothing is done."""
     if facts.phase == "over":
         waiting = tuple(one.job for one in _of(facts, "pending"))
         if waiting and ("withdraw", "over") not in facts.refused:
@@ -112,7 +112,7 @@ def _enough(joiners: Sequence[JoinerJob], usable: set[str], short: int) -> list[
 
 
 def _follow(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
-    """The next job of the chain gets the size that it can have at once."""
+    """Give the next job of the chain the size that it can have at once."""
     successor = facts.successor
     if successor is None or not policy.reshape_successor:
         return None
@@ -178,7 +178,7 @@ def _undo(facts: ResizeFacts, policy: ResizePolicy) -> Decision | None:
 
 
 def _efficiency(facts: ResizeFacts, fewer: int, more: int) -> float:
-    """What nodes beyond ``fewer`` add to the speed, as a share of what as many of the first ones brought."""
+    """Return what nodes beyond ``fewer`` add to the speed, as a share of what as many of the first ones brought."""
     assert facts.throughput is not None
     gain = facts.throughput.speed(more) / facts.throughput.speed(fewer) - 1
     return gain / (more / fewer - 1)
@@ -238,7 +238,7 @@ def _room(facts: ResizeFacts, policy: ResizePolicy) -> tuple[int, tuple[str, str
 
 
 def fitting_pools(facts: ResizeFacts) -> Iterator[Pool]:
-    """The pools whose nodes are like those of the run."""
+    """Yield the pools whose nodes are like those of the run."""
     for pool in facts.inventory.pools:
         same_type = facts.gpu_type is None or pool.gpu_type == facts.gpu_type
         same_count = facts.gpus_per_node is None or pool.gpus_per_node == facts.gpus_per_node

@@ -169,7 +169,7 @@ class ResizeView:
     def _speed(
         self, record: LaunchRecord, pool: Pool | None, ranks: int, nodes: int, status: Fields
     ) -> RunSpeed | None:  # fmt: skip
-        """The curve through the run's step times, or the planner's, which they scale."""
+        """Return the curve through the run's step times, or the planner's, which they scale."""
         steps = list(self.history.steps)
         if nodes and nodes not in {one.nodes for one in steps}:
             agents = status.inner("agents")
@@ -195,7 +195,7 @@ class ResizeView:
     # -- Slurm ---------------------------------------------------------------------------------------------------------
 
     def _successor(self, record: LaunchRecord, jobs: Sequence[Job]) -> Job | None:
-        """The next job of the chain, while it is pending, and our own."""
+        """Return the next job of the chain, while it is pending, and our own."""
         links = [link.job for link in chain.read_links(self.path)]
         following = links[links.index(record.job) + 1 :] if record.job in links else []
         return next(
@@ -207,7 +207,7 @@ class ResizeView:
         return self._gpus.busiest(job, time.monotonic()) if self._limits.gpus else None
 
     def _quota(self, own: Job | None, jobs: Sequence[Job], pool: Pool | None) -> int | None:
-        """What accounting allows; its limits are asked for once in a while.
+        """Return what accounting allows; its limits are asked for once in a while.
 
         Where they cannot be read, those that were known stand, and none at first: no limit is not supposed."""
         if own is None:

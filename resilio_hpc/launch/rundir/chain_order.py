@@ -49,12 +49,12 @@ def parse(data: object) -> ChainOrder:
 
 
 def read(run_path: Path) -> ChainOrder:
-    """What stands; nothing where there is no file."""
+    """Return what stands; nothing where there is no file."""
     return parse(read_raw(run_path))
 
 
 def read_raw(run_path: Path) -> dict[str, Any]:
-    """The file's JSON as it is, for ``parse``."""
+    """Return the file's JSON as it is, for ``parse``."""
     return trusted_files.read_object(_file(run_path)) or {}
 
 

@@ -23,7 +23,7 @@ class ControllerView:
         return self.take(trusted_files.read_object(self._path) or {})
 
     def take(self, status: dict[str, Any]) -> bool:
-        """The same, of a status that another caller has read."""
+        """Return the same, of a status that another caller has read."""
         pulse = (status.get("epoch"), status.get("pulse"))
         moved = None not in (self._pulse[0], pulse[0]) and pulse != self._pulse
         self._pulse = pulse

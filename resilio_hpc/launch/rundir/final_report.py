@@ -55,7 +55,7 @@ class Losses:
 
 
 def losses(events: list[Event], job: str = "") -> Losses:
-    """The losses of a job (of all jobs: ""), from the ledger. Pure."""
+    """Return the losses of a job (of all jobs: ""), from the ledger. Pure."""
     ours = [event for event in events if event.writer.startswith(f"{job}-" if job else "")]
     recoveries = [Fields(event.fields) for event in ours if event.kind == "recovered"]
     planned = sum(event.kind == "regroup" for event in ours)
@@ -69,7 +69,7 @@ def losses(events: list[Event], job: str = "") -> Losses:
 def verdict_lines(
     run_path: Path, verdict: Mapping[str, Any], successor: str | None = None, lost: Losses | None = None
 ) -> list[str]:
-    """What the user reads at the end. Pure."""
+    """Return what the user reads at the end. Pure."""
     f = Fields(verdict)
     name = f.text("verdict")
     ending = ENDINGS.get(name, UNKNOWN)
@@ -116,7 +116,7 @@ def _cost(lost: Losses) -> list[str]:
 
 
 def failure_lines(failure: Fields) -> list[str]:
-    """The first failure: rank, node, end, time, message, traceback. Pure."""
+    """Return the first failure: rank, node, end, time, message, traceback. Pure."""
     when = local_time(failure.time("time"))
     traceback = [printable(line, 500) for line in failure.text("traceback").rstrip().splitlines()]
     message = [printable(line, 500) for line in failure.text("message").strip().splitlines()[:5]]

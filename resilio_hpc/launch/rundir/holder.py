@@ -39,7 +39,7 @@ class Holder:
 
 
 def this_process(environment: Mapping[str, str]) -> Holder:
-    """The launch that calls."""
+    """Return the launch that calls."""
     pid = os.getpid()
     return Holder(socket.gethostname(), pid, kernel_here(), born(pid) or 0, slurm_part(environment))
 

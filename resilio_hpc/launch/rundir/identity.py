@@ -28,7 +28,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def identify(settings: AgentSettings) -> tuple[Run, tuple[Target, ...]]:
-    """The run, and whom the job notifies. Raises what ``run_directory.read_run`` does."""
+    """Return the run, and whom the job notifies. Raises what ``run_directory.read_run`` does."""
     path = Path(settings.options.run_dir)
     kept = _read(settings) if settings.run_id else None
     if kept is not None:

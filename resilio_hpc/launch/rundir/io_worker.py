@@ -293,7 +293,7 @@ def _warn_once(text: str) -> None:
 
 
 def _look(_request: dict[str, Any], run_path: Path, job: str) -> dict[str, Any]:
-    """What a supervisor wants to know all the time."""
+    """Return what a supervisor wants to know all the time."""
     return {
         "ended": run_directory.read_verdict(run_path, job),
         "status": trusted_files.read_object(run_path / "status.json"),

@@ -71,7 +71,7 @@ class Drain:
         return None if longer else target  # longer: this disk has lost, in a power cut, what had been copied
 
     def _claim(self, source: Path) -> Path:
-        """A name that was not used before."""
+        """Return a name that was not used before."""
         wanted = self._target / source.relative_to(self._spool)
         if not self._target.is_dir():
             raise FileNotFoundError(f"{self._target} was removed")

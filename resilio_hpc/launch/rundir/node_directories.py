@@ -66,7 +66,7 @@ def make(base: Path, label: str = "") -> Path:
 
 
 def check_base(base: Path) -> None:
-    """Raises UsageError for a directory in which other users can rename what is this user's."""
+    """Raise UsageError for a directory in which other users can rename what is this user's."""
     try:
         base.mkdir(0o700, parents=True, exist_ok=True)
         status = base.stat()
@@ -90,7 +90,7 @@ def _prefix(label: str) -> str:
 
 
 def _found(base: Path, label: str) -> Path | None:
-    """The first one of this user's, so that all agents of the node take the same."""
+    """Return the first one of this user's, so that all agents of the node take the same."""
     return next((path for path in sorted(base.glob(f"{_prefix(label)}*")) if trusted_files.is_own(path)), None)
 
 

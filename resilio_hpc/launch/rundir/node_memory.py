@@ -29,7 +29,7 @@ class NodeMemory:
         temporary.rename(self._directory / f"{name}.json")
 
     def kept(self, name: str, kind: type[Kept]) -> Kept | None:
-        """What a predecessor left; None when there is nothing of this part that can be read."""
+        """Return what a predecessor left; None when there is nothing of this part that can be read."""
         try:
             kept = msgspec.json.decode(trusted_files.read(self._directory / f"{name}.json"))
             return msgspec.convert(kept["value"], kind) if kept["part"] == self._part else None

@@ -72,7 +72,7 @@ def _webhook(text: str, scheme: str) -> Target:
 
 
 def read_targets(given: Sequence[str], cwd: Path) -> tuple[Target, ...]:
-    """The targets of a command line, with those in ``@FILE`` (one per line, ``#`` begins a comment line)."""
+    """Return the targets of a command line, with those in ``@FILE`` (one per line, ``#`` begins a comment line)."""
     targets: dict[str, Target] = {}
     for text in given:
         lines = _lines(text[1:], cwd) if text.startswith("@") else [text]
@@ -101,7 +101,7 @@ def _lines(name: str, cwd: Path) -> list[str]:
 
 
 def check_commands(targets: Sequence[Target], cwd: Path) -> None:
-    """Raises UsageError for a command that this machine, which will run it, does not have."""
+    """Raise UsageError for a command that this machine, which will run it, does not have."""
     for target in targets:
         word = target.argv[0] if target.kind == "command" else ""
         if word and shutil.which(str(cwd / word) if "/" in word else word) is None:
@@ -121,7 +121,7 @@ def put_away(run_path: Path, targets: Sequence[Target]) -> None:
 
 
 def kept(run_path: Path) -> tuple[Target, ...]:
-    """The targets that ``put_away`` wrote; none where there are none, or they are damaged. Raises Untrusted."""
+    """Return the targets that ``put_away`` wrote; none where there are none, or they are damaged. Raises Untrusted."""
     try:
         return parsed(json.loads(trusted_files.read(run_path / FILE)))
     except (OSError, ValueError):

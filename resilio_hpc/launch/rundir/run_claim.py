@@ -45,7 +45,7 @@ def part_name(job: str, restarts: int, launch: int) -> str:
 
 
 def job_of(part: str) -> str:
-    """The job of a part; of a launch outside of Slurm the part itself. Pure."""
+    """Return the job of a part; of a launch outside of Slurm the part itself. Pure."""
     found = _PART.fullmatch(part)
     return found[1] if found else part
 
@@ -57,7 +57,7 @@ def run_of(part: str) -> int:
 
 
 def newest(run_path: Path, count: int = 1) -> list[Turn]:
-    """The last turns, newest first. Damaged ones are left out. Raises Untrusted."""
+    """Return the last turns, newest first. Damaged ones are left out. Raises Untrusted."""
     found: list[Turn] = []
     for number in _numbers(run_path):
         turn = _read(_file(run_path, number))
@@ -69,7 +69,7 @@ def newest(run_path: Path, count: int = 1) -> list[Turn]:
 
 
 def next_number(run_path: Path) -> int:
-    """The number that the next turn has."""
+    """Return the number that the next turn has."""
     return max(_numbers(run_path), default=0) + 1
 
 

@@ -92,7 +92,7 @@ def trusted_run(path: Path) -> Path:
 
 
 def read_run(path: Path) -> Run:
-    """The identity of an existing run directory. Raises FileNotFoundError or UsageError."""
+    """Return the identity of an existing run directory. Raises FileNotFoundError or UsageError."""
     text = trusted_files.read_text(path / "run.json")
     secret = _read_secret(path / "secret")
     fields = Fields.of(parse_object(text))
@@ -131,7 +131,7 @@ def keep_stdin(path: Path, source: BinaryIO) -> None:
 
 
 def newest_epoch(path: Path) -> EpochRecord | None:
-    """The newest epoch record, or None. Raises UsageError for one that is damaged."""
+    """Return the newest epoch record, or None. Raises UsageError for one that is damaged."""
     numbers = [int(name[6:]) for name in os.listdir(path) if name.startswith("epoch.") and name[6:].isdecimal()]  # noqa: PTH208
     if not numbers:
         return None
@@ -144,7 +144,7 @@ def newest_epoch(path: Path) -> EpochRecord | None:
 
 
 def read_pulse(path: Path, epoch: int) -> int | None:
-    """A counter that moves while the controller of this epoch leads; None when there is none (yet)."""
+    """Return a counter that moves while the controller of this epoch leads; None when there is none (yet)."""
     try:  # of a file that is long where there are many agents, all of which ask
         fd = trusted_files.open_file(path / "status.json")
         try:
@@ -172,7 +172,7 @@ def claim_witness(path: Path, job: str, witness: str, node: str) -> str:
 
 
 def last_round(path: Path) -> int:
-    """The highest round that left logs, -1 when there is none."""
+    """Return the highest round that left logs, -1 when there is none."""
     return max((int(name) for name in os.listdir(path / "logs") if name.isdecimal()), default=-1)  # noqa: PTH208
 
 
@@ -193,6 +193,6 @@ def expect_verdict(path: Path, job: str) -> None:
 
 
 def read_verdict(path: Path, job: str | None = None) -> dict[str, Any] | None:
-    """The verdict of a job's part, or the run's newest; None when there is none (yet)."""
+    """Return the verdict of a job's part, or the run's newest; None when there is none (yet)."""
     file = path / "links" / f"{job}.json" if job else path / "verdict.json"
     return trusted_files.read_object(file) or None

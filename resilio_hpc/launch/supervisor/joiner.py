@@ -71,7 +71,7 @@ class Joiner:
             time.sleep(LOOK_S)
 
     def plan(self) -> JoinPlan:
-        """What joining would do. Raises UsageError as joining would."""
+        """Return what joining would do. Raises UsageError as joining would."""
         deadline = time.monotonic() + LEAST_WAIT_S
         while True:
             facts = joining.look(self.path, self._view)
@@ -81,7 +81,7 @@ class Joiner:
             time.sleep(LOOK_S)
 
     def run_to_end(self) -> int:
-        """The whole life of a joiner. Returns the exit code."""
+        """Return the whole life of a joiner. Returns the exit code."""
         record = self.wait_for_run()
         try:
             os.chdir(record.cwd)

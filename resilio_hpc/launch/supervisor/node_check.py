@@ -64,7 +64,7 @@ def leave_out(result: CheckResult, nodes: Sequence[str], most: int) -> LeftOut:
 
 
 def request_of(site: Site, allocation: Allocation | None) -> CheckRequest:
-    """The nodes of the site, in their order. Raises UsageError for a policy file that is none."""
+    """Return the nodes of the site, in their order. Raises UsageError for a policy file that is none."""
     file = os.environ.get(POLICY_VARIABLE)
     policy = msgspec.structs.replace(pair_policy(Path(file) if file else None), budget_s=BUDGET_S)
     if site.mode is SiteMode.LOCAL or allocation is None:
@@ -86,7 +86,7 @@ class NodeCheck:
         self.received: list[int] = []
 
     def run(self, handled: Sequence[str]) -> CheckResult | str:
-        """The result, or why there is none. ``handled``: names of signals that are the agents'."""
+        """Return the result, or why there is none. ``handled``: names of signals that are the agents'."""
         numbers = {*_WARNINGS, *(signal.Signals[name] for name in handled)}
         with self._catching(numbers):
             return self._result()

@@ -78,7 +78,7 @@ class Supervisor:
         return self.allocation.node if self.allocation is not None and self.site.mode is SiteMode.STEP else "main"
 
     def run_to_verdict(self) -> int:
-        """The whole life of a launch. Returns the exit code."""
+        """Return the whole life of a launch. Returns the exit code."""
         over = self.chain.judge_predecessor()
         if over is not None:
             self.last_words = [over] if self.site.leads else []
@@ -124,7 +124,8 @@ class Supervisor:
         return self._close(verdict or self._own_verdict(hopeless, keeper.stop_order), verdict is None)
 
     def _check_nodes(self) -> list[int]:
-        """The pair check, where it is asked for: what it names gets no agent. Returns signals that came meanwhile.
+        """Return the pair check, where it is asked for: what it names gets no agent. Returns signals that came
+        meanwhile.
 
         The chain keeps the job's own nodes: its next job is to have as many."""
         if not node_check.is_due(self.options, self.site, self.chain.number):

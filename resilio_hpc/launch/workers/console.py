@@ -83,7 +83,7 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The lines that ``data`` completes."""
+        """Yield the lines that ``data`` completes."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         for line in whole:
             for start in range(0, len(line) or 1, MAX_LINE_BYTES):
@@ -100,7 +100,7 @@ class Lines:
             yield states
 
     def end(self) -> Iterator[bytes]:
-        """The last line, if it had no line end."""
+        """Yield the last line, if it had no line end."""
         if self._rest:
             yield self._rest
         self._rest = b""

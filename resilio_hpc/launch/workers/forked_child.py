@@ -102,7 +102,7 @@ def _set_blas_threads(wanted: int) -> None:
 
 
 def program(command: RankCommand, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """What to execute for a rank that is not forked. Raises FileNotFoundError."""
+    """Return what to execute for a rank that is not forked. Raises FileNotFoundError."""
     if command.kind != "command":
         return (sys.executable, "-u", rank_main.__file__, command.kind, *command.argv)
     name = command.argv[0]
@@ -131,7 +131,7 @@ def enter(cwd: str) -> None:
 
 
 def check_directory(path: str) -> None:
-    """Raises NotADirectoryError where a rank could not have it as its working directory."""
+    """Raise NotADirectoryError where a rank could not have it as its working directory."""
     if stands_in(path):
         return
     if not (Path(path).is_dir() and os.access(path, os.X_OK)):

@@ -278,7 +278,7 @@ def rank_environment(base: dict[str, str], slots: int, token: str) -> dict[str, 
 
 
 def cpu_share(cpus: list[int], local_rank: int, local_world_size: int) -> tuple[int, ...] | None:
-    """A rank's contiguous share of the CPUs that Slurm allotted; None where there are fewer CPUs than ranks."""
+    """Return a rank's contiguous share of the CPUs that Slurm allotted; None where there are fewer CPUs than ranks."""
     if len(cpus) < local_world_size:
         return None
     begin = len(cpus) * local_rank // local_world_size
@@ -287,7 +287,7 @@ def cpu_share(cpus: list[int], local_rank: int, local_world_size: int) -> tuple[
 
 
 def last_line(path: Path) -> str:
-    """The last line of a small text file, for a message."""
+    """Return the last line of a small text file, for a message."""
     try:
         lines = path.read_text(errors="replace").strip().splitlines()
     except OSError:

@@ -91,7 +91,7 @@ class LocalRound:
         return any(rank.attached for rank in self.ranks.values())
 
     def said(self, local: int, message: rank_link.RankMessage, now: float) -> list[m.ToController]:
-        """A rank said something."""
+        """Return a rank said something."""
         rank = self.ranks[local]
         if isinstance(message, rank_link.Attach):
             rank.attached = True
@@ -115,7 +115,7 @@ class LocalRound:
     def exited(
         self, local: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
     ) -> list[m.ToController]:
-        """A rank ended. ``error``: message and traceback from its error file, or empty texts."""
+        """Return a rank ended. ``error``: message and traceback from its error file, or empty texts."""
         rank = self.ranks[local]
         rank.done = True
         if exit_code == 0 and not (rank.attached and not rank.may_exit):
@@ -139,7 +139,7 @@ class LocalRound:
         return [m.RankFailed(self.node, self.epoch, self.number, failure)]
 
     def _left_out(self) -> list[m.ToController]:
-        """A rank that ended with 0 and never attached, while others do train: no step would be whole again."""
+        """Report a rank that ended with 0 and never attached, while others train: no step would be whole again."""
         if self.failed or self.terminating or not (self.has_attached or self._tells_of_steps):
             return []
         for rank in self.ranks.values():
@@ -170,7 +170,7 @@ class LocalRound:
         return self._maybe_answer()
 
     def pending_stop(self) -> list[rank_link.AgentMessage]:
-        """What a rank that attaches only now must hear of a stop."""
+        """Return what a rank that attaches only now must hear of a stop."""
         proposal: list[rank_link.AgentMessage] = [rank_link.StopAt(self.target)] if self.target >= 0 else []
         return [*proposal, rank_link.StopConfirmed(self.target)] if self.stop_confirmed else proposal
 

@@ -18,7 +18,7 @@ _LEAST, _LEAST_PER_RANK = 32, 4
 
 
 def check(ranks: int) -> None:
-    """Raises UsageError where the hard limit is too low for an agent of so many ranks."""
+    """Raise UsageError where the hard limit is too low for an agent of so many ranks."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     needed = _LEAST + _LEAST_PER_RANK * ranks
     if hard != resource.RLIM_INFINITY and hard < needed:

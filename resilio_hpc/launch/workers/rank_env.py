@@ -48,7 +48,7 @@ class RoundSetting:
 def rank_variables(
     base: Mapping[str, str], options: LaunchOptions, placement: Placement, setting: RoundSetting, error_file: Path
 ) -> dict[str, str]:
-    """The variables to set on top of ``base``, the environment that the agent was started with.
+    """Return the variables to set on top of ``base``, the environment that the agent was started with.
 
     Raises UsageError when ``--virtual-local-rank`` has no GPU for this rank, or ``--layout`` does not fit the world.
     """

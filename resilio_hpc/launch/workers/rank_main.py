@@ -51,7 +51,7 @@ def run(kind: str, argv: Sequence[str]) -> None:
 
 
 def own_place(kind: str, program: str) -> str:
-    """The first entry of the program's ``sys.path``; "" where the interpreter is told to have none (-P)."""
+    """Return the first entry of the program's ``sys.path``; "" where the interpreter is told to have none (-P)."""
     if kind == "script" and is_package(program):
         return _full(program)
     if sys.flags.safe_path:

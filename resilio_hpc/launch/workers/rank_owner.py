@@ -89,7 +89,7 @@ class AnySpawner(Protocol):
         """For poll."""
 
     def events(self) -> list[sm.SpawnerEvent]:
-        """What happened since the last call."""
+        """Return what happened since the last call."""
 
     def spawn(self, command: sm.RankCommand) -> None:
         """Start a rank."""

@@ -57,7 +57,7 @@ def settings(
 
 
 def files_of_module(module: str, places: Collection[str]) -> list[Path]:
-    """What ``python -m module`` runs: its packages and itself, in ``places`` or as installed."""
+    """Return what ``python -m module`` runs: its packages and itself, in ``places`` or as installed."""
     search = [*places, *sys.path]
     return [*_files(module, search), *_files(f"{module}.__main__", search)]
 
@@ -92,7 +92,7 @@ def _scan_file(scan: _Scan, path: Path) -> bool:
 
 
 def _read(path: Path) -> bytes:
-    """A source file, perhaps one in an archive. Raises OSError."""
+    """Return a source file, perhaps one in an archive. Raises OSError."""
     try:
         return path.read_bytes()
     except NotADirectoryError:
@@ -201,7 +201,7 @@ def _of_mapping(mapping: ast.expr, scan: _Scan) -> Iterator[str]:
 
 
 def _if_counts(name: ast.expr, value: ast.expr | None, scan: _Scan, default: bool = False) -> Iterator[str]:
-    """The name, where the libraries that are loaded would have read it, and it is not as it was then."""
+    """Yield the name, where the libraries that are loaded would have read it, and it is not as it was then."""
     if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
         yield UNKNOWN
         return

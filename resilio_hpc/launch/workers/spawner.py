@@ -196,7 +196,7 @@ class Spawner:
         self._send(Stop(signal, grace_s, self._kill_timeout_s, keep_stores_from, heeded_only, spare))
 
     def events(self) -> list[SpawnerEvent]:
-        """What has happened since the last call, oldest first; never blocks."""
+        """Return what has happened since the last call, oldest first; never blocks."""
         events: list[SpawnerEvent] = []
         self._reap_orphans()
         while self._link is not None:

@@ -149,7 +149,7 @@ def encode(message: Command | SpawnerEvent) -> bytes:
 
 
 def decode_command(packet: bytes) -> Command:
-    """A packet that an agent sent. Raises WireError."""
+    """Return a packet that an agent sent. Raises WireError."""
     try:
         return _command_decoder.decode(packet)
     except msgspec.MsgspecError as error:
@@ -157,7 +157,7 @@ def decode_command(packet: bytes) -> Command:
 
 
 def decode_event(packet: bytes) -> SpawnerEvent:
-    """A packet that a spawner sent. Raises WireError."""
+    """Return a packet that a spawner sent. Raises WireError."""
     try:
         return _event_decoder.decode(packet)
     except msgspec.MsgspecError as error:

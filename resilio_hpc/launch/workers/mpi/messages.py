@@ -43,7 +43,7 @@ def encode(message: ToAgent | ToTask) -> bytes:
 
 
 def decode_to_agent(packet: bytes) -> ToAgent:
-    """A packet that a task sent. Raises WireError."""
+    """Return a packet that a task sent. Raises WireError."""
     try:
         return _agent_decoder.decode(packet)
     except msgspec.MsgspecError as error:
@@ -51,7 +51,7 @@ def decode_to_agent(packet: bytes) -> ToAgent:
 
 
 def decode_to_task(packet: bytes) -> ToTask:
-    """A packet that an agent sent. Raises WireError."""
+    """Return a packet that an agent sent. Raises WireError."""
     try:
         return _task_decoder.decode(packet)
     except msgspec.MsgspecError as error:

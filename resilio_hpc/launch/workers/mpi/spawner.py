@@ -136,7 +136,7 @@ class MpiSpawner:
     # -- events ------------------------------------------------------------------------------------------------
 
     def events(self) -> list[sm.SpawnerEvent]:
-        """What has happened since the last call, oldest first; never blocks."""
+        """Return what has happened since the last call, oldest first; never blocks."""
         self._events += self._tasks.serve()
         self._tasks.left()
         self._look_at_step()
@@ -194,7 +194,7 @@ class MpiSpawner:
 
 
 def read_log(log: Path) -> str:
-    """What srun said, to the last 64 KiB; it may be nothing."""
+    """Return what srun said, to the last 64 KiB; it may be nothing."""
     try:
         return log.read_bytes()[-65536:].decode(errors="replace")
     except OSError:
@@ -202,7 +202,7 @@ def read_log(log: Path) -> str:
 
 
 def last_error(said: str) -> str:
-    """The last line that looks like an error, else the last line, of srun's output."""
+    """Return the last line that looks like an error, else the last line, of srun's output."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     return (errors or lines or [""])[-1][:1000]

@@ -18,12 +18,12 @@ SURVIVAL_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 
 
 def step_environment(environment: Mapping[str, str], hostfile: Path) -> dict[str, str]:
-    """The environment of srun: ours without what belongs to the step that we are in."""
+    """Return the environment of srun: ours without what belongs to the step that we are in."""
     return {**for_srun(environment), "SLURM_HOSTFILE": str(hostfile)}
 
 
 def hostfile_text(members: Sequence[m.Member]) -> str:
-    """A line per task: with ``--distribution=arbitrary`` task r runs on the node of line r."""
+    """Return a line per task: with ``--distribution=arbitrary`` task r runs on the node of line r."""
     ordered = sorted(members, key=lambda member: member.first_rank)
     return "".join(f"{member.node}\n" * member.local_world_size for member in ordered)
 
@@ -45,5 +45,5 @@ def srun_argv(
 
 
 def task_argv(run_id: str, round_number: int) -> tuple[str, ...]:
-    """What each task runs: it asks the agent of its node what to be (``task``)."""
+    """Return what each task runs: it asks the agent of its node what to be (``task``)."""
     return (sys.executable, "-u", "-c", bootstrap.source("launch.workers.mpi.task"), run_id, str(round_number))

@@ -69,7 +69,7 @@ def _variable(name: str) -> str:
 
 
 def _connect(run_id: str, node: str) -> socket.socket:
-    """A link to the agent, which may be starting again."""
+    """Return a link to the agent, which may be starting again."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)

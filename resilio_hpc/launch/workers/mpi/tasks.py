@@ -72,7 +72,7 @@ class MpiTasks:
         self._commands.clear()
 
     def give(self, command: sm.RankCommand) -> list[sm.SpawnerEvent]:
-        """What the task of a local rank is to run, now or when it comes."""
+        """Return what the task of a local rank is to run, now or when it comes."""
         self._commands[command.local_rank] = command
         return [event for task in list(self._tasks.values()) for event in self._answer(task)]
 
