@@ -36,7 +36,10 @@ def place() -> Place:
 
 
 def join(here: Place, needs_group: bool) -> Callable[[], None]:
-    """What returns when all processes have called it; they are in a process group (gloo), where that is needed."""
+    """Return what returns when all processes have called it.
+
+    They are in a process group (gloo), where that is needed.
+    """
     if here.world_size == 1 and not needs_group:
         return lambda: None
     import torch.distributed as dist

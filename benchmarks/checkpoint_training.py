@@ -43,7 +43,10 @@ COLUMNS = ("", "step", "blocked/GB (quartiles)", "in a drain", "fence, ms", "dur
 
 
 def model_of(megabytes: int) -> tuple[Any, Any]:
-    """A model and its AdamW whose tensors take so many MB together: a third each for weights and both moments."""
+    """Return a model and its AdamW whose tensors take so many MB together.
+
+    A third each for weights and both moments.
+    """
     import torch
 
     layers = max(1, round(megabytes * 1e6 / 12 / WIDTH / WIDTH))

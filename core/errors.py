@@ -90,6 +90,9 @@ def is_damage(error: OSError) -> bool:
 
 
 def os_error_text(error: OSError, where: str) -> str:
-    """What went wrong and where, for a user: ``where``, also for the temporary files in it, or a path elsewhere."""
+    """Return what went wrong and where, for a user.
+
+    ``where``, also for the temporary files in it, or a path elsewhere.
+    """
     name = os.fsdecode(error.filename or "")
     return f"{error.strerror or error}: {where if not name or name.startswith(f'{where}/') else name}"

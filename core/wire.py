@@ -126,7 +126,10 @@ class Gatekeeper:
 
 
 def listen(context: zmq.Context[Any], keys: Keys, host: str) -> tuple[zmq.Socket[bytes], int]:
-    """A ROUTER socket on ``keys.port`` of ``host``, or where that is taken on another; returns (socket, port)."""
+    """Return a ROUTER socket on ``keys.port`` of ``host``, or where that is taken on another.
+
+    Returns (socket, port).
+    """
     socket = _listener(context, keys)
     try:
         socket.bind(f"tcp://{host}:{keys.port}")

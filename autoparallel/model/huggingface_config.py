@@ -15,7 +15,10 @@ REMEDY = "give the model itself (--module) or Megatron's arguments (--megatron)"
 
 
 def from_huggingface(text: str | bytes, where: str) -> TransformerModel:
-    """The model of a config.json. Raises UsageError, which names the key that is wrong, missing or not understood."""
+    """Return the model of a config.json.
+
+    Raises UsageError, which names the key that is wrong, missing or not understood.
+    """
     data = parse_object(text) if len(text) <= LARGEST_BYTES else None
     if data is None:
         raise UsageError(f"{printable(where)}: not a JSON object of at most {LARGEST_BYTES >> 20} MiB")

@@ -86,7 +86,10 @@ class _Builder:
     def add(
         self, name: str, flops: int, parameters: int, width: int, inputs: list[int], shared: tuple[int, ...] = ()
     ) -> int:
-        """An operator with its FLOPs per token, parameters, and values per token that it makes; gives its index."""
+        """Return an operator with its FLOPs per token, parameters, and values per token that it makes.
+
+        Gives its index.
+        """
         index = len(self.operators)
         for maker in inputs:
             self.readers[maker].append(index)

@@ -33,7 +33,10 @@ WIDTH, LEFT, ROW = 1000, 70, 22
 
 
 def text_lines(passes: Sequence[Pass], width: int = 100) -> list[str]:
-    """A line per stage: digits are forward passes of micro-batches, letters backward ones (a is 0), dots are idle."""
+    """Return a line per stage.
+
+    Digits are forward passes of micro-batches, letters backward ones (a is 0), dots are idle.
+    """
     end = max(one.end_s for one in passes)
     stages = 1 + max(one.stage for one in passes)
     rows = [["·"] * width for _ in range(stages)]

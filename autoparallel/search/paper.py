@@ -86,7 +86,10 @@ def feasible(shape: Shape, training: Training) -> bool:
 
 
 def _given(training: Training) -> Layout:
-    """What the paper's algorithm leaves open, as the user gave it; else micro-batches of one sequence, all kept."""
+    """Return what the paper's algorithm leaves open, as the user gave it.
+
+    Else micro-batches of one sequence, all kept.
+    """
     space = training.space
     kind = space.recompute[0] if len(space.recompute) == 1 else Recompute.NONE
     zero = space.zero[0] if len(space.zero) == 1 else 0

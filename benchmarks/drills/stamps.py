@@ -58,7 +58,10 @@ def _add(life: Life, node: str, words: list[str]) -> None:
 
 
 def overlap(lives: Sequence[Life]) -> str:
-    """What is wrong with lives in the order of their first steps; "" when each ended before the next began. Pure."""
+    """Return what is wrong with lives in the order of their first steps; "" when each ended before the next began.
+
+    Pure.
+    """
     for index, old in enumerate(lives):
         for new in lives[index + 1 :]:
             if new.first_step is not None and old.last_sign > new.first_step:

@@ -193,7 +193,10 @@ class _Node(dict[Any, Any]):
 
 
 def _nested(values: dict[tuple[int | str, ...], Any]) -> Any:
-    """The nested state of the values at these places. DCP has made strings of all keys; numbers are positions."""
+    """Return the nested state of the values at these places.
+
+    DCP has made strings of all keys; numbers are positions.
+    """
     root = _Node()
     for place, value in values.items():
         node = root

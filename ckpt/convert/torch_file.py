@@ -106,7 +106,10 @@ def _write_crcs(file: IO[bytes], crcs: dict[int, int]) -> None:
 
 
 def read(path: Path) -> Imported:
-    """A file's state, its tensors mapped. Raises UsageError for a file that needs code, CorruptCheckpoint, OSError."""
+    """Return a file's state, its tensors mapped.
+
+    Raises UsageError for a file that needs code, CorruptCheckpoint, OSError.
+    """
     library("torch", "reading torch files")
     try:
         with open(open_file(path), "rb") as file:
@@ -121,7 +124,10 @@ def read(path: Path) -> Imported:
 
 
 def load(file: Path | IO[bytes], name: str) -> Any:
-    """What torch.load takes without running code; mapped if it is a path. Raises UsageError, CorruptCheckpoint."""
+    """Return what torch.load takes without running code; mapped if it is a path.
+
+    Raises UsageError, CorruptCheckpoint.
+    """
     import torch
 
     try:

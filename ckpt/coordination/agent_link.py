@@ -128,7 +128,10 @@ _link_lock = threading.Lock()
 
 
 def current(environment: Mapping[str, str] = os.environ) -> AgentLink | None:
-    """This process's link, connected at the first call; None without our launcher, or in a forked child."""
+    """Return this process's link, connected at the first call.
+
+    None without our launcher, or in a forked child.
+    """
     global _link
     with _link_lock:
         if _link is not None:

@@ -105,7 +105,10 @@ def session(environment: Mapping[str, str], place: Place) -> str:
 
 
 def _named_by_the_store() -> str:
-    """The name that the first process of torch's group chose; it waits for no other process. "" without a store."""
+    """Return the name that the first process of torch's group chose; it waits for no other process.
+
+    "" without a store.
+    """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return ""

@@ -125,7 +125,10 @@ class _Writer:
 
 
 def _runs_of(tensor: Any) -> Iterator[memoryview]:
-    """The bytes of a tensor in row-major order: its own memory, in pieces, or copies of parts if it is strided."""
+    """Yield the bytes of a tensor in row-major order.
+
+    Its own memory, in pieces, or copies of parts if it is strided.
+    """
     memory = tensors.bytes_of(tensor)
     if memory is not None:
         for start in range(0, len(memory), bulk_io.ROOM_BYTES):

@@ -138,7 +138,10 @@ class Table:
         return found
 
     def look_ahead(self, wanted: Mapping[int, Key]) -> dict[int, Claim]:
-        """Some blocks that no process has, for the caller to read now, as ``look``; it does not want them yet."""
+        """Return some blocks that no process has, for the caller to read now, as ``look``.
+
+        It does not want them yet.
+        """
         with self._locked():
             return self._look(wanted, time.monotonic_ns(), None).mine
 

@@ -119,7 +119,10 @@ class _Matching:
         return lambda: live
 
     def _slab(self, live: Any, saved: TensorRef, record: TensorRecord, path: Path) -> Build:
-        """A part of a tensor into a part of it, the same or another; ``live`` may also be a plain tensor: all of it."""
+        """Return what copies a part of a tensor into a part of it, the same or another.
+
+        ``live`` may also be a plain tensor: all of it.
+        """
         whole = record.slab.global_shape if record.slab is not None else record.shape
         first = record.slab.start if record.slab is not None else (0,) * len(whole)
         is_new = self._is_new

@@ -105,7 +105,10 @@ class ShardFiles:
             print(f"resilio: {text}; {self._directory} is read instead", file=sys.stderr, flush=True)
 
     def by_copy(self, reads: Iterable[Read]) -> Mapping[int, list[Read]]:
-        """Reads, which begin with a descriptor, by the copy that they are of; -1: of committed files."""
+        """Return reads, which begin with a descriptor, by the copy that they are of.
+
+        -1: of committed files.
+        """
         found: dict[int, list[Read]] = {}
         for read in reads:
             is_copy = read[0] in self._local or read[0] in self._elsewhere

@@ -54,7 +54,10 @@ class Progress:
 
 @contextmanager
 def marked(directory: Path, session: str) -> Iterator[None]:
-    """The process that asked for the save under way is dead; what follows is the rest of it. Raises nothing itself."""
+    """Finish the save of a process that is dead: what follows is the rest of it.
+
+    Raises nothing itself.
+    """
     mark = _mark(directory, session)
     with contextlib.suppress(OSError):
         make_directory(directory)

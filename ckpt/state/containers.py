@@ -46,7 +46,10 @@ def alike_dict(node: Any, values: dict[Any, Any]) -> Any:
 
 
 def map_leaves(node: Any, change: Callable[[Any], Any]) -> Any:
-    """A nest of containers in which ``change`` was applied to all else. One of scalars only stays the same object."""
+    """Return a nest of containers in which ``change`` was applied to all else.
+
+    One of scalars only stays the same object.
+    """
     if not is_container(node) or holds_scalars_only(node):
         return change(node) if not is_container(node) else node
     if isinstance(node, dict):

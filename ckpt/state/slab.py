@@ -118,7 +118,10 @@ def is_dtensor(value: Any) -> bool:
 
 
 def slab_of(value: Any) -> Slab | None:
-    """The slab that a Slab or a DTensor is; None for anything else. Raises UsageError for a sum that is still to do."""
+    """Return the slab that a Slab or a DTensor is; None for anything else.
+
+    Raises UsageError for a sum that is still to do.
+    """
     if type(value) is Slab:
         return value
     return _of_dtensor(value) if is_dtensor(value) else None
@@ -141,7 +144,10 @@ class _Part(NamedTuple):
 
 @lru_cache(4096)  # torch takes long for it, and every save asks again
 def _part_of(shape: Shape, mesh: Any, placements: tuple[Any, ...]) -> _Part:
-    """This process's part of a DTensor. Raises UsageError."""
+    """Return this process's part of a DTensor.
+
+    Raises UsageError.
+    """
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -134,7 +134,10 @@ def _name_of(torch_dtype: Any) -> str:
 
 
 def bytes_of(value: Any) -> memoryview | None:
-    """The tensor's own memory, flat and writable where the tensor is; None unless it is contiguous and on the CPU."""
+    """Return the tensor's own memory, flat and writable where the tensor is.
+
+    None unless it is contiguous and on the CPU.
+    """
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         if not value.flags.c_contiguous:

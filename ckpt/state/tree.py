@@ -93,7 +93,10 @@ def _shapes(node: Any) -> Shapes:
 
 
 def encode(decoded: Any) -> bytes:
-    """The JSON text of which ``decode`` made a tree, or would. Raises UsageError for a value that it cannot hold."""
+    """Return the JSON text of which ``decode`` made a tree, or would.
+
+    Raises UsageError for a value that it cannot hold.
+    """
     return _text(_RefEncoder().encode(decoded, ()))
 
 

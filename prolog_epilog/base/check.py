@@ -202,7 +202,10 @@ class Past:
         return self.normal[device] if device in self.normal else self.seen.get(device)
 
     def expected(self, device: str, alike: Value) -> Value:
-        """The baseline's word, else the better of the device's past and of ``alike``: the best of its kind here."""
+        """Return the baseline's word, else the better of the device's past and of ``alike``.
+
+        The best of its kind here.
+        """
         return self.normal[device] if device in self.normal else max(self.seen.get(device, alike), alike)
 
     def action(self, device: str, now: Value) -> OnFail | None:

@@ -36,7 +36,10 @@ class NodeFiles:
         return content
 
     def optional(self, name: str) -> str | None:
-        """A file's content; None where there is none. Raises Unreadable where there is one that cannot be read."""
+        """Return a file's content; None where there is none.
+
+        Raises Unreadable where there is one that cannot be read.
+        """
         path = self.path(name)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -43,7 +43,10 @@ class Probe:
 
     @classmethod
     def compared(cls, judge: Comparing, normal: Normal) -> Probe:
-        """A check that compares each device with its own past. Keeps the best value of each since the node started."""
+        """Return a check that compares each device with its own past.
+
+        Keeps the best value of each since the node started.
+        """
 
         def compare(reading: Any, limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
             seen = _values(former.kept)

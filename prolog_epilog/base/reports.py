@@ -127,7 +127,10 @@ class _Found:
 
 
 def _opened(spool: Path) -> int:
-    """The directory itself, ours, and such that users cannot change what others have put there. Raises OSError."""
+    """Return the directory itself, ours, and such that users cannot change what others have put there.
+
+    Raises OSError.
+    """
     fd = os.open(spool, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     status = os.fstat(fd)
     open_to_others = status.st_mode & 0o022

@@ -40,7 +40,10 @@ class Table:
 
 
 def load(site: Path | None = None, shipped: Path = SHIPPED) -> Table:
-    """The shipped tables, with ``site`` (default: /etc/resilio/health.toml if there) over them. Raises UsageError."""
+    """Return the shipped tables, with ``site`` (default: /etc/resilio/health.toml if there) over them.
+
+    Raises UsageError.
+    """
     checks: dict[str, Check] = {}
     settings: dict[str, dict[str, Limit]] = {}
     for path in sorted(shipped.glob("*.toml")):

@@ -67,7 +67,10 @@ def plural(count: int | None, noun: str) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration with two or three digits that matter: ``0.07 s``, ``12.5 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    """Return a duration with two or three digits that matter.
+
+    ``0.07 s``, ``12.5 s``, ``3 min 20 s``, ``2 h 05 min``.
+    """
     if value is None:
         return "? s"
     if value < 10:

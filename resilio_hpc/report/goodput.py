@@ -70,7 +70,10 @@ class _Job:
 
 
 def goodput(events: Iterable[Event], now: float | None = None) -> Goodput:
-    """The goodput of a run so far. ``events`` by time; ``now``: until when a job that has not ended is known to run."""
+    """Return the goodput of a run so far.
+
+    ``events`` by time; ``now``: until when a job that has not ended is known to run.
+    """
     jobs = _jobs(list(events))
     if jobs and now is not None and not jobs[-1].over:
         jobs[-1].ended = max(jobs[-1].ended, now)

@@ -111,7 +111,10 @@ class RunReader:
 
 
 def find_run(path: Path) -> Path:
-    """The real path of a run directory. Raises UsageError where there is none, or it is not this user's alone."""
+    """Return the real path of a run directory.
+
+    Raises UsageError where there is none, or it is not this user's alone.
+    """
     name = printable(str(path), 500)
     try:
         found = path.is_dir()

@@ -109,7 +109,10 @@ def link_number(environment: Mapping[str, str]) -> int:
 def successor_environment(
     environment: Mapping[str, str], run_path: Path, number: int, job: str, program: Sequence[str] = ()
 ) -> dict[str, str]:
-    """The next job's environment: the user's own without this job's Slurm variables, and where to go on. Pure."""
+    """Return the next job's environment: the user's own without this job's Slurm variables, and where to go on.
+
+    Pure.
+    """
     ours = ("SLURM_", "SBATCH_", "SRUN_", REVIVED)
     kept = {key: value for key, value in environment.items() if not key.startswith(ours)}
     for name in ("SLURM_CONF", "SBATCH_RESERVATION", "SLURM_CLUSTERS"):
@@ -124,7 +127,10 @@ def successor_environment(
 
 
 def waiting_successor(links: Sequence[Link], number: int, job: str) -> str | None:
-    """The next job, where this one has submitted it already (in an earlier run, before Slurm requeued it). Pure."""
+    """Return the next job, where this one has submitted it already (in an earlier run, before Slurm requeued it).
+
+    Pure.
+    """
     known = {link.number: link.job for link in links}
     return known.get(number + 1) if known.get(number) == job else None
 
@@ -168,7 +174,10 @@ def describe_successor(run_path: Path, job: str, nodes: int, program: Sequence[s
 
 
 def _batch_script(job: str, script: Path) -> str:
-    """The batch script of a job; kept in ``script``, which its user alone can read, as Slurm does. Raises OSError."""
+    """Return the batch script of a job; kept in ``script``, which its user alone can read, as Slurm does.
+
+    Raises OSError.
+    """
     with tempfile.TemporaryDirectory(prefix=".batch-", dir=script.parent) as private:  # of mode 0700
         written = Path(private) / script.name
         commands.batch_script(job, written)

@@ -29,7 +29,10 @@ class Allocation:
 
 
 def detect(environment: Mapping[str, str]) -> Allocation | None:
-    """The allocation, or None outside of one. Raises UsageError where Slurm's variables contradict each other."""
+    """Return the allocation, or None outside of one.
+
+    Raises UsageError where Slurm's variables contradict each other.
+    """
     job = environment.get("SLURM_JOB_ID")
     if not job:
         return None

@@ -79,7 +79,10 @@ def refused(error: CommandError) -> SlurmError:
 
 
 def job_nodes(job: str) -> list[str] | None:
-    """The nodes that a job holds now (the environment's list goes stale); None without an answer that can be read."""
+    """Return the nodes that a job holds now (the environment's list goes stale).
+
+    None without an answer that can be read.
+    """
     try:
         return told(run_here(["squeue", "-h", "-j", address(job), "-o", "%N"], TIMEOUT_S).stdout)
     except (CommandError, UsageError):

@@ -53,7 +53,10 @@ def refusal(error: CommandError) -> str:
 
 
 def parse_start(text: str) -> Expected:
-    """The last line that tells a start. Raises SlurmError where there is none. Pure, but for a local time's zone."""
+    """Return the last line that tells a start.
+
+    Raises SlurmError where there is none. Pure, but for a local time's zone.
+    """
     found = list(_START.finditer(text))
     if not found:
         raise SlurmError(f"sbatch --test-only told no start: {text.strip()[:200]!r}")

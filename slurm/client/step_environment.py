@@ -29,7 +29,10 @@ def is_slurms(name: str) -> bool:
 
 
 def for_srun(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that an srun of ours may see: ours without other steps' options, and without our own step."""
+    """Return the variables that an srun of ours may see.
+
+    Ours without other steps' options, and without our own step.
+    """
     return {
         name: value
         for name, value in environment.items()

@@ -11,7 +11,10 @@ _TRIES, _WAIT_S = 5, 0.05
 
 
 def parse_update_count(output: str) -> int | None:
-    """The count since slurmctld started or was reconfigured; 0 when there was none; None when this is not sdiag's."""
+    """Return the count since slurmctld started or was reconfigured.
+
+    0 when there was none; None when this is not sdiag's.
+    """
     if _SECTION not in output:
         return None
     found = _UPDATES.search(output)

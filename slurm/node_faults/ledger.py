@@ -29,7 +29,10 @@ _MOST_FILES = 20_000
 
 
 def users_directory(environment: Mapping[str, str], run_path: Path) -> Path | None:
-    """A user's own ledger: where RESILIO_NODE_FAULTS says, else beside the run directory; None where it says off."""
+    """Return a user's own ledger.
+
+    Where RESILIO_NODE_FAULTS says, else beside the run directory; None where it says off.
+    """
     given = environment.get(DIRECTORY_VARIABLE, "")
     if given.lower() == OFF:
         return None

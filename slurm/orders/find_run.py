@@ -36,7 +36,10 @@ def run_directory_of(word: str) -> Path:
 
 
 def run_of(command: str, job: str = "") -> str:
-    """The run whose chain has submitted a job with this Command (as the one after ``job``); "" for others. Pure."""
+    """Return the run whose chain has submitted a job with this Command (as the one after ``job``); "" for others.
+
+    Pure.
+    """
     found = _SCRIPT.match(command)
     return found[1] if found and job in ("", found[2]) else ""
 

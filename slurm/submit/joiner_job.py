@@ -32,7 +32,10 @@ def comment_of(run_id: str) -> str:
 
 
 def joiners_of(run_id: str, user_id: int, jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """A run's joiners that have not ended: any user can write a Comment, so it must be the user's own job. Pure."""
+    """Return a run's joiners that have not ended.
+
+    Any user can write a Comment, so it must be the user's own job. Pure.
+    """
     return tuple(
         job for job in jobs
         if job.comment == comment_of(run_id) and job.user_id == user_id and job.state.known and not job.state.ended

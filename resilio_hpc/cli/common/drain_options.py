@@ -43,7 +43,10 @@ def names_of(words: Sequence[str]) -> list[str]:
 
 
 def writer(options: argparse.Namespace, breaker: bool = True, client: SlurmClient | None = None) -> DrainWriter:
-    """The drain writer that the options describe, by way of ``client`` (default: the best). Raises UsageError."""
+    """Return the drain writer that the options describe, by way of ``client`` (default: the best).
+
+    Raises UsageError.
+    """
     mode, audit = mode_and_audit(options)
     return DrainWriter(client or which(), drain_policy(options.policy), audit, mode, breaker=breaker)
 

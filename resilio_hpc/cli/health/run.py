@@ -25,7 +25,10 @@ _MARKS = {"pass": "ok", "fail": "FAIL", "unknown": "?", "timeout": "HANGS", "abs
 
 
 def health_run_of(options: argparse.Namespace) -> HealthRun:
-    """This node's, with the site's table. Raises UsageError."""
+    """Return this node's, with the site's table.
+
+    Raises UsageError.
+    """
     table = tables.load(options.site)
     node = Node(settings=table.settings)
     return HealthRun(table, node, node_name(os.environ), said=lambda text: print(f"resilio: {text}", file=sys.stderr))

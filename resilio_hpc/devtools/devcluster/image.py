@@ -102,7 +102,10 @@ def _host_mirror() -> str:
 
 
 def debian_mirror(index_targets: str) -> str:
-    """The main Debian archive among lines of ``URI COMPONENT`` (apt-get indextargets); empty if there is none."""
+    """Return the main Debian archive among lines of ``URI COMPONENT`` (apt-get indextargets).
+
+    Empty if there is none.
+    """
     for line in index_targets.splitlines():
         uri, _, component = line.strip().partition(" ")
         if component == "main" and "security" not in uri and uri.rstrip("/").endswith("debian"):

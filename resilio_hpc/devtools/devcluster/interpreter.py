@@ -41,7 +41,10 @@ def host_python(root: str) -> HostPython:
 
 
 def _links(program: Path) -> list[Path]:
-    """The links on the way from ``program`` to the file behind it: a virtual environment names /usr/bin/python3."""
+    """Return the links on the way from ``program`` to the file behind it.
+
+    A virtual environment names /usr/bin/python3.
+    """
     found = []
     while program.is_symlink():
         found.append(program)

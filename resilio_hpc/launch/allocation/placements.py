@@ -42,7 +42,10 @@ class Recipe:
     clock_ahead_s: float = 0.0  # of slurmctld's, here
 
     def argv(self, nodes: tuple[str, ...], stop: str = "") -> tuple[str, ...]:
-        """The command that runs an agent on each of the nodes. ``stop``: how the launch was told to end, or ""."""
+        """Return the command that runs an agent on each of the nodes.
+
+        ``stop``: how the launch was told to end, or "".
+        """
         told_at = time.time() - self.clock_ahead_s if self.settings.end_time is not None else 0.0
         settings = msgspec.structs.replace(self.settings, stop=stop, told_at=told_at)
         if len(nodes) == 1:

@@ -92,7 +92,10 @@ def _rival(evidence: Evidence) -> Decision | None:
 
 
 def _order(evidence: Evidence) -> Decision | None:
-    """A user who requeues a job, or starts one by hand, wants it to run; a verdict that carries on says it itself."""
+    """Return the decision to run of a user who requeued the job, or started it by hand.
+
+    A verdict that carries on says it itself.
+    """
     clean = bool(evidence.verdict) and evidence.verdict != "agents_lost"
     if evidence.requeued:
         how = f"{evidence.part} {WORDS[evidence.state]}" if evidence.state in WORDS else "Slurm started the job again"

@@ -39,7 +39,10 @@ OFF = ("POWERED_DOWN", "POWER_DOWN")
 
 
 def unconfirmed_nodes(nodes: Sequence[str], states: Mapping[str, str] | None) -> tuple[str, ...]:
-    """The nodes that Slurm does not confirm to be free of an ended job. ``states``: None without an answer. Pure."""
+    """Return the nodes that Slurm does not confirm to be free of an ended job.
+
+    ``states``: None without an answer. Pure.
+    """
     if states is None:
         return tuple(nodes)
     return tuple(node for node in nodes if not _is_free(states.get(node, "UNKNOWN")))

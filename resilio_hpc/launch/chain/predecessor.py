@@ -58,7 +58,10 @@ def part_state(part: str) -> tuple[str, str]:
 
 
 def handover_of(run_path: Path, part: str) -> handover.Handover | None:
-    """The record of a part that we closed ourselves, no agent was left to end it; its job's Comment may hold it."""
+    """Return the record of a part that we closed ourselves, no agent was left to end it.
+
+    Its job's Comment may hold it.
+    """
     return handover.read(run_path, part) or _comment_record(part)
 
 

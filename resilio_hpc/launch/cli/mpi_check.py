@@ -27,7 +27,10 @@ def check(mpi: str, in_slurm: bool) -> None:
 
 
 def plugin_types(listed: str) -> list[str]:
-    """The types in the answer to ``srun --mpi=list``: one to a line, or from 22.05 on versions in a last line."""
+    """Return the types in the answer to ``srun --mpi=list``.
+
+    One to a line, or from 22.05 on versions in a last line.
+    """
     types = re.findall(r"^(?:srun: )?\s*([a-z][a-z0-9_]*)\s*$", listed, re.MULTILINE)
     for versions in re.findall(r"plugin versions available: (.*)$", listed, re.MULTILINE):
         types += [version.strip() for version in versions.split(",")]

@@ -100,7 +100,10 @@ def _spellings(flag: Flag) -> list[str]:
 
 
 def build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    """The parser; its namespace has torchrun's names and raw values, and ``given``, the flags that were given."""
+    """Return the parser.
+
+    Its namespace has torchrun's names and raw values, and ``given``, the flags that were given.
+    """
     parser = _Parser(
         prog="resilio-launch",
         usage=USAGE,

@@ -64,7 +64,10 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.json.decode(text, type=cls)
 
     def on_this_node(self, environment: Mapping[str, str]) -> AgentSettings:
-        """The same settings with the node named. Raises LaunchError where Slurm does not tell which one this is."""
+        """Return the same settings with the node named.
+
+        Raises LaunchError where Slurm does not tell which one this is.
+        """
         if self.node:
             return self
         node = environment.get("SLURMD_NODENAME", "")

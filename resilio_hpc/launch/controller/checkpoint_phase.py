@@ -35,7 +35,10 @@ class CheckpointPhase:
         self._saves_began: dict[int, float] = {}  # step → when its first snapshot was whole, monotonic
 
     def awaits(self, step: int) -> int:
-        """The step that is being made durable, or ``step`` where that will be: every member holds it. Else -1."""
+        """Return the step that is being made durable, or ``step`` where that will be: every member holds it.
+
+        Else -1.
+        """
         if self._commits.in_flight >= 0:
             return self._commits.in_flight
         return -1 if self._commits.is_settled(step) else step

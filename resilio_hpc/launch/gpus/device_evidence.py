@@ -37,7 +37,10 @@ NOTHING: Mapping[str, Mapping[str, Value]] = MappingProxyType({})
 
 
 def of_verdict(verdict: Verdict) -> tuple[Evidence, ...]:
-    """What root's verdict says of single GPUs; nothing while it is not to be acted on (a storm of drains). Pure."""
+    """Return what root's verdict says of single GPUs; nothing while it is not to be acted on (a storm of drains).
+
+    Pure.
+    """
     if verdict.withheld:
         return ()
     return tuple(
@@ -72,7 +75,10 @@ def from_kernel_log(node: Node, check: Check, since_s: float) -> Said:
 def from_nvml(
     node: Node, checks: Iterable[Check], slurm: Iterable[Identity], normal: Mapping[str, Mapping[str, Value]] = NOTHING
 ) -> Said:
-    """What NVML says, of the GPUs that this process may see; and which they are. ``normal``: the node's baseline."""
+    """Return what NVML says, of the GPUs that this process may see; and which they are.
+
+    ``normal``: the node's baseline.
+    """
     reading = gpu_readings.fetch(node)
     found: list[Evidence] = []
     for check in checks:

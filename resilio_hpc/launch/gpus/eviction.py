@@ -101,7 +101,10 @@ def _uuid(entry: str) -> str:
 def newly_evicted(
     found: Iterable[Evidence], entries: Sequence[str], identities: Collection[Identity], before: Collection[Evicted]
 ) -> tuple[Evicted, ...]:
-    """What the evidence takes out of use that was in use; root's word is named before a check's, that before ranks'."""
+    """Return what the evidence takes out of use that was in use.
+
+    Root's word is named before a check's, that before ranks'.
+    """
     order: tuple[Source, ...] = ("verdict", "checks", "ranks")
     gone = {evicted.entry for evicted in before}
     new = []

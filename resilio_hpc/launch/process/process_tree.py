@@ -79,7 +79,10 @@ def _pids(proc: Path) -> list[int]:
 
 
 def stat(pid: int, proc: Path = PROC) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on (field 3 of proc(5)); none where there is no such process."""
+    """Return the fields of /proc/PID/stat from the state on (field 3 of proc(5)).
+
+    Empty where there is no such process.
+    """
     try:
         text = Path(f"{proc}/{pid}/stat").read_bytes()
     except OSError:

@@ -43,7 +43,10 @@ def may_be_consequence(failure: RankFailure) -> bool:
 
 
 def origin(failures: Sequence[RankFailure]) -> RankFailure | None:
-    """The failure to blame: the earliest that is not an echo, best of those that cannot be one; else the earliest."""
+    """Return the failure to blame.
+
+    The earliest that is not an echo, best of those that cannot be one; else the earliest.
+    """
     return min(
         failures,
         key=lambda failure: (is_consequence(failure), may_be_consequence(failure), failure.time),

@@ -75,7 +75,10 @@ class Resizer:
             os.close(self._lock)
 
     def _refused(self) -> dict[tuple[str, str], str]:
-        """What Slurm refused is not asked for at every look: growth after the cool-down, the rest after a minute."""
+        """Return what Slurm refused lately: it is not asked for at every look.
+
+        Growth after the cool-down, the rest after a minute.
+        """
         now = time.monotonic()
         pauses = {"grow": self._policy.cool_down_s}
         return {

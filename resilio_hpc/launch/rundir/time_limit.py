@@ -27,7 +27,10 @@ def write_end_time(run_path: Path, key: str, end_time: float | None) -> None:
 
 
 def read_end_time(run_path: Path, key: str) -> float | None:
-    """The job's end as it was last changed, ``math.inf`` for never; None when it was not changed. Raises Untrusted."""
+    """Return the job's end as it was last changed, ``math.inf`` for never; None when it was not changed.
+
+    Raises Untrusted.
+    """
     try:
         text = trusted_files.read_text(_file(run_path, key))
         end_time = math.inf if text == UNLIMITED else float(text)

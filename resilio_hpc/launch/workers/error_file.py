@@ -34,7 +34,10 @@ class RankError:
 
 
 def read_error(path: Path) -> tuple[RankError | None, str]:
-    """The error in ``path`` and "", or None and why the file was ignored ("" where there is none). Never raises."""
+    """Return the error in ``path`` and "", or None and why the file was ignored ("" where there is none).
+
+    Never raises.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -269,7 +269,10 @@ class LocalRanks:
 
 
 def rank_environment(base: dict[str, str], slots: int, token: str) -> dict[str, str]:
-    """The environment of the spawner, which its ranks inherit: Slurm's and the user's, and what must be set at load."""
+    """Return the environment of the spawner, which its ranks inherit.
+
+    Slurm's and the user's, and what must be set at load.
+    """
     environment = {key: value for key, value in base.items() if not key.startswith(INTERNAL_PREFIXES)}
     if slots > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does

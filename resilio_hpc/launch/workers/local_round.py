@@ -163,7 +163,10 @@ class LocalRound:
         return found
 
     def propose_stop(self, target: int) -> list[m.ToController]:
-        """A stop is proposed: answer at once if no rank is attached, else when all attached ranks have answered."""
+        """Take in that a stop is proposed.
+
+        Answer at once if no rank is attached, else when all attached ranks have answered.
+        """
         if target != self.target:
             self.target = target
             self._answers = {}

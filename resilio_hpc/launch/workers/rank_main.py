@@ -89,7 +89,10 @@ def _set_first_path(entry: str, always: bool = False) -> None:
 
 
 def is_package(path: str) -> bool:
-    """A directory or an archive, which the interpreter knows by its end: what comes before it does not matter."""
+    """Return whether it is a directory or an archive, which the interpreter knows by its end.
+
+    What comes before it does not matter.
+    """
     if Path(path).is_dir():
         return True
     try:

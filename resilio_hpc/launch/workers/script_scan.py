@@ -101,7 +101,10 @@ def _read(path: Path) -> bytes:
 
 
 def _in_order(body: list[ast.stmt], runs_now: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """Imports, assignments and calls in the order of the text; False for what stands in a function."""
+    """Yield imports, assignments and calls in the order of the text.
+
+    False for what stands in a function.
+    """
     for statement in body:
         yield from _flat(statement, runs_now)
 

@@ -97,7 +97,10 @@ class MpiRanks(LocalRanks):
 
 
 def abort_code(text: str) -> int | None:
-    """The error code of an MPI_Abort that the end of a rank's standard error tells of; None where there is none."""
+    """Return the error code of an MPI_Abort that the end of a rank's standard error tells of.
+
+    None where there is none.
+    """
     for pattern in _ABORTED:
         found = pattern.findall(text)
         if found:

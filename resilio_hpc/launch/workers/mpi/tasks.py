@@ -215,7 +215,10 @@ class MpiTasks:
         self._close(task)
 
     def _lost(self, task: Task) -> list[sm.SpawnerEvent]:
-        """A task's connection ended. One that did not say how its rank ended was killed, and the rank with it."""
+        """Take in that a task's connection ended.
+
+        One that did not say how its rank ended was killed, and the rank with it.
+        """
         ended = task.local_rank < 0 or task.over
         self._close(task, kill=not ended)
         if ended:
