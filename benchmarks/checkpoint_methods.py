@@ -179,8 +179,10 @@ class DcpAsyncProcess(DcpAsync):
 
 
 class Limit(Method):
-    """The bytes of the state in one piece: one copy into memory that is there already, then plain direct writes of a
-    new file."""
+    """The bytes of the state in one piece.
+
+    One copy into memory that is there already, then plain direct writes of a new file.
+    """
 
     writes_over = False
 

@@ -89,8 +89,11 @@ class NvrxFork(OneAtATime, Dcp):
 
 
 class NvrxWorker(NvrxFork):
-    """The same with one process that stays, its default. It stages what is on a GPU; tensors of the CPU it shares with
-    the training process, and writes them as they are by then."""
+    """The same with one process that stays, its default.
+
+    It stages what is on a GPU; tensors of the CPU it shares with the training process, and writes them as they are by
+    then.
+    """
 
     persistent = True
 

@@ -83,8 +83,9 @@ def run(
     tmp: Path | None = None,
     **environment: str,
 ) -> list[Any] | str:
-    """Return what each process told, or why there is nothing to tell. ``{directory}`` in argv: an empty one on
-    ``disk``.
+    """Return what each process told, or why there is nothing to tell.
+
+    ``{directory}`` in argv: an empty one on ``disk``.
 
     ``peers``: where their programs are; ``tmp``: where temporary files are made (default: as Python chooses).
     """
@@ -149,9 +150,11 @@ def end(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def directories(disk: Path, tmp: Path | None = None) -> Iterator[tuple[Path, Path]]:
-    """Give a short path for sockets and results, and an empty directory on the disk that is measured. What processes
-    that were started in between leave is removed: themselves, shared memory, DLRover's sockets, files; also at a
-    SIGTERM."""
+    """Give a short path for sockets and results, and an empty directory on the disk that is measured.
+
+    What processes that were started in between leave is removed: themselves, shared memory, DLRover's sockets, files;
+    also at a SIGTERM.
+    """
     before = signal.signal(signal.SIGTERM, end)
     scratch = Path(tempfile.mkdtemp(prefix="resilio-", dir=tmp))
     directory = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=disk))

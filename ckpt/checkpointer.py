@@ -358,8 +358,7 @@ class Checkpointer:
         return point.step, state
 
     def _prepare(self, state: Any, trains: bool) -> None:
-        """Have arenas ready by the time of the first saves: under the launcher, where ranks are restarted in a hurry,
-        the first one before the first; else both, unless this may be a program that only restores."""
+        """Have arenas ready by the time of the first saves: one under the launcher, else both, where it trains."""
         size = expected_bytes(state)
         if self._memory and size and (trains or self._coordinator.arena_directory is not None):
             size += size // 64 + (1 << 20)  # for tables, plain values and gaps

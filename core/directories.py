@@ -12,8 +12,9 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def directory_path(given: str | os.PathLike[str], name: str) -> Path:
-    """Return the absolute path of a directory. ``name``: what it is called in messages, such as an argument or a
-    variable.
+    """Return the absolute path of a directory.
+
+    ``name``: what it is called in messages, such as an argument or a variable.
 
     Raises UsageError for a URL, which would become a local folder of that name, for an empty name, for one with a NUL,
     and for one that is not UTF-8, which the JSON in files and messages could not hold.

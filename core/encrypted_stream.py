@@ -60,8 +60,11 @@ def take(connection: socket.socket, key: bytes, memory: memoryview, goes_on: Cal
 
 
 class SealedConnection:
-    """One end. Methods raise CheckpointError for what the other side did not send, OSError, TimeoutError after the
-    socket's timeout, ConnectionError when the other side ends. Not for several threads at a time."""
+    """One end.
+
+    Methods raise CheckpointError for what the other side did not send, OSError, TimeoutError after the socket's
+    timeout, ConnectionError when the other side ends. Not for several threads at a time.
+    """
 
     def __init__(self, connection: socket.socket, key: bytes, calls: bool) -> None:
         """``calls``: this side called the other one. Whether that one has the key shows with its first word."""

@@ -49,8 +49,10 @@ def step_back() -> None:
 
 
 def _step_back_as_session() -> None:
-    """Where the kernel shares processors out among sessions, niceness counts only within one (sched(7)); ours is our
-    own."""
+    """Where the kernel shares processors out among sessions, niceness counts only within one (sched(7)).
+
+    Ours is our own.
+    """
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):  # there is no such file, or it may not be written
             Path("/proc/self/autogroup").write_text(str(_NICE))

@@ -16,8 +16,10 @@ from submitit.core.submission import process_job
 
 
 def forget_earlier_life(paths: utils.JobPaths) -> None:
-    """A rank that was killed while it stored its result leaves half a file, and submitit refuses to write over it; one
-    that was told to start anew, since another failed, leaves a result that no longer counts."""
+    """A rank that was killed while it stored its result leaves half a file, and submitit refuses to write over it.
+
+    One that was told to start anew, since another failed, leaves a result that no longer counts.
+    """
     for path in (paths.result_pickle, Path(f"{paths.result_pickle}.save_tmp")):
         path.unlink(missing_ok=True)
 

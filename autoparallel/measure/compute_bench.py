@@ -88,8 +88,10 @@ def measure(device: torch.device, shapes: Mapping[str, Sequence[Shape]], tell: C
 
 @contextlib.contextmanager
 def _quiet(device: torch.device) -> Iterator[None]:
-    """Give a GPU at the clocks that it has under load; on a CPU one thread, since on a busy machine threads that wait
-    for each other cost more than they bring."""
+    """Give a GPU at the clocks that it has under load.
+
+    On a CPU one thread, since on a busy machine threads that wait for each other cost more than they bring.
+    """
     if device.type != "cpu":
         once = _matmul((8192, 8192, 8192), device)
         began = time.perf_counter()

@@ -61,8 +61,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Throughput:
-    """``compute_s``: node seconds of a step (a); ``communication_s``: seconds of a step (b). ``assumed``: b is no
-    measurement. ``reference``: the nodes whose batch is the reference, for a scaled batch."""
+    """``compute_s``: node seconds of a step (a); ``communication_s``: seconds of a step (b).
+
+    ``assumed``: b is no measurement. ``reference``: the nodes whose batch is the reference, for a scaled batch.
+    """
 
     compute_s: float
     communication_s: float
@@ -92,8 +94,9 @@ def sizes(speed: Speed, constraints: Constraints) -> list[int]:
 
 
 def fit(measured: Sequence[Measurement], share: float, rule: BatchRule = "keep", reference: int = 1) -> Throughput:
-    """Return the curve through what was measured; ``share``: of communication, assumed where the measurements do not
-    tell.
+    """Return the curve through what was measured.
+
+    ``share``: of communication, assumed where the measurements do not tell.
 
     Several measurements of one number of nodes count as their median. Raises UsageError without any.
     """

@@ -43,8 +43,11 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Explained:
-    """``parts``: seconds of an iteration by name; they overlap, so their sum may be more. ``passes``: of the first
-    ``drawn`` micro-batches of ``micro_batches``; ``after_s``: reduction of gradients and optimizer behind them."""
+    """``parts``: seconds of an iteration by name; they overlap, so their sum may be more.
+
+    ``passes``: of the first ``drawn`` micro-batches of ``micro_batches``; ``after_s``: reduction of gradients and
+    optimizer behind them.
+    """
 
     layout: Layout
     iteration_s: float

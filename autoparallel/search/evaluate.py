@@ -25,8 +25,11 @@ NOW_S = 15.0
 
 @dataclass(frozen=True)
 class Patience:
-    """``max_wait_s``: how long the start may lie in the future; ``settle_s``: how long Slurm may take to start a job
-    for which it has room (a pass of its backfill scheduler is 30 s by default)."""
+    """``max_wait_s``: how long the start may lie in the future.
+
+    ``settle_s``: how long Slurm may take to start a job for which it has room (a pass of its backfill scheduler is 30 s
+    by default).
+    """
 
     max_wait_s: float = 0.0
     settle_s: float = 60.0
@@ -34,8 +37,10 @@ class Patience:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One line of what was tried. ``rank``: place in the ranking, from 1; ``wait_s``: until the start that Slurm
-    expects, None where it expects none."""
+    """One line of what was tried.
+
+    ``rank``: place in the ranking, from 1; ``wait_s``: until the start that Slurm expects, None where it expects none.
+    """
 
     rank: int
     layout: str

@@ -15,8 +15,11 @@ MOST_NODES = 4096
 
 
 def why_none(training: Training, machine: Machine, gpus: int, whole: Space | None = None, node_gpus: int = 0) -> str:
-    """For ``gpus`` GPUs on which a search found nothing. ``whole``: what the framework can run, without the user's
-    own limits; ``node_gpus``: of a whole node, where the machine is a part of one."""
+    """For ``gpus`` GPUs on which a search found nothing.
+
+    ``whole``: what the framework can run, without the user's own limits; ``node_gpus``: of a whole node, where the
+    machine is a part of one.
+    """
     found = find(training, machine, gpus)
     if found.looked_at:
         return _too_large(training, machine, gpus, found, whole or training.space)

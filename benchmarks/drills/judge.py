@@ -36,6 +36,7 @@ def judge(
 
 def two_at_once(events: Sequence[Event], lives: Sequence[Life]) -> str:
     """Return what speaks against "one round trains at a time, no step is lost or durable twice"; "" when nothing does.
+
     Pure.
 
     The ranks' own stamps decide it; the ledger must tell the same, and there must be stamps of every round it tells of.

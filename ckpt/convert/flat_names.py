@@ -13,8 +13,10 @@ from resilio_hpc.core.errors import CorruptCheckpoint, UsageError
 
 
 class _Text(msgspec.Struct, forbid_unknown_fields=True):
-    """``tree``: of the state, as in a checkpoint. ``names``: of its tensors, by their numbers. ``arrays``: the numbers
-    of those that are numpy arrays."""
+    """``tree``: of the state, as in a checkpoint.
+
+    ``names``: of its tensors, by their numbers. ``arrays``: the numbers of those that are numpy arrays.
+    """
 
     tree: msgspec.Raw
     names: list[str]

@@ -32,8 +32,10 @@ class Source:
 
 
 def open_source(path: Path, format_: Format) -> Source:
-    """Raises UsageError for what is not there, needs code to be read, or a checkpoint cannot hold; CorruptCheckpoint,
-    OSError."""
+    """Raises UsageError for what is not there, needs code to be read, or a checkpoint cannot hold.
+
+    CorruptCheckpoint, OSError.
+    """
     if not path.exists():
         raise UsageError(f"{path} does not exist")
     index = sharded.index_in(path) if path.is_dir() and format_ != "dcp" else path

@@ -143,8 +143,11 @@ def current(environment: Mapping[str, str] = os.environ) -> AgentLink | None:
 
 
 def parse_restore_point(text: str) -> RestorePoint | None:
-    """$RESILIO_RESTORE: "", "memory:<step>" (or, while it is on its way there, "arriving:<step>"), or
-    "committed:<step>". Raises UsageError."""
+    """Read $RESILIO_RESTORE.
+
+    It is "", "memory:<step>" (or, while it is on its way there, "arriving:<step>"), or "committed:<step>". Raises
+    UsageError.
+    """
     if not text:
         return None
     source, _, step = text.partition(":")

@@ -91,8 +91,10 @@ class Coordinator(Protocol):
         ...
 
     def before_save(self, step: int) -> None:
-        """A save of ``step`` begins (may wait for an earlier one). Raises CheckpointError when it is not to be:
-        SaveRefused when it may be later."""
+        """A save of ``step`` begins (may wait for an earlier one).
+
+        Raises CheckpointError when it is not to be: SaveRefused when it may be later.
+        """
         ...
 
     def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:

@@ -54,11 +54,13 @@ class LocalCoordinator:
         bytes_per_s: float = 0.0,
         alone_stall_s: float = ALONE_STALL_S,
     ) -> None:
-        """``patience_s``: how long a save waits for the one before. Longer makes sure that every save is written, also
-        to a slow disk; shorter lets training go on sooner when the file system hangs. ``peers_timeout_s``: how long the
-        background waits for the other processes' parts. ``local``: on the node's own disk, to be written first.
-        ``bytes_per_s``: to the shared file system, at most; 0: as fast as can be.
-        ``alone_stall_s``: after the death of this process, without a sign of the others, they are dead, too."""
+        """``patience_s``: how long a save waits for the one before.
+
+        Longer makes sure that every save is written, also to a slow disk; shorter lets training go on sooner when the
+        file system hangs. ``peers_timeout_s``: how long the background waits for the other processes' parts. ``local``:
+        on the node's own disk, to be written first. ``bytes_per_s``: to the shared file system, at most; 0: as fast as
+        can be. ``alone_stall_s``: after the death of this process, without a sign of the others, they are dead, too.
+        """
         self.place = world.find_place(environment)
         self.local_directory = local
         self._local_failed = False
@@ -120,8 +122,10 @@ class LocalCoordinator:
         print(f"resilio: step {point.step} is damaged, trying an older one: {error}", file=sys.stderr)
 
     def before_save(self, step: int) -> None:
-        """Wait for the save before. Raises SaveRefused when it takes too long: at once where one save has already
-        waited in vain for the same."""
+        """Wait for the save before.
+
+        Raises SaveRefused when it takes too long: at once where one save has already waited in vain for the same.
+        """
         if self._busy is not None:
             self._busy.join(0 if self._out_of_patience else self._patience_s)
             self._out_of_patience = self._busy.is_alive()

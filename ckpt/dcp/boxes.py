@@ -33,8 +33,10 @@ class Read(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where the files of a step are. ``directory``: its own; ``copies``, ``peers``: see ``ShardFiles``, and
-    ``peer_disks``."""
+    """Where the files of a step are.
+
+    ``directory``: its own; ``copies``, ``peers``: see ``ShardFiles``, and ``peer_disks``.
+    """
 
     directory: Path
     manifest: Manifest

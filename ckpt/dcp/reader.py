@@ -48,8 +48,11 @@ class ResilioReader(StorageReader):
         *,
         local: str | os.PathLike[str] | None = None,
     ) -> None:
-        """``directory``: of the checkpoints. ``step``: None, the one committed last. ``local``: directory on this
-        node's own disk, where copies are read first (default $RESILIO_LOCAL_CHECKPOINT_DIR). Raises UsageError."""
+        """``directory``: of the checkpoints.
+
+        ``step``: None, the one committed last. ``local``: directory on this node's own disk, where copies are read
+        first (default $RESILIO_LOCAL_CHECKPOINT_DIR). Raises UsageError.
+        """
         self.directory = directory_path(directory, "the directory of checkpoints")
         self.step = None if step is None else checkpoint_index.check_step(step)
         self._local = local_directory(local, os.environ)

@@ -57,8 +57,9 @@ class ResilioWriter(StorageWriter):
         keep_gb: float | None = None,
         local: str | os.PathLike[str] | None = None,
     ) -> None:
-        """``directory``: of the checkpoints, on the shared file system. ``keep_last`` and so on: committed
-        steps to keep (see ``retention.Retention``).
+        """``directory``: of the checkpoints, on the shared file system.
+
+        ``keep_last`` and so on: committed steps to keep (see ``retention.Retention``).
 
         ``local``: directory on this node's own disk: files are written there first, and read from there by
         ``ResilioReader`` (default $RESILIO_LOCAL_CHECKPOINT_DIR). The copy of the state goes there when memory has no

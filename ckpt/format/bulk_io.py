@@ -121,8 +121,10 @@ def read_ahead(fd: int, offset: int, size: int) -> None:
 
 
 def is_read_ahead_far(fd: int) -> bool:
-    """Return whether the kernel reads enough ahead by itself on that device. It then takes larger pages than for
-    ``read_ahead``, and each read of them costs about half as much."""
+    """Return whether the kernel reads enough ahead by itself on that device.
+
+    It then takes larger pages than for ``read_ahead``, and each read of them costs about half as much.
+    """
     device = os.fstat(fd).st_dev
     for name in (f"{os.major(device)}:{os.minor(device)}/queue", f"{os.major(device)}:{os.minor(device)}/../queue"):
         try:

@@ -137,8 +137,11 @@ class Writer(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A committed step. Its presence is the commit. ``order`` grows with every commit of a directory. ``writer``: the
-    process that asked for it; unset under a launcher, whose epochs tell."""
+    """A committed step.
+
+    Its presence is the commit. ``order`` grows with every commit of a directory. ``writer``: the process that asked for
+    it; unset under a launcher, whose epochs tell.
+    """
 
     step: Count
     epoch: Count

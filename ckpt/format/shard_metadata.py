@@ -35,8 +35,11 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class RankPart:
-    """What a rank puts into the file. ``offset`` of its tensors: where their bytes are now. ``own``: the numbers of
-    replicated ones that it writes, too, since they differ from those of rank 0."""
+    """What a rank puts into the file.
+
+    ``offset`` of its tensors: where their bytes are now. ``own``: the numbers of replicated ones that it writes, too,
+    since they differ from those of rank 0.
+    """
 
     step: int
     rank: int
@@ -64,8 +67,10 @@ class HdfImage:
     """
 
     def __init__(self, parts: Sequence[RankPart]) -> None:
-        """``places``: of each rank, what goes where, tree and table last. ``slabs``: see ``manifest.Checks``. Raises
-        OSError."""
+        """``places``: of each rank, what goes where, tree and table last.
+
+        ``slabs``: see ``manifest.Checks``. Raises OSError.
+        """
         self.places: list[list[Place]] = []
         self.ranks: list[RankRecord] = []
         try:

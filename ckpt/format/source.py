@@ -47,8 +47,7 @@ class Source(Protocol):
 
     @property
     def tier(self) -> str:
-        """Where it was read: "memory", "local" (this node's own disk), "peer" (and other nodes') or
-        "committed"."""
+        """Where it was read: "memory", "local" (this node's own disk), "peer" (other nodes' too) or "committed"."""
         ...
 
     def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:

@@ -102,8 +102,10 @@ decode_answer = LineDecoder[Answer](Answer, "an answer of the replicator").decod
 
 
 class Want(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Keep the snapshot of ``step`` of ``rank`` for me, of ``life``. Answer: Have or Miss, but none before you have
-    begun that one."""
+    """Keep the snapshot of ``step`` of ``rank`` for me, of ``life``.
+
+    Answer: Have or Miss, but none before you have begun that one.
+    """
 
     rank: int
     step: int

@@ -44,8 +44,11 @@ _decode = msgspec.json.Decoder(list[_Row]).decode
 
 @dataclass(frozen=True)
 class Differences:
-    """``numbers``: of each rank, those of its tensors that it saves itself. ``first``: place and rank of the first one
-    that a user should know of; ``base``: of what they were compared with, a hash."""
+    """``numbers``: of each rank, those of its tensors that it saves itself.
+
+    ``first``: place and rank of the first one that a user should know of; ``base``: of what they were compared with, a
+    hash.
+    """
 
     numbers: Mapping[int, frozenset[int]] = field(default_factory=dict)
     first: str = ""

@@ -1,5 +1,4 @@
-"""The replicator: a process beside the agent that keeps copies of other nodes' snapshots in this node's memory, and
-gives away what is held here.
+"""The replicator: a process beside the agent that keeps other nodes' snapshots in memory, and gives away its own.
 
 ``python -m resilio_hpc.ckpt.replication.replicator`` reads requests (see ``messages``) as JSON lines from standard
 input, answers on standard output, and ends with its input or its parent. Who wants a snapshot reads it from the one who

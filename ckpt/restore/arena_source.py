@@ -40,8 +40,10 @@ class Mappings:
         return self._mapped[file][1]
 
     def let_go(self) -> None:
-        """After a save: of those that were removed or replaced, which would keep their memory. Of a file without a name
-        that is not known; it is taken for replaced after some saves to others."""
+        """After a save: of those that were removed or replaced, which would keep their memory.
+
+        Of a file without a name that is not known; it is taken for replaced after some saves to others.
+        """
         for file, (path, _) in list(self._mapped.items()):
             self._unused[file] += 1
             nameless = path.is_relative_to("/proc")
@@ -56,8 +58,9 @@ class ArenaSource:
     tier = "memory"
 
     def __init__(self, path: Path, mappings: Mappings | None = None, memory: memoryview | None = None) -> None:
-        """``mappings``: where it is mapped, beyond this object's life. ``memory``: what of the arena is mapped already,
-        from its begin.
+        """``mappings``: where it is mapped, beyond this object's life.
+
+        ``memory``: what of the arena is mapped already, from its begin.
 
         Raises CorruptCheckpoint unless the arena holds a whole snapshot with a right table.
         """

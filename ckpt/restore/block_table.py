@@ -71,8 +71,10 @@ LIMITS = Limits()
 
 
 class _Header(NamedTuple):
-    """``cursor``: the slot to be used next, if it can be. ``changes``: how often something came that readers wait for.
-    ``held``: whether one of them waits for a slot."""
+    """``cursor``: the slot to be used next, if it can be.
+
+    ``changes``: how often something came that readers wait for. ``held``: whether one of them waits for a slot.
+    """
 
     cursor: int
     changes: int
@@ -80,8 +82,11 @@ class _Header(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a slot has. ``claimed``: since when (CLOCK_MONOTONIC, ns) a process has been reading it; 0: it is there.
-    ``token``: another one each time; 0: the slot may have no memory yet."""
+    """What a slot has.
+
+    ``claimed``: since when (CLOCK_MONOTONIC, ns) a process has been reading it; 0: it is there. ``token``: another one
+    each time; 0: the slot may have no memory yet.
+    """
 
     claimed: int
     token: int
@@ -97,8 +102,10 @@ class Claim(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Which of the wanted blocks are in which slots; some that no process had, which are the looker's to read now; for
-    ``Table.await_change``."""
+    """Which of the wanted blocks are in which slots.
+
+    Some that no process had, which are the looker's to read now; for ``Table.await_change``.
+    """
 
     here: dict[int, Claim]
     mine: dict[int, Claim]
@@ -176,8 +183,11 @@ class Table:
         return Look(here, mine, self._header().changes)
 
     def _chooser(self, keys: list[Key], now: int, at: Key | None) -> Callable[[Key, Collection[int]], int | None]:
-        """Which slot to use next for a block, but for those that are taken; None: those who are close behind want the
-        content of all others. ``at``: what is wanted first by who asks; None: nothing for now."""
+        """Which slot to use next for a block, but for those that are taken.
+
+        None: those who are close behind want the content of all others. ``at``: what is wanted first by who asks; None:
+        nothing for now.
+        """
         places: dict[_File, list[int]] = defaultdict(list)
         for _, device, inode, offset in self._readers(now):
             places[device, inode].append(offset)

@@ -40,8 +40,10 @@ class CommittedSource:
         cached: bool = False,
         peers: Path | None = None,
     ) -> None:
-        """``alone`` False: other ranks of this node read the same bytes. ``local_rank``: see ``read_parts``.
-        ``copies``: see ShardFiles. ``cached``: the page cache has them, or will. ``peers``: see ``peer_disks``.
+        """``alone`` False: other ranks of this node read the same bytes.
+
+        ``local_rank``: see ``read_parts``. ``copies``: see ShardFiles. ``cached``: the page cache has them, or will.
+        ``peers``: see ``peer_disks``.
 
         Raises LayoutMismatch when this step is not for such a world, CorruptCheckpoint, OSError.
         """

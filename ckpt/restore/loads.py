@@ -120,8 +120,11 @@ class Loads:
     _modules: list[_Load] = field(default_factory=list)
 
     def add(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any], fills_tensors: bool) -> None:
-        """An object that is no module. ``build``: its state, once what is new is read. ``fills_tensors``: it may write
-        to large tensors in place, which nothing undoes, and so comes after those that do not."""
+        """An object that is no module.
+
+        ``build``: its state, once what is new is read. ``fills_tensors``: it may write to large tensors in place, which
+        nothing undoes, and so comes after those that do not.
+        """
         self._objects.append(_Load(live, path, build, fills_tensors))
 
     def add_module(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any]) -> None:

@@ -1,5 +1,7 @@
-"""The shard files of a committed step, open: copies on the node's own disk where they are good, then what is good of
-those on other nodes' disks, else the real ones."""
+"""The shard files of a committed step, open.
+
+Copies on the node's own disk where they are good, then what is good of those on other nodes' disks, else the real ones.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ Read = TypeVar("Read", bound=tuple[Any, ...])
 
 
 class ShardFiles:
-    """A copy counts while what is read from it is what the manifest and the tables say. One that does not is removed,
-    and the committed file is read in its place, under the same descriptor. Of a file on another node's disk the tensors
-    come from there, and tables and trees, which are small, from the committed one."""
+    """A copy counts while what is read from it is what the manifest and the tables say.
+
+    One that does not is removed, and the committed file is read in its place, under the same descriptor. Of a file on
+    another node's disk the tensors come from there, and tables and trees, which are small, from the committed one.
+    """
 
     def __init__(self, directory: Path, copies: Mapping[str, Path], peers: PeerDisks) -> None:
         """``directory``: of the committed step. ``copies``: by the name of a file, the directory with a copy of it."""
@@ -66,8 +70,10 @@ class ShardFiles:
             return None
 
     def described(self, fd: int, act: Callable[[], Result]) -> Result:
-        """Return what ``act`` reads of tables and trees, or once more from the committed file. Raises
-        CorruptCheckpoint, OSError."""
+        """Return what ``act`` reads of tables and trees, or once more from the committed file.
+
+        Raises CorruptCheckpoint, OSError.
+        """
         try:
             return act()
         except (CorruptCheckpoint, OSError) as error:

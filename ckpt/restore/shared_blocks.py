@@ -1,5 +1,6 @@
-"""Blocks that several processes of a node read at about the same time: each is read once, past the page cache, into a
-ring in shared memory, from which all of them copy.
+"""Blocks that several processes of a node read at about the same time.
+
+Each is read once, past the page cache, into a ring in shared memory, from which all of them copy.
 
 A reader of a block verifies it. No process depends on another: no lock is held while a disk works; a block whose reader
 does not finish is read again by the process that wants it; a copy counts when the slot has still the same content after
@@ -61,8 +62,11 @@ class SharedBlocks:
         peer: PeerFile | None = None,
         soon: Sequence[Segment | BoxSegment] = (),
     ) -> list[int]:
-        """Fill every target; the indices of those that do not match their checksum. ``peer``: the first comer reads
-        there. ``soon``: see ``wanted_soon``. Raises CorruptCheckpoint for segments that overlap, OSError."""
+        """Fill every target; the indices of those that do not match their checksum.
+
+        ``peer``: the first comer reads there. ``soon``: see ``wanted_soon``. Raises CorruptCheckpoint for segments that
+        overlap, OSError.
+        """
         bulk_io.check_apart(segments)
         ring = self._ring_now()
         if ring is None:
@@ -108,8 +112,10 @@ class Read(Protocol):
 
 
 def wanted_soon(shares: Sequence[Sequence[Read]], number: int) -> list[Segment | BoxSegment]:
-    """Return what a thread that goes for the share of that number may read ahead while it would wait for others: the
-    next shares of the same file, behind those that this process's other threads go for."""
+    """Return what a thread that goes for the share of that number may read ahead while it would wait for others.
+
+    The next shares of the same file, behind those that this process's other threads go for.
+    """
     first = number + THREADS
     soon = [read for share in shares[first : first + _SHARES_AHEAD] for read in share]
     return [read.segment for read in soon if read.fd == shares[number][0].fd]
@@ -141,8 +147,10 @@ def read_segments(
     peer: PeerFile | None,
     soon: Sequence[Segment | BoxSegment] = (),
 ) -> list[int]:
-    """As ``bulk_io.read``, in the best way that there is. ``shared``: with other processes, unless directly; ``peer``:
-    not from the file; ``soon``: see ``wanted_soon``."""
+    """As ``bulk_io.read``, in the best way that there is.
+
+    ``shared``: with other processes, unless directly; ``peer``: not from the file; ``soon``: see ``wanted_soon``.
+    """
     if shared is not None and not direct:
         return shared.read(fd, segments, peer, soon)
     return peer.read(segments) if peer is not None else bulk_io.read(fd, segments, direct)

@@ -43,8 +43,11 @@ class Part(NamedTuple):
 
 
 class _BlockRead(NamedTuple):
-    """A block that a part touches. ``turn``: another one than 0 where another part wants the same tensor, too.
-    ``file``: the same number in all processes, so that all go through the files in the same order."""
+    """A block that a part touches.
+
+    ``turn``: another one than 0 where another part wants the same tensor, too. ``file``: the same number in all
+    processes, so that all go through the files in the same order.
+    """
 
     direct: bool
     turn: int

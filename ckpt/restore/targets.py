@@ -156,8 +156,11 @@ class Targets:
                 tensors.copy_into(target.tensor, self._read[target.index])
 
     def read_live(self, source: Source, pool: ThreadPoolExecutor) -> None:
-        """All others, in place. Raises LayoutMismatch where views share elements that the checkpoint has differently,
-        and nothing is changed then; CorruptCheckpoint, OSError."""
+        """All others, in place.
+
+        Raises LayoutMismatch where views share elements that the checkpoint has differently, and nothing is changed
+        then; CorruptCheckpoint, OSError.
+        """
         self._assign_compared()
         late = [target for target in self._targets if not target.early and target.side is None]
         numbers = []

@@ -92,8 +92,9 @@ def save(
     say: Callable[[Progress], None],
     mappings: Mappings | None = None,
 ) -> Answer:
-    """Carry out a request; ``say`` hears how it goes. Raises nothing: all that wait for this save must
-    hear of it.
+    """Carry out a request; ``say`` hears how it goes.
+
+    Raises nothing: all that wait for this save must hear of it.
 
     ``alone`` is set when the process that asked is dead. ``mappings``: see ``saver.serve``.
     """

@@ -49,13 +49,17 @@ class Commit(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 
 class Abandon(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → saver: the round is over. A Persist asked before that waits for rank 0's checksums fails: they may
-    never come. No answer of its own."""
+    """agent → saver: the round is over.
+
+    A Persist asked before that waits for rank 0's checksums fails: they may never come. No answer of its own.
+    """
 
 
 class Local(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """saver → agent: the file is durable on the node's own disk, and the arenas are not needed any more. Not an answer:
-    the request goes on."""
+    """saver → agent: the file is durable on the node's own disk, and the arenas are not needed any more.
+
+    Not an answer: the request goes on.
+    """
 
     step: int
     size_bytes: int
@@ -63,8 +67,10 @@ class Local(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 
 class LocalFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """saver → agent: the node's own disk did not take the file (``error``: why, and what to do); it goes straight to
-    the shared file system. Not an answer either."""
+    """saver → agent: the node's own disk did not take the file; it goes straight to the shared one.
+
+    ``error``: why, and what to do. Not an answer either.
+    """
 
     step: int
     error: str
@@ -79,9 +85,11 @@ class Persisted(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=Tru
 
 
 class Committed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """saver → agent: the step is committed; ``seconds`` is what the commit itself took. ``short``: why that file system
-    is about to be full, where it is. ``differs``: the first place where replicated tensors are not alike. ``others``:
-    that another job writes there, too."""
+    """saver → agent: the step is committed; ``seconds`` is what the commit itself took.
+
+    ``short``: why that file system is about to be full, where it is. ``differs``: the first place where replicated
+    tensors are not alike. ``others``: that another job writes there, too.
+    """
 
     step: int
     seconds: float

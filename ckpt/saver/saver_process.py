@@ -37,8 +37,10 @@ def start() -> None:
 
 
 def ask(request: Save, arena: Path) -> Asked:
-    """On return the request will be carried out, whatever becomes of this process; unless it is this one that has
-    to do it. Call what is returned, in a thread: it waits for the answer. Raises OSError when the arena cannot be had.
+    """On return the request will be carried out, whatever becomes of this process.
+
+    Unless it is this one that has to do it. Call what is returned, in a thread: it waits for the answer. Raises OSError
+    when the arena cannot be had.
     """
     descriptor = os.open(arena, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -180,8 +182,10 @@ class _Child:
 
 
 def _close(process: subprocess.Popen[bytes], link: socket.socket, idle: threading.Event) -> None:
-    """No process saves any more, or this interpreter ends. It finishes what it was asked, what it has for the next
-    goes."""
+    """No process saves any more, or this interpreter ends.
+
+    It finishes what it was asked, what it has for the next goes.
+    """
     link.close()
     if idle.is_set():
         try:

@@ -33,9 +33,12 @@ _hung: dict[str, Future[ShardRecord | OSError]] = {}  # by the disk's directory:
 
 @dataclass
 class LocalWay:
-    """One save. ``let_go``: called as soon as the arenas are not needed any more, before ``say``; ``staging``: gives
-    the directory on the shared file system; ``patience``: after that the node's disk is taken for hung; ``own``: see
-    ``shard_file.write_shard``."""
+    """One save.
+
+    ``let_go``: called as soon as the arenas are not needed any more, before ``say``; ``staging``: gives the directory
+    on the shared file system; ``patience``: after that the node's disk is taken for hung; ``own``: see
+    ``shard_file.write_shard``.
+    """
 
     request: Persist
     arenas: Sequence[ArenaSource]

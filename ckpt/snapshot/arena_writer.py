@@ -277,8 +277,10 @@ class ArenaPair:
         raise SaveRefused("both arenas of this rank are still being written to disk")
 
     def finish(self, slot: Slot, header: Header) -> None:
-        """Complete a reserved slot, and drop snapshots that this one makes wrong: the same step again, or a later one
-        of a life that was rolled back."""
+        """Complete a reserved slot, and drop snapshots that this one makes wrong.
+
+        The same step again, or a later one of a life that was rolled back.
+        """
         others = [(other.path, other.header) for other in self._slots if other is not slot]
         slot.finish(header)  # from here on a rank for which it was brought may save into the other one
         slot.unlock()

@@ -69,8 +69,10 @@ class Device(Protocol):
         ...
 
     def lock_pages(self, memory: memoryview) -> Callable[[], None] | None:
-        """Have the device write straight into this memory; what ends that, before it is unmapped. None: there is no
-        device in use, or it refuses: then copies take longer, and the host waits for them."""
+        """Have the device write straight into this memory; what ends that, before it is unmapped.
+
+        None: there is no device in use, or it refuses: then copies take longer, and the host waits for them.
+        """
         ...
 
 
@@ -228,8 +230,9 @@ def _failures() -> Iterator[None]:
 
 
 def parts(value: Any, size_bytes: int) -> Iterator[Any]:
-    """Yield the tensor cut up, in row-major order, into parts of at most that size (or an element); none of an empty
-    one.
+    """Yield the tensor cut up, in row-major order, into parts of at most that size (or an element).
+
+    None of an empty one.
 
     To copy a part that is not contiguous takes as much memory of the device.
     """

@@ -95,8 +95,10 @@ class Snapshot:
         overlapped: bool = False,
         device: Device = CUDA,
     ) -> None:
-        """``overlapped``: what is on a device, and what only an optimizer's step changes, is copied in the background
-        from here on.
+        """Take the snapshot.
+
+        ``overlapped``: what is on a device, and what only an optimizer's step changes, is copied in the background from
+        here on.
 
         Raises OSError or CheckpointError; then the former snapshot is what it was.
         """

@@ -72,8 +72,10 @@ def _text_of(dtype: Any) -> str:
 
 
 def dtype_of(text: str, depth: int = 0) -> Any:
-    """Return the numpy dtype of a text. Raises ValueError for anything else, objects among them, UsageError for a
-    package that is missing."""
+    """Return the numpy dtype of a text.
+
+    Raises ValueError for anything else, objects among them, UsageError for a package that is missing.
+    """
     import numpy
 
     if depth > _MAX_DEPTH:

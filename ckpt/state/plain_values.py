@@ -146,8 +146,10 @@ def _advice(value: Any) -> str:
 
 
 def decode(tag: str, node: Any, whole: Callable[[Any], Any]) -> Any:
-    """Return the value of ``{tag: node}``; ``whole`` decodes what is inside of sets. Raises KeyError for a tag of no
-    plain value, ValueError or TypeError for a node that ``encode`` does not make."""
+    """Return the value of ``{tag: node}``; ``whole`` decodes what is inside of sets.
+
+    Raises KeyError for a tag of no plain value, ValueError or TypeError for a node that ``encode`` does not make.
+    """
     if tag == "$set":
         return set(map(whole, node))
     if tag == "$frozenset":

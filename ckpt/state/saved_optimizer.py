@@ -30,8 +30,9 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 
 def arranged(live: Any, saved: dict[Any, Any], where: str) -> tuple[dict[Any, Any], list[int]]:
-    """Return a saved ``state_dict()`` with its parameters in the order of ``live``, by their names, and for each
-    parameter of ``live`` the number that it was saved with. As it is where one of them has no names.
+    """Return a saved ``state_dict()`` with its parameters in the order of ``live``, by their names.
+
+    Also, for each parameter of ``live``, the number that it was saved with. As it is where one of them has no names.
 
     Raises LayoutMismatch, beginning with ``where``, for other names or other groups.
     """

@@ -257,8 +257,9 @@ def same_bytes(one: Any, other: Any) -> bool:
 
 
 def state_on_meta(module: Any, name: str) -> Any:
-    """Return the state_dict of a module that has tensors on the meta device, with those tensors themselves; None for
-    others.
+    """Return the state_dict of a module that has tensors on the meta device, with those tensors themselves.
+
+    None for others.
 
     Raises UsageError for a buffer there that is not in the state: it would never be filled.
     """

@@ -67,8 +67,9 @@ def step_directory(directory: Path, step: int) -> Path:
 
 
 def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Writer) -> Path:
-    """Return the staging directory of a save that begins, empty. What saves that died left behind goes first: disks
-    fill up.
+    """Return the staging directory of a save that begins, empty.
+
+    What saves that died left behind goes first: disks fill up.
 
     Only for the one process, ``writer``, that begins it for all. Raises CheckpointError when ``epoch`` may not commit,
     or when that step is being saved already; OSError.

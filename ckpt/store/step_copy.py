@@ -23,8 +23,10 @@ _PIECE_BYTES = 16 << 20
 
 @contextmanager
 def new_step(target: Path, step: int, epoch: int, round_: int) -> Iterator[Path]:
-    """Give a staging directory for a step that ``target`` (made if need be) does not have; gone at the end, with what
-    was not committed. Raises CheckpointError when the step is there, or on its way; OSError."""
+    """Give a staging directory for a step that ``target`` (made if need be) does not have.
+
+    Gone at the end, with what was not committed. Raises CheckpointError when the step is there, or on its way; OSError.
+    """
     if os.path.lexists(checkpoint_index.step_directory(target, step)):
         raise CheckpointError(f"step {step} is in {target} already")
     make_directory(target)

@@ -17,8 +17,10 @@ MAX_BYTES = 64 << 20
 
 
 class Serve(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → giver, first: give copies of what is committed in ``checkpoints`` from ``local`` to callers that have the
-    key."""
+    """agent → giver, first.
+
+    Give copies of what is committed in ``checkpoints`` from ``local`` to callers that have the key.
+    """
 
     key: bytes
     local: str

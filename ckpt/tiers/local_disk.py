@@ -61,8 +61,11 @@ class LocalDisk:
     """The directory of one holder, locked until ``close``. Methods raise OSError for what is wrong with the disk."""
 
     def __init__(self, directory: Path, checkpoints: Path, holder: str, patience: Patience = PATIENCE) -> None:
-        """``directory``: DIR. ``checkpoints``: where steps are committed. ``holder``: the node, or the
-        process where each writes a file of its own."""
+        """``directory``: DIR.
+
+        ``checkpoints``: where steps are committed. ``holder``: the node, or the process where each writes a file of its
+        own.
+        """
         self._checkpoints = checkpoints
         self._path = directory / f"{_prefix(checkpoints)}{re.sub(r'[^A-Za-z0-9_.-]', '_', holder)}"
         self.worn = self._path / "worn"
@@ -103,8 +106,10 @@ class LocalDisk:
             time.sleep(0.05)
 
     def new_step(self, step: int, epoch: int, round_: int, size_bytes: int) -> Path:
-        """Return an empty directory for a step. All others go, but the one committed last of those that are here; the
-        file of one that goes is left in ``worn``, for this step's to be written over.
+        """Return an empty directory for a step.
+
+        All others go, but the one committed last of those that are here; the file of one that goes is left in ``worn``,
+        for this step's to be written over.
 
         ``size_bytes``: of what will be written; a directory in memory is no place for it where that is short.
         """

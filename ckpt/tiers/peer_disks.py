@@ -1,5 +1,6 @@
-"""Reading copies of committed shard files from the disks of other nodes, of which this node's agent has told
-(``disk_server``): a tier before the shared file system.
+"""Reading copies of committed shard files from the disks of other nodes: a tier before the shared file system.
+
+This node's agent tells of these disks (``disk_server``).
 
 Each block is verified here, like any other. Whatever goes wrong is an error of that file's, and who reads goes on with
 the committed one.
@@ -32,8 +33,11 @@ _AHEAD = 2  # requests that are on their way at a time: while one is sent, the d
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of reading there. ``silent_s``: nothing came for so long, so that node, or its disk, hangs; ``request_bytes``: of
-    one request; ``share_bytes``: what a thread reads: several requests, of which the next one is on its way."""
+    """Of reading there.
+
+    ``silent_s``: nothing came for so long, so that node, or its disk, hangs; ``request_bytes``: of one request;
+    ``share_bytes``: what a thread reads: several requests, of which the next one is on its way.
+    """
 
     silent_s: float = 10.0
     request_bytes: int = 8 << 20

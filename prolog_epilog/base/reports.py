@@ -1,5 +1,7 @@
-"""What users report of a node: files in a spool that any user may write to and none can list. Forgeable, so all that
-comes of a report is that root checks its own node once more; what those checks find decides, never the report.
+"""What users report of a node: files in a spool that any user may write to and none can list.
+
+Forgeable, so all that comes of a report is that root checks its own node once more; what those checks find decides,
+never the report.
 
     /var/spool/resilio/reports/     1733, root's: sticky, so no user removes or renames what another has put there
 

@@ -146,8 +146,11 @@ def inodes(found: FileSystem, limits: Limits) -> Iterable[Fault]:
 
 
 def writable(found: FileSystem, limits: Limits, past: Past) -> Iterable[Fault]:
-    """Read-only now, and writable before. What was never writable is meant so: software, images, exports. A file that
-    cannot be written although the mount would allow it is a fault, but for an export that never took one."""
+    """Read-only now, and writable before.
+
+    What was never writable is meant so: software, images, exports. A file that cannot be written although the mount
+    would allow it is a fault, but for an export that never took one.
+    """
     if found.path in limits.texts("may_be_read_only"):
         return
     writable_before = past.of(found.identity)
@@ -221,8 +224,10 @@ def tidy(path: str) -> str:
 
 
 def present(table: MountTable, limits: Limits, past: Past) -> Iterable[Fault]:
-    """Yield what should be mounted and is not, unless it was not when the baseline was taken. The types need not be
-    those of fstab: autofs stands in for what it mounts."""
+    """Yield what should be mounted and is not, unless it was not when the baseline was taken.
+
+    The types need not be those of fstab: autofs stands in for what it mounts.
+    """
     yield from map(Doubt, table.trouble)
     named = [tidy(path) for path in limits.texts("expected")]
     for path in dict.fromkeys([*table.wanted, *named]):

@@ -107,8 +107,11 @@ def retired_pages(reading: Gpus, limits: Limits) -> Iterable[Fault]:
 
 @_reads("nvlinks")
 def nvlink_down(reading: Gpus, limits: Limits, past: Past) -> Iterable[Fault]:
-    """Fewer active links than the site says, or than the GPU had before. Where others of this node only have more, it
-    is warned of: bridges may join some of the GPUs. A node without NVLink has none active."""
+    """Fewer active links than the site says, or than the GPU had before.
+
+    Where others of this node only have more, it is warned of: bridges may join some of the GPUs. A node without NVLink
+    has none active.
+    """
     active = active_links(reading)
     most, wanted = max(active.values(), default=0), int(limits.number("active"))
     unread = any("nvlinks" in gpu.unread for gpu in reading.gpus)

@@ -99,8 +99,10 @@ def count_on_bus(files: NodeFiles) -> int:
 
 
 def _gpu(nvml: Any, index: int, mark: Callable[[str], None]) -> Gpu | None:
-    """None for one that this process may not see (another job's). Raises the library's errors where it does not even
-    tell a GPU's name, but those of a GPU that is lost."""
+    """None for one that this process may not see (another job's).
+
+    Raises the library's errors where it does not even tell a GPU's name, but those of a GPU that is lost.
+    """
     try:
         mark(f"nvmlDeviceGetHandleByIndex of GPU {index}")
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -147,8 +149,10 @@ class _Questions:
             return None
 
     def answers(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """By field of Gpu: what it is, and why it could not be read. Raises the errors of a GPU that is lost, and of a
-        driver that is gone."""
+        """By field of Gpu: what it is, and why it could not be read.
+
+        Raises the errors of a GPU that is lost, and of a driver that is gone.
+        """
         nvml = self._nvml
         ends = (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired, nvml.NVMLError_DriverNotLoaded)
         types = {field.name: field.type for field in msgspec.structs.fields(Gpu)}

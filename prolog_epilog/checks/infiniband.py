@@ -116,8 +116,11 @@ def parse_rate(text: str, name: str) -> float:
 
 
 def link_state(ports: list[Port], limits: Limits, past: Past) -> Iterable[Fault]:
-    """Ports that are not active. Where one never was, it may be meant so (nothing plugged in, switched off): a warning,
-    until a baseline or ``ignored`` says so."""
+    """Ports that are not active.
+
+    Where one never was, it may be meant so (nothing plugged in, switched off): a warning, until a baseline or
+    ``ignored`` says so.
+    """
     used = list(_used(ports, limits))
     yield from _doubts(used)
     for port in used:
@@ -142,8 +145,11 @@ def active_ports(ports: list[Port]) -> Mapping[str, Value]:
 
 
 def rate(ports: list[Port], limits: Limits, past: Past) -> Iterable[Fault]:
-    """Slower than the site says, or than the port was before: a cable or transceiver that fell back. A new port is
-    compared with the fastest of its kind here, and only warned of: a node may have ports at several rates."""
+    """Slower than the site says, or than the port was before: a cable or transceiver that fell back.
+
+    A new port is compared with the fastest of its kind here, and only warned of: a node may have ports at several
+    rates.
+    """
     used = [port for port in _used(ports, limits) if port.state == "ACTIVE"]
     yield from _doubts(_used(ports, limits))
     wanted = limits.number("gbps")

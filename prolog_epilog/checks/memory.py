@@ -144,8 +144,10 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def online(found: Processors, limits: Limits, past: Past) -> Iterable[Fault]:
-    """Processors that are off: a fault where they were on before, else a warning. Where hyperthreads are switched off,
-    half of them may be."""
+    """Processors that are off: a fault where they were on before, else a warning.
+
+    Where hyperthreads are switched off, half of them may be.
+    """
     normal = past.normal.get(_ONLINE, len(found.present))
     expected = min(normal, -(-len(found.present) // 2)) if found.one_thread else normal
     missing = int(expected) - len(found.online)

@@ -130,8 +130,10 @@ def _doubts(controllers: list[Controller]) -> Iterable[Doubt]:
 
 
 def state(controllers: list[Controller], limits: Limits, former: Former) -> tuple[Iterable[Fault], object]:
-    """Return controllers that are dead, or not live for a while: a reset takes some seconds, and is only
-    warned of. Also fewer disks than the baseline has."""
+    """Return controllers that are dead, or not live for a while: a reset takes some seconds, and is only warned of.
+
+    Also fewer disks than the baseline has.
+    """
     kept = former.kept if isinstance(former.kept, dict) else {}
     waited = {
         name: former.now_s - at for name, at in kept.items() if isinstance(at, int | float) and at <= former.now_s

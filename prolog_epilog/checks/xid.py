@@ -42,8 +42,11 @@ _KEPT_EVENTS = 500
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of xid.csv. ``on_fail`` is None where it is no fault; ``nonfatal``: instead of it where the line says so;
-    ``by_unit``: see the same-unit rule."""
+    """One row of xid.csv.
+
+    ``on_fail`` is None where it is no fault; ``nonfatal``: instead of it where the line says so; ``by_unit``: see the
+    same-unit rule.
+    """
 
     xid: int
     kind: str
@@ -189,8 +192,10 @@ def _action(event: Event) -> OnFail | None:
 
 
 def _current(events: Sequence[Event]) -> list[Event]:
-    """Of the lines that change what is to be done, the last counts; where it is "None" after a reset, what asked for
-    that reset is done with."""
+    """Of the lines that change what is to be done, the last counts.
+
+    Where it is "None" after a reset, what asked for that reset is done with.
+    """
     changes = [event for event in events if event.xid == _DEVICE]
     if not changes:
         return list(events)

@@ -1,5 +1,7 @@
-"""Which reports of users lead to a check: a few per user and hour, a few of all. The spool is read in a child, since
-it may lie on a file system that hangs."""
+"""Which reports of users lead to a check: a few per user and hour, a few of all.
+
+The spool is read in a child, since it may lie on a file system that hangs.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,11 @@ class Admission:
 
 @dataclass
 class ReportIntake:
-    """``said`` gets a line for what came. ``unix_time``: files' ages are told by it. ``prepare`` makes or checks the
-    spool, in a child that is given up after ``budget_s``."""
+    """``said`` gets a line for what came.
+
+    ``unix_time``: files' ages are told by it. ``prepare`` makes or checks the spool, in a child that is given up after
+    ``budget_s``.
+    """
 
     spool: Path
     node: str

@@ -29,9 +29,11 @@ def faults_of(verdict: Verdict, known: Collection[tuple[str, str]]) -> list[Node
 
 @dataclass
 class FaultRecord:
-    """Keeps what is new since the last verdict; what could not be kept is tried again with the next. A child writes,
-    since a node's own disk may be what is faulty. ``said`` gets a line for what changed. A child that takes longer than
-    ``budget_s`` is given up."""
+    """Keeps what is new since the last verdict; what could not be kept is tried again with the next.
+
+    A child writes, since a node's own disk may be what is faulty. ``said`` gets a line for what changed. A child that
+    takes longer than ``budget_s`` is given up.
+    """
 
     ledger: FaultLedger
     said: Callable[[str], None]

@@ -1,8 +1,11 @@
-"""What the node daemon asks of the drainer, and when: slurmctld serves thousands of nodes, and is not asked at every
-turn. A drain is asked for when it is new, and each minute again; ended when its check has passed often enough.
+"""What the node daemon asks of the drainer, and when.
+
+Slurmctld serves thousands of nodes, and is not asked at every turn. A drain is asked for when it is new, and each
+minute again; ended when its check has passed often enough.
 
 A drain that another ended is not simply made again. What the verdict says may be older than the repair: so the checks
-look first, and until then no prolog may fail."""
+look first, and until then no prolog may fail.
+"""
 
 from __future__ import annotations
 
@@ -144,10 +147,13 @@ class NodeDrains:
         self.again = frozenset()  # each of them was looked at now, or is none of this node's
 
     def turn(self, verdict: Verdict, refusal: Refusal | None = None) -> Verdict:
-        """Ask for drains and give back. The verdict is not to be acted on where a drain was withheld, and a check only
-        warns in it that fails on too many nodes at once.
+        """Ask for drains and give back.
 
-        ``refusal``: the last prolog of ours that failed."""
+        The verdict is not to be acted on where a drain was withheld, and a check only warns in it that fails on too
+        many nodes at once.
+
+        ``refusal``: the last prolog of ours that failed.
+        """
         due = self._due(verdict, self._asking(verdict))
         self._ask(verdict, refusal, now_due=due and bool(self._with(*_IN_FORCE)))
         wanted = self._asking(verdict)

@@ -26,8 +26,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Policy:
-    """``clean``: places where a user leaves nothing. ``cached``: burst buffers, where entries called as in ``keep``
-    stay for ``keep_hours``, no more than ``keep_count`` of a user; other entries there go as in ``clean``."""
+    """``clean``: places where a user leaves nothing.
+
+    ``cached``: burst buffers, where entries called as in ``keep`` stay for ``keep_hours``, no more than ``keep_count``
+    of a user; other entries there go as in ``clean``.
+    """
 
     clean: tuple[str, ...]
     cached: tuple[str, ...]

@@ -100,8 +100,11 @@ _SELDOM_S = 600.0
 
 
 def due(check: Check, age_s: float, asked: bool) -> bool:
-    """Whether to look again. Who asks for a fresh verdict means what changes from job to job, not what is looked at
-    every hour: that may ask Slurm, and all nodes of a large job would do so at once."""
+    """Whether to look again.
+
+    Who asks for a fresh verdict means what changes from job to job, not what is looked at every hour: that may ask
+    Slurm, and all nodes of a large job would do so at once.
+    """
     return age_s >= check.every_s or (asked and check.every_s < _SELDOM_S)
 
 

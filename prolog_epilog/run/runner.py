@@ -85,8 +85,10 @@ class _Group:
 
 @dataclass(frozen=True)
 class CheckRunner:
-    """``probes`` by check, ``sources`` by name; ``clock`` gives seconds since boot. ``child`` starts work with
-    a budget in seconds. ``learned``: by check, what a baseline keeps of what was read."""
+    """``probes`` by check, ``sources`` by name; ``clock`` gives seconds since boot.
+
+    ``child`` starts work with a budget in seconds. ``learned``: by check, what a baseline keeps of what was read.
+    """
 
     sources: Mapping[str, Source]
     probes: Mapping[str, Probe]

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None, supervise: Callable[[LaunchOptions], int] | None = None) -> int:
-    """Exit code: the run's, as ``supervise`` returns it (default: the supervisor); 2 after a mistake of the user; 130
-    when interrupted."""
+    """Return the exit code.
+
+    It is the run's, as ``supervise`` (default: the supervisor) returns it; 2 after a mistake of the user; 130 when
+    interrupted.
+    """
     if argv is None:
         standard_streams.make_usable()
     output = raw(sys.stdout)

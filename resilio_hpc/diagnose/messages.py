@@ -113,8 +113,11 @@ TO_NODE: Codec[ToNode] = Codec(ToNode)
 
 
 class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a checker is told on its standard input, in one line of JSON: the secret is neither in an argument nor in an
-    environment. ``node`` "": Slurm tells which one this is. ``threads`` 0: as many as the node has CPUs for us."""
+    """What a checker is told on its standard input, in one line of JSON.
+
+    The secret is neither in an argument nor in an environment. ``node`` "": Slurm tells which one this is. ``threads``
+    0: as many as the node has CPUs for us.
+    """
 
     secret: str
     endpoint: str

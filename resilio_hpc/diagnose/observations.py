@@ -25,8 +25,11 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds per operation in each block: of one matrix product on the slowest device, of one all-reduce; without what
-    the node (in a collective: either node) waited for a CPU. ``waited``: the share of its time while it computed."""
+    """Seconds per operation in each block.
+
+    Of one matrix product on the slowest device, of one all-reduce; without what the node (in a collective: either node)
+    waited for a CPU. ``waited``: the share of its time while it computed.
+    """
 
     compute: tuple[float, ...] = ()
     collective: tuple[float, ...] = ()

@@ -61,9 +61,11 @@ def pair_policy(file: Path | None = None) -> PairPolicy:
 
 
 class CheckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``nodes`` in the allocation's order: neighbours are paired first. ``place``: "local" (this machine plays them),
-    "step" (one srun step in the job ``job``), or "srun" (an srun with an allocation of its own). ``address``: of this
-    machine, for the nodes."""
+    """``nodes`` in the allocation's order: neighbours are paired first.
+
+    ``place``: "local" (this machine plays them), "step" (one srun step in the job ``job``), or "srun" (an srun with an
+    allocation of its own). ``address``: of this machine, for the nodes.
+    """
 
     nodes: tuple[str, ...]
     place: str

@@ -13,8 +13,10 @@ State = Literal["healthy", "bad", "slow", "unsure"]
 
 
 class NodeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. Times are seconds per operation (a matrix product, an all-reduce), of the fastest block of the first
-    round, with their ratios to the median of all nodes; None where it was not measured.
+    """One node.
+
+    Times are seconds per operation (a matrix product, an all-reduce), of the fastest block of the first round, with
+    their ratios to the median of all nodes; None where it was not measured.
 
     ``unsure``: something was wrong, and nothing shows whose fault it was; or it could not be tested with a partner.
     ``what`` of a slow node: "compute" or "collective". ``waited``: the share of its time for which the node could not
@@ -36,8 +38,11 @@ class NodeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole check. ``outcome``: ``fine``, no node is named; ``found``, some are; ``cannot_tell``, and ``why`` says
-    what stood in the way. Nodes are in the order in which they were given."""
+    """A whole check.
+
+    ``outcome``: ``fine``, no node is named; ``found``, some are; ``cannot_tell``, and ``why`` says what stood in the
+    way. Nodes are in the order in which they were given.
+    """
 
     outcome: CheckOutcome
     why: str

@@ -175,8 +175,10 @@ class RoundState:
 
 
 def _without(blocks: tuple[float, ...], *delays: tuple[float, ...]) -> tuple[float, ...]:
-    """Return what the collective took, less what either node waited for a CPU: the other one waits, too, then. Blocks
-    in which that is much say nothing about the link."""
+    """Return what the collective took, less what either node waited for a CPU: the other one waits, too, then.
+
+    Blocks in which that is much say nothing about the link.
+    """
     lists = [delay if len(delay) == len(blocks) else (0.0,) * len(blocks) for delay in delays]
     lost = [sum(parts) for parts in zip(*lists, strict=True)]
     return tuple(block - less for block, less in zip(blocks, lost, strict=True) if less <= block * MOST_WAITING)

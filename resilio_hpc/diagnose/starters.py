@@ -110,8 +110,11 @@ class LocalStarter:
 
 
 class SrunStarter:
-    """One step with a task on every node. Nodes that do not come with it, since one that is dead keeps srun from
-    starting the others, get a step of their own once."""
+    """One step with a task on every node.
+
+    Nodes that do not come with it, since one that is dead keeps srun from starting the others, get a step of their own
+    once.
+    """
 
     def __init__(self, request: CheckRequest, checker: CheckerOf | None = None) -> None:
         self._request = request

@@ -115,10 +115,10 @@ def _scheduled() -> tuple[float, float]:
 
 
 def compute(policy: PairPolicy, stopwatch: Callable[[], Stopwatch] = Stopwatch) -> tuple[str, tuple[float, ...], float]:
-    """Return the slowest device, its seconds per product, block by block, and the share of that time spent waiting for
-    a CPU.
+    """Return the slowest device, its seconds per product, block by block, and how much of that it waited for a CPU.
 
-    Raises WrongResult."""
+    That is a share of the time. Raises WrongResult.
+    """
     timed = [(name_of(device), *_compute_on(device, policy, stopwatch)) for device in devices()]
     return max(timed, key=lambda one: min(one[1]))
 

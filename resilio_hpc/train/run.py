@@ -58,8 +58,11 @@ class Run:
 
     @property
     def data_parallel_rank(self) -> int:
-        """Which copy of the model this rank is part of, where tensor-parallel ranks are neighbours and pipeline stages
-        lie farthest apart (Megatron-LM's order, and that of a device mesh (pipeline, data, tensor))."""
+        """Which copy of the model this rank is part of.
+
+        Tensor-parallel ranks are neighbours and pipeline stages lie farthest apart: Megatron-LM's order, and that of a
+        device mesh (pipeline, data, tensor).
+        """
         return self.rank // self.tensor_parallel % self.data_parallel
 
     def steps(self, start: int, total: int, save: Save | None = None, every: int = 0) -> Iterator[int]:
@@ -148,8 +151,9 @@ def attach() -> Run:
 
 
 def _leave_signals_to_the_agent() -> None:
-    """Slurm may send SIGTERM, and its warnings, to every process of a step; the agent turns them into a stop that all
-    ranks agree on.
+    """Slurm may send SIGTERM, and its warnings, to every process of a step.
+
+    The agent turns them into a stop that all ranks agree on.
 
     A handler of the script's own stays. Outside of the main thread nothing can be set, and nothing is.
     """

@@ -38,8 +38,10 @@ class Link:
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A launch of an earlier job of the chain. ``program``: kind, file or name, arguments; ``job``: the first that ran
-    it."""
+    """A launch of an earlier job of the chain.
+
+    ``program``: kind, file or name, arguments; ``job``: the first that ran it.
+    """
 
     program: tuple[str, ...]
     run_dir: str
@@ -230,11 +232,13 @@ def _kept(run_path: Path, job: str) -> Path:
 
 
 def submit_revived(run_path: Path, links: Sequence[Link], model: str, environment: Mapping[str, str]) -> Link:
-    """Submit one more job to a chain that has ended, as ``model`` had described the job after it; it waits for the last
-    one's end, where that is still to come. One that was submitted before, and not noted, is kept.
+    """Submit one more job to a chain that has ended, as ``model`` had described the job after it.
+
+    It waits for the last one's end, where that is still to come. One that was submitted before, and not noted, is kept.
 
     It is held until it is noted: a job that starts finds its run by being among the chain's.
-    Raises SlurmError as ``submit_successor`` does."""
+    Raises SlurmError as ``submit_successor`` does.
+    """
     last = links[-1]
     arguments = kept_arguments(run_path, model)
     if arguments is None:

@@ -61,10 +61,12 @@ def in_the_way(
     known: Sequence[Reservation], own: str, nodes: Sequence[str], needed: int, begin: float, limit_s: float
 ) -> Reservation | None:
     """Return the first reservation that leaves a job too few nodes for its whole time limit; None when there is none.
+
     Pure.
 
     ``own``: the reservation in which the job runs; ``nodes``: those that it could get, of which it needs ``needed``;
-    ``begin``: when it could start, Unix seconds."""
+    ``begin``: when it could start, Unix seconds.
+    """
     for one in sorted(known, key=lambda each: each.begin):
         meets = one.end > begin and one.begin < begin + limit_s
         if one.name != own and meets and len(set(nodes) - set(one.nodes)) < needed:

@@ -32,8 +32,11 @@ class Runner(Protocol):
     """Runs a command of Slurm; raises CommandError as ``core.process.run`` does."""
 
     def __call__(self, argv: Sequence[str], timeout_s: float, extra: Mapping[str, str]) -> Completed:
-        """Return the finished command. ``extra``: variables that are laid over its environment; a question that tells
-        times names READING, which ``run_here`` adds to all, since a runner may start the command elsewhere."""
+        """Return the finished command.
+
+        ``extra``: variables that are laid over its environment; a question that tells times names READING, which
+        ``run_here`` adds to all, since a runner may start the command elsewhere.
+        """
 
 
 def run_here(

@@ -13,8 +13,10 @@ _DEFAULTS = Path(__file__).with_name("drain_policy.toml")
 
 
 class DrainPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``share``: of a partition, 0 to 1; ``window_s``: seconds; ``passes``: of a check, in a row. ``check_…``: of nodes
-    that are held for one check (1: no limit)."""
+    """``share``: of a partition, 0 to 1; ``window_s``: seconds; ``passes``: of a check, in a row.
+
+    ``check_…``: of nodes that are held for one check (1: no limit).
+    """
 
     share: float
     at_least: int

@@ -28,8 +28,11 @@ MANY_CAUSES = (BY_HAND, "node-faults")
 
 @dataclass(frozen=True)
 class Storm:
-    """``drained``: nodes of the partition, within the window by us or failed prologs, or now for ``check`` where one is
-    named; ``allowed`` at most."""
+    """More drains than are believable.
+
+    ``drained``: nodes of the partition, within the window by us or failed prologs, or now for ``check`` where one is
+    named; ``allowed`` at most.
+    """
 
     partition: str
     drained: int
@@ -47,8 +50,9 @@ class Storm:
 
 
 def no_room(nodes: Sequence[Node], target: str, now: float, policy: DrainPolicy, check: str = "") -> Storm | None:
-    """Return the storm that draining ``target``, too, would be part of. ``nodes``: all there are; ``now``: Unix
-    seconds.
+    """Return the storm that draining ``target``, too, would be part of.
+
+    ``nodes``: all there are; ``now``: Unix seconds.
 
     ``check``: for which it is to be drained; PROLOG_ERROR where its prolog is to fail.
     """

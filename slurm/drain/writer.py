@@ -182,8 +182,11 @@ class _Act:
         return one_too_many(self._client.nodes(), self._node, self._w._clock(), self._w._policy, self._entry.check)
 
     def _came_too_late(self, decision: Decision) -> Storm | None:
-        """Whether our drain of a few minutes ago was one too many. Nodes that drain in the same second do not see all
-        others at once; later all see the same, and keep to the same order."""
+        """Whether our drain of a few minutes ago was one too many.
+
+        Nodes that drain in the same second do not see all others at once; later all see the same, and keep to the same
+        order.
+        """
         before, writer = self._before, self._w
         ours = self._entry.act == "drain" and decision.action is Action.NOTHING and before is not None
         if not ours or before is None or before.reason_time is None or not writer._breaker or writer._mode != ACT:

@@ -23,8 +23,10 @@ _REASONS = (("Not responding", "node-down"), ("Node unexpectedly rebooted", "reb
 
 
 def faults_seen(nodes: Iterable[Node], cluster: str = "") -> list[NodeFault]:
-    """Return what the nodes' states and reasons say now. The same fault has the same time and so the same key, when it
-    is seen again."""
+    """Return what the nodes' states and reasons say now.
+
+    The same fault has the same time and so the same key, when it is seen again.
+    """
     return [fault for node in nodes if node.reason_time is not None for fault in _of(node, cluster)]
 
 

@@ -49,8 +49,10 @@ class Remembered:
 
 
 class FaultLedger:
-    """``host``: this writer's; several processes of a host may write at a time. A file is put aside once it is larger
-    than ``most_bytes``, and of each file at most twice as much is read."""
+    """``host``: this writer's; several processes of a host may write at a time.
+
+    A file is put aside once it is larger than ``most_bytes``, and of each file at most twice as much is read.
+    """
 
     def __init__(self, directory: Path, host: str = "", *, most_bytes: int = MOST_BYTES) -> None:
         self.directory = directory

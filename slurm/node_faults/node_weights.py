@@ -15,8 +15,10 @@ LARGEST = (1 << 32) - 1
 
 
 class KnownWeight(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``site``: as the site gave it; ``ours``: what we wrote, or were about to when we died, the newest first;
-    ``contested``: no longer ours."""
+    """``site``: as the site gave it.
+
+    ``ours``: what we wrote, or were about to when we died, the newest first; ``contested``: no longer ours.
+    """
 
     site: int
     ours: tuple[int, ...] = ()

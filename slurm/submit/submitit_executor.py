@@ -218,7 +218,9 @@ class ResilioExecutor(core.PicklingExecutor):
 
 def knows_torch(pickle: Path, loaded: tp.Container[str]) -> bool:
     """Whether a function uses torch, or its user has it ``loaded``: else ranks need not wait until torch is imported.
-    One that imports torch itself does so later, and is none the worse for it."""
+
+    One that imports torch itself does so later, and is none the worse for it.
+    """
     return "torch" in loaded or b"torch" in pickle.read_bytes()
 
 

@@ -166,8 +166,11 @@ def job_script(
 
 
 def torn_down(teardown: Sequence[str]) -> list[str]:
-    """Shell lines that run the command ``launch`` and then these; none for none. Signals are passed on to the launcher,
-    which in a script of its own would be the one to get them. Monitor mode, since a shell ignores SIGINT for others."""
+    """Shell lines that run the command ``launch`` and then these; none for none.
+
+    Signals are passed on to the launcher, which in a script of its own would be the one to get them. Monitor mode,
+    since a shell ignores SIGINT for others.
+    """
     if not teardown:
         return []
     return [
@@ -185,8 +188,11 @@ def torn_down(teardown: Sequence[str]) -> list[str]:
 
 
 def local_command(parameters: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
-    """Return what runs on this machine in place of the batch script: the launch, between set-up and teardown where
-    there are any. A signal that comes during the set-up ends it after the command that runs."""
+    """Return what runs on this machine in place of the batch script.
+
+    The launch, between set-up and teardown where there are any. A signal that comes during the set-up ends it after the
+    command that runs.
+    """
     if not parameters.get("setup") and not parameters.get("teardown"):
         return list(argv)
     lines = ["set -euo pipefail", "trap 'exit 130' INT TERM", *parameters.get("setup", []), "trap - INT TERM"]

@@ -70,8 +70,11 @@ class Template:
 
 @dataclass(frozen=True)
 class Job:
-    """A template with its values: ``script`` is the whole batch script; ``options`` and ``settings`` those in force,
-    ``arguments`` the options that were given, as words of sbatch's command line."""
+    """A template with its values.
+
+    ``script`` is the whole batch script; ``options`` and ``settings`` those in force, ``arguments`` the options that
+    were given, as words of sbatch's command line.
+    """
 
     script: str
     options: Mapping[str, str]

@@ -1,5 +1,7 @@
-"""``resilio health``: its commands and their options. A command's module is imported only when it is asked for:
-hooks start these."""
+"""``resilio health``: its commands and their options.
+
+A command's module is imported only when it is asked for: hooks start these.
+"""
 
 from __future__ import annotations
 

@@ -38,8 +38,11 @@ PINS = ("tp", "pp", "ep", "micro_batch", "vpp")
 
 @dataclass(frozen=True)
 class Setting:
-    """``machines``: by the GPU's name in the inventory. ``now``: Unix seconds. ``whole``: what the framework can run,
-    without the user's limits. ``notes``: what was left out, and what of a profile is used."""
+    """``machines``: by the GPU's name in the inventory.
+
+    ``now``: Unix seconds. ``whole``: what the framework can run, without the user's limits. ``notes``: what was left
+    out, and what of a profile is used.
+    """
 
     description: TransformerModel
     training: Training

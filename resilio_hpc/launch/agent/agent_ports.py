@@ -43,8 +43,10 @@ class Ports(SuccessionPorts, Protocol):
         """Open the rendezvous store of a round → ``store_ready`` or ``store_died``."""
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
-        """Start the ranks of a round → ``ranks_started`` or ``spawn_failed``; have brought here what they restore from
-        others' memory, or → ``copies_failed``."""
+        """Start the ranks of a round → ``ranks_started`` or ``spawn_failed``.
+
+        Have brought here what they restore from others' memory, or → ``copies_failed``.
+        """
 
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         """Send to an attached rank."""

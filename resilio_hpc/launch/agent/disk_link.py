@@ -1,5 +1,7 @@
-"""The agent's end of the process that lets other nodes read this one's own disk (``ckpt.disk_giver``), and what it
-tells its ranks of theirs (``ckpt.peer_disks``)."""
+"""The agent's end of the process that lets other nodes read this one's own disk (``ckpt.tiers.disk_server``).
+
+Also what the agent tells its ranks of other nodes' disks (``ckpt.tiers.peer_disks``).
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ _END_S = 2.0
 
 
 class DiskLink:
-    """Without ``--local-checkpoints`` it gives nothing. The socket is the agent's, so its port stays where a process
-    died: a caller waits for the next one."""
+    """Without ``--local-checkpoints`` it gives nothing.
+
+    The socket is the agent's, so its port stays where a process died: a caller waits for the next one.
+    """
 
     def __init__(self, node: NodeContext) -> None:
         self.port = 0

@@ -291,8 +291,10 @@ class NodeRanks:
                 self._ports.tell_rank(local_rank, word)
 
     def _is_committed(self, step: int, local: LocalRound) -> bool:
-        """Whether a rank saves again what its round began with: a restart after the last step does. No rank commits it
-        a second time, and later steps may be of a life that is over."""
+        """Whether a rank saves again what its round began with: a restart after the last step does.
+
+        No rank commits it a second time, and later steps may be of a life that is over.
+        """
         return local.restore is not None and step <= local.restore.step and step in self.committed
 
     def rank_exited(

@@ -50,8 +50,10 @@ class SaverLink(ChildLink):
         return True
 
     def abandon(self) -> None:
-        """What it was asked to persist is of no use any more: it must not wait for another node's part, and hold the
-        snapshots meanwhile."""
+        """What it was asked to persist is of no use any more.
+
+        It must not wait for another node's part, and hold the snapshots meanwhile.
+        """
         if self.takes and any(not request.commits for request in self._asked):
             self.write(encode_line(messages.Abandon()))
 
@@ -83,8 +85,10 @@ class SaverLink(ChildLink):
             self.resume()
 
     def receive(self) -> list[tuple[Request, messages.Progress | messages.Answer]]:
-        """Answers that have arrived, and how far a request has come that has none yet. When the saver died, all that it
-        was asked has failed, and ``fileno`` is None."""
+        """Answers that have arrived, and how far a request has come that has none yet.
+
+        When the saver died, all that it was asked has failed, and ``fileno`` is None.
+        """
         lines = self.read()
         if lines is None:
             asked = list(self._asked)

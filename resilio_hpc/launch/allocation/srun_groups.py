@@ -71,8 +71,9 @@ def _split(nodes: list[str], size: int) -> list[list[str]]:
 def absent_agents(
     group: Group, agents: Iterable[str], lost: Iterable[str], running_s: float, start_allowance_s: float = 60.0
 ) -> Group:
-    """Return the nodes of a running group whose agents have gone, as the controller sees it; those may just be
-    starting.
+    """Return the nodes of a running group whose agents have gone, as the controller sees it.
+
+    Those may just be starting.
 
     ``agents`` and ``lost``: the controller's, from its status file; ``running_s``: since the group's srun was started.
     """

@@ -30,8 +30,11 @@ ALIVE = ("PENDING", "RUNNING", "SUSPENDED")
 
 @dataclass(frozen=True)
 class ChainEvidence:
-    """What the run directory and Slurm tell. ``jobs``: Slurm's word by job number, None without an answer; ``judged``:
-    what the part after a part has found of its end; ``committed``: the newest durable step, or -1."""
+    """What the run directory and Slurm tell.
+
+    ``jobs``: Slurm's word by job number, None without an answer; ``judged``: what the part after a part has found of
+    its end; ``committed``: the newest durable step, or -1.
+    """
 
     links: tuple[Link, ...]
     turns: tuple[Turn, ...]
@@ -71,8 +74,10 @@ class PartStatus:
 
 @dataclass(frozen=True)
 class ChainStatus:
-    """``phase``: running, stopping, waiting, stopped, ended, complete, unknown (Slurm does not answer). ``limit``: jobs
-    at most, None for no limit; ``running`` and ``waiting``: jobs."""
+    """``phase``: running, stopping, waiting, stopped, ended, complete, unknown (Slurm does not answer).
+
+    ``limit``: jobs at most, None for no limit; ``running`` and ``waiting``: jobs.
+    """
 
     run_dir: str
     phase: str

@@ -68,8 +68,10 @@ class PredecessorWait:
         self._pulse: object = None
 
     def look(self, now: float, unconfirmed: Sequence[str], pulse: object, runs: bool = False) -> str:
-        """``pulse``: anything that changes when the old controller writes its status; ``runs``: Slurm says that its job
-        runs, so that it may lead without a pulse."""
+        """``pulse``: anything that changes when the old controller writes its status.
+
+        ``runs``: Slurm says that its job runs, so that it may lead without a pulse.
+        """
         if self._ended:
             return "wait" if unconfirmed and now - self._began < self._short_s else "go"
         if runs:
@@ -86,8 +88,11 @@ class PredecessorWait:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one look found: Slurm's word on the nodes, the pulse of the run directory's last controller, the nodes that
-    took part under it, and whether Slurm says that the job runs."""
+    """What one look found.
+
+    Slurm's word on the nodes, the pulse of the run directory's last controller, the nodes that took part under it, and
+    whether Slurm says that the job runs.
+    """
 
     states: Mapping[str, str] | None
     pulse: object

@@ -52,8 +52,11 @@ PATIENCE = Patience()
 
 @dataclass(frozen=True)
 class Sight:
-    """One look around. ``holding``: Slurm's word on the job, None without an answer; ``pulse``: of the run's leader;
-    ``verdict``: the part's, "" without; times in monotonic seconds."""
+    """One look around.
+
+    ``holding``: Slurm's word on the job, None without an answer; ``pulse``: of the run's leader; ``verdict``: the
+    part's, "" without; times in monotonic seconds.
+    """
 
     now: float
     holding: commands.Holding | None

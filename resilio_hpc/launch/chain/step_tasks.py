@@ -23,7 +23,9 @@ def hear(
     file: Path, limit_s: float, otherwise: Callable[[], dict[str, Any] | None] = lambda: None
 ) -> dict[str, Any] | None:
     """Wait for what the first task leaves in ``file``, or for news that come ``otherwise``; None: none came in time.
-    Raises OSError where the file cannot be made."""
+
+    Raises OSError where the file cannot be made.
+    """
     create_exclusive(file, b"{}", 0o644)  # a name that is looked for in vain stays missing on an NFS
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:

@@ -50,8 +50,11 @@ class _Parser(argparse.ArgumentParser):
     """argparse that raises UsageError with a line of ours instead of printing its usage and exiting."""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return what a word may abbreviate. argparse asks for the script's own flags, too, which may begin as several
-        of ours do: those are not ambiguous, and one before the script is an unknown flag."""
+        """Return what a word may abbreviate.
+
+        argparse asks for the script's own flags, too, which may begin as several of ours do: those are not ambiguous,
+        and one before the script is an unknown flag.
+        """
         found: list[Any] = super()._get_option_tuples(option_string)
         return found if len(found) == 1 else []
 

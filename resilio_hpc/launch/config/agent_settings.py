@@ -21,8 +21,11 @@ LONGEST_START_S = 60.0  # an agent is up by then, mostly; else its clock may be 
 
 @dataclasses.dataclass(frozen=True)
 class Graces:
-    """Seconds. ``failure``: for ranks that handle SIGTERM, when another one failed. ``left_running``: for what ranks
-    that ended well have left running."""
+    """Seconds.
+
+    ``failure``: for ranks that handle SIGTERM, when another one failed. ``left_running``: for what ranks that ended
+    well have left running.
+    """
 
     failure: float = 0.0
     left_running: float = 0.0
@@ -76,8 +79,10 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, node=node, address=self.address or node)
 
     def reachable(self, environment: MutableMapping[str, str]) -> AgentSettings:
-        """With an address that other nodes reach, if there may be any; gloo, which goes by the node's name, is told the
-        interface. Raises LaunchError."""
+        """With an address that other nodes reach, if there may be any.
+
+        Gloo, which goes by the node's name, is told the interface. Raises LaunchError.
+        """
         others = [node for node in self.expected if node != self.node]
         if self.address != self.node or not (others or self.join):
             return self
@@ -103,7 +108,9 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, options=dataclasses.replace(self.options, torch=False))
 
     def clock_ahead_s(self, now: float, ask: Callable[[], float] = clock_ahead_s) -> float:
-        """How far this node's clock, which says ``now``, is ahead of slurmctld's: 0 unless it looks wrong and Slurm,
-        which ``ask`` asks, says so, too."""
+        """How far this node's clock, which says ``now``, is ahead of slurmctld's.
+
+        0 unless it looks wrong and Slurm, which ``ask`` asks, says so, too.
+        """
         looks_right = -CLOCKS_AGREE_S <= now - self.told_at <= LONGEST_START_S
         return 0.0 if not self.told_at or looks_right else ask()

@@ -75,8 +75,11 @@ def flag(
     reads: Callable[[Any], Any] | None = same,
     **rest: Any,
 ) -> Any:
-    """Return a dataclass field that is a flag. ``default``: MISSING for one that must be given; ``names``: where it is
-    not the field's, separated by spaces; ``raw``: the raw default, where it is another one; ``rest``: of ``Flag``."""
+    """Return a dataclass field that is a flag.
+
+    ``default``: MISSING for one that must be given; ``names``: where it is not the field's, separated by spaces;
+    ``raw``: the raw default, where it is another one; ``rest``: of ``Flag``.
+    """
     raw = default if raw is _GIVEN_BY_DEFAULT else raw
     return dataclasses.field(
         default=default, metadata={Group: group, Flag: Flag(tuple(names.split()), help, type, raw, reads=reads, **rest)}
@@ -92,8 +95,10 @@ torchrun_flag = partial(flag, Group.TORCHRUN)
 
 
 def rows(options: type, group: Group | None = None) -> dict[str, Flag]:
-    """Return field → flag of a dataclass, in its order; of one group, or of all. A field without names is called as it
-    is, without the unit ``_s``."""
+    """Return field → flag of a dataclass, in its order; of one group, or of all.
+
+    A field without names is called as it is, without the unit ``_s``.
+    """
     found: dict[str, Flag] = {}
     for field in dataclasses.fields(options):
         row: Flag | None = field.metadata.get(Flag)

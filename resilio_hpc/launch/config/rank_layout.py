@@ -38,8 +38,10 @@ class Layout:
 
 
 def model_parallel(rows: Sequence[str], world_size: int) -> tuple[int, int]:
-    """(tensor, pipeline) parallel for a number of ranks: of the row that names it, else of the one for any. Raises
-    UsageError for a row that is none, and for two that contradict each other."""
+    """(tensor, pipeline) parallel for a number of ranks: of the row that names it, else of the one for any.
+
+    Raises UsageError for a row that is none, and for two that contradict each other.
+    """
     found: dict[int, tuple[int, int]] = {}
     for row in rows:
         ranks, degrees = _parse(row)

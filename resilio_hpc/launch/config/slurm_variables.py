@@ -58,8 +58,10 @@ def absolute_path_list(paths: str, directory: str) -> str:
 
 
 def of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an agent's environment as its ranks shall have it, but for ``of_task``. Nothing changes where the agent
-    was not started by an srun of ours."""
+    """Return an agent's environment as its ranks shall have it, but for ``of_task``.
+
+    Nothing changes where the agent was not started by an srun of ours.
+    """
     if SET_ASIDE not in environment:
         return dict(environment)
     aside: dict[str, str] = json.loads(environment[SET_ASIDE])

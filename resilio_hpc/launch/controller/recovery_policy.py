@@ -22,9 +22,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class World:
-    """What is left. ``members``: nodes of the failed round; ``available``: usable connected nodes, spares included;
-    ``coming``: nodes that may still appear; ``returning``: members among them whose agent is being restarted;
-    ``just_lost``: nodes that may be back soon, since an agent that was killed on a busy node takes its time."""
+    """What is left.
+
+    ``members``: nodes of the failed round; ``available``: usable connected nodes, spares included; ``coming``: nodes
+    that may still appear; ``returning``: members among them whose agent is being restarted; ``just_lost``: nodes that
+    may be back soon, since an agent that was killed on a busy node takes its time.
+    """
 
     members: int
     available: int

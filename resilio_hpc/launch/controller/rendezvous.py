@@ -14,8 +14,10 @@ from resilio_hpc.launch.protocol.messages import Member
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node that could take part. ``order``: its position in the allocation; ``topology``: Slurm's, or empty;
-    ``evicted``: devices that are out of use there.
+    """A node that could take part.
+
+    ``order``: its position in the allocation; ``topology``: Slurm's, or empty; ``evicted``: devices that are out of use
+    there.
 
     Slurm's SLURM_TOPOLOGY_ADDR names the switches from the top to the node itself: ``s0.s4.n17``.
     """

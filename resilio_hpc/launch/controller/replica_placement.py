@@ -25,8 +25,11 @@ def partner_of(member: m.Member, run: RunState) -> Partner | None:
 
 @dataclass
 class InMemory:
-    """What the members of a round hold. By step: ``own``, the ranks that have it on their own node; ``elsewhere``, for
-    others the endpoint of a replicator that has it."""
+    """What the members of a round hold.
+
+    By step: ``own``, the ranks that have it on their own node; ``elsewhere``, for others the endpoint of a replicator
+    that has it.
+    """
 
     world_size: int
     own: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))

@@ -56,8 +56,10 @@ class Shutdown:
         }  # fmt: skip
 
     def _has_trained(self) -> bool:
-        """False where no rank was started, or where ranks report steps and none was completed: there was less time than
-        the start takes."""
+        """False where no rank was started, or where ranks report steps and none was completed.
+
+        There was less time than the start takes.
+        """
         run = self._run
         return run.steps_reported or (run.has_started and not run.attached)
 

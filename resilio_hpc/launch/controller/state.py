@@ -38,8 +38,10 @@ _NEXT: Mapping[Phase, frozenset[Phase]] = {
 
 
 def check_transition(before: Phase, after: Phase) -> None:
-    """Raise AssertionError for a change that no rule of the controller makes. Every phase may end, also twice: a
-    verdict may be heard from the run directory, too."""
+    """Raise AssertionError for a change that no rule of the controller makes.
+
+    Every phase may end, also twice: a verdict may be heard from the run directory, too.
+    """
     assert after is Phase.ENDED or after in _NEXT[before], f"the controller went from {before} to {after}"
 
 
@@ -155,8 +157,11 @@ class Past:
 
 @dataclass
 class KnownAgent:
-    """What the controller knows of one node. Monotonic seconds: when it was ``heard``, when it ``answered``, that is,
-    said anything but Hello, for which it must have heard us."""
+    """What the controller knows of one node.
+
+    Monotonic seconds: when it was ``heard``, when it ``answered``, that is, said anything but Hello, for which it must
+    have heard us.
+    """
 
     hello: m.Hello
     heard: float

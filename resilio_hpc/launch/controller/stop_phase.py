@@ -17,8 +17,11 @@ from resilio_hpc.launch.protocol.stop_reasons import STOP_EXIT_CODES, STOP_REASO
 
 
 class StopPhase:
-    """Stops all ranks. A stop begins by the wall clock, by which Slurm ends jobs. Its deadline counts by the monotonic
-    clock, which is never set."""
+    """Stops all ranks.
+
+    A stop begins by the wall clock, by which Slurm ends jobs. Its deadline counts by the monotonic clock, which is
+    never set.
+    """
 
     def __init__(self, run: RunState, out: Outbox, intend: Intend) -> None:
         self._run = run

@@ -35,8 +35,10 @@ class VisibleDevices:
 
 
 def visible_devices(environment: Mapping[str, str], root: Path = Path("/")) -> VisibleDevices:
-    """Which GPUs ranks see. Where no device file is known (none is there, or it is another maker's), the variable
-    alone tells."""
+    """Which GPUs ranks see.
+
+    Where no device file is known (none is there, or it is another maker's), the variable alone tells.
+    """
     nvidia, amd = _counts(root)
     names = _variables(nvidia)
     variable = next((name for name in names if name in environment), names[0] if nvidia or not amd else AMD[0])

@@ -176,8 +176,11 @@ class Strikes(msgspec.Struct):
     texts: dict[str, str] = {}
 
     def round_over(self, number: int, failed: dict[str, str]) -> bool:
-        """Ranks of round ``number`` failed so on these entries. Several devices at once tell of none: a link or a
-        program may be behind it. Returns whether anything was counted."""
+        """Ranks of round ``number`` failed so on these entries.
+
+        Several devices at once tell of none: a link or a program may be behind it. Returns whether anything was
+        counted.
+        """
         if len(failed) != 1:
             return False
         ((entry, text),) = failed.items()

@@ -22,8 +22,11 @@ MAX_TEXT = 1000
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing worth telling. ``event`` is failure, recovered, node_lost, joined, left, checkpoint_failed, verdict or
-    summary; ``about`` makes it unique among the run's events of that kind; ``time`` in Unix seconds."""
+    """One thing worth telling.
+
+    ``event`` is failure, recovered, node_lost, joined, left, checkpoint_failed, verdict or summary; ``about`` makes it
+    unique among the run's events of that kind; ``time`` in Unix seconds.
+    """
 
     event: str
     time: float

@@ -143,8 +143,10 @@ class Notifier:
             self._maker.take(entry, fields, time.time())
 
     def _start_senders(self) -> None:
-        """With the controller's first entry, while nothing is wrong: a file system that hangs may hold our interpreter,
-        and a caller that starts a process from there waits with it."""
+        """With the controller's first entry, while nothing is wrong.
+
+        A file system that hangs may hold our interpreter, and a caller that starts a process from there waits with it.
+        """
         if not self._started:
             self._started = True
             for channel in self._channels:

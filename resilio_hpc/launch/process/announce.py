@@ -31,8 +31,10 @@ def stamped(line: str, now: float | None = None) -> str:
 
 
 def say(line: str) -> None:
-    """One line for the user, on standard error. In one write, since agents of several nodes share it; not waited for
-    where that hangs."""
+    """One line for the user, on standard error.
+
+    In one write, since agents of several nodes share it; not waited for where that hangs.
+    """
     _stream.write(stamped(line) + "\n")
 
 

@@ -20,8 +20,11 @@ MOST_ASKED = 4  # other nodes; each look-up may take a resolver's time limit
 
 
 def reachable(name: str, others: Iterable[str]) -> str:
-    """``name`` where it stands for an address that others reach, else this host's address on the way to the first of
-    ``others`` (names or addresses) that is no loopback address. Raises LaunchError where there is none."""
+    """Return ``name`` where it stands for an address that others reach, else an address of this host.
+
+    It is the one on the way to the first of ``others`` (names or addresses) that is no loopback address. Raises
+    LaunchError where there is none.
+    """
     own = _addresses(name)
     if not own or not all(map(_is_loopback, own)):
         return name

@@ -45,7 +45,9 @@ def become_subreaper() -> None:
 
 def outlive_warnings() -> None:
     """Ignore SIGUSR1 and SIGUSR2: Slurm may give ``sbatch --signal`` to a whole step, and only agents understand it.
-    Ranks get the default back (``forked_child.detach``), as a plain process has it."""
+
+    Ranks get the default back (``forked_child.detach``), as a plain process has it.
+    """
     for number in WARNINGS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -125,8 +127,10 @@ def signal_group(leader: int, number: int) -> None:
 
 
 def is_tracker(pid: int, proc: Path = PROC) -> bool:
-    """Whether it removes what other processes leave behind, and ends by itself when those have ended: the resource
-    trackers of multiprocessing and loky, torch's shared memory manager."""
+    """Whether it removes what other processes leave behind, and ends by itself when those have ended.
+
+    The resource trackers of multiprocessing and loky, torch's shared memory manager.
+    """
     try:
         with open(f"{proc}/{pid}/cmdline", "rb") as file:
             words = file.read()

@@ -109,8 +109,9 @@ def has_tie(membership: Membership, supporters: Collection[str]) -> bool:
 
 
 def witnesses_needed(membership: Membership, supporters: Collection[str]) -> tuple[str, ...]:
-    """Return the witnesses that would make ``supporters`` a quorum; none when they are one, or would not be one with
-    any.
+    """Return the witnesses that would make ``supporters`` a quorum.
+
+    None when they are one, or would not be one with any.
 
     That of the oldest group first, since all who may compete know it.
     """

@@ -29,8 +29,11 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Term:
-    """A won election. ``witnessed``: with half of the votes and the witness; ``silent_s``: for so long no controller
-    can have had a quorum; ``first``: the job's first epoch, claimed by its file and without votes."""
+    """A won election.
+
+    ``witnessed``: with half of the votes and the witness; ``silent_s``: for so long no controller can have had a
+    quorum; ``first``: the job's first epoch, claimed by its file and without votes.
+    """
 
     epoch: int
     node: str

@@ -15,8 +15,10 @@ RESIZED = ("grow", "shrink", "end", "withdraw", "reshape")
 
 @dataclass(frozen=True)
 class ResizeHistory:
-    """``steps``: one measurement per round in which at least two checkpoints were committed. ``restart_s``: from the
-    order to the first step of all ranks, the median of planned restarts, else of recoveries; None without any.
+    """``steps``: one measurement per round in which at least two checkpoints were committed.
+
+    ``restart_s``: from the order to the first step of all ranks, the median of planned restarts, else of recoveries;
+    None without any.
 
     ``last_resize``: Unix seconds of the last growth or shrinkage, None for never. ``asked_to_leave``: when each joiner
     job was first asked to leave; ``told_to_end``: when it was ended. ``submitted``: joiner jobs, the oldest first, and

@@ -23,8 +23,11 @@ NO_LIMIT = sys.maxsize
 
 @dataclass(frozen=True)
 class ChainOrder:
-    """``stopped``: the chain ends. ``limit``: jobs at most, None: as ``--chain-max`` says. ``by``: the user who ordered
-    it, ``time``: when, in Unix seconds."""
+    """``stopped``: the chain ends.
+
+    ``limit``: jobs at most, None: as ``--chain-max`` says. ``by``: the user who ordered it, ``time``: when, in Unix
+    seconds.
+    """
 
     stopped: bool = False
     limit: int | None = None

@@ -28,8 +28,11 @@ _STATE, _STARTED = 0, 19  # of ``process_tree.stat``
 
 @dataclass(frozen=True)
 class Holder:
-    """A launch's process. ``kernel``: the boot and the process namespace in which ``pid`` counts; ``born``: when it
-    began, in the kernel's ticks; ``within``: the part of a Slurm job in which it was started, or ""."""
+    """A launch's process.
+
+    ``kernel``: the boot and the process namespace in which ``pid`` counts; ``born``: when it began, in the kernel's
+    ticks; ``within``: the part of a Slurm job in which it was started, or "".
+    """
 
     host: str = ""
     pid: int = 0
@@ -106,8 +109,10 @@ def watch(
     say: Callable[[float], None] = lambda _lease_s: None,
     poll_s: float = POLL_S,
 ) -> bool:
-    """Whether ``signs`` change within ``lease_s``: then the launch that makes them lives. ``say`` is called once, when
-    the answer takes its time."""
+    """Whether ``signs`` change within ``lease_s``: then the launch that makes them lives.
+
+    ``say`` is called once, when the answer takes its time.
+    """
     clock = time.monotonic
     began, first, said = clock(), signs(), False
     while clock() - began < lease_s:

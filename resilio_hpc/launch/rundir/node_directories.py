@@ -1,5 +1,6 @@
-"""This node's private directories of a run: sockets and spool in ``RESILIO_LOCAL_DIR`` or ``/tmp``, snapshots in
-``/dev/shm``.
+"""This node's private directories of a run.
+
+Sockets and spool in ``RESILIO_LOCAL_DIR`` or ``/tmp``, snapshots in ``/dev/shm``.
 
 Every user may create names in there. So a directory's name ends in a random part: no user can be there first, and what
 another user has put there is passed over. An agent finds its predecessor's directories by the rest of the name, among
@@ -108,8 +109,10 @@ def _settled(base: Path, label: str) -> Path:
 
 @contextmanager
 def _alone(base: Path) -> Iterator[None]:
-    """Keep other agents of this user from making the same directory twice. Another user may hold the lock for ever, so
-    it is waited for only so long."""
+    """Keep other agents of this user from making the same directory twice.
+
+    Another user may hold the lock for ever, so it is waited for only so long.
+    """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a file system without locks
             fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

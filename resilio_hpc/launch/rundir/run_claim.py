@@ -1,5 +1,6 @@
-"""Turns: which part of which job, or which launch outside of Slurm, carries the run. ``links/turn.N.json``, each
-created exclusively, one after the other.
+"""Turns: which part of which job, or which launch outside of Slurm, carries the run.
+
+``links/turn.N.json``, each created exclusively, one after the other.
 
 A requeued job, the job that was submitted to follow it, and one that a user started by hand may all want to go on.
 Each takes the next turn before it starts anything; only one can, and the others see whom to ask Slurm about. A turn
@@ -26,8 +27,10 @@ _PART = re.compile(r"(\d+)(?:r(\d+))?(?:\.(\d+))?")
 
 @dataclass(frozen=True)
 class Turn:
-    """``part`` of ``job`` carries the run on ``nodes``; ``committed``: the newest durable step when it began, or -1;
-    ``holder``: the process of its launch."""
+    """``part`` of ``job`` carries the run on ``nodes``.
+
+    ``committed``: the newest durable step when it began, or -1; ``holder``: the process of its launch.
+    """
 
     number: int
     part: str

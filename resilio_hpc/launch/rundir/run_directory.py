@@ -187,8 +187,11 @@ def write_verdict(path: Path, job: str, verdict: dict[str, Any]) -> None:
 
 
 def expect_verdict(path: Path, job: str) -> None:
-    """Create the file of a part's verdict, empty. An NFS client may hide a new name for a minute from a host that has
-    looked for it in vain, and shows the new content of a known one at once."""
+    """Create the file of a part's verdict, empty.
+
+    An NFS client may hide a new name for a minute from a host that has looked for it in vain, and shows the new content
+    of a known one at once.
+    """
     create_exclusive(path / "links" / f"{job}.json", b"{}", 0o644)
 
 

@@ -139,8 +139,11 @@ class AgentKeeper:
         return self.site.mode is not SiteMode.BATCH or self._pace.take(now, self._watch.answering)
 
     def _no_verdict(self, attempts: Attempts, now: float) -> bool:
-        """Whether an agent that ended in order has to be started again. Most likely it knew of a verdict, which may be
-        seen late, or when a run directory that hangs is back. While others run, though, its node was lost."""
+        """Whether an agent that ended in order has to be started again.
+
+        Most likely it knew of a verdict, which may be seen late, or when a run directory that hangs is back. While
+        others run, though, its node was lost.
+        """
         if self._files.gone:
             return False
         waited = self.running > 0 or now >= attempts.ended_at + VERDICT_WAIT_S

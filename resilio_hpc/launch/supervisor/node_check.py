@@ -50,8 +50,10 @@ def is_due(options: LaunchOptions, site: Site, link: int) -> bool:
 
 
 def leave_out(result: CheckResult, nodes: Sequence[str], most: int) -> LeftOut:
-    """Who is left out: all that are bad, and the slowest of those that are slow, as many as ``most`` training nodes can
-    spare. Pure."""
+    """Return the nodes that are left out: all bad ones, and the slowest of the slow ones.
+
+    Of these, as many as ``most`` training nodes can spare. Pure.
+    """
     bad = set(result.bad)
     spared = max(0, len(nodes) - len(bad) - most)
     ratios = {one.node: max(one.compute_ratio or 0.0, one.collective_ratio or 0.0) for one in result.nodes}

@@ -124,10 +124,12 @@ class Supervisor:
         return self._close(verdict or self._own_verdict(hopeless, keeper.stop_order), verdict is None)
 
     def _check_nodes(self) -> list[int]:
-        """Return the pair check, where it is asked for: what it names gets no agent. Returns signals that came
-        meanwhile.
+        """Return the pair check, where it is asked for: what it names gets no agent.
 
-        The chain keeps the job's own nodes: its next job is to have as many."""
+        Returns signals that came meanwhile.
+
+        The chain keeps the job's own nodes: its next job is to have as many.
+        """
         if not node_check.is_due(self.options, self.site, self.chain.number):
             return []
         say(f"pair check of {len(self.site.nodes)} nodes (--check-nodes), up to {node_check.BUDGET_S:.0f} s")

@@ -74,8 +74,10 @@ def why_not_load(kind: str, program: str, place: str, preload: Sequence[str], to
 
 
 def import_all(preload: Sequence[str], torch: bool = True, place: str = "") -> str:
-    """Import torch's modules, then ``preload``, which may be in ``place``; returns "" or, in one line, which module
-    failed and why."""
+    """Import torch's modules, then ``preload``, which may be in ``place``.
+
+    Returns "" or, in one line, which module failed and why.
+    """
     gc.disable()
     try:
         for name in TORCH_MODULES if torch else ():

@@ -148,8 +148,10 @@ def _end(error: BaseException, main: types.ModuleType) -> None:
 
 
 def _leave_mpi(code: object) -> None:
-    """End a rank that failed without MPI_Finalize, which mpi4py calls at exit: it would wait there for its peers, who
-    wait for it. Its sudden end is what PMI tells the others of."""
+    """End a rank that failed without MPI_Finalize, which mpi4py calls at exit.
+
+    It would wait there for its peers, who wait for it. Its sudden end is what PMI tells the others of.
+    """
     mpi = sys.modules.get("mpi4py.MPI")
     if code in (None, 0) or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return

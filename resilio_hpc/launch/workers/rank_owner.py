@@ -15,9 +15,11 @@ from resilio_hpc.launch.workers.local_round import LocalRound
 
 @dataclass(frozen=True)
 class StopHow:
-    """``grace_s``: from SIGTERM to SIGKILL, 0: SIGKILL at once. ``for_good``: no other round follows, so the grace is
-    for all; else it is for ranks that handle SIGTERM. ``well``: the ranks have ended well, and what they have left
-    running is awaited so long, but not ended."""
+    """``grace_s``: from SIGTERM to SIGKILL, 0: SIGKILL at once.
+
+    ``for_good``: no other round follows, so the grace is for all; else it is for ranks that handle SIGTERM. ``well``:
+    the ranks have ended well, and what they have left running is awaited so long, but not ended.
+    """
 
     grace_s: float = 0.0
     for_good: bool = False
