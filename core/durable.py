@@ -89,7 +89,7 @@ def new_file(path: Path, mode: int = 0o666, worn: Path | None = None) -> Iterato
 
 
 def _taken(worn: Path, temporary: Path) -> int | None:
-    """It cannot be opened under its old name any more when it is looked at. A directory that is a link is another's."""
+    """Take it from its old name before it is looked at. A directory that is a link is another's."""
     try:
         folder = os.open(worn.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

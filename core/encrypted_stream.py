@@ -67,7 +67,7 @@ class SealedConnection:
     """
 
     def __init__(self, connection: socket.socket, key: bytes, calls: bool) -> None:
-        """``calls``: this side called the other one. Whether that one has the key shows with its first word."""
+        """Agree on keys. ``calls``: this side called the other. Whether it has the key shows with its first word."""
         mine = secrets.token_bytes(_KEY_BYTES)
         connection.sendall(mine)
         theirs = bytearray(_KEY_BYTES)
@@ -96,7 +96,7 @@ class SealedConnection:
         return bytes(plain)
 
     def receive_into(self, memory: memoryview) -> None:
-        """The same, where its size is known."""
+        """Fill what has a known size."""
         sealed = self._sealed()
         if len(sealed) - _TAG_BYTES != len(memory):
             raise CheckpointError(f"{len(sealed) - _TAG_BYTES} bytes came in the place of {len(memory)}")

@@ -21,7 +21,7 @@ class LineDecoder(Generic[Message]):
     """Of one union of message structs."""
 
     def __init__(self, union: Any, what: str) -> None:
-        """``what``: they are called in errors: "a request to the saver"."""
+        """Read lines; ``what``: their name in errors, such as "a request to the saver"."""
         self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(union)
         self._what = what
 

@@ -62,7 +62,7 @@ def _cgroups(root: Path) -> Iterator[MemoryLeft]:
 
 
 def _cgroup(directory: Path, limit_name: str, usage_name: str, cache_name: str) -> MemoryLeft:
-    """Raises ValueError where there is no limit."""
+    """Return what a cgroup leaves. Raises ValueError where it has no limit."""
     limit, usage = int(_text(directory / limit_name)), int(_text(directory / usage_name))
     cache = re.search(rf"^{cache_name} (\d+)$", _text(directory / "memory.stat"), re.MULTILINE)
     return MemoryLeft(limit - usage + (int(cache[1]) if cache else 0), limit)

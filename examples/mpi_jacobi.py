@@ -63,7 +63,7 @@ class Plate:
         return float(largest)
 
     def gather(self) -> Block | None:
-        """The whole plate, on rank 0."""
+        """Return the whole plate, on rank 0."""
         blocks = self.cart.gather((self.rows.start, self.columns.start, self.cells[1:-1, 1:-1]), root=0)
         if blocks is None:
             return None

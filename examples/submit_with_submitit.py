@@ -11,7 +11,7 @@ import submitit
 
 
 def train(program: list[str]) -> int:
-    """Runs in every rank, in every life of it; returns the rank."""
+    """Run in every rank, in every round, and return the rank."""
     import runpy
 
     sys.argv = program

@@ -70,7 +70,7 @@ class GPT(nn.Module):
 def batch_of(
     text: torch.Tensor, step: int, args: argparse.Namespace, run: train.Run
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's share of a step's batch, as (input, target), each [batch / ranks, sequence] bytes.
+    """Return this rank's share of a step's batch, as (input, target), each [batch / ranks, sequence] bytes.
 
     A pure function of (seed, step, place in the global batch): the step is the whole position in the data, and another
     number of ranks splits the same batches another way.
@@ -83,7 +83,7 @@ def batch_of(
 
 
 def standard_library(limit: int = 4_000_000) -> torch.Tensor:
-    """The sources of Python's standard library, as bytes."""
+    """Return the sources of Python's standard library, as bytes."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)[:limit]), dtype=torch.uint8)
 

@@ -21,7 +21,7 @@ def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The data of a step: a noisy sine, drawn from (step, rank) alone."""
+    """Return the data of a step: a noisy sine, drawn from (step, rank) alone."""
     generator = torch.Generator().manual_seed(step * 1000 + rank)
     x = torch.rand(32, 1, generator=generator) * 6 - 3
     return x, torch.sin(x) + 0.05 * torch.randn(32, 1, generator=generator)

@@ -88,7 +88,7 @@ def arguments() -> argparse.Namespace:
 
 
 def shard(state_mb: float, world_size: int) -> nn.ParameterList:
-    """This rank's part of a big state, as with a sharded optimizer: no other rank has it, and it is never reduced."""
+    """Return this rank's part of a big state, as with a sharded optimizer: no other has it, it is never reduced."""
     count = int(state_mb * 1e6 / BYTES_PER_PARAMETER / world_size)
     part = nn.ParameterList([nn.Parameter(torch.zeros(count))] if count else [])
     for parameter in part:
@@ -97,7 +97,7 @@ def shard(state_mb: float, world_size: int) -> nn.ParameterList:
 
 
 def steps_with_saves(files: SharedMemoryFiles, start: int, args: argparse.Namespace) -> Iterator[int]:
-    """The steps that are left, with a save after every so many."""
+    """Yield the steps that are left, with a save after every so many."""
     for step in range(start, args.steps):
         yield step
         if (step + 1) % args.every == 0 or step + 1 == args.steps:

@@ -16,7 +16,7 @@ from submitit.core.submission import process_job
 
 
 def forget_earlier_life(paths: utils.JobPaths) -> None:
-    """A rank that was killed while it stored its result leaves half a file, and submitit refuses to write over it.
+    """Remove the half file of a rank that was killed while it stored its result: submitit does not write over it.
 
     One that was told to start anew, since another failed, leaves a result that no longer counts.
     """

@@ -43,11 +43,11 @@ class Backend(Protocol):
         """All ranks."""
 
     def close(self) -> None:
-        """The end."""
+        """End the group."""
 
 
 def open_backend(name: str) -> Backend:
-    """Raises UsageError for an unknown one, and where it cannot be had here."""
+    """Return the backend of that name. Raises UsageError where it is unknown or cannot be had here."""
     if name not in BACKENDS:
         raise UsageError(f"unknown back end {name!r}: there are {', '.join(BACKENDS)}")
     return MpiBackend() if name == "mpi" else TorchBackend(name)
@@ -161,7 +161,7 @@ class TorchBackend:
         self._dist.barrier()
 
     def close(self) -> None:
-        """The end."""
+        """End the group."""
         self._dist.destroy_process_group()
 
 

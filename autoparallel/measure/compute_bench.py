@@ -47,7 +47,7 @@ def shapes_of(device: str) -> Mapping[str, Sequence[Shape]]:
 
 
 def device_of(name: str) -> torch.device:
-    """Raises UsageError where there is no such device."""
+    """Return the device. Raises UsageError where there is none of that name."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("this machine has no GPU that torch can use: --device cpu tries the way, and measures no GPU")
     return torch.device(name)

@@ -92,7 +92,7 @@ def _put(group: Any, name: str, value: object, units: str) -> None:
 
 
 def _replace(path: Path, part: str, about: Mapping[str, str], fill: Callable[[Any], None]) -> None:
-    """The file with another ``part``, whole or not at all."""
+    """Write the file with another ``part``, whole or not at all."""
     buffer = io.BytesIO(_bytes(path) if path.exists() else b"")
     try:
         with h5py.File(buffer, "a" if path.exists() else "w") as file:
@@ -110,7 +110,7 @@ def _replace(path: Path, part: str, about: Mapping[str, str], fill: Callable[[An
 
 
 def read(path: Path) -> Profile:
-    """Raises UsageError for what is no profile, or holds a number that no machine has."""
+    """Read a profile. Raises UsageError for what is none, or holds a number that no machine has."""
     try:
         with h5py.File(io.BytesIO(_bytes(path)), "r") as file:
             _check(file, path)

@@ -58,11 +58,11 @@ class Recorder:
         self._tensors[key] = _Tensor(parameters=frozenset([index]), gradient=trainable)
 
     def constant(self, key: Hashable) -> None:
-        """A buffer: each stage that needs it has it."""
+        """Record a buffer: each stage that needs it has it."""
         self._tensors[key] = _Tensor()
 
     def batch(self, key: Hashable, gradient: bool = False) -> None:
-        """A part of the batch, or what is made of nothing."""
+        """Record a part of the batch, or what is made of nothing."""
         self._tensors[key] = _Tensor(of_batch=True, gradient=gradient)
 
     def knows(self, key: Hashable) -> bool:

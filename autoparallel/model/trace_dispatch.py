@@ -101,7 +101,7 @@ def from_dispatch(
     name: str, module: torch.nn.Module, args: Any, kwargs: Any,
     parameters: Mapping[str, tuple[int, Parameter, bool]], mode: FakeTensorMode,
 ) -> OperatorGraph:  # fmt: skip
-    """Raises what the model's code or a missing fake implementation raises."""
+    """Return the model's operators. Raises what the model's code or a missing fake implementation raises."""
     recorder = Recorder(list(dict(sorted((index, about) for index, about, _ in parameters.values())).values()))
     watch = _Watch(recorder)
     for path, parameter in module.named_parameters(remove_duplicate=False):
@@ -190,7 +190,7 @@ class Refused(Exception):
 def from_export(
     name: str, module: torch.nn.Module, args: Any, kwargs: Any, parameters: Mapping[str, tuple[int, Parameter, bool]]
 ) -> OperatorGraph:
-    """Raises Refused."""
+    """Return the operators that were recorded. Raises Refused."""
     try:
         with _silent():
             program = torch.export.export(module, args, kwargs, strict=False)

@@ -85,7 +85,7 @@ def check(training: Training, layout: Layout, machine: Machine) -> None:
 
 
 def explain(training: Training, layout: Layout, machine: Machine) -> Explained:
-    """Raises UsageError for an impossible layout; one that does not fit into the GPU is explained all the same."""
+    """Explain a layout, also one that does not fit into the GPU. Raises UsageError for an impossible one."""
     check(training, layout, machine)
     asked = Problem(
         Transformers.of([training.model]), Layouts.of([layout]), Machines.of([machine]), Stacks.of([training.stack])

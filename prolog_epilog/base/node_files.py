@@ -129,7 +129,7 @@ def no_value(error: Unreadable) -> bool:
 
 
 def whole_number(text: str, name: str) -> int:
-    """Raises Unreadable, which says where. Pure."""
+    """Return the number in a text. Raises Unreadable, which says where. Pure."""
     word = text.strip()
     if re.fullmatch(r"-?\d{1,20}", word, re.ASCII):
         return int(word)

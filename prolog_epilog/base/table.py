@@ -33,7 +33,7 @@ class Table:
     settings: Mapping[str, Limits]
 
     def check(self, name: str) -> Check:
-        """Raises UsageError with the nearest name."""
+        """Return the check of that name. Raises UsageError with the nearest one."""
         if name not in self.checks:
             raise UsageError(f"no check is named {name!r}{_near(name, list(self.checks))}")
         return self.checks[name]

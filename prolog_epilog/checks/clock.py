@@ -37,7 +37,7 @@ class Clock:
 
 
 def fetch(node: Node) -> Clock:
-    """Raises Unreadable."""
+    """Read the clock's state. Raises Unreadable."""
     captured = node.files.optional("/.adjtimex")  # a captured tree has what adjtimex said
     if captured is not None:
         return parse(captured)

@@ -60,7 +60,7 @@ class Reading:
 
 
 def fetch(node: Node) -> Reading:
-    """Raises Absent where DCGM is not installed or watches nothing; Unreadable where its host engine is silent."""
+    """Read DCGM. Raises Absent where it is not installed or watches nothing; Unreadable where its engine is silent."""
     health = _said(node, HEALTH)
     incidents = parse_health(health)
     return Reading(incidents, parse_discovery(_said(node, DISCOVERY)) if incidents else {})

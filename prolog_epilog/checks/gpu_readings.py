@@ -73,7 +73,7 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 def fetch(node: Node) -> Gpus:
-    """Raises Absent where there is no NVIDIA GPU and none is expected; Unreadable where NVML cannot be asked."""
+    """Read the GPUs. Raises Absent where there is none and none is expected; Unreadable where NVML cannot be asked."""
     expected = int(node.settings["gpus"].number("count")) or count_on_bus(node.files)
     if expected == 0:
         raise Absent("no NVIDIA GPU on the PCI bus")

@@ -33,7 +33,7 @@ class Port:
 
 
 def fetch(node: Node) -> list[Port]:
-    """Raises Absent without an adapter. Virtual functions are left out: they come, go and are DOWN as jobs want."""
+    """Read the ports; virtual functions come and go as jobs want: left out. Raises Absent without an adapter."""
     files = node.files
     ports = []
     for device in files.names(CLASS):

@@ -71,7 +71,7 @@ class LineTable:
 
 @functools.cache
 def table(path: Path = TABLE) -> LineTable:
-    """Raises UsageError where the table is not as it should be."""
+    """Read the table of lines. Raises UsageError where it is not as it should be."""
     try:
         read = msgspec.convert(tomllib.loads(path.read_text()), _Table)
         rules = tuple(

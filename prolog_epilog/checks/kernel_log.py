@@ -56,7 +56,7 @@ class KernelLog:
 
 
 def fetch(node: Node) -> KernelLog:
-    """Raises Unreadable, as where only root may read."""
+    """Read the kernel's log. Raises Unreadable, as where only root may read."""
     return KernelLog(tuple(_lines(node)), driver_gpus(node.files), _removable(node.files), _users(node.files))
 
 

@@ -22,7 +22,7 @@ def fetch(node: Node) -> Mapping[str, int]:
 
 
 def parse_meminfo(text: str) -> Mapping[str, int]:
-    """Raises Unreadable without a total that makes sense. Pure."""
+    """Parse /proc/meminfo. Raises Unreadable without a total that makes sense. Pure."""
     fields = {name: int(value) for name, value in _FIELD.findall(text)}
     if fields.get("MemTotal", 0) <= 0 or "MemAvailable" not in fields:
         raise Unreadable(f"/proc/meminfo: {text[:60]!r}")
@@ -40,7 +40,7 @@ def size(fields: Mapping[str, int], limits: Limits, past: Past) -> Iterable[Faul
 
 
 def total(fields: Mapping[str, int]) -> Mapping[str, Value]:
-    """Main memory in whole GiB, in which nodes of one kind are the same."""
+    """Return main memory in whole GiB, in which nodes of one kind are the same."""
     return {_TOTAL: fields["MemTotal"] >> 20}
 
 
@@ -80,7 +80,7 @@ class MemoryErrors:
 
 
 def fetch_errors(node: Node) -> MemoryErrors:
-    """Raises Absent without an EDAC driver, as in virtual machines."""
+    """Read the counts of errors. Raises Absent without an EDAC driver, as in virtual machines."""
     files = node.files
     controllers = files.names(_EDAC, r"mc\d+")
     if not controllers:

@@ -59,7 +59,7 @@ class Controller:
 
 
 def fetch(node: Node) -> list[Controller]:
-    """Raises Absent without an NVMe controller, Unreadable."""
+    """Read the controllers. Raises Absent without an NVMe controller, Unreadable."""
     files = node.files
     found = []
     for name in files.names(CLASS, r"nvme\d+"):

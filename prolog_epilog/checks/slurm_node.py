@@ -24,7 +24,7 @@ def fetch(node: Node) -> Mapping[str, str]:
 
 
 def parse_config(text: str) -> Mapping[str, str]:
-    """Raises Unreadable. Pure."""
+    """Parse what Slurm says of the node. Raises Unreadable. Pure."""
     found = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in text.splitlines())}
     if "ClusterName" not in found:
         raise Unreadable(f"scontrol show config: {text[:60]!r}")

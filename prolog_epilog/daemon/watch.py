@@ -59,7 +59,7 @@ class Watch:
         return verdict
 
     def rename(self, node: str) -> None:
-        """What Slurm calls the node has become known."""
+        """Take what Slurm calls the node."""
         self.health_run = replace(self.health_run, name=node)
         if self.reports is not None:
             self.reports.node = node
@@ -93,7 +93,7 @@ class Watch:
             self.said(str(error))
 
     def _tell(self, verdict: Verdict) -> None:
-        """What is new since the last verdict; evidence may change from look to look, the fault is still the same."""
+        """Say what is new since the last verdict; evidence may change from look to look, the fault is the same."""
         lines = frozenset(f"{one.action} {one.check} {one.device}".rstrip() for one in verdict.findings)
         for finding in verdict.findings:
             if f"{finding.action} {finding.check} {finding.device}".rstrip() not in self._last_lines:

@@ -222,7 +222,7 @@ class NodeDrains:
         return bool(wanted) and (is_new or verdict.uptime_s - self._ordered_s >= again_s)
 
     def _ask_for_room(self, verdict: Verdict) -> None:
-        """A prolog that fails for a device, or for this job only, has Slurm drain the node all the same."""
+        """Ask whether a drain has room: Slurm drains a node whose prolog fails, also for one device or one job."""
         now = verdict.uptime_s
         if verdict.withheld or self.again or self._held or verdict.action not in ("evict", "fail"):
             self._leave_s, self._room_asked_s = 0.0, -math.inf
@@ -237,7 +237,7 @@ class NodeDrains:
                 self.said(f"prologs pass, whatever they find: {why_not}")
 
     def _ask(self, verdict: Verdict, refusal: Refusal | None, *, now_due: bool) -> None:
-        """What Slurm says of our drains: some may end, some were ended by others, some are ours without our name."""
+        """Ask Slurm about our drains: some may end, some were ended by others, some are ours without our name."""
         now = verdict.uptime_s
         if self._asked_s is None:  # all nodes of a cluster may be started at once
             self._asked_s = now - LOOK_S + zlib.crc32(verdict.node.encode()) % AGAIN_S

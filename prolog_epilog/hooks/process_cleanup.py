@@ -128,7 +128,7 @@ def _all_ended(held: Sequence[int], timeout_s: float) -> bool:
 def remove(
     entries: Sequence[Entry], user: int, files: NodeFiles, budget_s: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(removed, what failed and why): a child for each place, as the user."""
+    """Return (removed, what failed and why); a child for each place does it as the user."""
     removed: list[str] = []
     failed: list[str] = []
     children: list[Child] = []

@@ -108,7 +108,7 @@ class VerdictCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
-        """True while no other process runs the checks; False where one does. The kernel frees it when we die."""
+        """Give whether no other process runs the checks, and keep others out. The kernel frees it when we die."""
         self.prepare()
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

@@ -50,7 +50,7 @@ class Memory(msgspec.Struct):
     normal: Values | None = None
 
     def clear(self, check: str, now_s: float) -> None:
-        """What this check found until now is put right: begin again."""
+        """Begin again: what this check found until now is put right."""
         self.kept = {key: value for key, value in self.kept.items() if key.partition(" ")[0] != check}
         self.cleared[check] = now_s
 
@@ -142,7 +142,7 @@ class CheckRunner:
         return groups
 
     def _forget_others(self, check: Check, targets: Sequence[str]) -> None:
-        """What was kept of targets that are gone: users' home directories come and go by the thousand."""
+        """Forget targets that are gone: users' home directories come and go by the thousand."""
         own = {_key(check.id, target) for target in targets}
         for key in [key for key in self.memory.kept if key.partition(" ")[0] == check.id and key not in own]:
             del self.memory.kept[key]

@@ -76,7 +76,7 @@ def known_runs(environment: Mapping[str, str]) -> tuple[KnownRun, ...]:
 
 
 def runs_with(environment: Mapping[str, str], program: Sequence[str], run_path: Path, job: str) -> str:
-    """``RUNS`` for the next job: with the run that submits it. Pure."""
+    """Return ``RUNS`` for the next job: with the run that submits it. Pure."""
     others = [run for run in known_runs(environment) if run.run_dir != str(run_path)]
     known = [run for run in known_runs(environment) if run.run_dir == str(run_path)]
     ours = [KnownRun(tuple(program), str(run_path), job)] if program else known
@@ -205,7 +205,7 @@ def _submit(script: Path, arguments: Sequence[str], environment: Mapping[str, st
 
 
 def note_time_limit(run_path: Path, job: str, limit: str) -> None:
-    """A job's own time limit, before it is shortened for once: the job after it has it again. Raises OSError."""
+    """Keep a job's own time limit, before it is shortened for once, for the job after it. Raises OSError."""
     if not _noted_time_limit(run_path, job):
         write_atomic(run_path / "links" / f"{job}.limit", limit.encode())
 

@@ -47,10 +47,10 @@ class SlurmClient(Protocol):
         """Slurm fills nodes of a low weight first."""
 
     def set_features(self, nodes: Sequence[str], available: Sequence[str], active: Sequence[str] | None = None) -> None:
-        """The features that jobs may ask for, and which of them the nodes have now."""
+        """Set the features that jobs may ask for, and which of them the nodes have now."""
 
     def comment_nodes(self, nodes: Sequence[str], comment: str) -> None:
-        """The nodes' Comment."""
+        """Set the nodes' Comment."""
 
     def submit(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
         """sbatch; returns the job's number. Raises SubmitLimit too."""
@@ -59,7 +59,7 @@ class SlurmClient(Protocol):
         """``scontrol update JobId=…`` by scontrol's names: ``{"NumNodes": "4"}``."""
 
     def comment_job(self, job: str, comment: str) -> None:
-        """The job's Comment."""
+        """Set the job's Comment."""
 
     def cancel(self, job: str, signal: str | None = None) -> None:
         """Cancel a job, or send its steps a signal."""

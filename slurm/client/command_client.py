@@ -39,7 +39,7 @@ class CommandClient(OrderWriter):
         self._version: tuple[int, int] | None = None
 
     def describe(self) -> str:
-        """``the commands of Slurm 22.05, JSON``."""
+        """Return ``the commands of Slurm 22.05, JSON``."""
         series = ".".join(f"{part:02d}" for part in self.series())
         return f"the commands of Slurm {series}, {'JSON' if self._json else 'tables'}"
 

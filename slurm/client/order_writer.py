@@ -49,11 +49,11 @@ class OrderWriter:
         self._order(orders.weight(nodes, weight))
 
     def set_features(self, nodes: Sequence[str], available: Sequence[str], active: Sequence[str] | None = None) -> None:
-        """The features that jobs may ask for, and which of them the nodes have now."""
+        """Set the features that jobs may ask for, and which of them the nodes have now."""
         self._order(orders.features(nodes, available, active))
 
     def comment_nodes(self, nodes: Sequence[str], comment: str) -> None:
-        """The nodes' Comment."""
+        """Set the nodes' Comment."""
         self._order(orders.comment_nodes(nodes, comment))
 
     def submit(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
@@ -71,7 +71,7 @@ class OrderWriter:
         self._order(orders.update_job(job, changes))
 
     def comment_job(self, job: str, comment: str) -> None:
-        """The job's Comment."""
+        """Set the job's Comment."""
         self._order(orders.update_job(job, {"Comment": comment}))
 
     def cancel(self, job: str, signal: str | None = None) -> None:

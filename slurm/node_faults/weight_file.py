@@ -32,7 +32,7 @@ class WeightFile:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Raises HealthError where another call is at it, or the directory cannot be written."""
+        """Hold the lock of the file. Raises HealthError where another call is at it, or nothing can be written."""
         try:
             self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
             lock = os.open(

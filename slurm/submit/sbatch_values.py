@@ -129,7 +129,7 @@ def moment(value: str) -> str:
 
 
 def switch(value: str) -> str:
-    """``true`` or ``false``; returned as that."""
+    """Return ``true`` or ``false``, as given."""
     if value.lower() in TRUE:
         return "true"
     if value.lower() in FALSE:

@@ -60,7 +60,7 @@ class ResilioExecutor(core.PicklingExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        """Used when it is asked for, and never by itself."""
+        """Return submitit's rank of this executor: used when it is asked for, never by itself."""
         return 0
 
     @classmethod

@@ -188,7 +188,7 @@ class LocalResilioJob(ResilioJob[R]):
         super().__init__(folder, job_id, tasks, chained=False)
 
     def belongs_to(self, process: subprocess.Popen[bytes]) -> None:
-        """The launcher of this job."""
+        """Take note of the launcher of this job."""
         for job in (self, *self._sub_jobs):
             job._process = process  # type: ignore[attr-defined]
         self._record.write_text(f"{process.pid} {_started(process.pid)}\n")
@@ -214,7 +214,7 @@ class LocalResilioJob(ResilioJob[R]):
         return self._as_cancelled("FAILED" if code is not None and code > 0 else INTERRUPTED)
 
     def _seen(self) -> tuple[int | None, int | None]:
-        """(the launcher while it runs, 0 once it has ended, None before it began; its exit code where it is ours)."""
+        """Return the launcher (0 once it has ended, None before it began) and its exit code where it is ours."""
         if self._process is not None:
             code = self._process.poll()
             return (self._process.pid if code is None else 0), code

@@ -48,7 +48,7 @@ class ParameterError(UsageError, ValueError):
 
 @contextlib.contextmanager
 def as_value_error() -> Iterator[None]:
-    """Raises ParameterError where UsageError would be raised."""
+    """Raise ParameterError where UsageError would be raised."""
     try:
         yield
     except ParameterError:
@@ -89,7 +89,7 @@ def checked(parameters: Mapping[str, Any]) -> None:
 
 
 def shape(parameters: Mapping[str, Any]) -> Shape:
-    """Raises UsageError."""
+    """Return the shape that parameters ask for. Raises UsageError."""
     numbers = {}
     for name, default, check in (
         ("nodes", 1, sbatch_values.count), ("spares", 0, sbatch_values.count_or_none),

@@ -256,7 +256,7 @@ def _with_options(lines: Sequence[str], given: Mapping[str, str]) -> list[str]:
 
 
 def _refuse_to_undo(line: str, key: str, new: Mapping[str, str]) -> None:
-    """A switch among several options of one line cannot be taken out of it."""
+    """Refuse a switch among several options of one line: it cannot be taken out of it."""
     undone = [name for name, text in new.items() if not text and sbatch_options.BY_KEY[name].flag in line.split()]
     if line.startswith("#SBATCH") and undone:
         raise UsageError(f"{undone[0]}=false: the template's line {line!r} holds several options: split it")
