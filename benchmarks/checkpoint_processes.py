@@ -50,7 +50,7 @@ def join(here: Place, needs_group: bool) -> Callable[[], None]:
 
 
 def tell(result: object) -> NoReturn:
-    """The helpers of some methods do not end by themselves: this ends without waiting for them."""
+    """End without waiting for the helpers of some methods, which do not end by themselves."""
     Path(os.environ[TELL]).write_text(json.dumps(result))
     os._exit(0)
 

@@ -27,7 +27,7 @@ ENVIRONMENT = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURMD_NODENAME": 
 
 
 def warm(directory: Path) -> None:
-    """A verdict on a healthy node, of now."""
+    """Write a verdict on a healthy node, of now."""
     checks = load().checks.values()
     results = tuple(
         Result(check=one.id, status="pass", on_fail=one.on_fail, severity=one.severity, uptime_s=uptime_s())

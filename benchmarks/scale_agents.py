@@ -46,7 +46,7 @@ class SimulatedAgent:
         self.core: AgentCore
 
     def begin(self, endpoint: str) -> None:
-        """The agent's process has started."""
+        """Begin, as the agent's process does."""
         plan = self.process.plan
         hello = m.Hello(self.node, self._incarnation, 0, endpoint, "127.0.0.1", 1)
         vote_record = self._kept("vote_record", VoteRecord) or self.process.vote_record
@@ -224,7 +224,7 @@ class SimulatedAgent:
         """There are none."""
 
     def open_store(self, round_number: int) -> None:
-        """It is open at once."""
+        """Open it at once."""
         self._soon(self.core.ranks.store_ready, round_number, 29400)
 
     def spawn(self, local: LocalRound, start: m.Start) -> None:
@@ -264,7 +264,7 @@ class SimulatedAgent:
         """Only the controller's ledger is kept."""
 
     def leave(self, verdict: str, exit_code: int) -> None:
-        """The run is over."""
+        """Leave the run, which is over."""
         tell("left", node=self.node, verdict=verdict)
         self.gone = True
 

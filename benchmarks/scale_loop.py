@@ -45,7 +45,7 @@ class Loop:
         self._stirred.discard(fd)
 
     def stirred(self, fd: int) -> None:
-        """A send may have taken the descriptor's signal for a message that has come."""
+        """Look again: a send may have taken the descriptor's signal for a message that has come."""
         self._stirred.add(fd)
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:

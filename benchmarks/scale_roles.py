@@ -35,7 +35,7 @@ class Watcher:
         self._seen: dict[tuple[str, int], set[str]] = {}
 
     def heard(self, node: str, message: m.ToAgent) -> None:
-        """A message reached an agent."""
+        """Handle a message that reached an agent."""
         if isinstance(message, m.Welcome):
             self._note("welcome", message.epoch, node, {"epoch": message.epoch})
         elif isinstance(message, m.Start):
@@ -118,7 +118,7 @@ def run_bare_server(process: Process) -> None:
 
 
 def run_bare_crowd(process: Process, exchanges: int = 3) -> None:
-    """Connections, and as many exchanges as a round takes: Hello, Prepare and Start, all small."""
+    """Make connections, and as many exchanges as a round takes: Hello, Prepare and Start, all small."""
     plan = process.plan
     finished = 0
     wait_for_word()

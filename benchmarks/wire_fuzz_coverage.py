@@ -37,7 +37,7 @@ MAX_FRAME = 4096
 
 
 def use(message: Any) -> None:
-    """What is done with a message before its content is judged."""
+    """Do with a message what is done before its content is judged."""
     membership = getattr(message, "membership", None)
     if isinstance(membership, Membership):
         nodes = sorted(membership.nodes)
@@ -64,7 +64,7 @@ def decode(data: bytes) -> None:
 
 
 def write_seeds(folder: Path, seed: int) -> None:
-    """Valid frames of every type to begin with."""
+    """Write valid frames of every type to begin with."""
     values = Values(Random(seed))
     for number in range(SEEDS):
         name = ("to controller", "to agent")[number % 2]

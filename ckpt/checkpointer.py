@@ -150,7 +150,7 @@ class Checkpointer:
         return handle
 
     def _check_structure(self, flattened: tree.Flattened) -> None:
-        """What has not been saved before is read back before it is believed. Raises UsageError."""
+        """Read back what has not been saved before, before it is believed. Raises UsageError."""
         structure = len(flattened.leaves), flattened.kinds
         if structure != self._structure:
             tree.check_reads_back(flattened)

@@ -100,7 +100,7 @@ class SocketWorld:
         return total
 
     def agree(self, number: int) -> int:
-        """Summed with zeros."""
+        """Sum the number with zeros."""
         return int(self.sum(np.array([number if self._leads else 0], dtype=np.int64))[0])
 
     def close(self) -> None:

@@ -122,7 +122,7 @@ def _save(state: dict[Any, Any], path: Path, whole: WholeState, numbers: dict[in
             return done
 
         def storage_meta(self) -> None:
-            """It would name the place where the folder was made."""
+            """Return nothing: it would name the place where the folder was made."""
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that nothing is distributed

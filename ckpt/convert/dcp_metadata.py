@@ -128,7 +128,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 def read_metadata(data: bytes) -> DcpMetadata:
-    """Raises UsageError for a file that asks for what it need not, CorruptCheckpoint for one that cannot be read."""
+    """Read it; raise UsageError for a file that asks for what it need not, CorruptCheckpoint for a damaged one."""
     try:
         found = _Unpickler(io.BytesIO(data)).load()
     except UsageError:

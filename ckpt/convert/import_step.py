@@ -32,7 +32,7 @@ class Source:
 
 
 def open_source(path: Path, format_: Format) -> Source:
-    """Raises UsageError for what is not there, needs code to be read, or a checkpoint cannot hold.
+    """Open it. Raises UsageError for what is not there, needs code to be read, or a checkpoint cannot hold.
 
     CorruptCheckpoint, OSError.
     """

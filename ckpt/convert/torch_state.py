@@ -43,7 +43,7 @@ class TorchState:
 
 
 def torch_state(whole: WholeState) -> TorchState:
-    """Raises UsageError for what torch's files cannot hold, CorruptCheckpoint."""
+    """Return it as torch saves it. Raises UsageError for what torch's files cannot hold, CorruptCheckpoint."""
     library("torch", "writing torch files and DCP folders")
     _check_dtypes(whole)
     made = []

@@ -159,7 +159,7 @@ class WholeState:
             yield room
 
     def read(self, index: int, target: memoryview) -> None:
-        """A tensor whole, into memory of its size."""
+        """Read a tensor whole, into memory of its size."""
         tensor = self.tensors[index]
         if tensor.size_bytes:
             self._read(tensor, Box((0,) * len(tensor.shape), tensor.shape), target)

@@ -87,18 +87,18 @@ class Coordinator(Protocol):
         ...
 
     def restore_failed(self, point: RestorePoint, error: str) -> None:
-        """That copy is bad. Returns if the next point may be tried; may end the process instead."""
+        """Hear that a copy is bad. Returns if the next point may be tried; may end the process instead."""
         ...
 
     def before_save(self, step: int) -> None:
-        """A save of ``step`` begins (may wait for an earlier one).
+        """Begin a save of ``step`` (may wait for an earlier one).
 
         Raises CheckpointError when it is not to be: SaveRefused when it may be later.
         """
         ...
 
     def snapshot_taken(self, step: int, arena: Path, size_bytes: int, blocked_s: float) -> None:
-        """The snapshot of ``step`` is whole in ``arena``: see that it becomes durable."""
+        """See that the snapshot of ``step``, whole in ``arena``, becomes durable."""
         ...
 
     def on_stage(self, callback: OnStage) -> None:

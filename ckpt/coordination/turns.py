@@ -18,7 +18,7 @@ class Turns:
     """
 
     def __init__(self, what: str) -> None:
-        """``what``: the name of the object in messages."""
+        """Make turns; ``what``: the name of the object in messages."""
         self._what = what
         self._pid = os.getpid()
         self._lock = threading.Lock()

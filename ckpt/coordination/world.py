@@ -93,7 +93,7 @@ def check_place(place: Place) -> None:
 
 
 def session(environment: Mapping[str, str], place: Place) -> str:
-    """A name that all processes of this start of the run share, and no other start has (as far as can be known)."""
+    """Return a name that all processes of this start of the run share, and no other start has (as far as known)."""
     if place.world_size == 1:
         return os.urandom(16).hex()
     if named := _named_by_the_store():

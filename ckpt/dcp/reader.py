@@ -116,7 +116,7 @@ class ResilioReader(StorageReader):
         }
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Raises LayoutMismatch for a tensor of which it is not clear what should be loaded."""
+        """Check the plan. Raises LayoutMismatch for a tensor of which it is not clear what should be loaded."""
         for item in plan.items:
             saved = self._found[item.storage_index]
             if isinstance(saved, Refused):
@@ -124,7 +124,7 @@ class ResilioReader(StorageReader):
         return replace(plan, storage_data=(self._step, self._manifest and self._manifest.order))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Raises CheckpointError when a commit came between, and the processes see different steps."""
+        """Check the plans. Raises CheckpointError when a commit came between, and the processes see different steps."""
         chosen = {plan.storage_data for plan in plans}
         if len(chosen) > 1:
             steps = sorted({step for step, _ in chosen})

@@ -97,7 +97,7 @@ def _settled(node: Any) -> Any:
 
 
 def _mend_optimizer(optimizer: Any, numbered: bool) -> None:
-    """The planner loses a state that is empty, and makes text of the numbers that an optimizer gives to parameters."""
+    """Undo what the planner does: it loses an empty state, and makes text of the numbers of parameters."""
     state = optimizer.setdefault("state", {})
     if numbered and isinstance(state, dict):
         optimizer["state"] = {int(key) if re.fullmatch(_NUMBER, str(key)) else key: state[key] for key in state}

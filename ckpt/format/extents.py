@@ -12,7 +12,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def gaps(extents: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
-    """The (offset, size) of everything in a file of ``size`` bytes that no extent (offset, size) covers, in order."""
+    """Yield, in order, the (offset, size) of what no extent (offset, size) covers in a file of ``size`` bytes."""
     at = 0
     for offset, length in sorted(extents):
         if length and offset > at:

@@ -253,7 +253,7 @@ class _Group:
         self._made: set[str] = set()
 
     def make_parents(self, name: str) -> None:
-        """The groups on the way to ``name``, once each."""
+        """Make the groups on the way to ``name``, once each."""
         parent = name.rpartition("/")[0]
         if parent and parent not in self._made:
             self.make_parents(parent)

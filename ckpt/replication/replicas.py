@@ -126,7 +126,7 @@ def _await(path: Path, timeout_s: float, why_never: Callable[[], str]) -> bytes:
 
 
 def _look_afresh(directory: Path) -> None:
-    """An NFS client may say for half a minute that a name is not there. A change of its own makes it ask the server."""
+    """Make an NFS client ask the server, by a change: it may say for half a minute that a name is not there."""
     probe = directory / f".probe-{time.monotonic_ns()}"
     with contextlib.suppress(OSError):
         probe.touch(exist_ok=False)  # through no link

@@ -58,7 +58,7 @@ class ArenaSource:
     tier = "memory"
 
     def __init__(self, path: Path, mappings: Mappings | None = None, memory: memoryview | None = None) -> None:
-        """``mappings``: where it is mapped, beyond this object's life.
+        """Open an arena; ``mappings``: where it is mapped, beyond this object's life.
 
         ``memory``: what of the arena is mapped already, from its begin.
 

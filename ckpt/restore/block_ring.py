@@ -176,7 +176,7 @@ class Ring:
         return {index for index in order if self.table.entry(here[index].slot).token == here[index].token}
 
     def close(self) -> None:
-        """The last one removes the file."""
+        """Leave the ring; the last one removes the file."""
         for file in self._files.values():
             os.close(file)
         remove_if_unused(self._fd, self._path)
@@ -208,7 +208,7 @@ def _runs(blocks: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, i
 
 
 def remove_if_unused(fd: int, path: Path) -> None:
-    """The file of a ring of this user's that no process uses. Raises nothing."""
+    """Remove the file of a ring of this user's that no process uses. Raises nothing."""
     with contextlib.suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(fd, path) and os.fstat(fd).st_uid == os.geteuid():

@@ -242,7 +242,7 @@ class Table:
         return has_moved
 
     def leave(self, reader: Reader) -> None:
-        """It has all that it wants, or reads it elsewhere."""
+        """Leave: the reader has all that it wants, or reads it elsewhere."""
         with suppress(TimeoutError), self._locked():
             if reader.number is not None:
                 _READER.pack_into(self._memory, _READERS_AT + reader.number * _READER.size, 0, 0, 0, 0)

@@ -40,7 +40,7 @@ class Undo:
             self._steps.pop()()
 
     def remember(self, live: Any) -> None:
-        """What an object holds, and objects with a state that it holds: attributes, containers, small tensors."""
+        """Remember what an object holds, and objects with state in it: attributes, containers, small tensors."""
         seen: set[int] = set()
         waiting = [live]
         tensors_too = not is_optimizer(live)  # torch's replace their tensors, of which there may be thousands
@@ -120,7 +120,7 @@ class Loads:
     _modules: list[_Load] = field(default_factory=list)
 
     def add(self, live: Any, path: tuple[Any, ...], build: Callable[[], Any], fills_tensors: bool) -> None:
-        """An object that is no module.
+        """Add an object that is no module.
 
         ``build``: its state, once what is new is read. ``fills_tensors``: it may write to large tensors in place, which
         nothing undoes, and so comes after those that do not.

@@ -269,7 +269,7 @@ class _Matching:
         return lambda: live
 
     def check_optimizers(self) -> None:
-        """An optimizer numbers its parameters: with other parameters the same number is another one."""
+        """Check that optimizers number the same parameters: with others the same number is another one."""
         if self._is_shared_out_anew and self._optimizers:
             raise LayoutMismatch(
                 f"{place(self._optimizers[0])}: layers are shared out anew, and an optimizer knows parameters by "
@@ -290,7 +290,7 @@ def _filled(live: Any, saved: Any, values: Sequence[Any]) -> Any:
 
 
 def _refuse_to_lose(live: Any, saved: Any, path: Path) -> None:
-    """A plain value may replace any plain value, but live tensors and objects must not be dropped silently."""
+    """Refuse to drop live tensors and objects silently; a plain value may replace any plain value."""
     if live is not NOTHING and _holds_live_parts(live):
         what = "a tensor" if isinstance(saved, TensorRef) else f"a {type(saved).__name__}"
         size = f" of {len(saved)}" if type(saved) in SEQUENCES else ""

@@ -94,7 +94,7 @@ class SharedBlocks:
             return self._ring
 
     def close(self) -> None:
-        """The last process removes the ring."""
+        """Leave the ring; the last process removes it."""
         self.pool.shutdown()
         with self._lock:
             if self._ring is not None:

@@ -56,7 +56,7 @@ class Targets:
     """Filled by ``add`` and its like, then, in this order: ``check``, ``give_memory``, ``read_new``, ``read_live``."""
 
     def __init__(self, records: Sequence[TensorRecord]) -> None:
-        """``records``: all that the source has, by number; it may grow."""
+        """Begin; ``records``: all that the source has, by number; it may grow."""
         self._records = records
         self._targets: list[_Target] = []
         self._wanted_new: set[int] = set()
@@ -67,7 +67,7 @@ class Targets:
     # -- what goes where -----------------------------------------------------------------------------------------------
 
     def want(self, index: int) -> None:
-        """A new tensor: see ``fresh``."""
+        """Want a new tensor: see ``fresh``."""
         self._wanted_new.add(index)
 
     def fresh(self, index: int) -> Any:
@@ -79,7 +79,7 @@ class Targets:
         return self._fresh[index]
 
     def add(self, path: Path, live: Any, early: bool, index: int) -> None:
-        """A saved tensor goes into ``live``, whole."""
+        """Have a saved tensor go into ``live``, whole."""
         self._targets.append(_Target(path, live, early, index, self._records[index]))
 
     def add_pieces(
@@ -89,7 +89,7 @@ class Targets:
         self._targets.append(_Target(path, live, early, -1, record, pieces, shape))
 
     def note_meta(self, live: Any) -> None:
-        """A tensor that may have no memory yet."""
+        """Note a tensor that may have no memory yet."""
         if tensors.is_meta(live):
             self._meta[id(live)] = live
 
@@ -136,7 +136,7 @@ class Targets:
             target.tensor = _local(target.live)
 
     def read_new(self, source: Source, pool: ThreadPoolExecutor) -> None:
-        """What is not there yet, and what has to be compared first. Raises CorruptCheckpoint, OSError."""
+        """Read what is not there yet, and what has to be compared first. Raises CorruptCheckpoint, OSError."""
         early = [target for target in self._targets if target.early or target.side is not None]
         for target in early:
             is_first = target.index >= 0 and target.side is None and target.index not in self._read

@@ -70,7 +70,7 @@ def marked(directory: Path, session: str) -> Iterator[None]:
 
 
 def is_marked(directory: Path, session: str) -> bool:
-    """False where a new run did not wait any longer: then nothing may be committed."""
+    """Return False where a new run did not wait any longer: then nothing may be committed."""
     return _mark(directory, session).exists()
 
 

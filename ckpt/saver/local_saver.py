@@ -286,7 +286,7 @@ def _expect_no_more(directory: Path, last: Future[None]) -> None:
 
 
 def _let_go_of_output() -> None:
-    """The reader of what the dead process printed waits for the end of it."""
+    """Close the output: the reader of what the dead process printed waits for its end."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)

@@ -135,7 +135,7 @@ class _Child:
         self._close = weakref.finalize(self, _close, self._process, self._link, self._idle)
 
     def send(self, request: Save, arena: int) -> bool:
-        """False when it is dead."""
+        """Send a request; return False when the process is dead."""
         self._idle.clear()
         try:
             socket.send_fds(self._link, [encode_line(request)], [arena])
@@ -195,7 +195,7 @@ def _close(process: subprocess.Popen[bytes], link: socket.socket, idle: threadin
 
 
 def _environment() -> dict[str, str]:
-    """It imports what this process would, and has no more to do with MPI than to import h5py, nor with algebra."""
+    """Return its environment: it imports what this process would, and needs neither MPI's nor algebra's threads."""
     path = [*(str(Path(place).absolute()) for place in sys.path if place), _PACKAGE_PARENT]
     own = {"PYTHONPATH": os.pathsep.join(path), "MPI4PY_RC_INITIALIZE": "false", "OPENBLAS_NUM_THREADS": "1"}
     return {**os.environ, **own}

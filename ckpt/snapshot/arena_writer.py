@@ -189,7 +189,7 @@ class Slot:
         os.pwrite(self._fd, WRITING, STATE_AT)
 
     def finish(self, header: Header) -> None:
-        """The content is complete: write the header, then, last, the word that makes it count."""
+        """Write the header of the complete content, then, last, the word that makes it count."""
         assert self.map is not None
         fields = arena.pack(header)
         self.map[: len(fields)] = fields
@@ -289,7 +289,7 @@ class ArenaPair:
                 arena.mark_empty(path, held.step)
 
     def abandon(self, slot: Slot) -> None:
-        """A reserved slot could not be filled; it is empty now."""
+        """Empty a reserved slot that could not be filled."""
         slot.clear()
         slot.unlock()
 
@@ -313,7 +313,7 @@ class ArenaPair:
                     return
 
     def prefault_beside(self, size: int = 0, slots: int = 1) -> None:
-        """The same for so many slots, in a thread of its own. Raises nothing: the save that needs them will say so."""
+        """Do the same for so many slots, in a thread of its own. Raises nothing: the save that needs them says so."""
 
         def act() -> None:
             with contextlib.suppress(OSError):

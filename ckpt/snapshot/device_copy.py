@@ -65,7 +65,7 @@ class Device(Protocol):
         ...
 
     def hold(self, where: Any, mark: Mark) -> None:
-        """What the current stream is given from now on waits for ``mark``."""
+        """Let what the current stream is given from now on wait for ``mark``."""
         ...
 
     def lock_pages(self, memory: memoryview) -> Callable[[], None] | None:

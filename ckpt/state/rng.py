@@ -10,7 +10,7 @@ from resilio_hpc.core.errors import LayoutMismatch
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of Python's, numpy's (if loaded), torch's (if loaded) and every CUDA device's (if used) generator."""
+    """Return the state of Python's, numpy's and torch's (if loaded) and each CUDA device's (if used) generator."""
     state: dict[str, Any] = {"python": random.getstate()}
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:

@@ -68,7 +68,7 @@ def any_overlap(boxes: Sequence[Box], dimension: int = 0) -> bool:
 
 
 def runs(shape: Shape, limit: int) -> Iterator[Box]:
-    """A tensor cut into boxes of at most ``limit`` elements, each of them one run in row-major order, in that order."""
+    """Yield the boxes of a tensor, of at most ``limit`` elements, each one run in row-major order, in that order."""
     if prod(shape) <= limit:
         if prod(shape):
             yield Box((0,) * len(shape), shape)

@@ -130,7 +130,7 @@ class _Image:
         return True
 
     def _show_whole(self, path: str, sources: Sequence[_Source]) -> bool:
-        """False where what there is does not make one tensor."""
+        """Show a tensor whole; return False where its parts do not make one tensor."""
         shape, of_boxes = sources[0].whole_shape, dict[Box, _Source]()
         for source in sources:
             first = of_boxes.setdefault(source.box, source).record

@@ -36,7 +36,7 @@ _watched: dict[Path, tuple[object, float]] = {}
 
 
 def this_process(job: str) -> Writer:
-    """This process, of the job of that name."""
+    """Return this process, of the job of that name."""
     return Writer(job, socket.gethostname()[:64], _machine(), os.getpid(), _begun(os.getpid()) or 0)
 
 
@@ -101,13 +101,13 @@ def make_staging(staging: Path, me: Writer | None) -> None:
 
 
 def take_back(staging: Path, me: Writer) -> None:
-    """That save has failed. Raises nothing."""
+    """Take back a save that has failed. Raises nothing."""
     with contextlib.suppress(OSError):
         (staging / f"{NOTE}{me.pid}").unlink()
 
 
 def begin(staging: Path, me: Writer) -> None:
-    """This thread fills a staging directory, and no other one any more: a thread makes one save after the other."""
+    """Note that this thread fills a staging directory, and no other: a thread makes one save after the other."""
     for path, thread in list(_threads.items()):
         if thread is threading.current_thread() or not thread.is_alive():
             _threads.pop(path, None)
@@ -180,7 +180,7 @@ def is_alive(writer: Writer) -> bool | None:
 
 
 def _changes(staging: Path, stall_s: float) -> bool:
-    """False once it has been the same for so long, as far as this process has looked. Raises OSError."""
+    """Return False once it has been the same for so long, as far as this process has looked. Raises OSError."""
     seen = look(staging)
     before, since = _watched.get(staging, (None, 0.0))
     if seen != before:

@@ -133,7 +133,7 @@ class LocalDisk:
         return new
 
     def drop_worn(self) -> None:
-        """This step has taken what it could use."""
+        """Let go of the rest: this step has taken what it could use."""
         regular_file.remove(self.worn)
 
     def _order(self, path: Path) -> int:
@@ -201,7 +201,7 @@ def copy_of(directory: Path, checkpoints: Path, step: int, epoch: int, round_: i
 def answering_copies(
     directory: Path, checkpoints: Path, manifest: Manifest, patience: Patience = PATIENCE
 ) -> Mapping[str, Path]:
-    """``copies``, where that disk still reads; TimeoutError where it does not in time."""
+    """Return ``copies``, where that disk still reads; TimeoutError where it does not in time."""
 
     def look() -> Mapping[str, Path]:
         found = copies(directory, checkpoints, manifest)

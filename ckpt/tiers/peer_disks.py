@@ -142,7 +142,7 @@ class PeerFile:
                 _receive(connection, memory)
 
     def remove(self) -> None:
-        """That copy is not what was committed: it shall not be read again. Raises nothing."""
+        """Remove a copy that is not what was committed: it shall not be read again. Raises nothing."""
         with contextlib.suppress(OSError), self._connection() as connection:
             connection.send(asking.encode(Remove(self.copy)))
 
