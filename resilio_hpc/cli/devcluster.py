@@ -156,7 +156,7 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _install_hooks(where: Path, binds: list[str], conf: list[str]) -> None:
-    """The files and lines of ``resilio install-hooks``; lines that were given already stay as they are."""
+    """Install the files and lines of ``resilio install-hooks``; lines that were given already stay as they are."""
     settings = HookSettings(where=where, package=package_folder())
     install(settings)
     binds += [str(where), *([settings.package] if settings.package else [])]

@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_words(words: Sequence[str]) -> None:
-    """What a launcher is to pass on to its resizer (``--resize-options``). Raises UsageError."""
+    """Check what a launcher is to pass on to its resizer (``--resize-options``). Raises UsageError."""
     try:
         options = _parser().parse_intermixed_args([".", *words])
         for name in ("watch", "dry_run", "observe", "policy", "json", "launcher"):

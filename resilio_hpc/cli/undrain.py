@@ -105,7 +105,7 @@ def _checks_of(node: Node | None, check: str | None) -> list[str]:
 
 
 def _wait_for_prologs(node: Node, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    """The node daemon gives prologs leave to fail when it drains, for jobs on their way, and does not renew it."""
+    """Wait while prologs may fail: the node daemon gives them leave when it drains, for jobs on their way."""
     left_s = (node.reason_time or 0) + DRAINED_LEAVE_S + _CLOCKS_S - clock()
     if 0 < left_s <= DRAINED_LEAVE_S + _CLOCKS_S:
         print(f"resilio: {node.name}: its prologs may still fail for {left_s:.0f} s: waiting", file=sys.stderr)

@@ -32,7 +32,7 @@ def check(
 
 
 def main() -> None:
-    """A request on standard input; progress on standard error, the result on standard output, each in JSON lines."""
+    """Take a request on standard input; tell progress on standard error, the result on standard output: JSON lines."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # sends the checkers home
     request = msgspec.json.decode(sys.stdin.readline(), type=CheckRequest)
 

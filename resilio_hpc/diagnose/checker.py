@@ -108,7 +108,7 @@ class Checker:
                 pass
 
     def _tell_unable(self) -> None:
-        """An order that came while there is no prober: as soon as there is one, or none to be had."""
+        """Answer an order that came while there is no prober, as soon as there is one, or none to be had."""
         order = self._unable
         if order is None:
             return
@@ -129,7 +129,7 @@ def node_name(settings: NodeSettings) -> str:
 
 
 def main(prober: Sequence[str] = ()) -> NoReturn:
-    """Settings on standard input."""
+    """Take settings on standard input."""
     settings = msgspec.json.decode(sys.stdin.readline(), type=NodeSettings)
     Checker(settings, node_name(settings), prober).run()
     sys.exit(0)

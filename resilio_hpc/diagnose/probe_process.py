@@ -78,7 +78,7 @@ class ProbeProcess:
         return self._process.stdout.fileno() if self._process is not None and self._process.stdout else None
 
     def start(self) -> None:
-        """A new process, which imports torch."""
+        """Start a new process, which imports torch."""
         self.kill()
         if self._undead:
             return
@@ -111,7 +111,7 @@ class ProbeProcess:
         self._tell(order=order.round, rank=order.rank, paired=bool(order.partner))
 
     def give(self, given: Given) -> None:
-        """What the process group waits for."""
+        """Give what the process group waits for."""
         if self._order is not None and given.round == self._order.round:
             self._tell(key=given.key, value=base64.b64encode(given.value).decode())
 

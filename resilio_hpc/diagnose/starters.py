@@ -124,7 +124,7 @@ class SrunStarter:
         self._outside: tuple[str, ...] = ()
 
     def start(self, secret: bytes, port: int) -> None:
-        """The step of all nodes that are still in the job."""
+        """Start the step of all nodes that are still in the job."""
         self._given = secret, port
         nodes = self._request.nodes
         present = commands.job_nodes(self._request.job) if self._request.job else None

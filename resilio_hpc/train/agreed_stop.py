@@ -45,7 +45,7 @@ class AgreedStop:
             self._changed.notify_all()
 
     def on_lost(self) -> None:
-        """The agent is gone: no process is left that could confirm."""
+        """Learn that the agent is gone: no process is left that could confirm."""
         with self._changed:
             self._lost = True
             self._changed.notify_all()

@@ -60,7 +60,7 @@ def accumulation_steps(global_batch: int, micro_batch: int, data_parallel: int) 
 
 
 def _fitting(global_batch: int, micro_batch: int, data_parallel: int) -> str:
-    """``the nearest number of ranks is 4 or 8, ``; "" where the micro batch itself does not divide the batch."""
+    """Return ``the nearest number of ranks is 4 or 8, ``; "" where the micro batch itself does not divide the batch."""
     if global_batch % micro_batch:
         return ""
     parts = global_batch // micro_batch

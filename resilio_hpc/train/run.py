@@ -119,7 +119,7 @@ class Run:
                 time.sleep(_LOOK_S)
 
     def finish(self, completed: int) -> None:
-        """This rank leaves training on purpose after ``completed`` steps: exiting with 0 is right from here on."""
+        """Leave training on purpose after ``completed`` steps: exiting with 0 is right from here on."""
         if self._link is not None:
             self._link.send(Stopped(completed) if self._stopping else Finished(completed))
 

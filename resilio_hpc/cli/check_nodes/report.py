@@ -79,7 +79,7 @@ def as_json(result: CheckResult) -> str:
 
 
 def write_exclude_file(path: Path, result: CheckResult) -> None:
-    """The named nodes, for ``sbatch --exclude``; an empty file where there are none. Raises UsageError."""
+    """Write the named nodes, for ``sbatch --exclude``; an empty file where there are none. Raises UsageError."""
     try:
         write_atomic(path, (host_list(result, "named") + "\n").encode())
     except OSError as error:

@@ -46,7 +46,7 @@ def baseline(options: argparse.Namespace) -> int:
 
 
 def _chosen(names: Sequence[str], health_run: HealthRun) -> list[Check]:
-    """Raises UsageError for a check that compares with nothing."""
+    """Return the checks of these names. Raises UsageError for a check that compares with nothing."""
     compare = [name for name, probe in health_run.probes.items() if probe.normal is not None]
     for name in names:
         if health_run.table.check(name).id not in compare:

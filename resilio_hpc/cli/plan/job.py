@@ -32,7 +32,7 @@ class JobOf:
     environment: Mapping[str, str]
 
     def __call__(self, choice: Choice) -> Request:
-        """Checked, for Slurm. Raises UsageError."""
+        """Return the request, checked, for Slurm. Raises UsageError."""
         job, command = self.rendered(choice)
         if self._launches:
             check(self.template, job, command, self.environment, Path.cwd())
@@ -107,7 +107,7 @@ def job_of(script: str, words: Sequence[str], command: Sequence[str], environmen
 
 
 def _check_export(template: Template, environment: Mapping[str, str]) -> None:
-    """The layout travels in the environment, which a job may be told not to have."""
+    """Check that the job has the environment, in which the layout travels."""
     written = _EXPORT.search(template.text)
     for where, value in (
         (f"{template.name}: #SBATCH --export", written[1] if written else "ALL"),

@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def profile_of(path: Path | None) -> Profile | None:
-    """Raises UsageError for what is no profile."""
+    """Read a profile. Raises UsageError for what is none."""
     if path is None:
         return None
     from resilio_hpc.autoparallel.measure.profile_file import read as read_profile

@@ -127,7 +127,7 @@ def as_measured(
 
 
 def check_model(options: argparse.Namespace) -> None:
-    """What is wrong with model and batch on their own."""
+    """Refuse what is wrong with model and batch on their own."""
     if (options.model is None) == (options.megatron is None):
         raise UsageError("one of MODEL and --megatron must be given (resilio plan model --list: the presets)")
     if options.global_batch < 1:

@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """What is wrong with them whatever the search finds. Raises UsageError."""
+    """Refuse what is wrong with them whatever the search finds. Raises UsageError."""
     if options.submit is None:
         for name in ("max_wait", "settle", "set", "dry_run"):
             if getattr(options, name):
@@ -63,7 +63,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def patience_of(options: argparse.Namespace) -> Patience:
-    """Raises UsageError."""
+    """Return how long to wait for a start. Raises UsageError."""
     given = {f"{name}_s": getattr(options, name) for name in ("max_wait", "settle")}
     for name, value in given.items():
         if value is not None and not 0 <= value < math.inf:

@@ -148,7 +148,7 @@ class LocalStage:
                 self._agents[str(event.fields["node"])] = int(event.fields["pid"])
 
     def warn(self) -> None:
-        """What Slurm's --signal=USR2 does."""
+        """Do what Slurm's --signal=USR2 does."""
         if self._launch is not None:
             self._launch.send_signal(signal.SIGUSR2)
 

@@ -25,7 +25,7 @@ SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def missing_packages(commands: dict[str, str], root: str = "/") -> list[str]:
-    """Packages whose commands cannot be found below ``root``."""
+    """Return packages whose commands cannot be found below ``root``."""
     path = os.pathsep.join(root.rstrip("/") + part for part in SEARCH_PATH.split(":"))
     return sorted({package for command, package in commands.items() if shutil.which(command, path=path) is None})
 

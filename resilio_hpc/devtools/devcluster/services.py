@@ -47,7 +47,7 @@ BY_NAME = {service.name: service for service in (MUNGED, SLURMCTLD, SLURMD, SLUR
 
 
 def last_complaint(program: str) -> str:
-    """The last line that looks like an error in the daemon's log or on the machine's console (read on the machine)."""
+    """Return the last line that looks like an error in the daemon's log or on the console (read on the machine)."""
     service = BY_NAME.get(Path(program).name)
     paths = ([service.log] if service else []) + ["/var/log/slurm/console.log"]
     for path in paths:

@@ -105,7 +105,7 @@ class AgentCore:
                 )
 
     def abandoned(self, verdict: str, exit_code: int) -> None:
-        """The verdict of a job without a controller is durable, ours or another's."""
+        """Learn that the verdict of a job without a controller is durable, ours or another's."""
         if self.ranks.ending is None and not self._succession.in_contact:
             self.ranks.end(m.End(self.ranks.epoch, verdict, exit_code))
 
@@ -127,7 +127,7 @@ class AgentCore:
         )  # fmt: skip
 
     def offer(self, slots: int, evicted: int) -> None:
-        """This node has devices for so many ranks, and so many out of use: rounds to come are chosen by that."""
+        """Tell for how many ranks this node has devices, and how many are out of use: rounds to come count on that."""
         self.ranks.slots = slots
         self._hello = msgspec.structs.replace(self._hello, local_world_size=slots, evicted=evicted)
         if self._welcomed and self._succession.in_contact and self.ranks.ending is None:
@@ -163,7 +163,7 @@ class AgentCore:
         return self._succession.state.vote_record
 
     def connection_lost(self) -> None:
-        """The transport lost the controller: what was on its way may be lost, so we present ourselves again."""
+        """Present ourselves again: the transport lost the controller, and what was on its way may be lost."""
         self._succession.lose(self._ports.monotonic())
         self._welcomed = False
         self._next_beat = self._ports.monotonic()
@@ -195,7 +195,7 @@ class AgentCore:
             self._succession.witness_claimed(witness, holder, self._ports.monotonic())
 
     def storage_failed(self) -> None:
-        """The run directory did not answer."""
+        """Learn that the run directory did not answer."""
         self._succession.storage_failed(self._ports.monotonic())
 
     def peer_said(self, message: m.NoLeader | m.Vote) -> None:
@@ -216,7 +216,7 @@ class AgentCore:
     # -- LeadershipListener ------------------------------------------------------------------------------------
 
     def follow(self, record: EpochRecord, connected: bool) -> None:
-        """A controller is known."""
+        """Follow a controller, which is known now."""
         self._welcomed = False
         self._echo = NEVER
         self.ranks.begin_epoch(record.epoch)
@@ -225,12 +225,12 @@ class AgentCore:
             self._ports.follow(record)
 
     def lead(self, term: Term) -> None:
-        """This node was elected."""
+        """Lead: this node was elected."""
         self._ports.record("controller", epoch=term.epoch, node=self.node)
         self._ports.become_controller(term)
 
     def step_down(self, reason: str) -> None:
-        """This node leads no more."""
+        """Learn that this node leads no more."""
         self._ports.step_down(reason)
 
     # -- the controller's words --------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class AgentCore:
             self._ports.to_controller(fact)
 
     def warned(self, signal: str, within_s: float | None = None) -> None:
-        """A signal reached this agent. Kept, so that the next controller hears of it too.
+        """Learn of a signal to this agent. Kept, so that the next controller hears of it too.
 
         ``within_s``: how long a joiner's own job lasts yet, where known.
         """

@@ -97,7 +97,7 @@ class DeviceEviction:
         return (self._look.fileno(),) if self._look is not None else ()
 
     def _recall(self) -> None:
-        """What a predecessor on this node took out of use stays so."""
+        """Keep out of use what a predecessor on this node took out of use."""
         self._memory.keep("devices", self._kept)
         if self._acts:
             self.slots = eviction.slots_left(self._all, self._visible.entries, self._kept.evicted, self._rules)
@@ -149,7 +149,7 @@ class DeviceEviction:
         return self._refuses(local)
 
     def ranks_stop(self, for_good: bool) -> None:
-        """The ranks of a round are being stopped, most likely for a failure; ``for_good``: at the end of the run."""
+        """Learn that a round's ranks are being stopped, likely for a failure; ``for_good``: at the end of the run."""
         self._waiting = None
         if self._on and not for_good:
             if self._kept.strikes.round_over(self._round, self._failed):
@@ -158,7 +158,7 @@ class DeviceEviction:
             self.look()
 
     def rank_failed(self, local_rank: int, said: tuple[str, str], log: Path | None) -> None:
-        """A rank ended by itself. ``said``: its error and traceback; ``log``: where its standard error went."""
+        """Learn that a rank ended by itself. ``said``: its error and traceback; ``log``: its standard error."""
         if not self._on or self._all > len(self._visible.entries):
             return  # which device was that of the rank cannot be told
         in_use = [entry for entry in self._visible.entries if entry not in {one.entry for one in self.evicted}]

@@ -79,7 +79,7 @@ class LocalSnapshots:
             self._ranks.persist_failed(message.round, message.step, REFUSED)
 
     def ranks_stop(self) -> None:
-        """The round is over: what is not written yet is of no use, and the restart gets the processors."""
+        """End with the round: what is not written yet is of no use, and the restart gets the processors."""
         self.saver.abandon()
         self.saver.pause()
 

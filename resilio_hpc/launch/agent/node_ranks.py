@@ -247,7 +247,7 @@ class NodeRanks:
             self._say_stopped()
 
     def store_ready(self, round_number: int, port: int) -> None:
-        """The store of a round is open."""
+        """Learn that the store of a round is open."""
         if round_number == self._store[0]:
             self._store = (round_number, port)
             self._ports.to_controller(m.StoreReady(self.node, self.epoch, round_number, port))
@@ -257,25 +257,25 @@ class NodeRanks:
         self._tell(m.RanksStarted(self.node, self.epoch, round_number, seconds, mode))
 
     def copies_failed(self, round_number: int, restore: m.RestorePoint, error: str) -> None:
-        """The snapshots that ranks of this node are to restore could not be brought here."""
+        """Learn that the snapshots that ranks of this node are to restore could not be brought here."""
         if self.local is not None and self.local.number == round_number and not self._stopping:
             failed = self._failure("restore_failed", f"{restore.source} {restore.step}: {error}", self._ports.unix())
             bad = msgspec.structs.replace(failed.failure, bad_copy=restore)
             self._tell(msgspec.structs.replace(failed, failure=bad))
 
     def store_died(self, round_number: int, error: str, at: float) -> None:
-        """The rendezvous store of a round is gone: its ranks cannot meet, so the round is tried again."""
+        """Have a round tried again whose rendezvous store is gone: its ranks cannot meet."""
         if round_number == self._prepared:
             self._store = (-1, 0)
             self._tell(self._failure("store_lost", f"rendezvous store: {error}", at))
 
     def give_up(self, reason: str) -> None:
-        """This node cannot run ranks: leave the run to the others."""
+        """Learn that this node cannot run ranks: leave the run to the others."""
         self._ports.to_controller(m.Goodbye(self.node, self.epoch, reason))
         self.ending = m.End(self.epoch, "agent_failed", 1)
 
     def rank_said(self, round_number: int, local_rank: int, message: rank_link.RankMessage) -> None:
-        """A rank of a round said something; other rounds' ranks are not heard."""
+        """Hear a rank of a round; other rounds' ranks are not heard."""
         local = self.local
         if local is None or local.number != round_number or local_rank not in local.ranks:
             return
@@ -300,7 +300,7 @@ class NodeRanks:
     def rank_exited(
         self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
     ) -> None:
-        """A rank ended; ``at``: Unix seconds, of its exception where it recorded one.
+        """Learn that a rank ended; ``at``: Unix seconds, of its exception where it recorded one.
 
         One that ends because we stop it is of no interest, unless it had failed before: its peers' echoes may have been
         heard first."""
@@ -312,12 +312,12 @@ class NodeRanks:
             self._send_all(self.local.exited(local_rank, exit_code, signal, at, error))
 
     def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
-        """A rank could not be started."""
+        """Learn that a rank could not be started."""
         if self.local is not None and not self._stopping:
             self._tell(self._failure("spawn", error, at, local_rank))
 
     def spawner_died(self, at: float) -> None:
-        """The spawner is gone and its ranks and stores with it; a new one is being started."""
+        """Learn that the spawner is gone, and its ranks and stores with it; a new one is being started."""
         was_needed = (self.local is not None and self.alive) or self._store[0] == self._prepared >= 0
         if was_needed and self.ending is None:
             self._tell(self._failure("spawner_lost", "the process that forks ranks was killed", at))
@@ -325,15 +325,15 @@ class NodeRanks:
         self.all_stopped()
 
     def persisted(self, round_number: int, step: int, record: ShardRecord) -> None:
-        """The saver wrote this node's file."""
+        """Learn that the saver wrote this node's file."""
         self._tell(m.Persisted(self.node, self.epoch, round_number, step, record))
 
     def persist_failed(self, round_number: int, step: int, error: str) -> None:
-        """The saver could not write."""
+        """Learn that the saver could not write."""
         self._tell(m.PersistFailed(self.node, self.epoch, round_number, step, error))
 
     def commit_done(self, round_number: int, step: int, seconds: float) -> None:
-        """The saver wrote the manifest."""
+        """Learn that the saver wrote the manifest."""
         self.committed.add(step)
         self._tell(m.Committed(self.node, self.epoch, round_number, step, seconds))
 

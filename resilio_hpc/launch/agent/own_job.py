@@ -36,7 +36,7 @@ class OwnJob:
         return math.inf if self._end_time is None else self._end_time + self._ahead_s - time.time()
 
     def tick(self, core: AgentCore) -> None:
-        """A joiner goes before its own job's time limit."""
+        """Have a joiner go before its own job's time limit."""
         now = time.monotonic()
         if not self._settings.join:
             return

@@ -106,7 +106,7 @@ class PartnerCopies:
             self._say(Begin(self._life, list(self._held)))
 
     def give_up(self) -> None:
-        """What is being fetched belongs to a life that is over."""
+        """Give up what is being fetched: it belongs to a round that is over."""
         numbers = [] if self._restore is None else list(self._restore.missing)
         self._restore = None
         self._cancel(numbers)
@@ -218,7 +218,7 @@ class PartnerCopies:
         self._ranks.copies_failed(restore.round, restore.point, error)
 
     def _died(self) -> None:
-        """The copies are still there; a new process gives them away."""
+        """Start a new process, which gives away the copies that are still there."""
         self._node.record("replicator_died")
         self._deaths += 1
         self.port = 0

@@ -50,7 +50,7 @@ class SaverLink(ChildLink):
         return True
 
     def abandon(self) -> None:
-        """What it was asked to persist is of no use any more.
+        """Abandon what it was asked to persist: it is of no use any more.
 
         It must not wait for another node's part, and hold the snapshots meanwhile.
         """

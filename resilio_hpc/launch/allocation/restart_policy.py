@@ -55,7 +55,7 @@ class Attempts:
     _failing_since: float | None = None
 
     def started(self, now: float) -> None:
-        """A start was made."""
+        """Count a start."""
         self.starts += 1
         self.began = now
         self.in_order = False
@@ -94,7 +94,7 @@ class Launches:
     ever_ran: bool = False
 
     def count(self, ran: bool) -> None:
-        """A start's outcome is known."""
+        """Count the outcome of a start."""
         self.failed += not ran
         self.ever_ran = self.ever_ran or ran
 

@@ -114,7 +114,7 @@ class Chain:
         return None
 
     def _judge(self, last: run_claim.Turn | None) -> Decision:
-        """Raises UsageError while another launch has the run."""
+        """Judge the part before. Raises UsageError while another launch has the run."""
         if last is None:
             return Decision(True, "", clean=True)
         run_in_use.refuse_if_held(self._run_path, last, self._site)
@@ -148,7 +148,7 @@ class Chain:
         return self._turn is not None
 
     def _begin_part(self) -> None:
-        """A leader of an earlier part steps down when it sees this epoch; our agents know what is later than it."""
+        """Take an epoch: a leader of an earlier part steps down when it sees it, and our agents know what is later."""
         chain_order.expect(self._run_path)
         self.begins = fencing.take_epoch(self._run_path, self._site.key)
 
@@ -233,7 +233,7 @@ class Chain:
             avoid_faulty_nodes(self._run_path, site.job, site.nodes, self.successor, self._ledger.append)
 
     def _keep_for_later(self) -> None:
-        """The last job of a chain keeps what one more would need, should its user allow more."""
+        """Keep, in the last job of a chain, what one more would need, should its user allow more."""
         if self._chained and self._site.leads and not self._only_observed:
             try:
                 nodes = len(self._site.nodes)
@@ -248,7 +248,7 @@ class Chain:
             self.submit_late(now)
 
     def submit_late(self, now: float) -> None:
-        """The end is near: try again."""
+        """Try again, since the end is near."""
         if not self.late or not self._site.leads or not self._busy.acquire(blocking=False):
             return
         try:
@@ -276,7 +276,7 @@ class Chain:
         return self._order
 
     def _lift_stop(self) -> None:
-        """A user who starts a job by hand, after the chain was stopped, wants the run to go on."""
+        """Lift the stop: a user who starts a job by hand after it wants the run to go on."""
         if self._read_order().stopped:
             chain_order.write(self._run_path, replace(self._order, stopped=False, time=time.time()))
 
@@ -343,7 +343,7 @@ class Chain:
         return self._site.job if self._requeues_itself or self._preempted else self.successor
 
     def leave(self, poll_s: float = REQUEUE_POLL_S) -> None:
-        """The last thing that this job does: where no other job carries on, see to it that it is queued again."""
+        """See to it, last of all, that this job is queued again where no other job carries on."""
         free = self._busy.acquire(timeout=CLOSING_S)
         try:
             self._leave(poll_s)

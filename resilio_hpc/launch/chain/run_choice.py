@@ -65,7 +65,7 @@ def choose(command: Command, create: bool = True) -> LaunchOptions:
 
 
 def note_visit(path: Path, environment: Mapping[str, str]) -> None:
-    """A launch found the run complete: another one of this run of the job is no second look at it. Raises OSError."""
+    """Note that a launch found the run complete: another one in this job is no second look at it. Raises OSError."""
     part = holder.slurm_part(environment)
     if part:
         seen = {"v": 1, "verdict": "completed", "exit_code": 0, "reason": "complete before this job"}

@@ -20,7 +20,7 @@ _RANK_BYTES = 32 * 1024 * 1024  # private memory of a rank forked with torch loa
 
 
 def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, devices: NodeDevices) -> tuple[str, ...]:
-    """Raises UsageError for the first mistake; returns lines that are worth telling though nothing is wrong.
+    """Raise UsageError for the first mistake; return lines that are worth telling though nothing is wrong.
 
     ``devices`` are those of the machine that the command was given on: decisive where that machine will run ranks,
     a hint where it will not (a login node), so there ``gpu`` is left to the agents.
@@ -63,7 +63,7 @@ def check(options: LaunchOptions, environment: Mapping[str, str], cwd: Path, dev
 
 
 def check_run_directory(path: Path) -> None:
-    """A run directory that is there can be changed by its user only."""
+    """Check that a run directory that is there can be changed by its user only."""
     try:
         if path.is_dir():
             trusted_files.run_directory(path)
@@ -94,7 +94,7 @@ def in_slurm(options: LaunchOptions, environment: Mapping[str, str]) -> bool:
 
 
 def check_program(options: LaunchOptions, environment: Mapping[str, str], cwd: Path) -> None:
-    """The script, module or command exists and can be run."""
+    """Check that the script, module or command exists and can be run."""
     if options.kind == "command":
         check_command(options.script, environment, cwd)
     elif options.kind == "module":

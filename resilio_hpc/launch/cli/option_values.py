@@ -179,7 +179,7 @@ def _local_checkpoints(given: str | None, caller: Caller) -> str:
 
 
 def _directory(option: str, given: str, caller: Caller) -> Path:
-    """Raises UsageError for what cannot be a directory, such as a URL."""
+    """Return the directory. Raises UsageError for what cannot be one, such as a URL."""
     directory_path(given, option)
     return directory_path(caller.cwd / Path(given).expanduser(), option)
 

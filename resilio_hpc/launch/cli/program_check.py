@@ -24,7 +24,7 @@ _MAX_SOURCE_BYTES = 8 * 1024 * 1024
 
 
 def check_script(script: str, arguments: Sequence[str], cwd: Path) -> None:
-    """A readable Python script (or a directory or archive with a ``__main__``) without syntax errors."""
+    """Check a Python script (or a directory or archive with a ``__main__``): readable, without syntax errors."""
     path = cwd / script
     try:
         if path.is_dir():
@@ -151,7 +151,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def check_command(command: str, environment: Mapping[str, str], cwd: Path) -> None:
-    """An executable, by path or on PATH."""
+    """Check that it is an executable, by path or on PATH."""
     if shutil.which(command if "/" not in command else str(cwd / command), path=environment.get("PATH")):
         return
     path = cwd / command
@@ -165,7 +165,7 @@ def check_command(command: str, environment: Mapping[str, str], cwd: Path) -> No
 
 
 def check_module(module: str, cwd: Path, search: Sequence[str] | None = None) -> None:
-    """A module that ``python -m`` would find in ``cwd`` or on ``sys.path``; its packages are not imported."""
+    """Check that ``python -m`` would find in ``cwd`` or on ``sys.path``; its packages are not imported."""
     if module.endswith(".py") or "/" in module:
         stem = module.removesuffix(".py").replace("/", ".").strip(".")
         raise UsageError(f"-m {module}: a module is named like {stem}; to run the file leave -m out")

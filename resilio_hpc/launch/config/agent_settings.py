@@ -63,7 +63,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, text: str) -> AgentSettings:
-        """Raises msgspec.MsgspecError for anything that ``to_json`` did not write."""
+        """Read it. Raises msgspec.MsgspecError for anything that ``to_json`` did not write."""
         return msgspec.json.decode(text, type=cls)
 
     def on_this_node(self, environment: Mapping[str, str]) -> AgentSettings:

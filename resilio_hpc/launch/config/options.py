@@ -387,7 +387,7 @@ class LaunchOptions:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> LaunchOptions:
-        """Raises msgspec.ValidationError or msgspec.DecodeError for anything that ``to_json`` did not write."""
+        """Read. Raises msgspec.ValidationError or msgspec.DecodeError for anything that ``to_json`` did not write."""
         import msgspec
 
         return msgspec.json.decode(text, type=cls)

@@ -342,7 +342,7 @@ class Succession:
         return now < self._pulse_seen + 10 * STILL_S
 
     def storage_failed(self, now: float) -> None:
-        """The run directory did not answer: try again later."""
+        """Try again later: the run directory did not answer."""
         self._scanning = False
         self._next_scan = now + 1.0
         self._election.storage_failed()

@@ -44,7 +44,7 @@ class CheckpointPhase:
         return -1 if self._commits.is_settled(step) else step
 
     def begin_round(self, nodes: Collection[str]) -> None:
-        """A round is prepared; what was in flight is abandoned."""
+        """Begin a round; what was in flight is abandoned."""
         self._commits.begin(nodes)
         self._asked = False
         self._blocked_s.clear()
@@ -52,7 +52,7 @@ class CheckpointPhase:
         self._goes_on_from = None
 
     def restored(self, restore: m.RestorePoint | None) -> None:
-        """The ranks start from ``restore``: what lies only in memory is made durable."""
+        """Make durable what lies only in memory: the ranks start from ``restore``."""
         self._goes_on_from = -1 if restore is None else restore.step
         if restore is not None and restore.source == "memory":
             for member in self._run.members:
@@ -72,7 +72,7 @@ class CheckpointPhase:
                 self._order_commit()
 
     def handle(self, message: CheckpointMessage) -> None:
-        """A node said how far a checkpoint is."""
+        """Handle what a node says of how far a checkpoint is."""
         run = self._run
         if not isinstance(message, m.SnapshotWhole | m.Persisted) and self._unanswered == (message.node, message.step):
             self._unanswered = None
@@ -158,7 +158,7 @@ class CheckpointPhase:
                 self._out.send(member.node, m.Persist(run.epoch, run.round, step, partner))
 
     def past_told(self) -> None:
-        """The run directory has told which steps are committed."""
+        """Go on once the run directory has told which steps are committed."""
         if self._asked:
             self._unanswered = None
 

@@ -32,7 +32,7 @@ class CommitTracker:
         return max(self.known, default=-1)
 
     def begin(self, nodes: Collection[str]) -> None:
-        """A round starts: what was in flight is abandoned (its files stay uncommitted and are overwritten)."""
+        """Begin a round: what was in flight is abandoned (its files stay uncommitted and are overwritten)."""
         self.nodes = frozenset(nodes)
         self.in_flight = self._given_up = -1
         self._whole.clear()

@@ -55,7 +55,7 @@ class LivesIn(Protocol):
         """Another agent follows us, though there is no controller here."""
 
     def stepped_down(self, epoch: int, since: float, outvoted: bool) -> None:
-        """The controller is none any more."""
+        """Learn that the controller is none any more."""
 
 
 class ControllerHost:
@@ -200,7 +200,7 @@ class ControllerHost:
             self._learn_end_time(reply.get("end_time"))
 
     def _learn_end_time(self, end_time: float | None) -> None:
-        """The job's time limit may be changed while it runs."""
+        """Learn the job's time limit, which may be changed while it runs."""
         if self.controller is None or end_time is None:
             return
         run, limit = self.controller.run, end_time + self.clock_ahead_s if math.isfinite(end_time) else None

@@ -35,7 +35,7 @@ class LinkGuard:
         self._suspended = False
 
     def pulse_written(self, asked: float) -> None:
-        """The run directory took our pulse, and knows no newer epoch."""
+        """Learn that the run directory took our pulse, and knows no newer epoch."""
         self._lease.pulse_written(asked)
 
     def may_lead(self, now: float) -> bool:

@@ -56,7 +56,7 @@ class Shutdown:
         }  # fmt: skip
 
     def _has_trained(self) -> bool:
-        """False where no rank was started, or where ranks report steps and none was completed.
+        """Return False where no rank was started, or where ranks report steps and none was completed.
 
         There was less time than the start takes.
         """

@@ -56,6 +56,6 @@ class SlowSaves:
         return {"step": self._save[1], "waited_s": round(waited_s, 3), "nodes": sorted(self._waits_for)}
 
     def abandoned(self, round_number: int) -> None:
-        """The ranks of earlier rounds than this one are gone: what was on its way then has no owner any more."""
+        """Forget saves of earlier rounds than this one: their ranks are gone."""
         if self._save is not None and self._save[0] < round_number:
             self._save = None

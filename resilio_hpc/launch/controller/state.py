@@ -187,7 +187,7 @@ class KnownAgent:
         return min(self.heard, self.answered + patience_s)
 
     def forget_round(self) -> None:
-        """A new round is prepared."""
+        """Forget the round: a new one is prepared."""
         self.first_step = self.done = None
         self.started = False
         self.round = self.step = -1

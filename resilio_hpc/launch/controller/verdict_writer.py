@@ -28,7 +28,7 @@ class VerdictWriter:
         self.tick(now)
 
     def forget(self) -> None:
-        """What an earlier controller here was about to say is void."""
+        """Forget what an earlier controller here was about to say."""
         self._verdict = None
 
     def tick(self, now: float) -> None:

@@ -37,7 +37,7 @@ class Voters:
             self.hold_witness(run.term.supporters)
 
     def hold_witness(self, supporters: Collection[str]) -> None:
-        """The witness stands on our side: exactly half is enough, and the other half has no vote in what follows."""
+        """Hold the witness: exactly half is enough, and the other half has no vote in what follows."""
         groups = self._run.membership.groups
         self._witnessed = tuple(group for group in groups if 2 * len(set(supporters) & set(group)) == len(group))
         voters = NodeList.of([entry for entry in self._wanted().entries() if entry.node in supporters])
@@ -87,7 +87,7 @@ class Voters:
     # -- leases ------------------------------------------------------------------------------------------------
 
     def _renew_leases(self) -> None:
-        """A quorum is with us (again): no agent should wait for the answer to its next Heartbeat."""
+        """Renew all leases once a quorum is with us (again): no agent waits for the answer to its next Heartbeat."""
         for node, agent in self._run.agents.items():
             self.renew_lease(node, agent)
 

@@ -147,7 +147,7 @@ def gather(since_s: float, environment: Mapping[str, str], say: Callable[[Said],
 
 
 def _baseline(table: tables.Table) -> Values:
-    """It may hang: this process is killed then. One that is not believed is none."""
+    """Read the baseline. It may hang: this process is killed then. One that is not believed is none."""
     try:
         found = read(Path(table.settings["baseline"].text("directory")), node_name(os.environ))
     except HealthError:

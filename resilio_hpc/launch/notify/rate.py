@@ -31,7 +31,7 @@ class Throttle:
         self._pause = SHORTEST_PAUSE_S
 
     def add(self, notice: Notice) -> None:
-        """An event to tell."""
+        """Add an event to tell."""
         if notice.event == "verdict":
             self._verdict = notice
             return

@@ -53,7 +53,7 @@ def outlive_warnings() -> None:
 
 
 def set_name(name: str) -> None:
-    """The name that ps and top show (15 bytes)."""
+    """Set the name that ps and top show (15 bytes)."""
     _prctl(_PR_SET_NAME, name.encode()[:15])
 
 

@@ -43,7 +43,7 @@ class Hello(Struct, frozen=True):
     disk_port: Port = 0  # where others may read this node's own disk; 0: nowhere
 
     def __post_init__(self) -> None:
-        """A state from which no count can go on is refused where it is decoded."""
+        """Refuse a state from which no count can go on, where it is decoded."""
         if self.last is not None and not self.last.may_be_counted_on:
             raise ValueError("the last state's counts are out of bounds")
 

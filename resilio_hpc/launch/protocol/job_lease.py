@@ -15,7 +15,7 @@ class JobLease:
         self._until = now + lease_s
 
     def pulse_written(self, asked: float) -> None:
-        """The run directory took our pulse, and knows no newer epoch."""
+        """Learn that the run directory took our pulse, and knows no newer epoch."""
         self._renew(asked)
 
     def slurm_says_running(self, asked: float) -> None:

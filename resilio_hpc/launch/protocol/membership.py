@@ -81,7 +81,7 @@ def first_membership(nodes: Collection[str]) -> Membership:
 
 
 def next_membership(last: Membership, epoch: int, voters: NodeList, settled: bool) -> Membership:
-    """The membership after ``last``, which still counts, and with it, unless it was settled, what came before it."""
+    """Return the membership after ``last``, which still counts, with what came before it unless it was settled."""
     number = last.number + 1 if last.epoch == epoch else 1
     groups = dict.fromkeys((Group(last.voters.names, last.witness), *(() if settled else last.before)))
     same = [group for group in groups if sorted(nodes_of(group.names)) == sorted(voters.nodes)]
@@ -125,7 +125,7 @@ def witnesses_needed(membership: Membership, supporters: Collection[str]) -> tup
 def quorum_since(
     membership: Membership, supported: Callable[[str], float], witnessed: Iterable[Collection[str]] = ()
 ) -> float:
-    """The latest time at which a quorum of every group stood with us, when ``supported`` tells it of each voter."""
+    """Return the latest time at which a quorum of every group stood with us; ``supported``: that of each voter."""
     halves = [frozenset(group) for group in witnessed]
     since = float("inf")
     for group in membership.groups:

@@ -40,7 +40,7 @@ class NodeList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     numbers: tuple[tuple[Length, Number], ...] = ()
 
     def __post_init__(self) -> None:
-        """A node list whose parts do not fit each other is refused where it is decoded."""
+        """Refuse a node list whose parts do not fit each other, where it is decoded."""
         try:
             count = len(nodes_of(self.names))
         except UsageError as error:

@@ -39,7 +39,7 @@ class ResizeHistory:
     trains: bool = False  # every rank of the newest round has done a step
 
     def lost_in_a_row(self, in_queue: Iterable[str], since: float) -> int:
-        """The newest joiner jobs, submitted after ``since``, that ended without having joined or been withdrawn."""
+        """Return the newest joiner jobs, submitted after ``since``, that ended without joining or being withdrawn."""
         present, lost = set(in_queue), 0
         for job, at in reversed(list(self.submitted.items())):
             if job in self.joined or job in present or at < since:

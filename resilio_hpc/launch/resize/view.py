@@ -82,7 +82,7 @@ class ResizeView:
         self._idle_since = {}
 
     def facts(self) -> ResizeFacts:
-        """Raises UsageError where the run cannot be resized, SlurmError where Slurm does not answer."""
+        """Fetch facts. Raises UsageError where the run cannot be resized, SlurmError where Slurm does not answer."""
         record = self.record = self._record()
         leads = self._leads()
         status = Fields.of(trusted_files.read_object(self.path / "status.json")) if leads else Fields({})

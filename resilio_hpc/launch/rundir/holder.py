@@ -99,7 +99,7 @@ class Pulse:
             write_atomic(self._file, b"%d\n" % self._count, durable=False)
 
     def end(self) -> None:
-        """The launch is over."""
+        """End with the launch."""
         self._file.unlink(missing_ok=True)
 
 

@@ -99,7 +99,7 @@ class Storage:
         self.request("show_life", turn=turn)
 
     def _drop_unsent(self, operation: str) -> None:
-        """What has not begun to be sent gives way to what is newer."""
+        """Drop what has not begun to be sent: it gives way to what is newer."""
         dropped = [number for number, queued, _ in self._queue if queued == operation]
         self._queue = deque(entry for entry in self._queue if entry[1] != operation)
         for number in dropped:

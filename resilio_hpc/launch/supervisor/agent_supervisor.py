@@ -219,7 +219,7 @@ class AgentKeeper:
     # -- groups ------------------------------------------------------------------------------------------------
 
     def _look_after_groups(self, now: float) -> None:
-        """A group's srun goes on when one of its agents ends: that node gets an srun of its own."""
+        """Give a node an srun of its own when its agent ends: its group's srun goes on."""
         groups = [each for each in self.placements if each.covers_group and each.process is not None]
         if not groups or now < self._next_look:
             return
@@ -257,7 +257,7 @@ class AgentKeeper:
         self._end_seen(view.end_time)
 
     def _end_seen(self, told: float | None) -> None:
-        """What Slurm does not tell leaves the end as it was: it is not "never"."""
+        """Note the job's end; what Slurm does not tell leaves it as it was, and is not "never"."""
         if told is None:
             if self.end_time is None:
                 self._say_once(f"warning: Slurm does not tell when job {self.site.job} ends: no save precedes that")
@@ -312,7 +312,7 @@ class AgentKeeper:
         return frozenset(received)
 
     def _order_stop(self, name: str, now: float) -> None:
-        """It holds for agents that start later, too, and is said again: it may not arrive."""
+        """Order a stop, also of agents that start later, and again: it may not arrive."""
         if not self.stop_order:
             self._ordered_at = now
         self.stop_order = name

@@ -131,7 +131,7 @@ class NodeCheck:
             return printable(said.decode(errors="replace").strip().rpartition("\n")[2] or "it gave no answer", 300)
 
     def _listen(self, process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes, bool]:
-        """(what it said on the way, its answer, whether it came to its end)."""
+        """Return (what it said on the way, its answer, whether it came to its end)."""
         assert process.stdout and process.stderr
         heard = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
         open_ends = set(heard)
@@ -146,7 +146,7 @@ class NodeCheck:
 
 
 def tell(result: CheckResult | str, left: LeftOut) -> None:
-    """What the user reads."""
+    """Tell the user."""
     if isinstance(result, str):
         say(f"pair check: no result ({result}): going on with all nodes")
         return

@@ -167,7 +167,7 @@ class Supervisor:
         return p.recipe_of(self.site, self.allocation, settings, self._clock_ahead_s)
 
     def _keep_stdin(self) -> None:
-        """A chain's later jobs go on with what the first one was given."""
+        """Keep standard input: a chain's later jobs go on with what the first one was given."""
         if self.options.stdin_rank >= 0 and not (
             self.chain.number > 1 and (self.run.path / run_directory.STDIN).exists()
         ):
@@ -231,7 +231,7 @@ class Supervisor:
         return time.time() - self._clock_ahead_s
 
     def _keep_chain(self, keeper: AgentKeeper) -> None:
-        """Submitting a job reads and writes the run directory, which may hang."""
+        """Keep the chain, bounded: submitting a job reads and writes the run directory, which may hang."""
         if self.files.order is not None and self.files.verdict is None and self.chain.heed(self.files.order):
             keeper.stop_in_order(time.monotonic())
         if keeper.forward_signals() & WARNINGS:

@@ -93,7 +93,7 @@ class Lines:
             self._rest = self._rest[MAX_LINE_BYTES:]
 
     def progress(self) -> Iterator[bytes]:
-        """The newest whole state of a progress bar, which rewrites its line after ``\\r`` and may never end it."""
+        """Yield the newest whole state of a progress bar, which rewrites its line after ``\\r`` and may not end it."""
         states, _, newest = self._rest.rpartition(b"\r")
         if states and newest:  # nothing after \r may be half of a Windows line end
             self._rest = newest

@@ -30,7 +30,7 @@ def fork() -> int:
 
 
 def detach(parent: int, close: Sequence[int]) -> None:
-    """A session of its own, the default signal handlers, none of the spawner's sockets; dies with the spawner."""
+    """Begin a session with default signal handlers and none of the spawner's sockets; dies with the spawner."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, *process_tree.WARNINGS):
         signal.signal(number, signal.SIG_DFL)

@@ -80,7 +80,7 @@ class LocalRanks:
         yield from self.server.filenos()
 
     def serve(self, ready: set[int]) -> None:
-        """Some descriptors are readable; ranks' words are heard before their ends."""
+        """Serve readable descriptors; ranks' words are heard before their ends."""
         for descriptor in [fd for fd in self.server.filenos() if fd in ready]:
             self.server.serve(descriptor)
         if not ready.isdisjoint(self._spawner.filenos()):

@@ -30,7 +30,7 @@ def check(ranks: int) -> None:
 
 @contextmanager
 def limit_told() -> Iterator[None]:
-    """Raises LaunchError, in one line, where this process or the machine has no descriptor left."""
+    """Raise LaunchError, in one line, where this process or the machine has no descriptor left."""
     try:
         yield
     except OSError as error:

@@ -127,7 +127,7 @@ def _run_file(path: str, main: types.ModuleType) -> None:
 
 
 def _end(error: BaseException, main: types.ModuleType) -> None:
-    """What the interpreter does with an uncaught exception; finalisation follows in the caller's caller."""
+    """Do what the interpreter does with an uncaught exception; finalisation follows in the caller's caller."""
     shown = _user_frames(error.__traceback__, main)
     error.__traceback__ = shown
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, shown

@@ -41,7 +41,7 @@ class RankEvents(Protocol):
         """How the run ended, once it has."""
 
     def rank_said(self, round_number: int, local_rank: int, message: rank_link.RankMessage) -> None:
-        """A rank sent a message."""
+        """Hear a rank's message."""
 
     def ranks_started(self, round_number: int, seconds: float, mode: str) -> None:
         """All local ranks run."""
@@ -49,25 +49,25 @@ class RankEvents(Protocol):
     def rank_exited(
         self, local_rank: int, exit_code: int | None, signal: int | None, at: float, error: tuple[str, str]
     ) -> None:
-        """A rank ended. ``error``: its message and traceback."""
+        """Learn that a rank ended. ``error``: its message and traceback."""
 
     def spawn_failed(self, local_rank: int, error: str, at: float) -> None:
-        """A rank could not be started."""
+        """Learn that a rank could not be started."""
 
     def store_ready(self, round_number: int, port: int) -> None:
-        """The rendezvous store of a round is open."""
+        """Learn that the rendezvous store of a round is open."""
 
     def store_died(self, round_number: int, error: str, at: float) -> None:
-        """It is gone."""
+        """Learn that it is gone."""
 
     def all_stopped(self) -> None:
         """Every rank and descendant is gone."""
 
     def spawner_died(self, at: float) -> None:
-        """The spawner is gone, and its ranks and stores with it."""
+        """Learn that the spawner is gone, and its ranks and stores with it."""
 
     def give_up(self, reason: str) -> None:
-        """This node cannot run ranks."""
+        """Learn that this node cannot run ranks."""
 
 
 class Devices(Protocol):
@@ -78,7 +78,7 @@ class Devices(Protocol):
         """For ranks: the devices that they may use."""
 
     def rank_failed(self, local_rank: int, said: tuple[str, str], log: Path | None) -> None:
-        """A rank ended by itself. ``said``: its message and traceback; ``log``: its standard error."""
+        """Learn that a rank ended by itself. ``said``: its message and traceback; ``log``: its standard error."""
 
 
 class AnySpawner(Protocol):

@@ -53,7 +53,7 @@ class RankServer:
         yield from self._connections
 
     def serve(self, fileno: int) -> None:
-        """A descriptor is readable."""
+        """Serve a readable descriptor."""
         if fileno == self._listener.fileno():
             self._accept()
         elif fileno in self._connections:

@@ -135,7 +135,7 @@ class Zygote:
                 self._stop_further(self._stopping)
 
     def _end(self) -> None:
-        """The agent is gone: end everything. Trackers go on alone, and end when they have cleaned up."""
+        """End everything: the agent is gone. Trackers go on alone, and end when they have cleaned up."""
         below = process_tree.descendants(self._pid)
         segments = shared_memory.held(below, self._began)
         trackers = frozenset(filter(process_tree.is_tracker, below))

@@ -72,7 +72,7 @@ class MpiSpawner:
         self._events.append(free_port(round, host))
 
     def expect(self, round: int, member: m.Member) -> None:
-        """The next ranks are those of ``round``."""
+        """Expect the ranks of ``round``."""
         self._tasks.expect(round, member.first_rank, member.local_world_size)
 
     def spawn(self, command: sm.RankCommand) -> None:

@@ -110,7 +110,7 @@ def _run(link: socket.socket, command: RankCommand) -> int:
 
 
 def _become_rank(command: RankCommand, stdout: int, stderr: int, program: tuple[str, ...]) -> NoReturn:
-    """The child. Descriptors that slurmstepd gave us (PMI_FD) go on to the program."""
+    """Become the rank, in the child. Descriptors that slurmstepd gave us (PMI_FD) go on to the program."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     forked_child.detach(os.getppid(), ())
     forked_child.become_rank(command, stdout, stderr, program)

@@ -66,7 +66,7 @@ class MpiTasks:
     # -- what the agent wants ----------------------------------------------------------------------------------
 
     def expect(self, round_number: int, first_rank: int, count: int) -> None:
-        """The round whose tasks may run from now on; this node's are ``first_rank`` and ``count`` - 1 more."""
+        """Expect the tasks of a round from now on; this node's are ``first_rank`` and ``count`` - 1 more."""
         self._round, self._first_rank, self._count = round_number, first_rank, count
         self._over = round_number - 1
         self._commands.clear()
@@ -85,7 +85,7 @@ class MpiTasks:
         return [task.rank_pid for task in self._tasks.values() if task.rank_pid > 0 and not task.over]
 
     def refuse(self) -> None:
-        """The round is over: a task that still comes for it is sent away."""
+        """Send away a task that still comes for the round, which is over."""
         self._over = max(self._over, self._round)
         self._commands.clear()
         for task in list(self._tasks.values()):
