@@ -231,7 +231,7 @@ def curve_taker(pipe: Connection, size: int, secret: bytes, port: int) -> None:
 def two_processes(
     giver: Callable[..., None], taker: Callable[..., None], size: int, *shared: object
 ) -> Iterator[tuple[Send, Sequence[int]]]:
-    """Give what the giver says first, if anything, the taker is told."""
+    """Give the taker what the giver says first, if it says anything."""
     spawn = multiprocessing.get_context("spawn")
     (mine, its), (my, her) = spawn.Pipe(), spawn.Pipe()
     one = spawn.Process(target=giver, args=(its, size, *shared), daemon=True)

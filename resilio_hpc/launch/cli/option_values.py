@@ -36,7 +36,7 @@ class Caller:
 
 def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions, tuple[str, ...]]:
     """Options and notes from a namespace of ``options_parser.build_parser``. Raises UsageError."""
-    _check_numbers(raw)
+    check_numbers(raw)
     script, kind, arguments = _program(raw, caller.environment)
     local_nodes = local_nodes_of(caller.environment)
     least, most = _nodes(raw, caller.environment, local_nodes)
@@ -45,9 +45,9 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
         notes += ("started by a rank of another run: it uses this machine alone, as with --standalone",)
     parse_std(raw.redirects, "--redirects")
     parse_std(raw.tee, "--tee")
-    alone = {name: flag.reads(getattr(raw, flag.dest)) for name, flag in rows(o.LaunchOptions).items() if flag.reads}
+    direct = {name: flag.reads(getattr(raw, flag.dest)) for name, flag in rows(o.LaunchOptions).items() if flag.reads}
     options = o.LaunchOptions(
-        **alone,
+        **direct,
         script=script,
         kind=kind,
         script_args=arguments,
@@ -72,7 +72,8 @@ def interpret(raw: argparse.Namespace, caller: Caller) -> tuple[o.LaunchOptions,
     return options, notes
 
 
-def _check_numbers(raw: argparse.Namespace) -> None:
+def check_numbers(raw: argparse.Namespace) -> None:
+    """Raise UsageError for a number that its flag refuses."""
     for flag in FLAGS:
         value = getattr(raw, flag.dest)
         if wanted := flag.refuses(value):

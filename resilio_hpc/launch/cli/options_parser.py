@@ -14,7 +14,7 @@ import resilio_hpc
 from resilio_hpc.core.errors import UsageError
 from resilio_hpc.launch.cli.help_text import DESCRIPTION, EXAMPLES, USAGE
 from resilio_hpc.launch.cli.option_table import FLAGS, GROUPS
-from resilio_hpc.launch.cli.option_values import Caller, interpret, local_nodes_of
+from resilio_hpc.launch.cli.option_values import Caller, check_numbers, interpret, local_nodes_of
 from resilio_hpc.launch.config.flags import Flag
 from resilio_hpc.launch.config.options import DEFAULT_JOIN_TIMEOUT_S, LaunchOptions
 
@@ -209,8 +209,7 @@ def parse_join(argv: Sequence[str], caller: Caller) -> JoinRequest | None:
         raise UsageError("--json belongs to --dry-run; a run's events are in RUN_DIR/ledger")
     if not raw.join.strip():
         raise UsageError("--join is empty: is the shell variable that should hold the run directory set?")
-    if raw.join_timeout is not None and raw.join_timeout < 0:
-        raise UsageError(f"--join-timeout: {raw.join_timeout:g} is not possible, it must be 0 or more")
+    check_numbers(raw)
     return JoinRequest(
         str(caller.cwd / Path(raw.join).expanduser()),
         DEFAULT_JOIN_TIMEOUT_S if raw.join_timeout is None else raw.join_timeout,

@@ -109,7 +109,7 @@ def rows(options: type, group: Group | None = None) -> dict[str, Flag]:
 
 
 def whole_number(text: str) -> int:
-    """int, with our words in the error."""
+    """Return an int, with our words in the error."""
     try:
         return int(text)
     except ValueError:
@@ -128,7 +128,7 @@ def number(text: str) -> float:
 
 
 def comma_separated(text: str) -> list[str]:
-    """``a,b`` → [a, b]; ``,,`` is a comma inside an item (torchrun's rule)."""
+    """Take a list apart: ``a,b`` → [a, b]; ``,,`` is a comma inside an item (torchrun's rule)."""
     return [item.replace("\0", ",") for item in text.replace(",,", "\0").split(",")]
 
 
