@@ -66,15 +66,15 @@ def create_exclusive(path: Path, data: bytes, mode: int = 0o600) -> bool:
 
 
 @contextmanager
-def new_file(path: Path, mode: int = 0o666, worn: Path | None = None) -> Iterator[int]:
+def new_file(path: Path, mode: int = 0o666, former: Path | None = None) -> Iterator[int]:
     """Give a descriptor of a file that appears as ``path``, whole and durable, at the end; otherwise nothing remains.
 
-    ``worn``: a file of the same file system that is needed no more. It becomes the new one where it is ours alone,
+    ``former``: a file of the same file system that is needed no more. It becomes the new one where it is ours alone,
     and is to be written over, since it has its old content; else it is removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        fd = _taken(worn, temporary) if worn is not None else None
+        fd = _taken(former, temporary) if former is not None else None
         if fd is None:
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
@@ -88,14 +88,14 @@ def new_file(path: Path, mode: int = 0o666, worn: Path | None = None) -> Iterato
     sync_directory(path.parent)
 
 
-def _taken(worn: Path, temporary: Path) -> int | None:
+def _taken(former: Path, temporary: Path) -> int | None:
     """Take it from its old name before it is looked at. A directory that is a link is another's."""
     try:
-        folder = os.open(worn.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = os.open(former.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        os.rename(worn.name, temporary, src_dir_fd=folder)
+        os.rename(former.name, temporary, src_dir_fd=folder)
     except OSError:
         return None
     finally:

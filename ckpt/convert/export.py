@@ -9,8 +9,8 @@ from resilio_hpc.ckpt.convert import dcp_folder, safetensors_file, sharded, torc
 from resilio_hpc.ckpt.convert.flat_names import names_of
 from resilio_hpc.ckpt.convert.target import DCP_METADATA, check_target, written_whole
 from resilio_hpc.ckpt.convert.whole_state import WholeState
-from resilio_hpc.ckpt.format.bulk_io import check_space
 from resilio_hpc.ckpt.format.source import Progress
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.core.errors import UsageError
 
 Format = Literal["torch", "safetensors", "dcp"]
@@ -51,7 +51,7 @@ def export_step(
     UsageError, CorruptCheckpoint, CheckpointError, OSError.
     """
     check_target(target, format_ == "dcp", overwrite)
-    check_space(target.parent, size_in(whole, format_))
+    store_of(target).check_space(target.parent, size_in(whole, format_))
     notes: list[str] = []
     with written_whole(target, format_ == "dcp", overwrite) as path:
         if format_ == "safetensors":

@@ -61,7 +61,7 @@ def import_step(
     remains then.
     """
     library("h5py", "writing checkpoints")
-    from resilio_hpc.ckpt.format.shard_stream import write_stream
+    from resilio_hpc.ckpt.store.shard_stream import write_stream
 
     with new_step(target, step, 0, 0) as staging:
         shard = write_stream(step, layout, source.flattened, staging, progress, source.imported.fetch)

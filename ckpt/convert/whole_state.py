@@ -171,7 +171,7 @@ class WholeState:
         else:
             pieces = list(self._source.find(tensor.record, Box(start, box.shape)))
         for piece in pieces:
-            part = Part(piece.fd, piece.record, piece.box, target, box.shape, piece.start)
+            part = Part(piece.reader, piece.record, piece.box, target, box.shape, piece.start)
             read_part(self._manifest.step, part)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from resilio_hpc.ckpt.store import checkpoint_index
-from resilio_hpc.core import regular_file
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 
@@ -28,7 +28,7 @@ def check_not_all_damaged(directory: Path) -> None:
 def why_newest_is_gone(directory: Path) -> str:
     """Return that ``latest`` names a step which is not there any more, in words; "" when it is there."""
     step = step_of_latest(directory)
-    if step is None or checkpoint_index.step_directory(directory, step).exists():
+    if step is None or store_of(directory).exists(checkpoint_index.step_directory(directory, step)):
         return ""
     return f"step {step} was committed last in {directory}, and it is gone"
 
@@ -36,7 +36,7 @@ def why_newest_is_gone(directory: Path) -> str:
 def step_of_latest(directory: Path) -> int | None:
     """Return the number in ``latest``; None without one."""
     try:
-        text = regular_file.read_file(directory / "latest", 40)
+        text = store_of(directory).read(directory / "latest", 40)
     except OSError:
         return None
     return int(text) if re.fullmatch(rb"[0-9]{1,18}\n?", text) else None

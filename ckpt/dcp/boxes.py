@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from resilio_hpc.ckpt.dcp.metadata import SavedTensor
 from resilio_hpc.ckpt.format.manifest import Manifest, TensorRecord
-from resilio_hpc.ckpt.format.shard_reader import ShardReader
 from resilio_hpc.ckpt.restore.shard_files import ShardFiles
 from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks, name_of
 from resilio_hpc.ckpt.restore.slab_reader import Part, read_parts
 from resilio_hpc.ckpt.restore.whole_reader import read_whole
 from resilio_hpc.ckpt.state import tensors
 from resilio_hpc.ckpt.state.slab import Box
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.tiers.peer_disks import PeerDisks, PeerFile
 
 _BOUNCED_BYTES = 1 << 30
@@ -63,7 +63,7 @@ def read_boxes(origin: Origin, reads: Sequence[Read], alone: bool, local_rank: i
             # a whole tensor is probably wanted by the others of this node as well
             for direct in (True, False):
                 some = [
-                    (readers[entry[0].saved.rank].fd, *entry)
+                    (readers[entry[0].saved.rank], *entry)
                     for entry in batch
                     if (alone or _is_own_part(entry[0])) is direct
                 ]
@@ -101,21 +101,21 @@ def _is_like(target: Any, dtype: str) -> bool:
 
 def _fill(
     step: int,
-    batch: Sequence[tuple[int, Read, Any]],
+    batch: Sequence[tuple[ShardReader, Read, Any]],
     direct: bool,
     pool: ThreadPoolExecutor,
     local_rank: int,
     shared: SharedBlocks,
     peer: PeerFile | None,
 ) -> None:
-    wholes: dict[tuple[int, int], tuple[int, TensorRecord, memoryview]] = {}
+    wholes: dict[tuple[ShardReader, int], tuple[ShardReader, TensorRecord, memoryview]] = {}
     parts: list[Part] = []
-    for fd, read, tensor in batch:
+    for reader, read, tensor in batch:
         record, memory = read.saved.record, tensors.bytes_of(tensor)
         assert memory is not None
-        if read.box.shape == record.shape and (fd, record.offset) not in wholes:
-            wholes[fd, record.offset] = (fd, record, memory)
+        if read.box.shape == record.shape and (reader, record.offset) not in wholes:
+            wholes[reader, record.offset] = (reader, record, memory)
         else:  # also one that is wanted twice: two names of one tensor
-            parts.append(Part(fd, record, read.box, memory, read.box.shape, (0,) * len(read.box.shape)))
+            parts.append(Part(reader, record, read.box, memory, read.box.shape, (0,) * len(read.box.shape)))
     read_whole(step, list(wholes.values()), direct, pool, shared, peer)
     read_parts(step, parts, direct, pool, local_rank, shared, peer)

@@ -24,11 +24,11 @@ from torch.distributed.checkpoint.metadata import (
 
 from resilio_hpc.ckpt.dcp import names as dcp_names
 from resilio_hpc.ckpt.format.manifest import Manifest, Table, TensorRecord
-from resilio_hpc.ckpt.format.shard_reader import ShardReader
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.state import tensors, tree
 from resilio_hpc.ckpt.state.slab import Box
 from resilio_hpc.ckpt.state.tree import TensorRef
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 
 _READERS = 8

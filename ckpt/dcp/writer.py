@@ -177,7 +177,7 @@ class ResilioWriter(StorageWriter):
         if others and others not in _told:
             _told.add(others)
             print(f"resilio: {others}", file=sys.stderr, flush=True)
-        checkpoint_index.remove_worn_at_exit(self.directory)
+        checkpoint_index.remove_recycled_at_exit(self.directory)
         metadata.storage_meta = self.storage_meta()
 
 

@@ -6,7 +6,6 @@ system may refuse O_DIRECT when the file is opened or only when it is used; then
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
@@ -141,17 +140,12 @@ def write_cached(fd: int, data: memoryview, offset: int) -> None:
         done += os.pwrite(fd, data[done:], offset + done)
 
 
-def check_space(directory: Path, size: int, worn: Path | None = None) -> None:
-    """Raise OSError where so much is sure not to fit, before the disk is full to the brim: others write there.
-
-    ``worn``: a file whose room it may take.
-    """
-    if worn is not None:
-        with contextlib.suppress(OSError):
-            size -= worn.lstat().st_blocks * 512
-    found = os.statvfs(directory)
-    if found.f_bavail * found.f_frsize < size + (1 << 20):
-        raise OSError(errno.ENOSPC, f"no space left for {size} bytes", str(directory))
+def open_direct(fd: int) -> int:
+    """Open a file once more, to be read past the page cache where that goes. Raises OSError."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return os.dup(fd)
 
 
 def _direct_or_cached(fd: int, mode: int, act: Callable[[int], Result]) -> Result:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 
+from resilio_hpc.ckpt.format.files import NewFile, ReadFile
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 _PIECE_BYTES = 1 << 20
@@ -22,14 +22,14 @@ def gaps(extents: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, i
         yield at, size - at
 
 
-def hash_gaps(fd: int, extents: Iterable[tuple[int, int]], size: int) -> str:
+def hash_gaps(file: ReadFile | NewFile, extents: Iterable[tuple[int, int]], size: int) -> str:
     """SHA-256, in hexadecimal, of the bytes of ``gaps`` and of where they are. Raises CorruptCheckpoint, OSError."""
     digest = hashlib.sha256()
     for offset, length in gaps(extents, size):
         digest.update(f"{offset}+{length};".encode())
         for start in range(offset, offset + length, _PIECE_BYTES):
             wanted = min(_PIECE_BYTES, offset + length - start)
-            data = os.pread(fd, wanted, start)
+            data = file.pread(wanted, start)
             if len(data) != wanted:
                 raise CorruptCheckpoint("a shard file ends too early")
             digest.update(data)

@@ -20,8 +20,8 @@ from typing import Any, Self
 import h5py
 import msgspec
 
-from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.extents import gaps, hash_gaps
+from resilio_hpc.ckpt.format.files import NewFile
 from resilio_hpc.ckpt.format.manifest import Extent, Layout, RankRecord, SlabRecord, Table, TensorRecord, sha256
 from resilio_hpc.ckpt.format.pages import PAGE
 from resilio_hpc.ckpt.format.stored_types import BYTE, Stored, stored_as
@@ -127,19 +127,16 @@ class HdfImage:
         self.ranks.append(RankRecord(part.rank, extent, sha256(table)))
         return True
 
-    def write(self, fd: int) -> str:
+    def write(self, file: NewFile) -> str:
         """Make a file as large as it will be, and write the metadata; the hash of these. Raises OSError.
 
-        One that is not empty has the content of another: that is written over between the tensors, too.
+        A recycled one is written over between the tensors, too.
         """
         extents = [(place.offset, place.size) for places in self.places for place in places]
-        is_empty = not os.fstat(fd).st_size
-        if not is_empty:
-            os.ftruncate(fd, self.size_bytes)
-        os.posix_fallocate(fd, 0, self.size_bytes)  # a full disk shows now
-        for start, size in self._data() if is_empty else _pieces(gaps(extents, self.size_bytes)):
-            bulk_io.write_cached(fd, memoryview(os.pread(self._fd, size, start)), start)
-        return hash_gaps(fd, extents, self.size_bytes)
+        file.allocate(self.size_bytes)
+        for start, size in _pieces(gaps(extents, self.size_bytes)) if file.is_recycled else self._data():
+            file.write_small(memoryview(os.pread(self._fd, size, start)), start)
+        return hash_gaps(file, extents, self.size_bytes)
 
     def _data(self) -> Iterator[tuple[int, int]]:
         """(start, size) of all that is not a hole, in pieces."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
+from resilio_hpc.ckpt.format.files import HasFile
 from resilio_hpc.ckpt.format.manifest import TensorRecord
 from resilio_hpc.ckpt.state.slab import Box, Shape
 from resilio_hpc.core.errors import CorruptCheckpoint
@@ -27,7 +28,7 @@ Wanted = tuple[TensorRecord, memoryview]
 class Piece(NamedTuple):
     """``box`` of a saved tensor goes to the equally large box that begins at ``start`` of a wanted one."""
 
-    fd: int
+    reader: HasFile
     record: TensorRecord
     box: Box
     start: Shape

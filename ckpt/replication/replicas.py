@@ -17,8 +17,7 @@ import msgspec
 
 from resilio_hpc.ckpt.format.manifest import TensorRecord, sha256
 from resilio_hpc.ckpt.format.whole_snapshot import WholeSnapshot
-from resilio_hpc.core import regular_file
-from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.core.errors import CheckpointError
 
 _NAME = ".rank-0.json"
@@ -80,7 +79,8 @@ def compare(
     else:
         data = _encode([_row(record) for record in first.tensors if record.slab is None])
         if len(arenas) < world_size:
-            write_atomic(staging() / _NAME, data, durable=False)
+            where = staging()
+            store_of(where).write(where / _NAME, data, durable=False)
     return _differences([arena for arena in arenas if arena is not first], data)
 
 
@@ -114,7 +114,7 @@ def _await(path: Path, timeout_s: float, why_never: Callable[[], str]) -> bytes:
     started, poll_s = time.monotonic(), _FIRST_POLL_S
     while True:
         with contextlib.suppress(FileNotFoundError):
-            return regular_file.read_file(path, follow=False)
+            return store_of(path).read(path, follow=False)
         if why := why_never():
             raise CheckpointError(why)
         if time.monotonic() - started > timeout_s:
@@ -122,12 +122,4 @@ def _await(path: Path, timeout_s: float, why_never: Callable[[], str]) -> bytes:
         time.sleep(poll_s)
         poll_s = min(2 * poll_s, _LONGEST_POLL_S)
         if poll_s == _LONGEST_POLL_S:
-            _look_afresh(path.parent)
-
-
-def _look_afresh(directory: Path) -> None:
-    """Make an NFS client ask the server, by a change: it may say for half a minute that a name is not there."""
-    probe = directory / f".probe-{time.monotonic_ns()}"
-    with contextlib.suppress(OSError):
-        probe.touch(exist_ok=False)  # through no link
-        probe.unlink()
+            store_of(path).refresh(path.parent)

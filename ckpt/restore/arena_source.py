@@ -17,6 +17,7 @@ from resilio_hpc.ckpt.restore.whole_reader import copy_whole, read_whole
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.state.containers import NOTHING
 from resilio_hpc.ckpt.state.slab import Box
+from resilio_hpc.ckpt.store.posix import PosixFile
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c, map_shared, populate
 
@@ -67,35 +68,35 @@ class ArenaSource:
         self._path, self._mappings = path, mappings
         self._memory = memoryview(b"") if memory is None else memory
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise CorruptCheckpoint(f"{path} cannot be opened: {error.strerror}") from error
         try:
-            header = arena.header_of(fd)
+            header = arena.header_of(descriptor)
             if header is None:
                 raise CorruptCheckpoint(f"{path} holds no whole snapshot")
             self.header = header
             self.step = header.step
-            data = os.pread(fd, header.table_size, header.table_offset)
+            data = os.pread(descriptor, header.table_size, header.table_offset)
             if crc32c(data) != header.table_crc32c:
                 raise CorruptCheckpoint(f"{path}: the table does not match its checksum")
             self.table = read_table(data, header.size_bytes)
             self.tensors: Sequence[TensorRecord] = self.table.tensors
-            self.tree = os.pread(fd, self.table.tree.size_bytes, self.table.tree.offset)
+            self.tree = os.pread(descriptor, self.table.tree.size_bytes, self.table.tree.offset)
             if crc32c(self.tree) != self.table.tree.crc32c:
                 raise CorruptCheckpoint(f"{path}: the tree does not match its checksum")
         except BaseException:
-            os.close(fd)
+            os.close(descriptor)
             raise
-        self._fd = fd
+        self._descriptor, self.file = descriptor, PosixFile(descriptor)
 
     @cached_property
     def view(self) -> memoryview:
         """All bytes of the arena, not copied and not verified."""
         size = self.header.size_bytes
         if self._mappings is not None:
-            return self._mappings.view(self._fd, self._path, size)[:size]
-        return _map(self._fd, size)
+            return self._mappings.view(self._descriptor, self._path, size)[:size]
+        return _map(self._descriptor, size)
 
     def slice(self, offset: int, size: int) -> memoryview:
         """Return some of them."""
@@ -106,7 +107,7 @@ class ArenaSource:
         mapped = [each for each in wanted if each[0].offset + each[0].size_bytes <= len(self._memory)]
         others = [each for each in wanted if each[0].offset + each[0].size_bytes > len(self._memory)]
         copy_whole(self.step, self._memory, mapped, pool)
-        read_whole(self.step, [(self._fd, record, target) for record, target in others], False, pool)
+        read_whole(self.step, [(self, record, target) for record, target in others], False, pool)
 
     def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
         """See Source: what other ranks hold in memory cannot be had here."""
@@ -129,9 +130,7 @@ class ArenaSource:
         """Close; what was mapped goes with the last slice of it."""
         self.__dict__.pop("view", None)
         self._memory.release()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self.file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from resilio_hpc.ckpt.format.bulk_io import BoxSegment, Segment, size_of
+from resilio_hpc.ckpt.format.files import ReadFile
 from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES
 from resilio_hpc.ckpt.format.pages import HUGE_PAGE, PAGE
 from resilio_hpc.ckpt.restore import block_table
@@ -40,9 +41,7 @@ class Ring:
         """Raise OSError where it cannot be had."""
         self._path, self._limits = path, limits
         size = size_bytes(limits)
-        self._mutex = threading.Lock()
         self._rooms = threading.local()
-        self._files: dict[tuple[int, int, int], int] = {}
         self._fd = self._open()
         try:
             with block_table.locked(self._fd, limits.lock_patience_s):
@@ -76,7 +75,7 @@ class Ring:
 
     def read(
         self,
-        fd: int,
+        file: ReadFile,
         segments: Sequence[Segment | BoxSegment],
         fetch: Fetch | None = None,
         ahead: Sequence[Segment | BoxSegment] = (),
@@ -85,9 +84,8 @@ class Ring:
 
         ``fetch``: reads what the file has, but from elsewhere. ``ahead``: what of it is wanted soon; instead of waiting
         for others, this thread reads that."""
-        status = os.fstat(fd)
-        fetch = fetch or partial(self._read_file, self._direct(fd, status))
-        wanted, coming = _keys(status, segments), _keys(status, ahead)
+        fetch = fetch or partial(self._read_file, file)
+        wanted, coming = _keys(file, segments), _keys(file, ahead)
         rest: list[int] = []
         reader = Reader()
         patient_until = self._patient_until()
@@ -113,21 +111,10 @@ class Ring:
     def _patient_until(self) -> float:
         return time.monotonic() + 3 * self._limits.patience_s
 
-    def _direct(self, fd: int, status: os.stat_result) -> int:
-        """Return the file, opened once to be read past the page cache where that goes."""
-        with self._mutex:
-            key = (fd, status.st_dev, status.st_ino)
-            if key not in self._files:
-                try:
-                    self._files[key] = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-                except OSError:
-                    self._files[key] = os.dup(fd)
-            return self._files[key]
-
-    def _read_file(self, file: int, room: memoryview, begin: int) -> None:
+    def _read_file(self, file: ReadFile, room: memoryview, begin: int) -> None:
         """``room`` is the begin of this thread's, and is read in whole pages."""
         pages = self._room()[: (len(room) + PAGE - 1) & -PAGE]
-        if os.preadv(file, [pages], begin) < len(room):
+        if file.read_pages(pages, begin) < len(room):
             raise OSError(errno.ENODATA, "the file ends too early")
 
     def _fill(
@@ -177,8 +164,6 @@ class Ring:
 
     def close(self) -> None:
         """Leave the ring; the last one removes the file."""
-        for file in self._files.values():
-            os.close(file)
         remove_if_unused(self._fd, self._path)
         self._memory.release()
         os.close(self._fd)
@@ -189,10 +174,9 @@ def size_bytes(limits: Limits) -> int:
     return block_table.BYTES + limits.slots * BLOCK_BYTES
 
 
-def _keys(status: os.stat_result, segments: Sequence[Segment | BoxSegment]) -> dict[int, Key]:
+def _keys(file: ReadFile, segments: Sequence[Segment | BoxSegment]) -> dict[int, Key]:
     return {
-        index: (status.st_dev, status.st_ino, segment.offset, segment.crc32c & 0xFFFFFFFF)
-        for index, segment in enumerate(segments)
+        index: (*file.identity, segment.offset, segment.crc32c & 0xFFFFFFFF) for index, segment in enumerate(segments)
     }
 
 

@@ -11,7 +11,6 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from resilio_hpc.ckpt.format.manifest import Layout, Manifest, Table, TensorRecord
-from resilio_hpc.ckpt.format.shard_reader import ShardReader
 from resilio_hpc.ckpt.format.source import Piece, Wanted, WantedSlab
 from resilio_hpc.ckpt.replication.replicas import is_batch_statistic
 from resilio_hpc.ckpt.restore.shard_files import ShardFiles
@@ -20,6 +19,7 @@ from resilio_hpc.ckpt.restore.slab_reader import Part, read_parts
 from resilio_hpc.ckpt.restore.whole_reader import read_whole
 from resilio_hpc.ckpt.state import containers, tensors, tree
 from resilio_hpc.ckpt.state.slab import Box, Shape, any_overlap
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.tiers.peer_disks import PeerDisks, PeerFile
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
 
@@ -54,10 +54,10 @@ class CommittedSource:
         self._apart = alone or layout == "own"
         self._shared = None if alone else SharedBlocks(name_of(directory, manifest))
         self._trees: dict[int, Any] = {}
-        self._all: dict[str, list[tuple[int, TensorRecord]]] | None = None
+        self._all: dict[str, list[tuple[ShardReader, TensorRecord]]] | None = None
         self._files = ShardFiles(directory, copies, PeerDisks(peers, manifest))
         self._parts: dict[int, tuple[ShardReader, Table]] = {}
-        self._where: dict[str, int] = {}
+        self._where: dict[str, ShardReader] = {}
         try:
             if manifest.layout != layout:
                 raise LayoutMismatch(
@@ -84,16 +84,16 @@ class CommittedSource:
         if rank not in self._parts:
             shard, record = self._manifest.shard_of(rank)
             reader = self._files.reader(shard)
-            self._parts[rank] = reader, self._files.described(reader.fd, partial(reader.table, record))
+            self._parts[rank] = reader, self._files.described(reader, partial(reader.table, record))
         return self._parts[rank]
 
     def _tree_bytes(self, rank: int) -> bytes:
         reader, table = self._part(rank)
-        return self._files.described(reader.fd, partial(reader.tree, self._manifest.shard_of(rank)[1], table))
+        return self._files.described(reader, partial(reader.tree, self._manifest.shard_of(rank)[1], table))
 
     def _resolve(self, reader: ShardReader, table: Table) -> Sequence[TensorRecord]:
         """Replicated tensors have their bytes with rank 0, under the same path; slabs are looked for when wanted."""
-        self._where = {record.path: reader.fd for record in table.tensors}
+        self._where = {record.path: reader for record in table.tensors}
         if all(record.offset >= 0 or record.slab for record in table.tensors):
             return table.tensors
         first, table_of_first = self._part(0)
@@ -104,14 +104,14 @@ class CommittedSource:
             if theirs is None or (theirs.offset < 0 and theirs.slab is None) or _kind(mine) != _kind(theirs):
                 raise CorruptCheckpoint(f"step {self.step}: rank 0 holds no such tensor as {mine.path}")
             if theirs is not mine:
-                self._where[mine.path] = first.fd
+                self._where[mine.path] = first
             found.append(theirs)
         return found
 
     def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:
         """See Source. Reads the tables of all ranks, once."""
         pieces: dict[Box, Piece] = {}
-        for fd, held in self._everywhere().get(record.path, []):
+        for reader, held in self._everywhere().get(record.path, []):
             if held.slab is None and self._manifest.layout == "own":
                 raise LayoutMismatch(f"step {self.step}: {record.path} was saved in parts, and as a whole")
             if (held.kind, held.dtype, _global_shape(held)) != (record.kind, record.dtype, _global_shape(record)):
@@ -122,7 +122,7 @@ class CommittedSource:
             common = box.intersect(Box(start, held.shape))
             if common is None:
                 continue
-            piece = Piece(fd, held, common.seen_from(start), common.seen_from(box.start).start)
+            piece = Piece(reader, held, common.seen_from(start), common.seen_from(box.start).start)
             first = pieces.setdefault(common, piece).record
             if (first.slab, first.checksums) != (held.slab, held.checksums):
                 if held.slab is None and is_batch_statistic(held.path):
@@ -169,10 +169,10 @@ class CommittedSource:
             self._trees[rank] = tree.renumber(tree.decode(self._tree_bytes(rank)), len(self._tensors))
             self._tensors += table.tensors
             for held in table.tensors:
-                self._where.setdefault(held.path, reader.fd)  # what this rank has itself is not asked for here
+                self._where.setdefault(held.path, reader)  # what this rank has itself is not asked for here
         return self._trees[rank]
 
-    def _everywhere(self) -> Mapping[str, Sequence[tuple[int, TensorRecord]]]:
+    def _everywhere(self) -> Mapping[str, Sequence[tuple[ShardReader, TensorRecord]]]:
         """Return what lies on disk under each path, of all ranks."""
         if self._all is None:
             self._all = defaultdict(list)
@@ -180,7 +180,7 @@ class CommittedSource:
                 reader, table = self._part(rank)
                 for held in table.tensors:
                     if held.offset >= 0:
-                        self._all[held.path].append((reader.fd, held))
+                        self._all[held.path].append((reader, held))
         return self._all
 
     def _check_cover(self, path: str, box: Box, pieces: Sequence[Piece]) -> None:
@@ -202,7 +202,7 @@ class CommittedSource:
     def fill_slabs(self, wanted: Sequence[WantedSlab], pool: ThreadPoolExecutor) -> None:
         """See Source."""
         parts = [
-            Part(piece.fd, piece.record, piece.box, target, shape, piece.start)
+            Part(piece.reader, piece.record, piece.box, target, shape, piece.start)
             for pieces, target, shape in wanted
             for piece in pieces
         ]
@@ -219,7 +219,7 @@ class CommittedSource:
         """See Source."""
         reads = [(self._where[record.path], record, target) for record, target in wanted]
 
-        def read(some: Sequence[tuple[int, TensorRecord, memoryview]], peer: PeerFile | None) -> None:
+        def read(some: Sequence[tuple[ShardReader, TensorRecord, memoryview]], peer: PeerFile | None) -> None:
             cached = self._cached and peer is None
             shared = None if cached else self._shared
             read_whole(self.step, some, self._apart and not cached, pool, shared, peer)

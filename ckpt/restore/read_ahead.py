@@ -8,7 +8,6 @@ that are faster than the disk wait for the rest as for any read.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from resilio_hpc.ckpt.format import bulk_io
+from resilio_hpc.ckpt.format.files import ReadFile
 from resilio_hpc.ckpt.format.manifest import Manifest
 from resilio_hpc.ckpt.restore.committed_source import CommittedSource
 from resilio_hpc.ckpt.store import checkpoint_index
@@ -30,6 +29,7 @@ from resilio_hpc.core.memory_left import MemoryLeft, memory_left
 
 NEWEST = -1
 _PIECE_BYTES = 1 << 20
+_Range = tuple[ReadFile, int, int]
 _MEMORY_FACTOR = 4  # the ranks' tensors and two snapshots are still to come, beside the cache
 
 
@@ -73,8 +73,8 @@ def read_ahead(request: ReadAhead, left: MemoryLeft | None) -> Done:
             return Done(manifest.step, 0, 0.0, f"{left.left_bytes >> 20} MiB of memory are left for {size >> 20} MiB")
         write_atomic(Path(request.begun), b"%d" % manifest.step, durable=False)
         for some in zip_longest(*map(_pieces, parts)):  # no rank waits until all of another one is read
-            for fd, offset, length in filter(None, some):
-                bulk_io.read_ahead(fd, offset, length)
+            for file, offset, length in filter(None, some):
+                file.read_ahead(offset, length)
         return Done(manifest.step, size, time.monotonic() - started)
 
 
@@ -89,14 +89,14 @@ def _manifest(directory: Path, step: int) -> Manifest | None:
     return good[-1] if good else None
 
 
-def _parts(request: ReadAhead, manifest: Manifest, stack: contextlib.ExitStack) -> list[list[tuple[int, int, int]]]:
-    """Of each rank what it will read: (descriptor, offset, size), in the order of the file, each once."""
+def _parts(request: ReadAhead, manifest: Manifest, stack: contextlib.ExitStack) -> list[list[_Range]]:
+    """Of each rank what it will read: (file, offset, size), in the order of the file, each once."""
     directory = Path(request.directory)
     copies: Mapping[str, Path] = {}
     if request.local:
         with contextlib.suppress(OSError):  # the ranks, which will read past it too, tell of it
             copies = local_disk.copies(Path(request.local), directory, manifest)
-    known: set[tuple[int, int]] = set()
+    known: set[tuple[tuple[int, int], int]] = set()
     parts = []
     for rank in request.ranks:
         source = stack.enter_context(
@@ -107,21 +107,21 @@ def _parts(request: ReadAhead, manifest: Manifest, stack: contextlib.ExitStack) 
         )  # fmt: skip
         mine = []
         for record in source.tensors:
-            fd = source.whole(record).fd
-            where = os.fstat(fd).st_ino, record.offset
+            file = source.whole(record).reader.file
+            where = file.identity, record.offset
             if source.node_of(record) in request.others:
                 continue
             if record.offset >= 0 and record.size_bytes and where not in known:
                 known.add(where)
-                mine.append((fd, record.offset, record.size_bytes))
-        parts.append(sorted(mine))
+                mine.append((file, record.offset, record.size_bytes))
+        parts.append(sorted(mine, key=lambda part: (part[0].identity, part[1])))
     return parts
 
 
-def _pieces(part: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    for fd, offset, size in part:
+def _pieces(part: list[_Range]) -> Iterator[_Range]:
+    for file, offset, size in part:
         for at in range(offset, offset + size, _PIECE_BYTES):
-            yield fd, at, min(_PIECE_BYTES, offset + size - at)
+            yield file, at, min(_PIECE_BYTES, offset + size - at)
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
-from resilio_hpc.ckpt.format.shard_reader import ShardReader
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.tiers.peer_disks import Busy, PeerDisks, PeerFile
 from resilio_hpc.core.errors import CorruptCheckpoint
 
@@ -22,7 +22,7 @@ Read = TypeVar("Read", bound=tuple[Any, ...])
 class ShardFiles:
     """A copy counts while what is read from it is what the manifest and the tables say.
 
-    One that does not is removed, and the committed file is read in its place, under the same descriptor. Of a file on
+    One that does not is removed, and its reader reads the committed file from then on. Of a file on
     another node's disk the tensors come from there, and tables and trees, which are small, from the committed one.
     """
 
@@ -31,8 +31,8 @@ class ShardFiles:
         self._directory = directory
         self._copies, self._peers = copies, peers
         self._readers: dict[str, ShardReader] = {}
-        self._local: dict[int, ShardReader] = {}
-        self._elsewhere: dict[int, PeerFile] = {}
+        self._local: set[ShardReader] = set()
+        self._elsewhere: dict[ShardReader, PeerFile] = {}
 
     @property
     def tier(self) -> str:
@@ -46,19 +46,18 @@ class ShardFiles:
         if shard.file not in self._readers:
             reader = self._open_copy(shard)
             if reader is not None:
-                self._local[reader.fd] = reader
+                self._local.add(reader)
             else:
                 reader = ShardReader(self._directory, shard)
                 peer = self._peers.file(shard)
                 if peer is not None:
-                    self._elsewhere[reader.fd] = peer
+                    self._elsewhere[reader] = peer
             self._readers[shard.file] = reader
         return self._readers[shard.file]
 
-    def node_of(self, fd: int) -> str:
+    def node_of(self, reader: ShardReader) -> str:
         """Whose own disk has a file that this node's own has not; "": no node's."""
-        nodes = [reader.shard.node for reader in self._readers.values() if reader.fd == fd and fd not in self._local]
-        return nodes[0] if nodes else ""
+        return "" if reader in self._local else reader.shard.node
 
     def _open_copy(self, shard: ShardRecord) -> ShardReader | None:
         if shard.file not in self._copies:
@@ -69,7 +68,7 @@ class ShardFiles:
             self._remove(shard, error)
             return None
 
-    def described(self, fd: int, act: Callable[[], Result]) -> Result:
+    def described(self, reader: ShardReader, act: Callable[[], Result]) -> Result:
         """Return what ``act`` reads of tables and trees, or once more from the committed file.
 
         Raises CorruptCheckpoint, OSError.
@@ -77,28 +76,33 @@ class ShardFiles:
         try:
             return act()
         except (CorruptCheckpoint, OSError) as error:
-            if fd not in self._local:
+            if reader not in self._local:
                 raise
-            self._leave_copy(fd, error)
+            self._leave_copy(reader, error)
         return act()
 
-    def read(self, fd: int, act: Callable[[PeerFile | None], Result]) -> Result:
-        """Return the same of tensors; ``act`` is given the copy on another node's disk where that is to be read."""
-        peer = self._elsewhere.get(fd)
+    def read(self, reader: ShardReader | None, act: Callable[[PeerFile | None], Result]) -> Result:
+        """Return the same of tensors; ``act`` is given the copy on another node's disk where that is to be read.
+
+        ``reader``: see ``by_copy``.
+        """
+        peer = self._elsewhere.get(reader) if reader is not None else None
         try:
             return act(peer)
         except (CorruptCheckpoint, OSError) as error:
+            if reader is None:
+                raise
             if peer is not None:
-                del self._elsewhere[fd]
+                del self._elsewhere[reader]
                 self._leave_peer(peer, error)
-            elif fd in self._local:
-                self._leave_copy(fd, error)
+            elif reader in self._local:
+                self._leave_copy(reader, error)
             else:
                 raise
         return act(None)
 
-    def _leave_copy(self, fd: int, error: Exception) -> None:
-        reader = self._local.pop(fd)
+    def _leave_copy(self, reader: ShardReader, error: Exception) -> None:
+        self._local.remove(reader)
         self._remove(reader.shard, error)
         reader.move_to(self._directory)
 
@@ -110,15 +114,12 @@ class ShardFiles:
             text = f"the copy of {peer.copy.file} on another node's disk is left: {error}"
             print(f"resilio: {text}; {self._directory} is read instead", file=sys.stderr, flush=True)
 
-    def by_copy(self, reads: Iterable[Read]) -> Mapping[int, list[Read]]:
-        """Return reads, which begin with a descriptor, by the copy that they are of.
-
-        -1: of committed files.
-        """
-        found: dict[int, list[Read]] = {}
+    def by_copy(self, reads: Iterable[Read]) -> Mapping[ShardReader | None, list[Read]]:
+        """Return reads, which begin with a reader, by the copy that they are of; None: of committed files."""
+        found: dict[ShardReader | None, list[Read]] = {}
         for read in reads:
             is_copy = read[0] in self._local or read[0] in self._elsewhere
-            found.setdefault(read[0] if is_copy else -1, []).append(read)
+            found.setdefault(read[0] if is_copy else None, []).append(read)
         return found
 
     def _remove(self, shard: ShardRecord, error: Exception) -> None:

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import BoxSegment, Segment, size_of
+from resilio_hpc.ckpt.format.files import HasFile, ReadFile
 from resilio_hpc.ckpt.format.manifest import BLOCK_BYTES, Manifest
 from resilio_hpc.ckpt.restore.block_ring import Ring, remove_if_unused
 from resilio_hpc.ckpt.restore.block_table import LIMITS, Limits
@@ -57,7 +58,7 @@ class SharedBlocks:
 
     def read(
         self,
-        fd: int,
+        file: ReadFile,
         segments: Sequence[Segment | BoxSegment],
         peer: PeerFile | None = None,
         soon: Sequence[Segment | BoxSegment] = (),
@@ -70,16 +71,16 @@ class SharedBlocks:
         bulk_io.check_apart(segments)
         ring = self._ring_now()
         if ring is None:
-            return read_segments(fd, segments, False, None, peer)
+            return read_segments(file, segments, False, None, peer)
         large: list[int] = []
         rest: list[int] = []
         for index, segment in enumerate(segments):
             (large if self._is_large(segment) else rest).append(index)
         ahead = [segment for segment in soon if self._is_large(segment)]
         fetch = peer.fill if peer else None
-        bad = [large[at] for at in ring.read(fd, [segments[index] for index in large], fetch, ahead)]
-        bad = [bad[at] for at in _read_some(fd, segments, bad, True, peer)]
-        return bad + [rest[at] for at in _read_some(fd, segments, rest, False, peer)]
+        bad = [large[at] for at in ring.read(file, [segments[index] for index in large], fetch, ahead)]
+        bad = [bad[at] for at in _read_some(file, segments, bad, True, peer)]
+        return bad + [rest[at] for at in _read_some(file, segments, rest, False, peer)]
 
     def _is_large(self, segment: Segment | BoxSegment) -> bool:
         return self._small_bytes <= size_of(segment) <= BLOCK_BYTES  # larger ones are of an older version
@@ -106,7 +107,7 @@ class Read(Protocol):
     """A segment of a file."""
 
     @property
-    def fd(self) -> int: ...
+    def reader(self) -> HasFile: ...
     @property
     def segment(self) -> Segment | BoxSegment: ...
 
@@ -118,7 +119,7 @@ def wanted_soon(shares: Sequence[Sequence[Read]], number: int) -> list[Segment |
     """
     first = number + THREADS
     soon = [read for share in shares[first : first + _SHARES_AHEAD] for read in share]
-    return [read.segment for read in soon if read.fd == shares[number][0].fd]
+    return [read.segment for read in soon if read.reader is shares[number][0].reader]
 
 
 def name_of(directory: Path, manifest: Manifest) -> str:
@@ -140,7 +141,7 @@ def sweep(directory: Path = _SHARED_MEMORY) -> None:
 
 
 def read_segments(
-    fd: int,
+    file: ReadFile,
     segments: Sequence[Segment | BoxSegment],
     direct: bool,
     shared: SharedBlocks | None,
@@ -152,14 +153,14 @@ def read_segments(
     ``shared``: with other processes, unless directly; ``peer``: not from the file; ``soon``: see ``wanted_soon``.
     """
     if shared is not None and not direct:
-        return shared.read(fd, segments, peer, soon)
-    return peer.read(segments) if peer is not None else bulk_io.read(fd, segments, direct)
+        return shared.read(file, segments, peer, soon)
+    return peer.read(segments) if peer is not None else file.read(segments, direct)
 
 
 def _read_some(
-    fd: int, segments: Sequence[Segment | BoxSegment], some: Sequence[int], direct: bool, peer: PeerFile | None
+    file: ReadFile, segments: Sequence[Segment | BoxSegment], some: Sequence[int], direct: bool, peer: PeerFile | None
 ) -> list[int]:
-    return read_segments(fd, [segments[index] for index in some], direct, None, peer) if some else []
+    return read_segments(file, [segments[index] for index in some], direct, None, peer) if some else []
 
 
 def _prefix() -> str:

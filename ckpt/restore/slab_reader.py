@@ -6,7 +6,6 @@ out the runs that belong to the box, in the pass that computes the checksum (``n
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import BoxSegment, Segment, Strides
+from resilio_hpc.ckpt.format.files import HasFile
 from resilio_hpc.ckpt.format.manifest import TensorRecord
 from resilio_hpc.ckpt.format.source import mismatch, populate_large
 from resilio_hpc.ckpt.restore.shared_blocks import SHARE_BYTES as SHARED_BYTES
@@ -34,7 +34,7 @@ class Part(NamedTuple):
     ``target``: contiguous memory of a tensor of ``shape`` with the same dtype.
     """
 
-    fd: int
+    reader: HasFile
     record: TensorRecord
     box: Box
     target: memoryview
@@ -45,14 +45,14 @@ class Part(NamedTuple):
 class _BlockRead(NamedTuple):
     """A block that a part touches.
 
-    ``turn``: another one than 0 where another part wants the same tensor, too. ``file``: the same number in all
+    ``turn``: another one than 0 where another part wants the same tensor, too. ``file``: the same numbers in all
     processes, so that all go through the files in the same order.
     """
 
     direct: bool
     turn: int
-    file: int
-    fd: int
+    file: tuple[int, int]
+    reader: HasFile
     offset: int
     start: int
     segment: Segment | BoxSegment
@@ -78,12 +78,12 @@ def read_parts(
     wants the same is not in the others' way. Raises CorruptCheckpoint for bytes that are not as they were written,
     OSError for a device that fails.
     """
-    seen: Counter[tuple[int, int]] = Counter()
+    seen: Counter[tuple[HasFile, int]] = Counter()
     reads: list[_BlockRead] = []
     for part in parts:
         if part.box.size:
-            reads += _reads(part, seen[part.fd, part.record.offset], direct)
-            seen[part.fd, part.record.offset] += 1
+            reads += _reads(part, seen[part.reader, part.record.offset], direct)
+            seen[part.reader, part.record.offset] += 1
     reads.sort(key=lambda read: (*read[:3], read.offset))
     fresh = {id(part.target): part.target for part in parts}
     lock = threading.Lock()
@@ -131,11 +131,11 @@ def _read_share(
     peer: PeerFile | None = None,
     soon: Sequence[Segment | BoxSegment] = (),
 ) -> None:
-    fd, direct, segments = share[0].fd, share[0].direct, [one.segment for one in share]
-    if not direct and shared is None and peer is None and not bulk_io.is_read_ahead_far(fd):
+    file, direct, segments = share[0].reader.file, share[0].direct, [one.segment for one in share]
+    if not direct and shared is None and peer is None and not file.reads_far_ahead:
         for one in share:
-            bulk_io.read_ahead(fd, one.offset, bulk_io.size_of(one.segment))
-    for bad in read_segments(fd, segments, direct, None if direct else shared, peer, soon):
+            file.read_ahead(one.offset, bulk_io.size_of(one.segment))
+    for bad in read_segments(file, segments, direct, None if direct else shared, peer, soon):
         raise mismatch(step, share[bad].part.record, share[bad].start)
 
 
@@ -158,7 +158,7 @@ def _reads(part: Part, turn: int, direct: bool | None) -> Iterator[_BlockRead]:
     extent = _extent(strides)
     is_apart = extent == part.box.size * _item(part.record) < _whole_bytes(part.record)
     is_long = extent >= _LONG * part.record.block_bytes
-    file = os.fstat(part.fd).st_ino
+    file = part.reader.file.identity
     for number in _touched(strides, part.record.block_bytes):
         start, size = part.record.block(number)
         is_inside = first <= start and start + size <= first + extent
@@ -170,7 +170,7 @@ def _reads(part: Part, turn: int, direct: bool | None) -> Iterator[_BlockRead]:
             segment = BoxSegment(offset, part.target, checksum, size, start, strides)
         # other processes of this node want what is left of a tensor: columns, and blocks at the edges
         alone = is_apart and (is_inside or is_long)
-        yield _BlockRead(alone if direct is None else direct, turn, file, part.fd, offset, start, segment, part)
+        yield _BlockRead(alone if direct is None else direct, turn, file, part.reader, offset, start, segment, part)
 
 
 def strides_of(part: Part) -> Strides:

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from resilio_hpc.ckpt.format.bulk_io import BoxSegment, Segment
+from resilio_hpc.ckpt.format.files import HasFile
 from resilio_hpc.ckpt.format.manifest import TensorRecord
 from resilio_hpc.ckpt.format.source import Wanted, checksum_at, mismatch, populate_large
 from resilio_hpc.ckpt.restore.shared_blocks import SHARE_BYTES as SHARED_BYTES
@@ -65,7 +66,7 @@ def _copy_shares(wanted: Sequence[Wanted]) -> Iterator[list[_BlockCopy]]:
 class _BlockRead(NamedTuple):
     """A block of a tensor in a file, and where it goes in the tensor's memory."""
 
-    fd: int
+    reader: HasFile
     offset: int
     start: int
     size: int
@@ -80,13 +81,13 @@ class _BlockRead(NamedTuple):
 
 def read_whole(
     step: int,
-    wanted: Sequence[tuple[int, TensorRecord, memoryview]],
+    wanted: Sequence[tuple[HasFile, TensorRecord, memoryview]],
     direct: bool,
     pool: ThreadPoolExecutor,
     shared: SharedBlocks | None = None,
     peer: PeerFile | None = None,
 ) -> None:
-    """Fill memory of the size of each tensor, which lies in the file of that descriptor; each thread a part of its own.
+    """Fill memory of the size of each tensor, which lies in the file of that reader; each thread a part of its own.
 
     ``shared``: how to read what is not read directly; None: by way of the page cache. ``peer``: of all that is wanted,
     where it is read in the place of the file. Raises CorruptCheckpoint for bytes that are not as they were written,
@@ -95,8 +96,8 @@ def read_whole(
     if direct:
         shared = None
     parts = [
-        _BlockRead(fd, record.offset + start, start, size, record, target)
-        for fd, record, target in wanted
+        _BlockRead(reader, record.offset + start, start, size, record, target)
+        for reader, record, target in wanted
         for start, size in record.blocks()
     ]
 
@@ -105,11 +106,11 @@ def read_whole(
             parts = list(found)
             populate_large(parts[0].target[parts[0].start : parts[-1].start + parts[-1].size])
         segments = [part.segment for part in share]
-        for bad in read_segments(share[0].fd, segments, direct, shared, peer, soon):
+        for bad in read_segments(share[0].reader.file, segments, direct, shared, peer, soon):
             raise mismatch(step, share[bad].record, share[bad].start)
 
     size = SHARED_BYTES if shared else peer.limits.share_bytes if peer else SHARE_BYTES
-    shares = list(_shares(sorted(parts, key=lambda part: part[:2]), size))
+    shares = list(_shares(sorted(parts, key=lambda part: (part.reader.file.identity, part.offset)), size))
     together = peer.pool if peer else shared.pool if shared else pool
     soon = [wanted_soon(shares, number) if shared else [] for number in range(len(shares))]
     pending = [together.submit(read, *each) for each in zip(shares, soon, strict=True)]
@@ -122,7 +123,7 @@ def _shares(parts: Sequence[_BlockRead], size: int) -> Iterator[list[_BlockRead]
     """Yield what a thread reads in one go: neighbours in one file, up to ``size`` bytes."""
     share: list[_BlockRead] = []
     for part in parts:
-        if share and (part.fd != share[0].fd or part.offset - share[0].offset >= size):
+        if share and (part.reader is not share[0].reader or part.offset - share[0].offset >= size):
             yield share
             share = []
         share.append(part)

@@ -10,7 +10,6 @@ No file is locked and no clocks are compared: shared file systems, and nodes, wo
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 import time
@@ -19,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resilio_hpc.ckpt.store import writers
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.staging import give_up, staged
-from resilio_hpc.core.durable import make_directory
 
 STALL_S = 30.0
 """An NFS client may show a file of another node as it was so long ago."""
@@ -58,20 +57,20 @@ def marked(directory: Path, session: str) -> Iterator[None]:
 
     Raises nothing itself.
     """
-    mark = _mark(directory, session)
+    store, mark = store_of(directory), _mark(directory, session)
     with contextlib.suppress(OSError):
-        make_directory(directory)
-        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
+        store.make_directory(directory)
+        store.create(mark)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            mark.unlink()
+            store.remove(mark)
 
 
 def is_marked(directory: Path, session: str) -> bool:
     """Return False where a new run did not wait any longer: then nothing may be committed."""
-    return _mark(directory, session).exists()
+    return store_of(directory).exists(_mark(directory, session))
 
 
 def wait_for_orphans(directory: Path, session: str = "", say: bool = False, stall_s: float = STALL_S) -> None:
@@ -81,10 +80,10 @@ def wait_for_orphans(directory: Path, session: str = "", say: bool = False, stal
     what cannot be seen or moved away is not waited for.
     """
     with contextlib.suppress(OSError):
-        for path in sorted(directory.iterdir()):
-            found = _MARK.fullmatch(path.name)
+        for name in sorted(store_of(directory).names(directory)):
+            found = _MARK.fullmatch(name)
             if found and found[1] != session:
-                _wait_for(directory, path, found[1], say, stall_s)
+                _wait_for(directory, directory / name, found[1], say, stall_s)
 
 
 def _mark(directory: Path, session: str) -> Path:
@@ -95,9 +94,9 @@ def _wait_for(directory: Path, mark: Path, session: str, say: bool, stall_s: flo
     if say:
         print(f"resilio: a killed run's last save is still being written to {directory}: waiting", file=sys.stderr)
     progress = Progress(directory, session)
-    while mark.exists():
+    while store_of(mark).exists(mark):
         if progress.idle_s() > stall_s:
             give_up(directory, session)
-            mark.unlink(missing_ok=True)
+            store_of(mark).remove(mark, ignore_errors=False)
             return
         time.sleep(_POLL_S)

@@ -26,13 +26,12 @@ from resilio_hpc.ckpt.restore.arena_source import Mappings
 from resilio_hpc.ckpt.saver import detached_savers, saver
 from resilio_hpc.ckpt.saver.messages import Answer, Commit, Committed, Persist, Persisted, Progress, SaverFailed
 from resilio_hpc.ckpt.store import checkpoint_index, writers
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.ckpt.store.staging import staged, staging_directory
 from resilio_hpc.core import helper_process
-from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import CheckpointError, os_error_text
 from resilio_hpc.core.json_lines import LineDecoder, encode_line
-from resilio_hpc.core.regular_file import read_file
 
 READY = b"ready\n"
 """The first packet of a saver: it has all that it needs."""
@@ -126,7 +125,7 @@ def note_failure(request: Save, error: str) -> None:
         with contextlib.suppress(OSError):
             path = _note_path(request, request.rank)
             writers.make_staging(path.parent, None)
-            write_atomic(path, msgspec.json.encode(_Shard(request.session, error=error)))
+            store_of(path).write(path, msgspec.json.encode(_Shard(request.session, error=error)))
 
 
 def _persist(request: Save, arena: str, say: Callable[[Progress], None], mappings: Mappings | None) -> None:
@@ -140,7 +139,8 @@ def _persist(request: Save, arena: str, say: Callable[[Progress], None], mapping
     if isinstance(answer, SaverFailed):
         raise CheckpointError(answer.error)
     assert isinstance(answer, Persisted)
-    write_atomic(_note_path(request, rank), msgspec.json.encode(_Shard(request.session, answer.record)))
+    note = _note_path(request, rank)
+    store_of(note).write(note, msgspec.json.encode(_Shard(request.session, answer.record)))
 
 
 def _why_rank_0_failed(request: Save) -> str:
@@ -199,7 +199,8 @@ def _await_commit(request: Save, alone: threading.Event) -> None:
     """Rank 0's commit renames the staging directory away; then the step is there. Its next save removes it."""
     staging = _note_path(request, 0).parent
     deadline = time.monotonic() + request.peers_timeout_s
-    while staging.is_dir():
+    store = store_of(staging)
+    while store.is_directory(staging, follow=True):
         if alone.is_set():
             return  # rank 0 has what it needs of us, and no process waits
         if time.monotonic() > deadline:
@@ -207,7 +208,7 @@ def _await_commit(request: Save, alone: threading.Event) -> None:
         if why := _why_rank_0_failed(request):
             raise CheckpointError(why)
         time.sleep(_POLL_S)
-    if not checkpoint_index.step_directory(Path(request.directory), request.step).is_dir():
+    if not store.is_directory(checkpoint_index.step_directory(Path(request.directory), request.step), follow=True):
         raise CheckpointError("rank 0 did not commit it")
 
 
@@ -231,7 +232,7 @@ def _read_note(request: Save, rank: int) -> _Shard | None:
 
 def _read(path: Path, session: str) -> _Shard | None:
     try:
-        note = msgspec.json.decode(read_file(path), type=_Shard)
+        note = msgspec.json.decode(store_of(path).read(path), type=_Shard)
     except (OSError, msgspec.MsgspecError):
         return None
     return note if note.session == session else None
@@ -241,7 +242,7 @@ def main() -> None:
     """Serve until the process that asks is gone; what it asked last is finished first."""
     answers = helper_process.begin(outlives_parent=True)
     assert answers is not None
-    from resilio_hpc.ckpt.format import shard_file  # noqa: F401 - what takes longest to import, before it is needed
+    from resilio_hpc.ckpt.store import shard_file  # noqa: F401 - what takes longest to import, before it is needed
 
     link = socket.socket(fileno=0)
     with contextlib.suppress(OSError):  # no process hears it; what was asked is still there to be read
@@ -282,7 +283,7 @@ def main() -> None:
 
 
 def _expect_no_more(directory: Path, last: Future[None]) -> None:
-    checkpoint_index.remove_worn(directory)
+    checkpoint_index.remove_recycled(directory)
 
 
 def _let_go_of_output() -> None:

@@ -40,7 +40,7 @@ from resilio_hpc.ckpt.saver.messages import (
 from resilio_hpc.ckpt.saver.write_through import LocalWay
 from resilio_hpc.ckpt.store import checkpoint_index, writers
 from resilio_hpc.ckpt.store.coverage import check_slabs
-from resilio_hpc.ckpt.store.recycled_files import worn
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.space_trend import SpaceTrend
 from resilio_hpc.ckpt.store.staging import staging_directory, sweep
 from resilio_hpc.ckpt.tiers.bounded_io import PATIENCE, Patience
@@ -102,11 +102,11 @@ def _persisted(request: Persist, record: ShardRecord, found: Differences) -> Per
 
 
 def _write_directly(request: Persist, arenas: Sequence[ArenaSource], staging: Path, found: Differences) -> ShardRecord:
-    from resilio_hpc.ckpt.format.shard_file import write_shard
+    from resilio_hpc.ckpt.store.shard_file import write_shard
 
     return write_shard(
         arenas, staging, request.node_rank, bytes_per_s=request.bytes_per_s, verify=request.verify,
-        worn=worn(Path(request.directory)), own=found.numbers,
+        recycled=checkpoint_index.recycled(Path(request.directory)), own=found.numbers,
     )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def commit(request: Commit) -> Committed:
 def _check(request: Commit, directory: Path) -> None:
     """Raise CheckpointError where the shards do not belong together, OSError."""
     staging = staging_directory(directory, request.step, request.epoch, request.round, request.session)
-    if not staging.is_dir():
+    if not store_of(staging).is_directory(staging, follow=True):
         return  # the step is committed, or the commit says what is wrong
     if len({shard.checks.base for shard in request.shards if shard.checks}) > 1:
         raise CheckpointError(
@@ -182,11 +182,11 @@ def _check(request: Commit, directory: Path) -> None:
 def _space(directory: Path, step_bytes: int) -> str:
     """Return a warning of low space, or ""."""
     try:
-        found = os.statvfs(directory)
+        free_bytes = store_of(directory).free_bytes(directory)
     except OSError:
         return ""
     trend = _trends.setdefault(directory, SpaceTrend())
-    text = trend.committed(time.monotonic(), found.f_bavail * found.f_frsize, step_bytes)
+    text = trend.committed(time.monotonic(), free_bytes, step_bytes)
     return text and f"{directory}: {text}"
 
 
@@ -252,7 +252,7 @@ def main() -> int:
             tell(serve(order, tell, mappings, why_never=partial(orders.why_abandoned, order)))
             mappings.let_go()
     for directory in directories:
-        checkpoint_index.remove_worn(directory)
+        checkpoint_index.remove_recycled(directory)
     return 0
 
 

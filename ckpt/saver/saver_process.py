@@ -83,7 +83,7 @@ class Asked:
 
 def _save_here(request: Save, arena: Path, heard: Callable[[Progress], None]) -> Answer:
     if request.rank == 0:
-        checkpoint_index.remove_worn_at_exit(Path(request.directory))
+        checkpoint_index.remove_recycled_at_exit(Path(request.directory))
     return local_saver.save(request, str(arena), _NEVER, heard)
 
 

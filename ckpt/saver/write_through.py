@@ -19,7 +19,7 @@ import msgspec
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.saver.messages import Local, Persist
-from resilio_hpc.ckpt.store.recycled_files import worn
+from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.shard_copy import copy_shard
 from resilio_hpc.ckpt.tiers import bounded_io
 from resilio_hpc.ckpt.tiers.bounded_io import PATIENCE, Activity, Patience
@@ -93,7 +93,7 @@ class LocalWay:
 
     def _go(self) -> ShardRecord | OSError:
         """Return what the thread does."""
-        from resilio_hpc.ckpt.format.shard_file import write_shard
+        from resilio_hpc.ckpt.store.shard_file import write_shard
 
         started = time.monotonic()
         request = self.request
@@ -105,11 +105,11 @@ class LocalWay:
                 size = sum(arena.header.size_bytes for arena in self.arenas)
                 where = disk.new_step(request.step, request.epoch, request.round, size)
                 written = write_shard(
-                    self.arenas, where, request.node_rank, 0o600, verify=request.verify, worn=disk.worn,
+                    self.arenas, where, request.node_rank, 0o600, verify=request.verify, recycled=disk.recycled,
                     own=self.own,
                 )  # fmt: skip
                 record = msgspec.structs.replace(written, node=request.holder)
-                disk.drop_worn()
+                disk.drop_recycled()
             except OSError as error:
                 return error
             with self._lock:
@@ -120,7 +120,7 @@ class LocalWay:
                 self.let_go()
                 self.say(Local(request.step, record.size_bytes, seconds))
             try:
-                copy_shard(where, record, self.staging(), request.bytes_per_s, worn(directory))
+                copy_shard(where, record, self.staging(), request.bytes_per_s, checkpoint_index.recycled(directory))
             except CorruptCheckpoint as error:
                 raise CorruptCheckpoint(f"{error}; {_LOST}") from error
             return record

@@ -8,7 +8,7 @@
         damaged                 why (text), once a restore or verify has found it so
       latest                    number of the step committed last (text), for people and scripts
       epoch-fence               the lowest epoch that may still commit (see ``fence``); absent: any
-      .worn/                    shard files of a step that was removed (see ``recycled_files``)
+      .worn/                    shard files of a removed step, which the next one writes over
       .staging-step-…-e<epoch>-r<round>/   shards on their way (…-s<session>: of processes without a launcher;
                                 …-whole: about to take the place of a former one)
 
@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
+import os
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -29,19 +31,9 @@ from resilio_hpc.ckpt.format import manifest as records
 from resilio_hpc.ckpt.format.manifest import Layout, Manifest, ShardRecord, Writer, read_manifest, why_incomplete
 from resilio_hpc.ckpt.store import writers
 from resilio_hpc.ckpt.store.fence import check_fence
-from resilio_hpc.ckpt.store.recycled_files import strip, worn
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.retention import CommittedStep, Retention
-from resilio_hpc.ckpt.store.staging import (
-    STEP,
-    empty_bin,
-    move_away,
-    put_in_place,
-    remove_strangers,
-    staging_directory,
-    sweep,
-)
-from resilio_hpc.core import regular_file
-from resilio_hpc.core.durable import sync_directory, write_atomic
+from resilio_hpc.ckpt.store.staging import STEP, empty_bin, remove_strangers, staging_directory, sweep
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, UsageError, is_damage
 from resilio_hpc.core.regular_file import NotRegular
 
@@ -74,12 +66,13 @@ def open_staging(directory: Path, step: int, epoch: int, round_: int, writer: Wr
     Only for the one process, ``writer``, that begins it for all. Raises CheckpointError when ``epoch`` may not commit,
     or when that step is being saved already; OSError.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    store = store_of(directory)
+    store.make_directory(directory)
     _check_fence(directory, epoch)
     staging = staging_directory(directory, step, epoch, round_)
     if other := writers.at_work(staging, has_session=False, patience_s=_THREAD_END_S):
         raise CheckpointError(f"step {step} is being saved to {directory} already, by process {other.pid}")
-    move_away(staging, "removed")
+    store.move_away(staging, "removed")
     sweep(directory, step, epoch, round_)
     writers.begin(staging, writer)
     return staging
@@ -99,8 +92,7 @@ def committed(directory: Path) -> list[Manifest]:
         manifest = _manifest_or_why(directory, step)
         if isinstance(manifest, str):
             continue
-        where = step_directory(directory, step)
-        if all(_has_size(where / s.file, s.size_bytes) for s in manifest.shards):
+        if not _wrong_sizes(directory, manifest):
             found.append(manifest)
     return sorted(found, key=lambda manifest: (manifest.order, manifest.step))
 
@@ -113,9 +105,7 @@ def damaged_steps(directory: Path) -> dict[int, str]:
         if isinstance(manifest, str):
             why[step] = manifest
             continue
-        where = step_directory(directory, step)
-        bad = [s.file for s in manifest.shards if not _has_size(where / s.file, s.size_bytes)]
-        if bad:
+        if bad := _wrong_sizes(directory, manifest):
             why[step] = f"{', '.join(bad[:5])}: missing, or not as large as it was written"
     return why
 
@@ -138,21 +128,20 @@ def note_damage(directory: Path, step: int, why: str) -> None:
     Pruning does not count on a damaged one; restores still try it. It is no error that it cannot be written.
     Nothing is noted behind a link.
     """
-    if not regular_file.is_real_directory(step_directory(directory, step)):
+    store, where = store_of(directory), step_directory(directory, step)
+    if not store.is_directory(where):
         return
-    path = step_directory(directory, step) / DAMAGED
     with contextlib.suppress(OSError):
         if why:
-            with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{why}\n")
+            store.create(where / DAMAGED, f"{why}\n".encode("utf-8", "backslashreplace"))
         else:
-            path.unlink()
+            store.remove(where / DAMAGED)
 
 
 def noted_damage(directory: Path, step: int) -> str:
     """Why a step was found damaged; "" when it was not."""
     try:
-        data = regular_file.read_file(step_directory(directory, step) / DAMAGED, _NOTE_LIMIT)
+        data = store_of(directory).read(step_directory(directory, step) / DAMAGED, _NOTE_LIMIT)
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -163,7 +152,7 @@ def noted_damage(directory: Path, step: int) -> str:
 def why_latest_is_wrong(directory: Path) -> str:
     """Why ``latest`` is nothing that a commit wrote; "" when it is (it may be behind), or not there. Raises OSError."""
     try:
-        text = regular_file.read_file(directory / "latest", 40)
+        text = store_of(directory).read(directory / "latest", 40)
     except FileNotFoundError:
         return ""
     except NotRegular as error:
@@ -176,7 +165,7 @@ def why_latest_is_wrong(directory: Path) -> str:
 def manifest_of(directory: Path, step: int) -> Manifest:
     """Return the manifest of one step. Raises CorruptCheckpoint, CheckpointError for a newer format, OSError."""
     try:
-        data = regular_file.read_file(step_directory(directory, step) / MANIFEST, _MANIFEST_LIMIT + 1)
+        data = store_of(directory).read(step_directory(directory, step) / MANIFEST, _MANIFEST_LIMIT + 1)
     except NotRegular as error:
         raise CorruptCheckpoint(f"manifest of step {step}: {error.strerror}") from error
     if len(data) > _MANIFEST_LIMIT:
@@ -202,18 +191,19 @@ def commit(
     are neither replaced nor pruned. Raises CheckpointError when it must not be committed (another epoch's or job's
     business, or incomplete), OSError when the disk fails; older steps are untouched then.
     """
+    store = store_of(directory)
     staging, final = staging_directory(directory, step, epoch, round_, session), step_directory(directory, step)
     _check_fence(directory, epoch)
     existing = _read(final, step)
     if existing is not None and existing.epoch > epoch:
         raise CheckpointError(f"step {step} was committed in epoch {existing.epoch}, later than our {epoch}")
     asked_before = not session and existing is not None and (existing.epoch, existing.round) == (epoch, round_)
-    if asked_before and not staging.is_dir():
+    if asked_before and not store.is_directory(staging, follow=True):
         return ""
     why = why_incomplete(shards, world_size) or "".join(
         f"{shard.file} is missing or has another size. "
         for shard in shards
-        if not _has_size(staging / shard.file, shard.size_bytes, follow=False)
+        if store.size_of(staging / shard.file, follow=False) != shard.size_bytes
     )
     if why:
         raise CheckpointError(f"step {step} cannot be committed: {why}")
@@ -223,19 +213,19 @@ def commit(
     writers.check_former(directory, writer, existing)
     order = 1 + max((manifest.order for manifest in found), default=0)
     manifest = Manifest(step, epoch, round_, order, world_size, layout, tuple(shards), *filter(None, [writer]))
-    write_atomic(staging / MANIFEST, records.write_manifest(manifest))
+    store.write(staging / MANIFEST, records.write_manifest(manifest))
     _check_fence(directory, epoch)  # again: the shards took long
     for note in writers.notes(staging):  # as late as can be: see ``sweep``
-        note.unlink(missing_ok=True)
-    put_in_place(staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)))
-    sync_directory(directory)
+        store.remove(note, ignore_errors=False)
+    store.put_in_place(staging, final, lambda former: writers.check_former(directory, writer, _read(former, step)))
+    store.sync(directory)
     # the step is committed, whatever becomes of the rest
     with contextlib.suppress(OSError):
-        write_atomic(directory / "latest", f"{step}\n".encode())
+        store.write(directory / "latest", f"{step}\n".encode())
     with contextlib.suppress(OSError):
         if retention is not None:
             ours = [known for known in found if known.step != step and known.step not in others]
-            _remove(directory, expendable(directory, retention, time.time(), [*ours, manifest]), keep_worn=True)
+            _remove(directory, expendable(directory, retention, time.time(), [*ours, manifest]), recycle=True)
         sweep(directory, step, epoch, round_, session)
     return next((writers.words(directory, other) for other in others.values()), "")
 
@@ -247,44 +237,54 @@ def expendable(directory: Path, retention: Retention, now: float, known: Sequenc
     """
     steps = []
     for manifest in committed(directory) if known is None else known:
-        path = step_directory(directory, manifest.step)
-        steps.append(
-            CommittedStep(
-                manifest.step, (path / MANIFEST).stat().st_mtime, manifest.size_bytes, (path / DAMAGED).exists()
-            )
-        )
+        is_damaged = store_of(directory).exists(step_directory(directory, manifest.step) / DAMAGED)
+        at = committed_at(directory, manifest.step)
+        steps.append(CommittedStep(manifest.step, at, manifest.size_bytes, is_damaged))
     return retention.expendable(steps, now)
+
+
+def committed_at(directory: Path, step: int) -> float:
+    """Return the Unix time of a step's commit. Raises OSError."""
+    found = store_of(directory).look(path := step_directory(directory, step) / MANIFEST, follow=True)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return found.changed_ns / 1e9
 
 
 def prune(directory: Path, retention: Retention, now: float) -> list[int]:
     """Remove what ``retention`` does not keep, and all that is of no use; the steps removed. Raises OSError."""
     old = expendable(directory, retention, now)
-    remove_worn(directory)
+    remove_recycled(directory)
     _remove(directory, old)
     return old
 
 
-def remove_worn(directory: Path) -> None:
-    """No step is expected that would write over the files of a removed one. Raises nothing."""
+def recycled(directory: Path) -> Path:
+    """Return where the shard files of a removed step wait to be written over, if there are any."""
+    return directory / ".worn"
+
+
+def remove_recycled(directory: Path) -> None:
+    """Remove the files that no later step is expected to write over. Raises nothing."""
     with contextlib.suppress(OSError):
-        move_away(worn(directory), "removed")
+        store_of(directory).move_away(recycled(directory), "removed")
         empty_bin(directory)
 
 
 @cache  # once for each
-def remove_worn_at_exit(directory: Path) -> None:
-    """When this process ends, none is expected any more."""
-    atexit.register(remove_worn, directory)
+def remove_recycled_at_exit(directory: Path) -> None:
+    """Expect no later step when this process ends."""
+    atexit.register(remove_recycled, directory)
 
 
-def _remove(directory: Path, steps: Sequence[int], keep_worn: bool = False) -> None:
-    gone = [move_away(step_directory(directory, step), "removed") for step in steps]
+def _remove(directory: Path, steps: Sequence[int], recycle: bool = False) -> None:
+    store = store_of(directory)
+    gone = [store.move_away(step_directory(directory, step), "removed") for step in steps]
     if gone:
-        sync_directory(directory)  # else a power cut could give a step its name back, and not its files
+        store.sync(directory)  # else a power cut could give a step its name back, and not its files
         with contextlib.suppress(OSError):
-            if keep_worn and strip(gone[-1]):
-                move_away(worn(directory), "removed")
-                gone[-1].rename(worn(directory))
+            if recycle:
+                store.recycle(gone[-1], recycled(directory))
     empty_bin(directory)
 
 
@@ -294,18 +294,20 @@ def _check_fence(directory: Path, epoch: int) -> None:
 
 def _read(where: Path, step: int) -> Manifest | None:
     try:
-        return read_manifest(regular_file.read_file(where / MANIFEST, _MANIFEST_LIMIT), step)
+        return read_manifest(store_of(where).read(where / MANIFEST, _MANIFEST_LIMIT), step)
     except (CorruptCheckpoint, OSError):
         return None  # nothing, or nothing of worth
 
 
 def _numbers(directory: Path) -> list[int]:
     try:
-        names = [path.name for path in directory.iterdir()]
+        names = store_of(directory).names(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(int(found[1]) for name in names if (found := STEP.fullmatch(name)))
 
 
-def _has_size(path: Path, size: int, follow: bool = True) -> bool:
-    return regular_file.size_of(path, follow) == size
+def _wrong_sizes(directory: Path, manifest: Manifest) -> list[str]:
+    """Return the shard files that are missing, or not as large as they were written."""
+    store, where = store_of(directory), step_directory(directory, manifest.step)
+    return [shard.file for shard in manifest.shards if store.size_of(where / shard.file) != shard.size_bytes]

@@ -12,8 +12,8 @@ from math import prod
 from pathlib import Path
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord, TensorRecord
-from resilio_hpc.ckpt.format.shard_reader import ShardReader
 from resilio_hpc.ckpt.state.slab import Box, any_overlap
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.core.errors import CheckpointError
 
 _good: dict[Path, tuple[str, ...]] = {}

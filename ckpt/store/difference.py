@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from resilio_hpc.ckpt.format.manifest import Manifest, Table
-from resilio_hpc.ckpt.format.shard_reader import ShardReader
 from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.core.errors import CorruptCheckpoint
 
 _SHORT = 60

@@ -8,13 +8,12 @@ versions have no checksum. Beside the ``epoch.N`` of a run, a number that no con
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.core import regular_file
-from resilio_hpc.core.durable import write_atomic
 from resilio_hpc.core.errors import CheckpointError
 from resilio_hpc.native import crc32c
 
@@ -50,7 +49,7 @@ def check_fence(directory: Path, epoch: int, epochs: CommittedEpochs) -> None:
 def _read(directory: Path, epochs: CommittedEpochs) -> tuple[int, str]:
     """Return the lowest epoch, and what is wrong with the file."""
     try:
-        data = regular_file.read_file(directory / NAME, 100)
+        data = store_of(directory).read(directory / NAME, 100)
     except FileNotFoundError:
         return 0, ""
     except regular_file.NotRegular as error:
@@ -73,7 +72,7 @@ def _read(directory: Path, epochs: CommittedEpochs) -> tuple[int, str]:
 def _claimed(run_directory: Path) -> list[int]:
     """Return the epochs whose controllers have a file in the directory of the run, if it is one."""
     try:
-        names = os.listdir(run_directory)  # noqa: PTH208
+        names = store_of(run_directory).names(run_directory)
     except OSError:
         return []
     return [int(found[1]) for name in names if (found := _CLAIM.fullmatch(name))]
@@ -81,4 +80,4 @@ def _claimed(run_directory: Path) -> list[int]:
 
 def _write(directory: Path, epoch: int) -> None:
     text = str(epoch).encode()
-    write_atomic(directory / NAME, b"%s crc32c %08x\n" % (text, crc32c(text)))
+    store_of(directory).write(directory / NAME, b"%s crc32c %08x\n" % (text, crc32c(text)))

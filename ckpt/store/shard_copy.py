@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import Piece, Segment
 from resilio_hpc.ckpt.format.extents import gaps, hash_gaps
+from resilio_hpc.ckpt.format.files import NewFile, ReadFile
 from resilio_hpc.ckpt.format.manifest import Extent, ShardRecord
 from resilio_hpc.ckpt.format.pages import PAGE
-from resilio_hpc.ckpt.format.shard_reader import ShardReader
-from resilio_hpc.core.durable import new_file
+from resilio_hpc.ckpt.store.mounts import store_of
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
 
@@ -33,16 +32,17 @@ class _Block(NamedTuple):
 
 
 def copy_shard(
-    source: Path, shard: ShardRecord, target: Path, bytes_per_s: float = 0.0, worn: Path | None = None
+    source: Path, shard: ShardRecord, target: Path, bytes_per_s: float = 0.0, recycled: Path | None = None
 ) -> None:
     """Copy a shard file, no link, from one directory to another, durable on return.
 
-    ``bytes_per_s``: see ``bulk_io.write``; ``worn``: see ``write_shard``. Its room is 16 MiB, beside that of
+    ``bytes_per_s``: see ``bulk_io.write``; ``recycled``: see ``write_shard``. Its room is 16 MiB, beside that of
     ``bulk_io``. Raises CorruptCheckpoint when the file in ``source`` is damaged or cannot be read, OSError for
     ``target``; nothing remains there then.
     """
-    former = None if worn is None else worn / shard.file
-    bulk_io.check_space(target, shard.size_bytes, former)
+    former = None if recycled is None else recycled / shard.file
+    store = store_of(target)
+    store.check_space(target, shard.size_bytes, former)
     with contextlib.ExitStack() as stack:
         with _reading(source):
             reader = stack.enter_context(ShardReader(source, shard, follow=False))
@@ -55,11 +55,10 @@ def copy_shard(
             for (start, size), checksum in zip(tensor.blocks(), tensor.checksums, strict=True)
         )
         named = [rank.table for rank in shard.ranks] + [table.tree for table in tables]
-        fd = stack.enter_context(new_file(target / shard.file, worn=former))
-        os.ftruncate(fd, shard.size_bytes)
-        os.posix_fallocate(fd, 0, shard.size_bytes)  # a full disk shows now
-        _copy_blocks(reader.fd, fd, parts, source, bytes_per_s)
-        _copy_rest(reader.fd, fd, parts, named, shard, source)
+        file = stack.enter_context(store.new_file(target / shard.file, former=former))
+        file.allocate(shard.size_bytes)
+        _copy_blocks(reader.file, file, parts, source, bytes_per_s)
+        _copy_rest(reader.file, file, parts, named, shard, source)
 
 
 @contextlib.contextmanager
@@ -71,13 +70,13 @@ def _reading(source: Path) -> Iterator[None]:
         raise CorruptCheckpoint(f"{source} cannot be read: {error.strerror}") from error
 
 
-def _copy_blocks(read: int, write: int, parts: Sequence[_Block], source: Path, bytes_per_s: float) -> None:
+def _copy_blocks(read: ReadFile, write: NewFile, parts: Sequence[_Block], source: Path, bytes_per_s: float) -> None:
     """Past the page cache what are whole pages, by way of a room in which bytes lie in their pages as in the file."""
     room = memoryview(mmap.mmap(-1, _ROOM_BYTES))
     for some in _batches(parts):
         segments = [Segment(part.offset, room[at : at + part.size], part.crc32c) for at, part in some]
         with _reading(source):
-            bad = bulk_io.read(read, segments)
+            bad = read.read(segments)
         if bad:
             raise CorruptCheckpoint(f"{source}: tensor {some[bad[0]][1].tensor} does not match its checksum")
         pieces: list[Piece] = []
@@ -86,9 +85,9 @@ def _copy_blocks(read: int, write: int, parts: Sequence[_Block], source: Path, b
             whole = (size - head) // PAGE * PAGE
             if whole:
                 pieces.append(Piece(start + head, offset + head, whole))
-            bulk_io.write_cached(write, room[start : start + head], offset)
-            bulk_io.write_cached(write, room[start + head + whole : start + size], offset + head + whole)
-        bulk_io.write(write, room, pieces, [], bytes_per_s)
+            write.write_small(room[start : start + head], offset)
+            write.write_small(room[start + head + whole : start + size], offset + head + whole)
+        write.write(room, pieces, [], bytes_per_s)
 
 
 def _batches(parts: Sequence[_Block]) -> Iterator[list[tuple[int, _Block]]]:
@@ -119,7 +118,7 @@ def _runs(some: Sequence[tuple[int, _Block]]) -> Iterator[tuple[int, int, int]]:
 
 
 def _copy_rest(
-    read: int, write: int, parts: Sequence[_Block], named: Sequence[Extent], shard: ShardRecord, source: Path
+    read: ReadFile, write: NewFile, parts: Sequence[_Block], named: Sequence[Extent], shard: ShardRecord, source: Path
 ) -> None:
     """HDF5's metadata, tables and trees: small. They are verified as they are in the copy."""
     used = [(part.offset, part.size) for part in parts]
@@ -127,12 +126,12 @@ def _copy_rest(
         for start in range(offset, offset + size, _PIECE_BYTES):
             wanted = min(_PIECE_BYTES, offset + size - start)
             with _reading(source):
-                data = os.pread(read, wanted, start)
+                data = read.pread(wanted, start)
             if len(data) != wanted:
                 raise CorruptCheckpoint(f"{source} ends too early")
-            bulk_io.write_cached(write, memoryview(data), start)
+            write.write_small(memoryview(data), start)
     for extent in named:
-        if crc32c(os.pread(write, extent.size_bytes, extent.offset)) != extent.crc32c:
+        if crc32c(write.pread(extent.size_bytes, extent.offset)) != extent.crc32c:
             raise CorruptCheckpoint(f"{source}: a table or a tree does not match its checksum")
     used += [(extent.offset, extent.size_bytes) for extent in named]
     if hash_gaps(write, used, shard.size_bytes) != shard.metadata_sha256:

@@ -1,28 +1,19 @@
-"""Directories on their way: shards before their commit, the commit's rename, and what is to be removed.
+"""Directories on their way: shards before their commit, and what is to be removed.
 
-Every directory gets or loses its name by one rename. See ``checkpoint_index`` for the names.
+See ``checkpoint_index`` for the names.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from resilio_hpc.ckpt.store import writers
-from resilio_hpc.core import regular_file
-from resilio_hpc.core.durable import exchange
-from resilio_hpc.core.errors import CheckpointError
+from resilio_hpc.ckpt.store.mounts import store_of
 
 STEP = re.compile(r"step-(\d{10,18})")
 _STAGING = re.compile(r"\.staging-step-(\d{10,18})-e(\d{1,18})-r(\d{1,18})(?:-s([0-9a-f]{1,32}))?(-whole)?")
-_GOING = re.compile(  # as ``move_away`` names them; others' files beside the steps may have names like these
-    rf"\.(removed|replaced)-({STEP.pattern}|{_STAGING.pattern[2:]}|worn)-\d+-[0-9a-f]{{8}}"
-)
-_UNFINISHED = re.compile(r"\.latest\.[a-z0-9_]{8}\.tmp")  # of a process that died while it wrote `latest`
 
 
 def staging_directory(directory: Path, step: int, epoch: int, round_: int, session: str = "") -> Path:
@@ -32,14 +23,14 @@ def staging_directory(directory: Path, step: int, epoch: int, round_: int, sessi
 
 def staged(directory: Path, session: str) -> dict[Path, int]:
     """Return the staging directories of a session, and their steps. Raises OSError."""
-    found = {path: _STAGING.fullmatch(path.name) for path in directory.iterdir()}
-    return {path: int(name[1]) for path, name in found.items() if name and name[4] == session}
+    found = {name: _STAGING.fullmatch(name) for name in store_of(directory).names(directory)}
+    return {directory / name: int(parts[1]) for name, parts in found.items() if parts and parts[4] == session}
 
 
 def give_up(directory: Path, session: str) -> None:
     """Take the staging directories of a session away: its savers can commit nothing any more. Raises OSError."""
     for path in staged(directory, session):
-        move_away(path, "removed")
+        store_of(directory).move_away(path, "removed")
     empty_bin(directory)
 
 
@@ -49,70 +40,30 @@ def sweep(directory: Path, step: int, epoch: int, round_: int, session: str = ""
     What other saves are writing stays. Raises OSError.
     """
     ours = (epoch, round_, step)
-    for path in list(directory.iterdir()):
-        if found := _STAGING.fullmatch(path.name):
+    store = store_of(directory)
+    for name in store.names(directory):
+        if found := _STAGING.fullmatch(name):
             theirs = (int(found[2]), int(found[3]), int(found[1]))
             their_session = found[4] or ""
             if theirs > ours or (theirs == ours and their_session == session):
                 continue
             is_own = bool(session) and their_session == session  # which saves one step after the other
-            if is_own or writers.at_work(path, bool(their_session)) is None:
-                move_away(path, "removed")
+            if is_own or writers.at_work(directory / name, bool(their_session)) is None:
+                store.move_away(directory / name, "removed")
     empty_bin(directory)
 
 
 def remove_strangers(staging: Path, files: Collection[str]) -> None:
     """Remove all but ``files`` and the writers' notes: what processes that died left in here. Raises OSError."""
-    for path in list(staging.iterdir()):
-        if path.name not in files and not path.name.startswith(writers.NOTE):
-            regular_file.remove(path, ignore_errors=False)
-
-
-def put_in_place(staging: Path, final: Path, check: Callable[[Path], None]) -> None:
-    """Make the step appear. At every instant ``final`` is the former one of that number, or the new one.
-
-    ``check`` raises CheckpointError for a former one that has to stay; it may have come just before.
-
-    A file system that cannot exchange two names (NFS) has neither for an instant; a kill just then loses the former.
-    The new one has a name of its own by then: under that of the staging directory, the former could be taken for it.
-    """
-    if not os.path.lexists(final):
-        try:
-            staging.rename(final)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-    whole = staging.with_name(f"{staging.name}-whole")
-    move_away(whole, "removed")  # of a process that died just here
-    staging.rename(whole)
-    if exchange(whole, final):
-        try:
-            check(whole)
-        except CheckpointError:
-            exchange(whole, final)
-            raise
-    else:
-        check(final)
-        former = move_away(final, "replaced")
-        try:
-            whole.rename(final)
-        except OSError:
-            former.rename(final)
-            raise
-    move_away(whole, "replaced")
-
-
-def move_away(path: Path, why: str) -> Path:
-    """Rename before removing: a step is there whole, or not at all. Returns the new path; it may not exist."""
-    target = path.with_name(f".{why}-{path.name.lstrip('.')}-{os.getpid()}-{os.urandom(4).hex()}")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(target)
-    return target
+    store = store_of(staging)
+    for name in store.names(staging):
+        if name not in files and not name.startswith(writers.NOTE):
+            store.remove(staging / name, ignore_errors=False)
 
 
 def empty_bin(directory: Path) -> None:
-    """Remove what ``move_away`` renamed, here or in a process that died, and its temporary files. Raises OSError."""
-    for path in list(directory.iterdir()):
-        if _UNFINISHED.fullmatch(path.name) or _GOING.fullmatch(path.name):
-            regular_file.remove(path)
+    """Remove what was moved away, here or by a process that died, and its temporary files. Raises OSError."""
+    store = store_of(directory)
+    for name in store.names(directory):
+        if store.is_moved_away(name):
+            store.remove(directory / name)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +10,10 @@ from pathlib import Path
 from resilio_hpc.ckpt.format.manifest import Manifest
 from resilio_hpc.ckpt.format.source import Progress
 from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.staging import staging_directory
 from resilio_hpc.ckpt.store.verify import verify_files
-from resilio_hpc.core.durable import make_directory, sync_directory
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
-from resilio_hpc.core.regular_file import open_file
 
 _PIECE_BYTES = 16 << 20
 
@@ -27,12 +24,13 @@ def new_step(target: Path, step: int, epoch: int, round_: int) -> Iterator[Path]
 
     Gone at the end, with what was not committed. Raises CheckpointError when the step is there, or on its way; OSError.
     """
-    if os.path.lexists(checkpoint_index.step_directory(target, step)):
+    store = store_of(target)
+    if store.exists(checkpoint_index.step_directory(target, step)):
         raise CheckpointError(f"step {step} is in {target} already")
-    make_directory(target)
+    store.make_directory(target)
     staging = staging_directory(target, step, epoch, round_)
     try:
-        staging.mkdir()
+        store.make_new_directory(staging)
     except FileExistsError:
         raise CheckpointError(
             f"{staging} is there: step {step} is being written, or its writer died; remove it"
@@ -40,7 +38,7 @@ def new_step(target: Path, step: int, epoch: int, round_: int) -> Iterator[Path]
     try:
         yield staging
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        store.remove(staging)
 
 
 def commit_verified(target: Path, staging: Path, manifest: Manifest, progress: Progress) -> None:
@@ -48,7 +46,7 @@ def commit_verified(target: Path, staging: Path, manifest: Manifest, progress: P
 
     Raises CorruptCheckpoint, CheckpointError when it may not be committed there, OSError.
     """
-    sync_directory(staging)
+    store_of(staging).sync(staging)
     damages = verify_files(staging, manifest, progress)
     if damages:
         raise CorruptCheckpoint(f"step {manifest.step}: {damages[0].file}: {damages[0].what}")
@@ -82,15 +80,12 @@ def copy_step(source: Path, manifest: Manifest, target: Path, progress: Progress
 
 def _copy_file(source: Path, target: Path, progress: Progress) -> None:
     with (
-        open(open_file(source), "rb", buffering=0) as read,
-        open(target, "xb", buffering=0) as write,
+        contextlib.closing(store_of(source).open(source)) as read,
+        store_of(target).new_file(target) as write,
     ):
-        size = os.fstat(read.fileno()).st_size
-        if size:
-            os.posix_fallocate(write.fileno(), 0, size)  # a full disk shows now
-        while data := read.read(_PIECE_BYTES):
-            view = memoryview(data)
-            while view:
-                view = view[write.write(view) :]
+        write.allocate(read.size_bytes)
+        at = 0
+        while data := read.pread(_PIECE_BYTES, at):
+            write.write_small(memoryview(data), at)
+            at += len(data)
             progress(len(data))
-        os.fsync(write.fileno())

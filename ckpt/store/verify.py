@@ -10,9 +10,9 @@ from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import Segment
 from resilio_hpc.ckpt.format.extents import hash_gaps
 from resilio_hpc.ckpt.format.manifest import Manifest, RankRecord, Table
-from resilio_hpc.ckpt.format.shard_reader import ShardReader
 from resilio_hpc.ckpt.format.source import Progress
 from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.store.view import why_wrong
 from resilio_hpc.core.errors import CorruptCheckpoint
 
@@ -93,7 +93,7 @@ def _verify_shard(reader: ShardReader, room: memoryview, progress: Progress, roo
     batches = _batches(sorted(parts, key=lambda part: part.offset), room_bytes)
     damages += _verify_parts(reader, batches, room, progress)
     used += [(part.offset, part.size) for part in parts]
-    if whole and shard.metadata_sha256 and hash_gaps(reader.fd, used, shard.size_bytes) != shard.metadata_sha256:
+    if whole and shard.metadata_sha256 and hash_gaps(reader.file, used, shard.size_bytes) != shard.metadata_sha256:
         what = "the HDF5 metadata does not match its checksum; a restore does not need it, HDF5 programs do"
         damages.append(Damage(shard.file, what))
     return damages
@@ -116,7 +116,7 @@ def _verify_parts(
         for part in some:
             segments.append(Segment(part.offset, room[at : at + part.size], part.crc32c))
             at += part.size
-        for bad in bulk_io.read(reader.fd, segments):
+        for bad in reader.file.read(segments):
             part = some[bad]
             if (part.rank, part.tensor) not in told:
                 told.add((part.rank, part.tensor))

@@ -7,19 +7,20 @@ which HDF5 programs skip, say of which step it is, and the hash of the rest.
 from __future__ import annotations
 
 import hashlib
-import os
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from resilio_hpc.ckpt.format.manifest import Manifest, sha256
 from resilio_hpc.ckpt.store import checkpoint_index
-from resilio_hpc.core.durable import write_atomic
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.core.errors import UsageError
-from resilio_hpc.core.regular_file import NotRegular, is_real_directory, open_file
+from resilio_hpc.core.regular_file import NotRegular
 
 SEAL_BYTES = 512
 _FORMAT = "resilio-checkpoint-view"
+_PIECE_BYTES = 1 << 20
 
 
 class _Seal(msgspec.Struct, frozen=True):
@@ -39,11 +40,11 @@ def write_view(directory: Path, manifest: Manifest) -> list[str]:
     from resilio_hpc.ckpt.store.view_image import view_image
 
     step = checkpoint_index.step_directory(directory, manifest.step)
-    if not is_real_directory(step):
+    if not store_of(step).is_directory(step):
         raise UsageError(f"{step} is a link, and nothing is written behind links; copy the step, and show the copy")
     image, in_parts = view_image(step, manifest, SEAL_BYTES)
     seal = _Seal(_FORMAT, _hash_of(manifest), sha256(image[SEAL_BYTES:]))
-    write_atomic(step / checkpoint_index.VIEW, msgspec.json.encode(seal).ljust(SEAL_BYTES) + image[SEAL_BYTES:])
+    store_of(step).write(step / checkpoint_index.VIEW, msgspec.json.encode(seal).ljust(SEAL_BYTES) + image[SEAL_BYTES:])
     return in_parts
 
 
@@ -53,23 +54,25 @@ def why_wrong(step: Path, manifest: Manifest) -> str:
     Raises OSError.
     """
     try:
-        fd = open_file(step / checkpoint_index.VIEW)
+        file = store_of(step).open(step / checkpoint_index.VIEW)
     except FileNotFoundError:
         return ""
     except NotRegular as error:
         return error.strerror or ""
-    with os.fdopen(fd, "rb") as file:
+    with closing(file):
         try:
-            seal = msgspec.json.decode(file.read(SEAL_BYTES), type=_Seal)
+            seal = msgspec.json.decode(file.pread(SEAL_BYTES, 0), type=_Seal)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return f"its first {SEAL_BYTES} bytes cannot be read: {error}"
         if seal.format != _FORMAT:
             return f"its format is {seal.format!r}"
         if seal.step_sha256 != _hash_of(manifest):
             return "it was made for another step, or for this one before it was saved again"
-        if seal.sha256 != hashlib.file_digest(file, "sha256").hexdigest():
-            return "it does not match its checksum"
-    return ""
+        digest, at = hashlib.sha256(), SEAL_BYTES
+        while data := file.pread(_PIECE_BYTES, at):
+            digest.update(data)
+            at += len(data)
+    return "" if seal.sha256 == digest.hexdigest() else "it does not match its checksum"
 
 
 def _hash_of(manifest: Manifest) -> str:

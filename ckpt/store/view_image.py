@@ -20,10 +20,10 @@ import numpy
 
 from resilio_hpc.ckpt.format.manifest import FORMAT, VERSION, Manifest, Table, TensorRecord
 from resilio_hpc.ckpt.format.shard_metadata import dataset_names
-from resilio_hpc.ckpt.format.shard_reader import ShardReader
 from resilio_hpc.ckpt.format.stored_types import stored_as
 from resilio_hpc.ckpt.state import tree
 from resilio_hpc.ckpt.state.slab import Box, Shape, any_overlap
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 
 NOTE = (
     "This file holds no tensor: it shows those of the node-*.h5 files beside it. Where one of these is missing, HDF5 "

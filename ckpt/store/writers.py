@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 
 from resilio_hpc.ckpt.format.manifest import Manifest, Writer
+from resilio_hpc.ckpt.store.backend import Kind
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.core import regular_file
-from resilio_hpc.core.durable import make_directory, sync_directory
 from resilio_hpc.core.errors import CheckpointError
 
 NOTE = ".writer-"
@@ -88,22 +89,25 @@ def make_staging(staging: Path, me: Writer | None) -> None:
     The note comes at once: without it, another job would take the directory for one that was left behind. A link of
     that name goes.
     """
-    if staging.is_symlink():
-        staging.unlink(missing_ok=True)
-    if is_new := not staging.is_dir():
-        make_directory(staging.parent)
-    staging.mkdir(exist_ok=True)
+    store = store_of(staging)
+    found = store.look(staging)
+    if found is not None and found.kind is Kind.OTHER:
+        store.remove(staging, ignore_errors=False)
+        found = None
+    if found is None:
+        store.make_directory(staging.parent)
+    with contextlib.suppress(FileExistsError):
+        store.make_new_directory(staging)
     if me is not None:
-        with contextlib.suppress(FileExistsError), (staging / f"{NOTE}{me.pid}").open("xb") as note:
-            note.write(msgspec.json.encode(me))
-    if is_new:
-        sync_directory(staging.parent)
+        store.create(staging / f"{NOTE}{me.pid}", msgspec.json.encode(me))
+    if found is None:
+        store.sync(staging.parent)
 
 
 def take_back(staging: Path, me: Writer) -> None:
     """Take back a save that has failed. Raises nothing."""
     with contextlib.suppress(OSError):
-        (staging / f"{NOTE}{me.pid}").unlink()
+        store_of(staging).remove(staging / f"{NOTE}{me.pid}")
 
 
 def begin(staging: Path, me: Writer) -> None:
@@ -150,7 +154,7 @@ def at_work(staging: Path, has_session: bool, patience_s: float = 0.0, stall_s: 
 def _read_note(path: Path) -> Writer | None:
     """None where it is gone, or is no note. Raises OSError for one that cannot be read now: its writer may live."""
     try:
-        return msgspec.json.decode(regular_file.read_file(path, _NOTE_LIMIT, follow=False), type=Writer)
+        return msgspec.json.decode(store_of(path).read(path, _NOTE_LIMIT, follow=False), type=Writer)
     except (FileNotFoundError, regular_file.NotRegular, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
@@ -158,7 +162,7 @@ def _read_note(path: Path) -> Writer | None:
 def notes(staging: Path) -> list[Path]:
     """Return the notes of those who fill a staging directory. Raises OSError."""
     try:
-        return [path for path in staging.iterdir() if path.name.startswith(NOTE)]
+        return [staging / name for name in store_of(staging).names(staging) if name.startswith(NOTE)]
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -194,16 +198,13 @@ def look(staging: Path) -> list[tuple[str, int, int]]:
 
     A file that goes meanwhile is left out. Raises OSError.
     """
-    seen = []
+    store = store_of(staging)
     try:
-        with os.scandir(staging) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    found = entry.stat(follow_symlinks=False)
-                    seen.append((entry.path, found.st_size, found.st_mtime_ns))
+        paths = [staging / name for name in store.names(staging)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(seen)
+    seen = [(path, store.look(path)) for path in paths]
+    return sorted((str(path), found.size_bytes, found.changed_ns) for path, found in seen if found is not None)
 
 
 @cache

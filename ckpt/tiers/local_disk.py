@@ -68,8 +68,8 @@ class LocalDisk:
         """
         self._checkpoints = checkpoints
         self._path = directory / f"{_prefix(checkpoints)}{re.sub(r'[^A-Za-z0-9_.-]', '_', holder)}"
-        self.worn = self._path / "worn"
-        """Files that the next step may write over, if there are any: see ``recycled_files``."""
+        self.recycled = self._path / "worn"
+        """Files that the next step may write over, if there are any."""
         _check_directory(directory)
         self._lock = self._take(patience.lock_s)
         try:
@@ -108,8 +108,8 @@ class LocalDisk:
     def new_step(self, step: int, epoch: int, round_: int, size_bytes: int) -> Path:
         """Return an empty directory for a step.
 
-        All others go, but the one committed last of those that are here; the file of one that goes is left in ``worn``,
-        for this step's to be written over.
+        All others go, but the one committed last of those that are here. The file of one that goes is left in
+        ``recycled``, for this step's to be written over.
 
         ``size_bytes``: of what will be written; a directory in memory is no place for it where that is short.
         """
@@ -117,24 +117,24 @@ class LocalDisk:
         orders = {path: self._order(path) for path in self._path.iterdir() if path not in (new, self._path / _HELD)}
         kept = max(orders, key=orders.__getitem__, default=None)
         gone = [path for path in [new, *orders] if path != kept or orders[path] < 0]
-        worn = next((path for path in gone if _STEP.fullmatch(path.name) and _is_private(path)), None)
+        former = next((path for path in gone if _STEP.fullmatch(path.name) and _is_private(path)), None)
         for path in gone:
-            if path != worn:
+            if path != former:
                 regular_file.remove(path)
-        if worn is not None:
+        if former is not None:
             try:
-                worn.rename(self.worn)
+                former.rename(self.recycled)
             except OSError:  # what was there could not be removed
-                regular_file.remove(worn)
+                regular_file.remove(former)
             sync_directory(self._path)  # before it is written over
         if is_in_memory(self._lock):
             refuse_to_fill_memory(size_bytes)
         make_directory(new, 0o700)
         return new
 
-    def drop_worn(self) -> None:
+    def drop_recycled(self) -> None:
         """Let go of the rest: this step has taken what it could use."""
-        regular_file.remove(self.worn)
+        regular_file.remove(self.recycled)
 
     def _order(self, path: Path) -> int:
         """Of its commit; -1 when it is not sure to be committed, or to be whole."""

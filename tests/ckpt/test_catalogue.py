@@ -18,6 +18,7 @@ from resilio_hpc.ckpt.format.manifest import VERSION, read_manifest, read_table,
 from resilio_hpc.ckpt.restore.committed_source import CommittedSource
 from resilio_hpc.ckpt.restore.restore import restore
 from resilio_hpc.ckpt.store import checkpoint_index, fence
+from resilio_hpc.ckpt.store.backend import Store
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.ckpt.store.staging import staging_directory
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint
@@ -310,13 +311,13 @@ def test_a_commit_looks_at_every_step_once_and_takes_sizes_from_the_manifests(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Path] = []
-    has_size = checkpoint_index._has_size
+    size_of = Store.size_of
 
-    def counted(path: Path, size: int, follow: bool = True) -> bool:
+    def counted(store: Store, path: Path, follow: bool = True) -> int:
         looked.append(path)
-        return has_size(path, size, follow)
+        return size_of(store, path, follow)
 
-    monkeypatch.setattr(checkpoint_index, "_has_size", counted)
+    monkeypatch.setattr(Store, "size_of", counted)
     found = checkpoint_index.manifest_of(directory, 20)
     stage(directory, 30, epoch=0)
     room = 1.5 * found.size_bytes / 1e9

@@ -23,12 +23,12 @@ from typing import Any
 import pytest
 
 from resilio_hpc.ckpt.checkpointer import Checkpointer
-from resilio_hpc.ckpt.format import bulk_io, shard_file
+from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import Segment
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.ckpt.saver import write_through
 from resilio_hpc.ckpt.saver.messages import Local, LocalFailed, SaverFailed
-from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store import checkpoint_index, shard_file
 from resilio_hpc.ckpt.tiers import bounded_io, local_disk
 from resilio_hpc.ckpt.tiers.bounded_io import Activity, Patience
 from resilio_hpc.core import bounded

@@ -19,8 +19,8 @@ import pytest
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer, Slab
 from resilio_hpc.ckpt.coordination.coordinator import use
-from resilio_hpc.ckpt.format.shard_reader import ShardReader
 from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.tiers import peer_disks
 from resilio_hpc.ckpt.tiers.disk_messages import MAX_BYTES, Copy, Read, Remove, Serve, asking
 from resilio_hpc.ckpt.tiers.disk_server import DiskGiver

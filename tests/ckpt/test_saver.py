@@ -341,9 +341,9 @@ def test_space_that_vanishes_while_libhdf5_writes_is_only_a_failed_save(free: in
     paths = take(shm, 2, size=5000)
     code = (
         "import sys\n"
-        "from resilio_hpc.ckpt.format import bulk_io; from resilio_hpc.ckpt.saver import saver\n"
+        "from resilio_hpc.ckpt.store.backend import Store; from resilio_hpc.ckpt.saver import saver\n"
         "from resilio_hpc.ckpt.saver.messages import decode_order\n"
-        "bulk_io.check_space = lambda directory, size, worn=None: None\n"
+        "Store.check_space = lambda self, directory, size, former=None: None\n"
         "for line in sys.stdin.buffer: print(type(saver.serve(decode_order(line))).__name__)\n"
     )
     staging = staging_directory(small_disk, 2, 1, 0)

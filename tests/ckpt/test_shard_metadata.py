@@ -16,6 +16,7 @@ from resilio_hpc.ckpt import Checkpointer
 from resilio_hpc.ckpt.format import shard_metadata
 from resilio_hpc.ckpt.format.manifest import Table, TensorRecord
 from resilio_hpc.ckpt.format.shard_metadata import HdfImage, RankPart
+from resilio_hpc.ckpt.store.posix import PosixNewFile
 from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 
 WAIT_S = 60.0
@@ -40,7 +41,7 @@ def part(step: int, tree: bytes, checksum: int, rows: int = 1000, rank: int = 0)
 def made(parts: list[RankPart], path: Path) -> tuple[bytes, HdfImage, str]:
     """The bytes of the file, with the trees and tables in it, the image, and the hash of its metadata."""
     with HdfImage(parts) as image, path.open("w+b") as file:
-        metadata = image.write(file.fileno())
+        metadata = image.write(PosixNewFile(file.fileno()))
         for place in (place for places in image.places for place in places if place.data is not None):
             os.pwrite(file.fileno(), place.data or b"", place.offset)
         return path.read_bytes(), image, metadata
@@ -101,7 +102,7 @@ def test_what_is_in_use_serves_nobody_else(tmp_path: Path) -> None:
         assert one._fd != other._fd
         for image, step in ((one, 2), (other, 3)):
             with (tmp_path / f"{step}").open("w+b") as file:
-                image.write(file.fileno())
+                image.write(PosixNewFile(file.fileno()))
             with h5py.File(tmp_path / f"{step}") as written:
                 assert written.attrs["step"] == step
 

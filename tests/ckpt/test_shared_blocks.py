@@ -23,6 +23,7 @@ from resilio_hpc.ckpt.restore.block_table import LIMITS, Limits
 from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
+from tests.support.ckpt.opened import opened
 from tests.support.ckpt.ring_readers import BLOCK, CONTENT, count_reads, is_right, reader, together, wanted
 from tests.support.mounts import mounted
 from tests.support.requirements import need_root
@@ -37,7 +38,7 @@ def test_who_reads_the_same_reads_it_once(rings: Path, file: int, monkeypatch: p
 
     def act(one: SharedBlocks, segments: list[Segment]) -> None:
         for share in range(0, 24, 8):
-            results.append(one.read(file, segments[share : share + 8]))
+            results.append(one.read(opened(file).file, segments[share : share + 8]))
 
     together(
         *(lambda one=one, segments=segments: act(one, segments) for one, segments in zip(blocks, found, strict=True))
@@ -59,7 +60,7 @@ def test_who_is_slower_is_waited_for_so_that_all_is_read_once(
     blocks = [SharedBlocks("x", rings, limits) for _ in range(3)]
     found = [wanted() for _ in blocks]
     for one in blocks:
-        assert one.read(file, wanted([0])) == []
+        assert one.read(opened(file).file, wanted([0])) == []
     delays = {one._ring: 0.03 * number for number, one in enumerate(blocks)}
     all_want = threading.Barrier(len(blocks), timeout=PATIENCE_S)
     have_begun = set[block_ring.Ring]()
@@ -74,7 +75,7 @@ def test_who_is_slower_is_waited_for_so_that_all_is_read_once(
     monkeypatch.setattr(block_ring.Ring, "_copied", slowly)
     together(
         *(
-            lambda one=one, all_of_it=all_of_it: one.read(file, all_of_it)
+            lambda one=one, all_of_it=all_of_it: one.read(opened(file).file, all_of_it)
             for one, all_of_it in zip(blocks, found, strict=True)
         )
     )
@@ -101,17 +102,17 @@ def test_instead_of_waiting_for_others_a_thread_reads_ahead(
     patient = Limits(patience_s=PATIENCE_S, lock_patience_s=PATIENCE_S)
     with closing(SharedBlocks("x", rings, patient)) as one, closing(SharedBlocks("x", rings, patient)) as other:
         first, same, following = wanted(range(4)), wanted(range(4)), wanted(range(4, 12))
-        assert one.read(file, wanted([23])) == []
-        thread = threading.Thread(target=lambda: one.read(file, first))
+        assert one.read(opened(file).file, wanted([23])) == []
+        thread = threading.Thread(target=lambda: one.read(opened(file).file, first))
         thread.start()
         ring = one._ring
         assert ring is not None
         until(lambda: any(ring.table.entry(slot).claimed for slot in range(LIMITS.slots)), "it reads")
-        assert other.read(file, same, soon=following) == []
+        assert other.read(opened(file).file, same, soon=following) == []
         thread.join(PATIENCE_S)
         assert sum(sizes) == 13 * BLOCK
         assert not is_right(following)  # they are in the ring, and nowhere else yet
-        assert one.read(file, following) == []
+        assert one.read(opened(file).file, following) == []
         assert sum(sizes) == 13 * BLOCK
         assert is_right([*first, *same, *following])
 
@@ -121,7 +122,7 @@ def test_what_cannot_be_read_ahead_is_told_when_it_is_wanted(rings: Path, file: 
     os.truncate(file, 23 * BLOCK)
     hasty = Limits(patience_s=0.2)
     with closing(SharedBlocks("x", rings, hasty)) as one, closing(SharedBlocks("x", rings, hasty)) as other:
-        assert one.read(file, wanted([0])) == []
+        assert one.read(opened(file).file, wanted([0])) == []
         found, soon = wanted([0]), wanted([5, 6, 23])
         ring = one._ring
         assert ring is not None
@@ -130,13 +131,15 @@ def test_what_cannot_be_read_ahead_is_told_when_it_is_wanted(rings: Path, file: 
         with ring.table._locked():  # somebody reads it for now
             ring.table.claim(claim, time.monotonic_ns(), (status.st_dev, status.st_ino, BLOCK, wanted([1])[0].crc32c))
         results: list[list[int]] = []
-        thread = threading.Thread(target=lambda: results.append(other.read(file, [*found, *wanted([1])], soon=soon)))
+        thread = threading.Thread(
+            target=lambda: results.append(other.read(opened(file).file, [*found, *wanted([1])], soon=soon))
+        )
         thread.start()
         thread.join(PATIENCE_S)
         assert results == [[]]
-        assert one.read(file, wanted([5, 6])) == [0]
+        assert one.read(opened(file).file, wanted([5, 6])) == [0]
         with pytest.raises(OSError) as caught:
-            one.read(file, wanted([23]))
+            one.read(opened(file).file, wanted([23]))
         assert caught.value.errno == errno.ENODATA
 
 
@@ -158,7 +161,7 @@ def test_whoever_wants_what_in_a_small_ring_gets_it(data: st.DataObject) -> None
         results: list[list[int]] = []
         together(
             *(
-                lambda one=one, segments=segments: results.append(one.read(file, segments))
+                lambda one=one, segments=segments: results.append(one.read(opened(file).file, segments))
                 for one, segments in zip(blocks, found, strict=True)
             )
         )
@@ -174,8 +177,8 @@ def test_boxes_and_small_blocks_go_to_their_places(rings: Path, file: int) -> No
     )
     small = Segment(BLOCK + 5, memoryview(bytearray(100)), crc32c(CONTENT[BLOCK + 5 :][:100]))
     with closing(SharedBlocks("x", rings)) as one:
-        assert one.read(file, [box, small, *wanted([2])]) == []
-        assert one.read(file, []) == []
+        assert one.read(opened(file).file, [box, small, *wanted([2])]) == []
+        assert one.read(opened(file).file, []) == []
     assert np.array_equal(target, rows[:, 8:24])
     assert bytes(small.target) == CONTENT[BLOCK + 5 :][:100]
 
@@ -186,18 +189,18 @@ def test_flipped_bits_and_short_files_are_told(rings: Path, file: int) -> None:
     with closing(SharedBlocks("x", rings)) as one:
         small = Segment(3 * BLOCK, memoryview(bytearray(10)), crc32c(CONTENT[3 * BLOCK :][:10]))
         found = wanted(range(20))
-        assert one.read(file, found) == [3, 8]
+        assert one.read(opened(file).file, found) == [3, 8]
         assert is_right([one for at, one in enumerate(found) if at not in (3, 8)])
-        assert one.read(file, [small]) == [0]
+        assert one.read(opened(file).file, [small]) == [0]
         os.truncate(file, 23 * BLOCK + 100)
         with pytest.raises(OSError) as caught:
-            one.read(file, wanted([21, 22, 23]))
+            one.read(opened(file).file, wanted([21, 22, 23]))
         assert caught.value.errno == errno.ENODATA
 
 
 def test_tensors_that_share_bytes_are_refused(rings: Path, file: int) -> None:
     with closing(SharedBlocks("x", rings)) as one, pytest.raises(CorruptCheckpoint, match="share bytes"):
-        one.read(file, [*wanted([2]), *wanted([2])])
+        one.read(opened(file).file, [*wanted([2]), *wanted([2])])
 
 
 def test_a_device_that_fails_is_an_error(rings: Path, file: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,13 +210,13 @@ def test_a_device_that_fails_is_an_error(rings: Path, file: int, monkeypatch: py
     monkeypatch.setattr(os, "preadv", broken)
     found = wanted()
     with closing(SharedBlocks("x", rings)) as one:
-        assert one.read(file, found) == []  # the other way works
+        assert one.read(opened(file).file, found) == []  # the other way works
         assert is_right(found)
         monkeypatch.setattr(bulk_io, "read", broken)
         with pytest.raises(OSError, match="input/output error"):
-            one.read(file, wanted([5, 6]))
+            one.read(opened(file).file, wanted([5, 6]))
         monkeypatch.undo()
-        assert one.read(file, wanted()) == []
+        assert one.read(opened(file).file, wanted()) == []
 
 
 def test_where_no_ring_can_be_had_the_page_cache_serves(
@@ -227,7 +230,7 @@ def test_where_no_ring_can_be_had_the_page_cache_serves(
     def read_it() -> None:
         found = wanted()
         with closing(SharedBlocks("x", rings)) as one:
-            assert one.read(file, found) == []
+            assert one.read(opened(file).file, found) == []
             assert one._ring is None
         assert is_right(found)
 
@@ -257,7 +260,7 @@ def test_a_ring_whose_maker_was_killed_is_made_whole(rings: Path, file: int) -> 
         fcntl.flock(half, fcntl.LOCK_SH)  # not swept, but found as it is
         with closing(SharedBlocks("x", rings)) as one:
             found = wanted()
-            assert one.read(file, found) == []
+            assert one.read(opened(file).file, found) == []
             assert one._ring is not None
             used = [slot for slot in range(LIMITS.slots) if one._ring.table.entry(slot).token]
             assert len(used) == 24
@@ -273,7 +276,7 @@ def test_a_shared_memory_that_is_full_has_room_for_as_many_blocks_as_it_has(
     with mounted(rings, "size=6m"), closing(SharedBlocks("x", rings)) as one:
         for _ in range(3):
             found = wanted()
-            assert one.read(file, found) == []
+            assert one.read(opened(file).file, found) == []
             assert is_right(found)
         assert one._ring is not None
         used = [slot for slot in range(LIMITS.slots) if one._ring.table.entry(slot).token]
@@ -290,7 +293,7 @@ def test_what_somebody_else_put_there_is_neither_used_nor_removed(rings: Path, f
     os.chown(path, 65534, 65534)
     found = wanted()
     with closing(SharedBlocks("x", rings)) as one:
-        assert one.read(file, found) == []
+        assert one.read(opened(file).file, found) == []
         assert one._ring is None
     assert is_right(found)
     assert path.stat().st_size == 0

@@ -19,6 +19,7 @@ from resilio_hpc.ckpt.restore import block_ring, block_table
 from resilio_hpc.ckpt.restore.block_table import LIMITS, Limits
 from resilio_hpc.ckpt.restore.shared_blocks import SharedBlocks, sweep
 from resilio_hpc.native import direct_io
+from tests.support.ckpt.opened import opened
 from tests.support.ckpt.ring_readers import BLOCK, is_right, reader, wanted
 from tests.support.waiting import PATIENCE_S, until
 
@@ -63,7 +64,7 @@ def test_a_block_that_is_there_just_after_the_look_is_not_waited_for(
 ) -> None:
     """With this patience the test would hang."""
     with closing(SharedBlocks("x", rings, PATIENT)) as one, closing(SharedBlocks("x", rings, PATIENT)) as other:
-        assert [one.read(file, wanted([5])), other.read(file, wanted([5]))] == [[], []]
+        assert [one.read(opened(file).file, wanted([5])), other.read(opened(file).file, wanted([5]))] == [[], []]
         ring, reader = one._ring, other._ring
         assert ring is not None
         assert reader is not None
@@ -75,13 +76,13 @@ def test_a_block_that_is_there_just_after_the_look_is_not_waited_for(
         def slow(*sought: Any) -> Any:
             found = look(*sought)
             if mine:
-                ring._fill(partial(ring._read_file, file), mine, segments)
+                ring._fill(partial(ring._read_file, opened(file).file), mine, segments)
                 mine.clear()
             return found
 
         monkeypatch.setattr(reader.table, "look", slow)
         found = wanted([0])
-        assert other.read(file, found) == []
+        assert other.read(opened(file).file, found) == []
         assert is_right(found)
 
 
@@ -99,12 +100,12 @@ def test_a_slot_of_a_reader_who_stopped_is_not_used_again(
             return preadv(fd, rooms, offset)
 
         monkeypatch.setattr(os, "preadv", slow)
-        thread = threading.Thread(target=lambda: stopped.read(file, mine))
+        thread = threading.Thread(target=lambda: stopped.read(opened(file).file, mine))
         thread.start()
         until(lambda: stopped._ring is not None and stopped._ring.table.entry(0).claimed, "it reads")
         for shift in range(0, 5 * 4096, 4096):  # round the ring
             first = wanted(range(20), shift)
-            assert other.read(file, first) == []
+            assert other.read(opened(file).file, first) == []
             assert is_right(first)
         assert other._ring is not None
         claimed = [slot for slot in range(LIMITS.slots) if other._ring.table.entry(slot).claimed]
@@ -116,12 +117,12 @@ def test_a_slot_of_a_reader_who_stopped_is_not_used_again(
 
 def test_when_all_slots_are_with_readers_who_stopped_all_is_read_from_the_file(rings: Path, file: int) -> None:
     with closing(SharedBlocks("x", rings, IMPATIENT)) as one:
-        assert one.read(file, wanted()) == []
+        assert one.read(opened(file).file, wanted()) == []
         assert one._ring is not None
         for slot in range(LIMITS.slots):
             one._ring.table.claim(block_table.Claim(slot, slot), 1, (1, 1, slot, 0))
         found = wanted()
-        assert one.read(file, found) == []
+        assert one.read(opened(file).file, found) == []
         assert is_right(found)
 
 
@@ -129,7 +130,7 @@ def test_a_slot_that_got_another_block_while_it_was_copied_does_not_count(
     rings: Path, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(SharedBlocks("x", rings)) as one, closing(SharedBlocks("x", rings)) as other:
-        assert one.read(file, wanted()) == []
+        assert one.read(opened(file).file, wanted()) == []
         copy = direct_io.copy_segments
         raced: list[int] = []
 
@@ -138,7 +139,7 @@ def test_a_slot_that_got_another_block_while_it_was_copied_does_not_count(
             def copy_segments(memory: memoryview, segments: Any) -> None:
                 if not raced:  # all slots get other blocks, then it copies
                     raced.append(1)
-                    assert other.read(file, wanted(range(20), 4096 * 7)) == []
+                    assert other.read(opened(file).file, wanted(range(20), 4096 * 7)) == []
                     for slot in range(LIMITS.slots):
                         start = block_table.BYTES + slot * BLOCK
                         one._ring._memory[start : start + BLOCK] = bytes(BLOCK)  # type: ignore[union-attr]
@@ -149,18 +150,18 @@ def test_a_slot_that_got_another_block_while_it_was_copied_does_not_count(
 
         monkeypatch.setattr(block_ring, "direct_io", Racing)
         found = wanted()
-        assert one.read(file, found) == []
+        assert one.read(opened(file).file, found) == []
         assert raced
         assert is_right(found)
 
 
 def test_a_table_that_somebody_holds_is_not_waited_for_long(rings: Path, file: int) -> None:
     with closing(SharedBlocks("x", rings, IMPATIENT)) as one:
-        assert one.read(file, wanted([0])) == []
+        assert one.read(opened(file).file, wanted([0])) == []
         holder = os.open(next(rings.iterdir()), os.O_RDWR)
         block_table.lock(holder, fcntl.F_WRLCK)
         found = wanted()
-        assert one.read(file, found) == []  # and does not hang
+        assert one.read(opened(file).file, found) == []  # and does not hang
         assert is_right(found)
         os.close(holder)
 
@@ -168,12 +169,12 @@ def test_a_table_that_somebody_holds_is_not_waited_for_long(rings: Path, file: i
 def test_a_table_of_another_time_is_not_waited_for_for_ever(rings: Path, file: int) -> None:
     """As of a process with a clock of its own (time namespaces), or garbage."""
     with closing(SharedBlocks("x", rings, IMPATIENT)) as one:
-        assert one.read(file, wanted([0])) == []
+        assert one.read(opened(file).file, wanted([0])) == []
         assert one._ring is not None
         for slot in range(LIMITS.slots):
             one._ring.table.claim(block_table.Claim(slot, 1), 1 << 63, (1, 1, slot, 0))
         found = wanted()
-        assert one.read(file, found) == []
+        assert one.read(opened(file).file, found) == []
         assert is_right(found)
 
 
@@ -201,7 +202,7 @@ def test_who_is_killed_while_he_changes_an_entry_leaves_no_block_that_counts(
     rings: Path, file: int, monkeypatch: pytest.MonkeyPatch, words: int
 ) -> None:
     with closing(SharedBlocks("x", rings)) as one:
-        assert one.read(file, wanted([0])) == []
+        assert one.read(opened(file).file, wanted([0])) == []
         ring = one._ring
         assert ring is not None
         before = ring.table.entry(0)
@@ -229,7 +230,7 @@ def test_the_last_one_removes_the_ring_and_what_killed_ones_left_is_swept(
     path = rings / f"resilio-blocks-{os.geteuid()}-x"
     one, other = SharedBlocks("x", rings), SharedBlocks("x", rings)
     for blocks in (one, other):
-        assert blocks.read(file, wanted()) == []
+        assert blocks.read(opened(file).file, wanted()) == []
     one.close()
     sweep(rings)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -242,5 +243,5 @@ def test_the_last_one_removes_the_ring_and_what_killed_ones_left_is_swept(
     killed.communicate()
     assert path.exists()
     with closing(SharedBlocks("another step", rings)) as later:
-        assert later.read(file, wanted([0])) == []
+        assert later.read(opened(file).file, wanted([0])) == []
         assert not path.exists()

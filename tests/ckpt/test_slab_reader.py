@@ -23,6 +23,7 @@ from resilio_hpc.ckpt.restore.slab_reader import Part, read_part, read_parts
 from resilio_hpc.ckpt.state.slab import Box
 from resilio_hpc.core.errors import CorruptCheckpoint
 from resilio_hpc.native import crc32c
+from tests.support.ckpt.opened import opened
 
 
 def cut(whole: Any, box: Box) -> Any:
@@ -82,7 +83,7 @@ def test_any_box_of_any_shape_is_read_right(data: st.DataObject) -> None:
             memory = memoryview(target.reshape(-1).view("u1"))
             read_parts(
                 1,
-                [Part(file, record_of(whole, 100), Box(first, size), memory, room, to)],
+                [Part(opened(file), record_of(whole, 100), Box(first, size), memory, room, to)],
                 direct,
                 pool,
                 local_rank,
@@ -117,7 +118,7 @@ def test_long_runs_go_to_their_places_however_they_lie(
         closing(SharedBlocks(f"test-{os.getpid()}")) as shared,
     ):
         record = record_of(whole, 0, manifest.BLOCK_BYTES)
-        part = Part(file.fileno(), record, box, memoryview(target.reshape(-1)).cast("B"), (400, room), (7, 0))
+        part = Part(opened(file.fileno()), record, box, memoryview(target.reshape(-1)).cast("B"), (400, room), (7, 0))
         for direct, blocks in ((True, None), (False, None), (False, shared)):
             target[:] = 0
             read_parts(1, [part], direct, pool, 0, blocks)
@@ -145,7 +146,7 @@ def test_only_the_blocks_that_are_touched_are_read_each_once(monkeypatch: pytest
     os.write(file, whole.tobytes())
     target = np.zeros((10, 3))
     box = Box((11, 100), (10, 3))
-    read_part(1, Part(file, record_of(whole, 0), box, memoryview(target).cast("B"), (10, 3), (0, 0)))
+    read_part(1, Part(opened(file), record_of(whole, 0), box, memoryview(target).cast("B"), (10, 3), (0, 0)))
     os.close(file)
     assert np.array_equal(target, cut(whole, box))
     assert asked == [5, 6, 7, 8, 9, 10]
@@ -167,7 +168,7 @@ def test_neighbours_share_columns_and_the_edges_of_short_parts(monkeypatch: pyte
     def found(box: Box) -> list[tuple[int, bool]]:
         asked.clear()
         target = np.zeros(box.shape)
-        part = Part(file, record_of(whole, 0), box, memoryview(target).cast("B"), box.shape, (0, 0))
+        part = Part(opened(file), record_of(whole, 0), box, memoryview(target).cast("B"), box.shape, (0, 0))
         with ThreadPoolExecutor(1) as pool:
             read_parts(1, [part], None, pool)
         assert np.array_equal(target, cut(whole, box))
@@ -182,7 +183,7 @@ def test_neighbours_share_columns_and_the_edges_of_short_parts(monkeypatch: pyte
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_bit_that_flipped_in_a_block_beside_the_box_is_found(direct: bool, disk_path: Path) -> None:
     whole = np.arange(64 * 256, dtype=np.float64).reshape(64, 256)
-    part = Part(-1, record_of(whole, 0), Box((11, 100), (10, 3)), memoryview(bytearray(240)), (10, 3), (0, 0))
+    part = Part(opened(0), record_of(whole, 0), Box((11, 100), (10, 3)), memoryview(bytearray(240)), (10, 3), (0, 0))
     data = bytearray(whole.tobytes())
     data[12 * 2048 + 8] ^= 4  # the row is the box's, the column is not
     (disk_path / "tensor").write_bytes(data)
@@ -191,7 +192,7 @@ def test_a_bit_that_flipped_in_a_block_beside_the_box_is_found(direct: bool, dis
         ThreadPoolExecutor(1) as pool,
         pytest.raises(CorruptCheckpoint, match="x does not match its checksum at byte 24576"),
     ):
-        read_parts(1, [part._replace(fd=file.fileno())], direct, pool)
+        read_parts(1, [part._replace(reader=opened(file.fileno()))], direct, pool)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_a_run_hears_of_it(disk_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         f_bavail, f_frsize, f_flag = 1, 4096, 0
 
     monkeypatch.setattr(os, "statvfs", lambda path: Full if Path(path) == disk_path / "steps" else found(path))
-    monkeypatch.setattr("resilio_hpc.ckpt.format.bulk_io.check_space", lambda *_: None)
+    monkeypatch.setattr("resilio_hpc.ckpt.store.backend.Store.check_space", lambda *_: None)
     for step in (2, 3):
         checkpointer.save(step, {"x": np.ones(1000)}).wait(timeout_s=60)
     said = capfd.readouterr().err

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from resilio_hpc.ckpt import Checkpointer
-from resilio_hpc.ckpt.format import bulk_io
-from resilio_hpc.ckpt.store import checkpoint_index, recycled_files
+from resilio_hpc.ckpt.store import checkpoint_index, posix
 from resilio_hpc.core.durable import new_file
 from tests.support.ckpt.local_node import worn_in
 
@@ -96,7 +95,7 @@ def test_what_somebody_else_has_is_not_written_over(how: str, disk_path: Path) -
 def test_a_reader_that_comes_while_it_is_written_over_finds_no_such_file(tmp_path: Path) -> None:
     worn = tmp_path / "worn"
     worn.write_bytes(b"old" * 1000)
-    with new_file(tmp_path / "new", worn=worn) as fd:
+    with new_file(tmp_path / "new", former=worn) as fd:
         assert not worn.exists()
         assert os.fstat(fd).st_size == 3000
     assert (tmp_path / "new").read_bytes() == b"old" * 1000  # whoever takes one has to write over all of it
@@ -105,7 +104,7 @@ def test_a_reader_that_comes_while_it_is_written_over_finds_no_such_file(tmp_pat
 def test_a_save_that_fails_leaves_nothing_of_it(tmp_path: Path) -> None:
     worn = tmp_path / "worn"
     worn.write_bytes(b"old")
-    with pytest.raises(ZeroDivisionError), new_file(tmp_path / "new", worn=worn):
+    with pytest.raises(ZeroDivisionError), new_file(tmp_path / "new", former=worn):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
 
@@ -115,8 +114,8 @@ def test_where_no_lease_can_be_had_removed_steps_go(disk_path: Path, monkeypatch
     directory = disk_path / "steps"
     for step in (1, 2, 3):
         Checkpointer(directory, keep_last=9).save(step, state(step)).wait(timeout_s=60)
-    monkeypatch.setattr(recycled_files, "is_ours_alone", lambda fd: False)
-    checkpoint_index._remove(directory, [1, 2], keep_worn=True)
+    monkeypatch.setattr(posix, "is_ours_alone", lambda fd: False)
+    checkpoint_index._remove(directory, [1, 2], recycle=True)
     assert sorted(path.name for path in directory.iterdir()) == ["latest", "step-0000000003"]
 
 
@@ -146,7 +145,8 @@ def test_the_room_of_one_counts_as_free(disk_path: Path, monkeypatch: pytest.Mon
         f_bavail, f_frsize = 1 << 10, 1 << 12
 
     monkeypatch.setattr(os, "statvfs", lambda path: Full)
+    store = posix.PosixStore()
     with pytest.raises(OSError, match="no space left"):
-        bulk_io.check_space(disk_path, 40 << 20)
-    bulk_io.check_space(disk_path, 40 << 20, worn)
-    bulk_io.check_space(disk_path, 2 << 20, disk_path / "none")
+        store.check_space(disk_path, 40 << 20)
+    store.check_space(disk_path, 40 << 20, worn)
+    store.check_space(disk_path, 2 << 20, disk_path / "none")

@@ -21,7 +21,8 @@ from resilio_hpc.ckpt import Checkpointer
 from resilio_hpc.ckpt.dcp.__init__ import ResilioWriter
 from resilio_hpc.ckpt.format.manifest import Writer, read_manifest, write_manifest
 from resilio_hpc.ckpt.store import checkpoint_index, writers
-from resilio_hpc.ckpt.store.staging import put_in_place, staging_directory
+from resilio_hpc.ckpt.store.mounts import store_of
+from resilio_hpc.ckpt.store.staging import staging_directory
 from resilio_hpc.core.errors import CheckpointError
 from tests.support.waiting import PATIENCE_S, until
 
@@ -193,5 +194,5 @@ def test_of_two_jobs_that_commit_a_step_at_the_same_time_one_has_it(tmp_path: Pa
     shutil.copytree(step, staging)
     writers.others_at_work(tmp_path / "steps", me, [manifest])  # what was there when this job began
     with pytest.raises(CheckpointError, match=r"step 1 is another job's: another job .process 77 on n7. writes"):
-        put_in_place(staging, step, theirs_comes)
+        store_of(step).put_in_place(staging, step, theirs_comes)
     assert checkpoint_index.manifest_of(tmp_path / "steps", 1).writer == ELSEWHERE

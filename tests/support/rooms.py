@@ -44,7 +44,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "coordination": "saver store snapshot format",
         "saver": "restore replication tiers store format",
         "restore": "replication tiers store snapshot format state",
-        "replication": "snapshot format",
+        "replication": "store snapshot format",
         "tiers": "store format",
         "store": "format state",
         "snapshot": "format state",

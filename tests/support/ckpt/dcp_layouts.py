@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from resilio_hpc.ckpt.dcp.__init__ import ResilioReader, ResilioWriter
-from resilio_hpc.ckpt.format.shard_reader import ShardReader
 from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from tests.support.ckpt.dtensor_layouts import (
     RANKS,
     Model,

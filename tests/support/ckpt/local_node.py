@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from resilio_hpc.ckpt.format.manifest import Manifest
-from resilio_hpc.ckpt.format.shard_reader import ShardReader
 from resilio_hpc.ckpt.saver import saver
 from resilio_hpc.ckpt.saver.messages import Answer, Commit, Committed, Local, Persist, Persisted, Progress
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
@@ -20,6 +19,7 @@ from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.retention import Retention
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.store.verify import verify_step
 from resilio_hpc.ckpt.tiers.bounded_io import PATIENCE, Patience
 from resilio_hpc.core.file_system import is_of_this_machine

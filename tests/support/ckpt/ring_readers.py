@@ -61,10 +61,11 @@ import os, sys, time
 from pathlib import Path
 from resilio_hpc.ckpt.restore import shared_blocks
 from resilio_hpc.ckpt.format.bulk_io import Segment
+from resilio_hpc.ckpt.store.posix import PosixFile
 from resilio_hpc.native import crc32c
 rings, path, act = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 content = Path(path).read_bytes()
-fd = os.open(path, os.O_RDONLY)
+file = PosixFile(os.open(path, os.O_RDONLY))
 blocks = shared_blocks.SharedBlocks("x", rings)
 if act == "claim":  # begins to read, and does not come to an end
     preadv = os.preadv
@@ -77,7 +78,7 @@ for _ in range(20):
     found = [Segment(at, memoryview(bytearray(1 << 20)), crc32c(content[at : at + (1 << 20)]))
              for at in range(0, len(content), 1 << 20)]
     for share in range(0, len(found), 8):
-        assert blocks.read(fd, found[share : share + 8]) == []
+        assert blocks.read(file, found[share : share + 8]) == []
     assert all(bytes(one.target) == content[one.offset : one.offset + len(one.target)] for one in found)
 blocks.close()
 print("done", flush=True)

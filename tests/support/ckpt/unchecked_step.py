@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from resilio_hpc.ckpt.format.shard_file import write_shard
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.shard_file import write_shard
 from resilio_hpc.ckpt.store.writers import this_process
 
 

@@ -18,10 +18,8 @@ import numpy as np
 from resilio_hpc import ckpt
 from resilio_hpc.ckpt.coordination import coordinator
 from resilio_hpc.ckpt.coordination.local_coordinator import LocalCoordinator
-from resilio_hpc.ckpt.format import shard_file
 from resilio_hpc.ckpt.format.manifest import is_shard_name
-from resilio_hpc.ckpt.store import checkpoint_index
-from resilio_hpc.ckpt.store.recycled_files import worn
+from resilio_hpc.ckpt.store import checkpoint_index, shard_file
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.cli.ckpt.ckpt import main as resilio_ckpt
 from resilio_hpc.core.errors import CheckpointError
@@ -195,8 +193,8 @@ def check_nothing_is_left(directory: Path, world: int = 1, nodes: int | None = N
     """Nothing but committed steps, ``latest`` and what the next step may write over, nothing in the steps but what
     belongs there."""
     steps = checkpoint_index.committed_steps(directory)
-    assert all(is_shard_name(path.name) for path in worn(directory).glob("*"))
-    names = sorted(path.name for path in directory.iterdir() if path != worn(directory))
+    assert all(is_shard_name(path.name) for path in checkpoint_index.recycled(directory).glob("*"))
+    names = sorted(path.name for path in directory.iterdir() if path != checkpoint_index.recycled(directory))
     assert names == ["latest", *(f"step-{step:010d}" for step in steps)], names
     for step in steps:
         files = sorted(path.name for path in checkpoint_index.step_directory(directory, step).iterdir())

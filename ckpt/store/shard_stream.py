@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import msgspec
 
 from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.format.bulk_io import Piece
+from resilio_hpc.ckpt.format.files import NewFile
 from resilio_hpc.ckpt.format.manifest import (
     Extent,
     Layout,
@@ -35,7 +35,7 @@ from resilio_hpc.ckpt.state import tensors
 from resilio_hpc.ckpt.state.slab import runs
 from resilio_hpc.ckpt.state.tensors import Leaf
 from resilio_hpc.ckpt.state.tree import Flattened
-from resilio_hpc.core.durable import sync_directory
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.native import crc32c
 
 _PART_BYTES = 16 << 20
@@ -59,28 +59,24 @@ def write_stream(
     their pages are let go once they are written. In layout "own" each tensor is a slab of itself, so
     that any number of processes can take parts of it. ``progress`` hears of every byte. Raises OSError.
     """
-    bulk_io.check_space(directory, sum(leaf.size_bytes for leaf in state.leaves) + len(state.tree))
+    store = store_of(directory)
+    store.check_space(directory, sum(leaf.size_bytes for leaf in state.leaves) + len(state.tree))
     path = directory / "node-0.h5"
     part = RankPart(step, 0, layout, state.tree, [_record(leaf, layout) for leaf in state.leaves])
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
+    with store.new_file(path) as file:
         with HdfImage([part]) as image:
-            metadata = image.write(fd)
+            metadata = image.write(file)
         *of_tensors, tree, table = image.places[0]
         records = []
-        writer = _Writer(fd, progress, let_go=fetch is None)
+        writer = _Writer(file, progress, let_go=fetch is None)
         for leaf, record, place in zip(state.leaves, part.tensors, of_tensors, strict=True):
             checksums = writer.write(leaf.value if fetch is None else fetch(leaf), place.offset)
             records.append(msgspec.structs.replace(record, offset=place.offset, checksums=tuple(checksums)))
         text = state.tree.ljust(tree.size)
-        bulk_io.write_cached(fd, memoryview(text), tree.offset)
+        file.write_small(memoryview(text), tree.offset)
         extent = Extent(tree.offset, len(text), crc32c(text))
         data = _encode(Table(extent, tuple(records))).ljust(table.size)
-        bulk_io.write_cached(fd, memoryview(data), table.offset)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    sync_directory(directory)
+        file.write_small(memoryview(data), table.offset)
     rank = RankRecord(0, Extent(table.offset, len(data), crc32c(data)), sha256(data))
     return ShardRecord(0, path.name, image.size_bytes, layout, (rank,), metadata)
 
@@ -94,8 +90,8 @@ def _record(leaf: Leaf, layout: Layout) -> TensorRecord:
 class _Writer:
     """Writes tensors past the page cache, by way of a room of many blocks."""
 
-    def __init__(self, fd: int, progress: Progress, let_go: bool) -> None:
-        self._fd, self._progress, self._let_go = fd, progress, let_go
+    def __init__(self, file: NewFile, progress: Progress, let_go: bool) -> None:
+        self._file, self._progress, self._let_go = file, progress, let_go
         self._room = memoryview(mmap.mmap(-1, bulk_io.ROOM_BYTES))
 
     def write(self, tensor: Any, offset: int) -> list[int]:
@@ -118,8 +114,8 @@ class _Writer:
     def _flush(self, size: int, offset: int) -> list[int]:
         whole = size - size % PAGE if offset % PAGE == 0 else 0
         if whole:
-            bulk_io.write(self._fd, self._room, [Piece(0, offset, whole)], [])
-        bulk_io.write_cached(self._fd, self._room[whole:size], offset + whole)
+            self._file.write(self._room, [Piece(0, offset, whole)], [])
+        self._file.write_small(self._room[whole:size], offset + whole)
         self._progress(size)
         return [crc32c(self._room[start : start + length]) for start, length in blocks(size)]
 

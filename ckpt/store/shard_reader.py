@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from resilio_hpc.ckpt.format.files import ReadFile
 from resilio_hpc.ckpt.format.manifest import Extent, RankRecord, ShardRecord, Table, read_table, sha256
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.core.errors import CorruptCheckpoint
-from resilio_hpc.core.regular_file import NotRegular, open_file
+from resilio_hpc.core.regular_file import NotRegular
 from resilio_hpc.native import crc32c
 
 
@@ -19,28 +20,27 @@ class ShardReader:
     def __init__(self, directory: Path, shard: ShardRecord, follow: bool = True) -> None:
         """``directory``: of the step. ``follow``: may the file be a link?"""
         self.shard, self._follow = shard, follow
-        self.fd = self._open(directory)
+        self.file = self._open(directory)
+        """Open; another one after ``move_to``."""
 
-    def _open(self, directory: Path) -> int:
+    def _open(self, directory: Path) -> ReadFile:
         self._name = f"{directory.name}/{self.shard.file}"
         try:
-            fd = open_file(directory / self.shard.file, follow=self._follow)
+            file = store_of(directory).open(directory / self.shard.file, self._follow)
         except FileNotFoundError as error:
             raise CorruptCheckpoint(f"{self._name} is missing") from error
         except NotRegular as error:
             raise CorruptCheckpoint(f"{self._name}: {error.strerror}") from error
-        size = os.fstat(fd).st_size
-        if size != self.shard.size_bytes:
-            os.close(fd)
-            raise CorruptCheckpoint(f"{self._name} does not have {self.shard.size_bytes} bytes, but {size}")
-        return fd
+        if file.size_bytes != self.shard.size_bytes:
+            file.close()
+            raise CorruptCheckpoint(f"{self._name} does not have {self.shard.size_bytes} bytes, but {file.size_bytes}")
+        return file
 
     def move_to(self, directory: Path) -> None:
-        """From now on read the file of that name in another directory. ``fd`` stays the same number."""
+        """From now on read the file of that name in another directory."""
         self._follow = True  # the committed one
-        fd = self._open(directory)
-        os.dup2(fd, self.fd, inheritable=False)
-        os.close(fd)
+        former, self.file = self.file, self._open(directory)
+        former.close()
 
     def table(self, rank: RankRecord) -> Table:
         """Everything about a rank's part."""
@@ -57,17 +57,14 @@ class ShardReader:
         return data.rstrip(b" ")
 
     def _read(self, extent: Extent) -> bytes:
-        data = bytearray()
-        while len(data) < extent.size_bytes:
-            more = os.pread(self.fd, extent.size_bytes - len(data), extent.offset + len(data))
-            if not more:
-                raise CorruptCheckpoint(f"{self._name} ends too early")
-            data += more
-        return bytes(data)
+        data = self.file.pread(extent.size_bytes, extent.offset)
+        if len(data) < extent.size_bytes:
+            raise CorruptCheckpoint(f"{self._name} ends too early")
+        return data
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self.fd)
+        self.file.close()
 
     def __enter__(self) -> Self:
         return self
