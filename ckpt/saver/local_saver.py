@@ -99,8 +99,8 @@ def save(
     """
     started = time.monotonic()
     try:
-        with contextlib.suppress(OSError):  # what an earlier save of this step noted
-            _note_path(request, request.rank).unlink()
+        note = _note_path(request, request.rank)
+        store_of(note).remove(note)  # of an earlier save of this step
         if request.rank == 0:
             detached_savers.wait_for_orphans(Path(request.directory), request.session)
         _persist(request, arena, say, mappings)

@@ -18,6 +18,7 @@ from resilio_hpc.ckpt.convert.target import check_target
 from resilio_hpc.ckpt.convert.whole_state import WholeState
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.difference import differences
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.ckpt.store.step_copy import copy_step
 from resilio_hpc.ckpt.store.verify import verify_step
@@ -47,7 +48,7 @@ def diff(options: argparse.Namespace) -> int:
 
 def copy(options: argparse.Namespace) -> int:
     """Copy steps, verified."""
-    target = find_checkpoints(options.target) if options.target.exists() else options.target
+    target = find_checkpoints(options.target) if store_of(options.target).exists(options.target) else options.target
     steps = options.steps or [newest(options.directory)]
     manifests = [manifest_of(options.directory, step) for step in steps]
     done = []
@@ -150,8 +151,8 @@ def import_(options: argparse.Namespace) -> int:
     source, step = options.source, options.step
     if not 0 <= step < 1 << 53:
         raise UsageError(f"step {step} is not a whole number from 0 on")
-    target = find_checkpoints(options.target) if options.target.exists() else options.target
-    if checkpoint_index.step_directory(target, step).exists():
+    target = find_checkpoints(options.target) if store_of(options.target).exists(options.target) else options.target
+    if store_of(target).exists(checkpoint_index.step_directory(target, step)):
         raise UsageError(f"step {step} is in {target} already")
     format_, began = options.format or format_of(source), time.monotonic()
     try:

@@ -14,6 +14,7 @@ from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.fence import NAME as FENCE
 from resilio_hpc.ckpt.store.fence import why_fence_is_wrong
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.ckpt.store.verify import Damage, verify_step
 from resilio_hpc.ckpt.store.view import write_view
 from resilio_hpc.cli.common.steps import manifest_of, newest, print_columns, progress_of, size_text
@@ -48,10 +49,9 @@ def ls(options: argparse.Namespace) -> int:
 
 
 def _summary(directory: Path, manifest: Manifest) -> dict[str, Any]:
-    path = checkpoint_index.step_directory(directory, manifest.step) / checkpoint_index.MANIFEST
     return {
         "step": manifest.step,
-        "committed": path.stat().st_mtime,
+        "committed": checkpoint_index.committed_at(directory, manifest.step),
         "size_bytes": manifest.size_bytes,
         "ranks": manifest.world_size,
         "nodes": len(manifest.shards),
@@ -98,7 +98,8 @@ def show(options: argparse.Namespace) -> int:
             for t in table.tensors
         ]
     )
-    if not (checkpoint_index.step_directory(options.directory, step) / checkpoint_index.VIEW).exists():
+    view = checkpoint_index.step_directory(options.directory, step) / checkpoint_index.VIEW
+    if not store_of(view).exists(view):
         print(f"(--h5 makes {checkpoint_index.VIEW} in the step's directory: all ranks' tensors as one HDF5 file)")
     return 0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from resilio_hpc.ckpt.format.manifest import Manifest
 from resilio_hpc.ckpt.store import checkpoint_index
+from resilio_hpc.ckpt.store.mounts import store_of
 from resilio_hpc.core import terminal, trusted_files
 from resilio_hpc.core.errors import CheckpointError, UsageError
 
@@ -17,9 +18,10 @@ def find_checkpoints(directory: Path) -> Path:
     """Return the directory of checkpoints that a user means: that itself, or that of a run. Raises UsageError."""
     if (directory / "run.json").is_file():
         return trusted_files.run_directory(directory) / "checkpoints"
-    if not directory.is_dir():
+    store = store_of(directory)
+    if not store.is_directory(directory, follow=True):
         raise UsageError(f"{directory} is not a directory")
-    if (directory / checkpoint_index.MANIFEST).exists():
+    if store.exists(directory / checkpoint_index.MANIFEST):
         raise UsageError(f"{directory} is one step: give the directory that it is in, {directory.absolute().parent}")
     return directory
 
