@@ -189,7 +189,8 @@ class MemoryStore(Store):
         self.tree.put(path, content)
 
     def free_bytes(self, directory: Path) -> int:
-        return self.tree.capacity_bytes - self.tree.used_bytes()
+        with self.tree.lock:
+            return self.tree.capacity_bytes - self.tree.used_bytes()
 
 
 def _missing(path: Path) -> FileNotFoundError:
