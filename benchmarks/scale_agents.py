@@ -241,11 +241,11 @@ class SimulatedAgent:
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         """No process listens."""
 
-    def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
+    def persist(self, message: m.PersistStep, member: m.Member, world_size: int) -> None:
         """No snapshot was taken, so no process asks."""
         raise AssertionError("no snapshot to persist")
 
-    def commit(self, message: m.Commit) -> None:
+    def commit(self, message: m.CommitStep) -> None:
         """See persist."""
         raise AssertionError("no checkpoint to commit")
 

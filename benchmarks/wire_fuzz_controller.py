@@ -88,8 +88,8 @@ class Life:
             "starting": [m.RanksStarted(node, epoch, number, 0.1, "fork"),
                          m.FirstStep(node, epoch, number, 1, now)],
             "running": [m.SnapshotWhole(node, epoch, number, number + 2, 1, 0.1),
-                        m.Persisted(node, epoch, number, number + 2, RECORD),
-                        m.Committed(node, epoch, number, number + 2, 0.1)],
+                        m.StepPersisted(node, epoch, number, number + 2, RECORD),
+                        m.ManifestWritten(node, epoch, number, number + 2, 0.1)],
         }  # fmt: skip
         always: list[m.ToController] = [
             self._hello(node), m.Heartbeat(node, "a", epoch, now, number, echo=now),

@@ -19,6 +19,7 @@ from resilio_hpc.ckpt.coordination import coordinator, world
 from resilio_hpc.ckpt.coordination.find_coordinator import find_coordinator
 from resilio_hpc.ckpt.coordination.turns import Turns
 from resilio_hpc.ckpt.format.manifest import REPLICATED, Layout
+from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.ckpt.handle import SaveHandle
 from resilio_hpc.ckpt.restore.arena_source import ArenaSource
 from resilio_hpc.ckpt.restore.committed_source import CommittedSource
@@ -36,6 +37,7 @@ from resilio_hpc.ckpt.tiers import bounded_io, local_disk
 from resilio_hpc.core import errors
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import CheckpointError, CorruptCheckpoint, SaveRefused, UsageError, os_error_text
+from resilio_hpc.core.tiers import Stage, Tier
 
 
 class Checkpointer:
@@ -195,7 +197,7 @@ class Checkpointer:
                 blocked_s += now - self._fence_began
             with self._handles_lock:
                 self._handles[handle.step] = handle
-            handle.reach("memory")
+            handle.reach(Stage.MEMORY)
             self._coordinator.snapshot_taken(handle.step, path, size, blocked_s)
         except Exception as error:  # noqa: BLE001 - any error: all that wait for this save must hear of it
             if isinstance(error, StateChanged):
@@ -237,18 +239,18 @@ class Checkpointer:
             self._arenas = ArenaPair(directory, owner, spill, not self._memory, self._device.lock_pages)
         return self._arenas
 
-    def _on_stage(self, step: int, stage: str, error: str) -> None:
+    def _on_stage(self, step: int, stage: Stage, error: str) -> None:
         with self._handles_lock:
-            if stage == "local" and step in self._handles:
-                self._handles[step].reach("local")
-            elif stage == "committed":
+            if stage is Stage.LOCAL and step in self._handles:
+                self._handles[step].reach(Stage.LOCAL)
+            elif stage is Stage.COMMITTED:
                 for older in [number for number in self._handles if number <= step]:
                     handle = self._handles.pop(older)
                     if older == step:
-                        handle.reach("committed")
+                        handle.reach(Stage.COMMITTED)
                     else:
                         handle.fail(f"superseded by step {step}, which is committed")
-            elif stage == "failed":
+            elif stage is Stage.FAILED:
                 for failed in list(self._handles) if step < 0 else [step]:
                     if failed in self._handles:
                         self._warn(f"step {failed} is not committed: {error}")
@@ -287,7 +289,7 @@ class Checkpointer:
 
     def _restore(self, state: Any, step: int | None, started: float) -> tuple[int, Any] | None:
         if step is not None:
-            point = coordinator.RestorePoint("committed", checkpoint_index.check_step(step))
+            point = RestorePoint(Tier.COMMITTED, checkpoint_index.check_step(step))
             return self._restored(point, *self._read(point, state), started)
         failure: CorruptCheckpoint | OSError | None = None
         for point in self._restore_points():
@@ -298,7 +300,7 @@ class Checkpointer:
                     where = os_error_text(error, str(self.directory))
                     raise CheckpointError(f"step {point.step} cannot be read now, no fault of its: {where}") from error
                 failure = error
-                if point.source == "memory":
+                if point.source is Tier.MEMORY:
                     self._forget(point.step)
                 self._coordinator.restore_failed(point, str(error))
             else:
@@ -306,30 +308,30 @@ class Checkpointer:
         if failure is not None:
             raise CorruptCheckpoint(f"no checkpoint could be restored; the last one tried: {failure}") from failure
         self._drop_after(-1)
-        self._coordinator.restored(-1, "", time.monotonic() - started)
+        self._coordinator.restored(-1, None, time.monotonic() - started)
         self._prepare(state, True)
         return None
 
-    def _restore_points(self) -> Sequence[coordinator.RestorePoint]:
+    def _restore_points(self) -> Sequence[RestorePoint]:
         try:
             return self._coordinator.restore_points()
         except OSError as error:
             where = os_error_text(error, str(self.directory))
             raise CheckpointError(f"it cannot be seen which checkpoints there are: {where}") from error
 
-    def _read(self, point: coordinator.RestorePoint, state: Any) -> tuple[Any, str]:
+    def _read(self, point: RestorePoint, state: Any) -> tuple[Any, Tier]:
         """Return the state, and which tier it came from."""
         try:
             with self._source(point) as source:
                 return restore(source, state, self._pool), source.tier
         except CorruptCheckpoint as error:
-            if point.source == "committed":
+            if point.source is Tier.COMMITTED:
                 checkpoint_index.note_damage(self.directory, point.step, str(error))
             raise
 
-    def _source(self, point: coordinator.RestorePoint) -> ArenaSource | CommittedSource:
+    def _source(self, point: RestorePoint) -> ArenaSource | CommittedSource:
         place = self.place
-        if point.source == "committed":
+        if point.source is Tier.COMMITTED:
             try:
                 manifest = checkpoint_index.manifest_of(self.directory, point.step)
             except FileNotFoundError as error:
@@ -351,7 +353,7 @@ class Checkpointer:
             raise CorruptCheckpoint(f"this node holds no snapshot of step {point.step} of rank {place.rank}")
         return ArenaSource(path, memory=arenas.memory(point.step))
 
-    def _restored(self, point: coordinator.RestorePoint, state: Any, tier: str, started: float) -> tuple[int, Any]:
+    def _restored(self, point: RestorePoint, state: Any, tier: Tier, started: float) -> tuple[int, Any]:
         self._drop_after(point.step)
         self._coordinator.restored(point.step, tier, time.monotonic() - started)
         self._prepare(state, holds_optimizer(state))

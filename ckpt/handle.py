@@ -6,10 +6,11 @@ import threading
 from typing import Literal
 
 from resilio_hpc.ckpt.coordination.turns import Turns
-from resilio_hpc.core.errors import CheckpointError, SaveRefused
+from resilio_hpc.core.errors import CheckpointError, SaveRefused, UsageError
+from resilio_hpc.core.tiers import Stage
 
 StageName = Literal["memory", "local", "committed"]
-_ORDER: dict[str, int] = {"memory": 1, "local": 2, "committed": 3}
+_ORDER = (Stage.NONE, Stage.MEMORY, Stage.LOCAL, Stage.COMMITTED)
 
 
 class SaveHandle:
@@ -17,16 +18,16 @@ class SaveHandle:
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self._reached = 0
+        self._reached = Stage.NONE
         self._error = ""
         self._refused = False
         self._changed = threading.Condition()
         self._turns = Turns("SaveHandle")
 
     @property
-    def stage(self) -> str:
+    def stage(self) -> Stage:
         """The last stage reached: "none", "memory", "local" or "committed"."""
-        return ("none", "memory", "local", "committed")[self._reached]
+        return self._reached
 
     @property
     def error(self) -> str:
@@ -35,7 +36,7 @@ class SaveHandle:
 
     def done(self, stage: StageName = "committed") -> bool:
         """Has the save reached ``stage``?"""
-        return self._reached >= _ORDER[stage]
+        return _has(self._reached, _stage(stage))
 
     def wait(self, stage: StageName = "committed", timeout_s: float | None = None) -> None:
         """Wait until the save has reached ``stage``.
@@ -44,18 +45,18 @@ class SaveHandle:
         ``timeout_s`` seconds did not suffice, UsageError in a forked child, which never hears of it.
         """
         self._turns.check_process()
-        wanted = _ORDER[stage]
+        wanted = _stage(stage)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._reached >= wanted or self._error, timeout_s):
+            if not self._changed.wait_for(lambda: _has(self._reached, wanted) or self._error, timeout_s):
                 raise TimeoutError(f"step {self.step} is not {stage} after {timeout_s:g} s")
-            if self._reached < wanted:
+            if not _has(self._reached, wanted):
                 kind = SaveRefused if self._refused else CheckpointError
                 raise kind(f"step {self.step} was not saved ({stage}): {self._error}")
 
-    def reach(self, stage: StageName) -> None:
+    def reach(self, stage: Stage) -> None:
         """Note a stage (and those below it)."""
         with self._changed:
-            self._reached = max(self._reached, _ORDER[stage])
+            self._reached = max(self._reached, stage, key=_ORDER.index)
             self._changed.notify_all()
 
     def fail(self, error: str, *, refused: bool = False) -> None:
@@ -64,3 +65,13 @@ class SaveHandle:
             if not self._error:
                 self._error, self._refused = error, refused
             self._changed.notify_all()
+
+
+def _has(reached: Stage, wanted: Stage) -> bool:
+    return _ORDER.index(reached) >= _ORDER.index(wanted)
+
+
+def _stage(name: StageName) -> Stage:
+    if name not in _ORDER:
+        raise UsageError(f"stage {name!r} is none of memory, local, committed")
+    return Stage(name)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from resilio_hpc.core.errors import WireError
+from resilio_hpc.core.tiers import Stage, Tier
 
 MAX_BYTES = 64 * 1024
 
@@ -42,13 +43,10 @@ class SnapshotTaken(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields
 
 
 class Restored(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """rank → agent: state of ``step`` was restored from ``source``; step -1: fresh start.
-
-    "memory", "committed", or of a committed step "local", when the node's own disk had all that this rank has read.
-    """
+    """rank → agent: state of ``step`` was restored from ``source``; step -1 and None: fresh start."""
 
     step: int
-    source: str
+    source: Tier | None
     seconds: float
 
 
@@ -56,7 +54,7 @@ class RestoreFailed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields
     """rank → agent: the copy of ``step`` in ``source`` is bad; the next round must choose another. The rank exits."""
 
     step: int
-    source: str
+    source: Tier
     error: str
 
 
@@ -92,16 +90,16 @@ class StopConfirmed(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields
     target: int
 
 
-class Stage(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """agent → rank: the checkpoint of ``step`` reached ``stage``: "local", "committed" or "failed" (see ``error``)."""
+class SaveProgress(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
+    """agent → rank: the save of ``step`` reached ``stage``: LOCAL, COMMITTED or FAILED (see ``error``)."""
 
     step: int
-    stage: str
+    stage: Stage
     error: str = ""
 
 
 RankMessage = Attach | StepDone | SnapshotTaken | Restored | RestoreFailed | StopAck | Stopped | Finished
-AgentMessage = StopAt | StopConfirmed | Stage
+AgentMessage = StopAt | StopConfirmed | SaveProgress
 
 _encoder = msgspec.json.Encoder()
 _rank_decoder: msgspec.json.Decoder[RankMessage] = msgspec.json.Decoder(RankMessage)

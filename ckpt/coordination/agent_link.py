@@ -19,13 +19,14 @@ from resilio_hpc.ckpt.coordination.coordinator import (
     READ_AHEAD_VARIABLE,
     OnStage,
     Place,
-    RestorePoint,
     local_directory,
     peer_disks_file,
 )
+from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError, WireError
+from resilio_hpc.core.tiers import Stage, Tier
 
 EXIT_RESTORE_FAILED = 98
 """Exit code of a rank whose restore point turned out bad; the controller chooses another."""
@@ -33,7 +34,7 @@ EXIT_RESTORE_FAILED = 98
 _STEP_DONE_INTERVAL_S = 0.05
 _LOOK_S = 0.01
 
-Message = TypeVar("Message", rank_link.StopAt, rank_link.StopConfirmed, rank_link.Stage)
+Message = TypeVar("Message", rank_link.StopAt, rank_link.StopConfirmed, rank_link.SaveProgress)
 
 
 class AgentLink:
@@ -151,10 +152,10 @@ def parse_restore_point(text: str) -> RestorePoint | None:
     if not text:
         return None
     source, _, step = text.partition(":")
-    if step.isdecimal() and source in ("memory", ARRIVING):
-        return RestorePoint("memory", int(step))
-    if step.isdecimal() and source == "committed":
-        return RestorePoint("committed", int(step))
+    if step.isdecimal() and source in (Tier.MEMORY, ARRIVING):
+        return RestorePoint(Tier.MEMORY, int(step))
+    if step.isdecimal() and source == Tier.COMMITTED:
+        return RestorePoint(Tier.COMMITTED, int(step))
     raise UsageError(f"RESILIO_RESTORE={text!r} is not memory:STEP, {ARRIVING}:STEP or committed:STEP")
 
 
@@ -174,10 +175,10 @@ class AgentCoordinator:
         text = environment.get("RESILIO_RESTORE", "")
         self._point = parse_restore_point(text)
         self._arrives = self._point is not None and text.startswith(ARRIVING)
-        in_memory = self._point is not None and self._point.source == "memory" and not self._arrives
+        in_memory = self._point is not None and self._point.source is Tier.MEMORY and not self._arrives
         self.memory_step = self._point.step if self._point is not None and in_memory else -1
         self._saved: set[int] = set()
-        link.subscribe(rank_link.Stage, self._note_commit)
+        link.subscribe(rank_link.SaveProgress, self._note_commit)
 
     def await_arenas(self) -> None:
         """Until the snapshot is whole. If it never will be, the agent says so, and all ranks are ended."""
@@ -202,11 +203,11 @@ class AgentCoordinator:
             directory, point = Path(self._directory), self._point
             if point is None:
                 fresh_start.check_not_all_damaged(directory)
-            elif point.source == "committed" and (why := fresh_start.why_newest_is_gone(directory)):
+            elif point.source is Tier.COMMITTED and (why := fresh_start.why_newest_is_gone(directory)):
                 print(f"resilio: {why}: going on from step {point.step}", file=sys.stderr)
         return [] if self._point is None else [self._point]
 
-    def restored(self, step: int, source: str, seconds: float) -> None:
+    def restored(self, step: int, source: Tier | None, seconds: float) -> None:
         """Tell the agent."""
         self._link.send(rank_link.Restored(step, source, seconds))
 
@@ -229,12 +230,12 @@ class AgentCoordinator:
         self._saved.add(step)
         self._link.send(rank_link.SnapshotTaken(step, str(arena), size_bytes, blocked_s))
 
-    def _note_commit(self, stage: rank_link.Stage) -> None:
-        if stage.stage == "committed" and stage.step in self._saved:
+    def _note_commit(self, stage: rank_link.SaveProgress) -> None:
+        if stage.stage is Stage.COMMITTED and stage.step in self._saved:
             self._saved.discard(stage.step)
-            self._point, self._arrives = RestorePoint("committed", stage.step), False
+            self._point, self._arrives = RestorePoint(Tier.COMMITTED, stage.step), False
 
     def on_stage(self, callback: OnStage) -> None:
         """From the agent's Stage messages; its end fails everything that is still waited for."""
-        self._link.subscribe(rank_link.Stage, lambda stage: callback(stage.step, stage.stage, stage.error))
-        self._link.on_close(lambda: callback(-1, "failed", "the agent of this node is gone"))
+        self._link.subscribe(rank_link.SaveProgress, lambda stage: callback(stage.step, stage.stage, stage.error))
+        self._link.on_close(lambda: callback(-1, Stage.FAILED, "the agent of this node is gone"))

@@ -10,22 +10,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
+from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.core.directories import directory_path
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.tiers import Stage, Tier
 
-RestoreSource = Literal["memory", "committed"]
-OnStage = Callable[[int, str, str], None]
-"""Called with (step, stage, error): stage "local", "committed" or "failed"; step -1: every step still waited for."""
-
-
-@dataclass(frozen=True)
-class RestorePoint:
-    """A copy to restore."""
-
-    source: RestoreSource
-    step: int
+OnStage = Callable[[int, Stage, str], None]
+"""Called with (step, stage, error): stage LOCAL, COMMITTED or FAILED; step -1: every step still waited for."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,7 @@ class Coordinator(Protocol):
         """Return the copies to try, in this order; empty: begin from nothing. Raises CheckpointError."""
         ...
 
-    def restored(self, step: int, source: str, seconds: float) -> None:
+    def restored(self, step: int, source: Tier | None, seconds: float) -> None:
         """State of ``step`` is in place (-1: there was nothing to restore)."""
         ...
 
@@ -106,10 +99,6 @@ class Coordinator(Protocol):
         ...
 
 
-Tier = Literal["memory", "local", "peer", "committed"]
-TIERS: tuple[Tier, ...] = get_args(Tier)
-"""Where a state was restored from: this node's memory (or what came there), its own disk, other nodes' disks, the
-shared file system; of several, the last one in this order."""
 LOCAL_VARIABLE = "RESILIO_LOCAL_CHECKPOINT_DIR"
 PEER_DISKS_VARIABLE = "RESILIO_PEER_DISKS"
 READ_AHEAD_VARIABLE = "RESILIO_READ_AHEAD"

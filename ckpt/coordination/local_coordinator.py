@@ -14,8 +14,9 @@ from pathlib import Path
 from weakref import WeakSet
 
 from resilio_hpc.ckpt.coordination import fresh_start, world
-from resilio_hpc.ckpt.coordination.coordinator import OnStage, RestorePoint
+from resilio_hpc.ckpt.coordination.coordinator import OnStage
 from resilio_hpc.ckpt.format.manifest import Manifest
+from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.ckpt.saver import detached_savers, saver_process
 from resilio_hpc.ckpt.saver.local_saver import ALONE_STALL_S, Save
 from resilio_hpc.ckpt.saver.messages import Committed, Local, Progress, SaverFailed
@@ -23,6 +24,7 @@ from resilio_hpc.ckpt.saver.saver_process import Asked
 from resilio_hpc.ckpt.store import checkpoint_index, writers
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core.errors import CorruptCheckpoint, SaveRefused, WireError
+from resilio_hpc.core.tiers import Stage, Tier
 from resilio_hpc.events.event_text import words
 
 _all: WeakSet[LocalCoordinator] = WeakSet()
@@ -94,7 +96,7 @@ class LocalCoordinator:
             fresh_start.check_not_all_damaged(self._directory)
         if self.place.rank == 0:
             self._report(found)
-        return [RestorePoint("committed", manifest.step) for manifest in reversed(found)]
+        return [RestorePoint(Tier.COMMITTED, manifest.step) for manifest in reversed(found)]
 
     def _report(self, found: Sequence[Manifest]) -> None:
         """Tell the user what is wrong with the directory. ``found``: its committed steps."""
@@ -107,7 +109,7 @@ class LocalCoordinator:
             if writer and writers.is_another(writer, self._writer) and writers.is_alive(writer):
                 self._say_once("others", writers.words(self._directory, writer))
 
-    def restored(self, step: int, source: str, seconds: float) -> None:
+    def restored(self, step: int, source: Tier | None, seconds: float) -> None:
         """There is no agent to tell. But a process that restores is likely to save."""
         if self._busy is None or not self._busy.is_alive():
             saver_process.start()
@@ -174,11 +176,11 @@ class LocalCoordinator:
         except WireError as error:
             said = SaverFailed(step, str(error))
         if isinstance(said, SaverFailed):
-            self._tell(step, "failed", said.error)
+            self._tell(step, Stage.FAILED, said.error)
         else:
             if isinstance(said, Committed):
                 self._say_of(said)
-            self._tell(step, "committed", "")
+            self._tell(step, Stage.COMMITTED, "")
 
     def _say_of(self, said: Committed) -> None:
         if said.short:
@@ -195,11 +197,11 @@ class LocalCoordinator:
 
     def _heard(self, progress: Progress) -> None:
         if isinstance(progress, Local):
-            self._tell(progress.step, "local", "")
+            self._tell(progress.step, Stage.LOCAL, "")
         elif not self._local_failed:
             self._local_failed = True
             print(f"resilio: rank {self.place.rank}: {progress.error}", file=sys.stderr, flush=True)
 
-    def _tell(self, step: int, stage: str, error: str) -> None:
+    def _tell(self, step: int, stage: Stage, error: str) -> None:
         for callback in self._callbacks:
             callback(step, stage, error)

@@ -14,6 +14,7 @@ from resilio_hpc.ckpt.format.files import HasFile
 from resilio_hpc.ckpt.format.manifest import TensorRecord
 from resilio_hpc.ckpt.state.slab import Box, Shape
 from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.native import populate_missing
 
 _POPULATE_BYTES = 1 << 20
@@ -47,8 +48,8 @@ class Source(Protocol):
     is_foreign: bool
 
     @property
-    def tier(self) -> str:
-        """Where it was read: "memory", "local" (this node's own disk), "peer" (other nodes' too) or "committed"."""
+    def tier(self) -> Tier:
+        """Where it was read."""
         ...
 
     def find(self, record: TensorRecord, box: Box) -> Sequence[Piece]:

@@ -19,6 +19,7 @@ from resilio_hpc.ckpt.state.containers import NOTHING
 from resilio_hpc.ckpt.state.slab import Box
 from resilio_hpc.ckpt.store.posix import PosixFile
 from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.native import crc32c, map_shared, populate
 
 _NAMELESS_SAVES = 3
@@ -56,7 +57,7 @@ class ArenaSource:
     """A snapshot in an arena. The caller makes sure that no process overwrites it (``arena.pin``)."""
 
     is_foreign = False
-    tier = "memory"
+    tier = Tier.MEMORY
 
     def __init__(self, path: Path, mappings: Mappings | None = None, memory: memoryview | None = None) -> None:
         """Open an arena; ``mappings``: where it is mapped, beyond this object's life.

@@ -22,6 +22,7 @@ from resilio_hpc.ckpt.state.slab import Box, Shape, any_overlap
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.tiers.peer_disks import PeerDisks, PeerFile
 from resilio_hpc.core.errors import CorruptCheckpoint, LayoutMismatch
+from resilio_hpc.core.tiers import Tier
 
 
 class CommittedSource:
@@ -191,7 +192,7 @@ class CommittedSource:
             raise LayoutMismatch(f"step {self.step} holds {held} of the {box.size} elements of {path} that are wanted")
 
     @property
-    def tier(self) -> str:
+    def tier(self) -> Tier:
         """See Source: of all that was read, the one that was furthest away."""
         return self._files.tier
 

@@ -14,6 +14,7 @@ from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.tiers.peer_disks import Busy, PeerDisks, PeerFile
 from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.core.tiers import Tier
 
 Result = TypeVar("Result")
 Read = TypeVar("Read", bound=tuple[Any, ...])
@@ -35,11 +36,11 @@ class ShardFiles:
         self._elsewhere: dict[ShardReader, PeerFile] = {}
 
     @property
-    def tier(self) -> str:
+    def tier(self) -> Tier:
         """Of the last of the tiers that something was read from: see ``source.Source``."""
         if len(self._local) == len(self._readers):
-            return "local"
-        return "peer" if len(self._local) + len(self._elsewhere) == len(self._readers) else "committed"
+            return Tier.LOCAL
+        return Tier.PEER if len(self._local) + len(self._elsewhere) == len(self._readers) else Tier.COMMITTED
 
     def reader(self, shard: ShardRecord) -> ShardReader:
         """Return the file of a shard. Raises CorruptCheckpoint, OSError."""

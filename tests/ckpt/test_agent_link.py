@@ -29,6 +29,7 @@ from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import rank_link
 from resilio_hpc.core.errors import UsageError
+from resilio_hpc.core.tiers import Stage, Tier
 
 PLACE = Place(0, 0, 1, 1, 4, "run")
 
@@ -147,7 +148,7 @@ def save_step_5(agent: Agent) -> None:
     assert isinstance(taken, rank_link.SnapshotTaken)
     assert (taken.step, taken.arena) == (5, str(agent.arenas / "rank0.slot0"))
     persist_and_commit(agent, 5)
-    agent.tell(rank_link.Stage(5, "committed"))
+    agent.tell(rank_link.SaveProgress(5, Stage.COMMITTED))
     assert finish(process) == "committed"
 
 
@@ -249,8 +250,8 @@ def test_a_newer_commit_supersedes_older_saves_and_failures_are_told(agent: Agen
     agent.accept()
     for _ in range(4):
         agent.hear()
-    agent.tell(rank_link.Stage(2, "committed"))
-    agent.tell(rank_link.Stage(3, "failed", "disk on fire"))
+    agent.tell(rank_link.SaveProgress(2, Stage.COMMITTED))
+    agent.tell(rank_link.SaveProgress(3, Stage.FAILED, "disk on fire"))
     out = finish(process)
     assert "superseded by step 2" in out
     assert "disk on fire" in out
@@ -303,10 +304,10 @@ def test_the_agents_end_is_survived_quietly_and_told_once(agent: Agent) -> None:
 def test_nonsense_from_the_agent_is_ignored(agent: Agent, capfd: pytest.CaptureFixture[str]) -> None:
     link = connected(agent)
     heard = threading.Event()
-    link.subscribe(rank_link.Stage, lambda message: heard.set())
+    link.subscribe(rank_link.SaveProgress, lambda message: heard.set())
     assert agent.link is not None
     agent.link.send(b"nonsense")
-    agent.tell(rank_link.Stage(1, "committed"))
+    agent.tell(rank_link.SaveProgress(1, Stage.COMMITTED))
     assert heard.wait(10)
     assert "ignored a message" in capfd.readouterr().err
 
@@ -318,9 +319,9 @@ def test_without_a_launcher_there_is_no_link() -> None:
 
 def test_restore_points_are_read_strictly() -> None:
     assert parse_restore_point("") is None
-    assert parse_restore_point("memory:12") == RestorePoint("memory", 12)
-    assert parse_restore_point("arriving:12") == RestorePoint("memory", 12)
-    assert parse_restore_point("committed:0") == RestorePoint("committed", 0)
+    assert parse_restore_point("memory:12") == RestorePoint(Tier.MEMORY, 12)
+    assert parse_restore_point("arriving:12") == RestorePoint(Tier.MEMORY, 12)
+    assert parse_restore_point("committed:0") == RestorePoint(Tier.COMMITTED, 0)
     for text in ("memory", "memory:", "memory:-1", "disk:3", "memory:1:2"):
         with pytest.raises(UsageError, match="RESILIO_RESTORE"):
             parse_restore_point(text)
@@ -386,5 +387,5 @@ def test_a_restore_after_saves_waits_for_them_and_takes_the_newest(agent: Agent)
     said = [agent.hear() for _ in range(3)]
     assert isinstance(said[-1], rank_link.SnapshotTaken)
     persist_and_commit(agent, 5)
-    agent.tell(rank_link.Stage(5, "committed"))
+    agent.tell(rank_link.SaveProgress(5, Stage.COMMITTED))
     assert finish(process) == "5 499500"

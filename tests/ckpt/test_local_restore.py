@@ -19,6 +19,7 @@ from resilio_hpc.ckpt.format import bulk_io
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core.errors import CorruptCheckpoint
+from resilio_hpc.core.tiers import Tier
 from tests.support.ckpt.local_node import flip
 
 
@@ -148,7 +149,7 @@ def test_a_flipped_bit_of_a_copy_changes_no_restored_one_and_costs_no_step(
         assert step == 3
         assert copy.exists() == (source == "local")
         said = capfd.readouterr().err
-        if source == "committed":
+        if source == Tier.COMMITTED:
             assert said.count("\n") == 1
             assert f"{copy} is bad, {place.committed(3).parent} is read instead: " in said
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilio_hpc.core import rank_link
+from resilio_hpc.core.tiers import Stage, Tier
 from resilio_hpc.launch.agent.agent_core import beat_interval_s
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
@@ -33,7 +34,7 @@ def test_a_rank_that_saves_again_what_its_round_began_with_is_told_that_it_is_co
     agent = world.agents["n1"]
     agent.tell_rank = lambda _rank, message: told.append(message)  # type: ignore[method-assign]
     local = agent.core.ranks.local
-    assert local is not None and local.restore == m.RestorePoint("memory", 10)
+    assert local is not None and local.restore == m.RestorePoint(Tier.MEMORY, 10)
     for step in (10, 30):  # of the later one others tell, when it is
         agent.core.ranks.rank_said(local.number, 0, rank_link.SnapshotTaken(step, "arena", 1, 0.0))
-    assert told == [rank_link.Stage(10, "committed")]
+    assert told == [rank_link.SaveProgress(10, Stage.COMMITTED)]

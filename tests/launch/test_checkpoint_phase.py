@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.ranks import Script
@@ -42,7 +43,7 @@ def test_memory_is_restored_only_if_every_rank_has_the_step() -> None:
     world.power_off("n3")
     world.until_round(1)
     restored = {rank: world.last.restore_of(rank) for rank in range(6)}
-    assert restored == {rank: m.RestorePoint("memory" if rank < 4 else COMMITTED, 20) for rank in range(6)}
+    assert restored == {rank: m.RestorePoint(Tier.MEMORY if rank < 4 else COMMITTED, 20) for rank in range(6)}
 
 
 def test_another_world_size_restores_the_committed_step() -> None:
@@ -138,10 +139,10 @@ def test_a_node_that_missed_a_start_and_comes_back_keeps_no_copies() -> None:
     world.run(lambda: world.records("node_lost")[-1]["node"] == "n3" or world.controller.run.phase == "gathering")
     world.cut("n2", False)
     world.until_round(2)
-    assert (world.members(), world.last.restore) == (["n1", "n2"], m.RestorePoint("committed", 20))
+    assert (world.members(), world.last.restore) == (["n1", "n2"], m.RestorePoint(Tier.COMMITTED, 20))
     world.fail_rank(0)  # before anything is saved
     world.until_round(3)
-    assert world.last.restore == m.RestorePoint("committed", 20)
+    assert world.last.restore == m.RestorePoint(Tier.COMMITTED, 20)
     assert set(world.sites["n2"].memory) == set()
 
 
@@ -159,7 +160,7 @@ def test_a_node_lost_while_a_commit_is_in_flight_leaves_the_old_step() -> None:
     world = World(nodes=3, spares=1)
     world.until_step(15)
     world.save_s = 3.0
-    world.run(lambda: any(isinstance(x, m.Persist) and x.step == 20 for x in world.agents["n2"].heard))
+    world.run(lambda: any(isinstance(x, m.PersistStep) and x.step == 20 for x in world.agents["n2"].heard))
     world.power_off("n2")
     world.until_round(1)
     assert world.last.restore_of(2) == m.RestorePoint(COMMITTED, 10)
@@ -203,19 +204,19 @@ def test_a_commit_whose_answer_was_lost_with_its_node_is_found_in_the_run_direct
     world.run(lambda: 40 in world.directory.committed)
     world.cut("n1")
     world.until_round(2)
-    assert world.last.restore == m.RestorePoint("committed", 40)
+    assert world.last.restore == m.RestorePoint(Tier.COMMITTED, 40)
 
 
 def test_a_commit_that_is_being_made_is_awaited_before_a_round_goes_back() -> None:
     world = World(nodes=2, script=Script(save_every=10))
-    world.run(lambda: any(isinstance(message, m.Commit) for message in world.agents["n1"].heard))
+    world.run(lambda: any(isinstance(message, m.CommitStep) for message in world.agents["n1"].heard))
     assert world.directory.committed == {}
     world.sites["n2"].memory.clear()
     for site in world.sites.values():
         site.stop_s = 0.001  # the manifest takes longer
     world.fail_rank(3)
     world.until_round(1)
-    assert world.last.restore == m.RestorePoint("committed", 10)
+    assert world.last.restore == m.RestorePoint(Tier.COMMITTED, 10)
 
 
 def test_a_commit_that_hung_with_the_run_directory_is_in_before_another_controller_goes_back(
@@ -241,7 +242,7 @@ def test_a_commit_that_hung_with_the_run_directory_is_in_before_another_controll
         world.run(limit_s=0.1)
         while asked:
             asked.pop(0)()
-    assert world.last.restore == m.RestorePoint("committed", 10)
+    assert world.last.restore == m.RestorePoint(Tier.COMMITTED, 10)
 
 
 @pytest.fixture
@@ -252,7 +253,7 @@ def left_behind(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Callable[[], No
     committing: list[Callable[[], None]] = []
     save, commit = world.storage.save, VirtualAgent.commit
 
-    def hangs(agent: VirtualAgent, message: m.Commit) -> None:
+    def hangs(agent: VirtualAgent, message: m.CommitStep) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(world.storage, "save", lambda *write: committing.append(partial(save, *write)))
             commit(agent, message)
@@ -287,6 +288,6 @@ def test_a_commit_of_this_life_counts_in_a_later_round_too(left_behind: tuple[Wo
     phase = world.controller.checkpoints
     world.run(lambda: 20 in world.directory.committed)
     world.controller.run.committed_steps.discard(10)  # it was not heard of
-    phase.handle(m.Committed("n1", world.controller.run.epoch, 0, 10, 0.1))
+    phase.handle(m.ManifestWritten("n1", world.controller.run.epoch, 0, 10, 0.1))
     assert 10 in world.controller.run.committed_steps
     assert not world.records("commit_late")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
 from tests.support.virtual_cluster.world import World
@@ -28,7 +29,7 @@ def test_a_lost_node_s_snapshots_come_from_its_partner() -> None:
     one.until_step(25)
     one.power_off("n2")
     one.until_round(1)
-    assert one.last.restore == m.RestorePoint("memory", 20)
+    assert one.last.restore == m.RestorePoint(Tier.MEMORY, 20)
     assert one.members() == ["n1", "n5", "n3", "n4"]
     assert fetched(one) == {2: "n4", 3: "n4"}  # half the run away
     assert one.records("start")[-1]["fetched"] == {2: "n4:1", 3: "n4:1"}
@@ -42,7 +43,7 @@ def test_each_node_can_be_lost_and_two_that_are_not_partners() -> None:
         for node in lost:
             one.power_off(node)
         one.until_round(1)
-        assert one.last.restore == m.RestorePoint("memory", 20), lost
+        assert one.last.restore == m.RestorePoint(Tier.MEMORY, 20), lost
         assert len(fetched(one)) == 2 * len(lost)
         one.until_step(40)
 
@@ -53,7 +54,7 @@ def test_two_partners_lost_at_once_cost_what_was_not_committed() -> None:
     for node in ("n2", "n4"):
         one.power_off(node)
     one.until_round(1)
-    assert (one.last.restore, fetched(one)) == (m.RestorePoint("committed", 10), {})
+    assert (one.last.restore, fetched(one)) == (m.RestorePoint(Tier.COMMITTED, 10), {})
 
 
 def test_a_partner_lost_while_it_gives_costs_another_round() -> None:
@@ -65,7 +66,7 @@ def test_a_partner_lost_while_it_gives_costs_another_round() -> None:
     one.power_off("n4")  # nothing has come yet
     one.until_round(2)
     failures = [record for record in one.records("failure") if record.get("kind") == "restore_failed"]
-    assert one.last.restore == m.RestorePoint("committed", 10), failures
+    assert one.last.restore == m.RestorePoint(Tier.COMMITTED, 10), failures
     one.until_step(30)
 
 
@@ -74,15 +75,15 @@ def test_copies_of_steps_that_are_computed_anew_do_not_count() -> None:
     one = world()
     one.until_step(25)
     assert {key[1] for key in one.agents["n4"].copies.kept} == {10, 20}
-    one.bad_copies.add(m.RestorePoint("memory", 20))
+    one.bad_copies.add(m.RestorePoint(Tier.MEMORY, 20))
     one.fail_rank(0)
-    one.run(lambda: one.last.restore == m.RestorePoint("memory", 10))
+    one.run(lambda: one.last.restore == m.RestorePoint(Tier.MEMORY, 10))
     one.run(lambda: one.life.step > 10)
     assert {key[1] for key in one.agents["n4"].copies.kept} == {10}
     one.bad_copies.clear()
     one.power_off("n2")  # before step 20 has come again
     one.until_round(one.last.state.round + 1)
-    assert one.last.restore == m.RestorePoint("memory", 10)
+    assert one.last.restore == m.RestorePoint(Tier.MEMORY, 10)
 
 
 def test_a_committed_step_that_the_others_hold_is_read_by_the_new_node_alone() -> None:
@@ -90,10 +91,10 @@ def test_a_committed_step_that_the_others_hold_is_read_by_the_new_node_alone() -
     one.run(lambda: 10 in one.directory.committed)
     one.power_off("n2")
     one.until_round(1)
-    assert one.last.restore == m.RestorePoint("memory", 10)
+    assert one.last.restore == m.RestorePoint(Tier.MEMORY, 10)
     assert fetched(one) == {2: "", 3: ""}
     assert [one.last.restore_of(rank) for rank in (1, 2)] == [
-        m.RestorePoint("memory", 10), m.RestorePoint("committed", 10)
+        m.RestorePoint(Tier.MEMORY, 10), m.RestorePoint(Tier.COMMITTED, 10)
     ]  # fmt: skip
     one.until_step(30)
 
@@ -103,7 +104,7 @@ def test_a_committed_step_that_few_hold_is_read_by_all() -> None:
     one.run(lambda: 10 in one.directory.committed)
     one.power_off("n2")
     one.until_round(1)
-    assert (one.last.restore, one.last.fetches) == (m.RestorePoint("committed", 10), ())
+    assert (one.last.restore, one.last.fetches) == (m.RestorePoint(Tier.COMMITTED, 10), ())
 
 
 def test_copies_of_another_world_size_do_not_count() -> None:
@@ -112,7 +113,7 @@ def test_copies_of_another_world_size_do_not_count() -> None:
     one.power_off("n2")
     one.until_round(1)
     assert one.members() == ["n1", "n3", "n4"]
-    assert one.last.restore == m.RestorePoint("committed", 10)
+    assert one.last.restore == m.RestorePoint(Tier.COMMITTED, 10)
 
 
 def test_one_node_alone_has_no_partner() -> None:
@@ -122,7 +123,7 @@ def test_one_node_alone_has_no_partner() -> None:
     assert one.agents["n1"].copies.kept == {}
     one.fail_rank(0)
     one.until_round(1)
-    assert (one.last.restore, one.last.fetches) == (m.RestorePoint("memory", 20), ())
+    assert (one.last.restore, one.last.fetches) == (m.RestorePoint(Tier.MEMORY, 20), ())
 
 
 def test_who_restores_from_files_is_told_where_other_nodes_disks_are_read() -> None:

@@ -15,6 +15,7 @@ from resilio_hpc.ckpt import Checkpointer
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.tiers import local_disk
 from resilio_hpc.ckpt.tiers.peer_disks import PeerDisks
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.agent.disk_link import MAX_DEATHS, DiskLink
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.waiting import until
@@ -59,7 +60,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
 def start(ports: tuple[int, ...]) -> m.Start:
     members = [m.Member(f"n{number + 1}", number, "127.0.0.1", 1, number) for number in range(2)]
     state = m.RoundState(1, 0, m.world_of(members), 0, 0, (3,))
-    return m.Start(1, state, "n1", 1234, m.RestorePoint("committed", 3), disk_ports=ports)
+    return m.Start(1, state, "n1", 1234, m.RestorePoint(Tier.COMMITTED, 3), disk_ports=ports)
 
 
 def first_bytes(node: Node) -> bytes:

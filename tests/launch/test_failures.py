@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.run_state import LEASE_SHARE
 from resilio_hpc.launch.controller.state import MAX_LOSSES, Clock
@@ -24,7 +25,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_snapshot_and_no_more() -> 
     world.until_step(27)
     world.fail_rank(5)
     told = recovered(world)
-    assert world.last.restore == m.RestorePoint("memory", 20)
+    assert world.last.restore == m.RestorePoint(Tier.MEMORY, 20)
     assert (told["kind"], told["node"], told["rank"], told["lost_steps"]) == ("rank_killed", "n3", 5, 7)
     assert told["restored"] == 20
     assert world.members() == ["n1", "n2", "n3", "n4"]
@@ -243,7 +244,7 @@ def test_an_agent_that_is_restarted_on_a_fine_node_keeps_its_place_and_its_snaps
     told = recovered(world)
     assert (told["kind"], told["node"]) == ("agent_lost", "n2")
     assert world.members() == ["n1", "n2", "n3"]
-    assert world.last.restore == m.RestorePoint("memory", 20)
+    assert world.last.restore == m.RestorePoint(Tier.MEMORY, 20)
 
 
 def test_restarts_without_progress_end_with_the_failure_that_caused_them() -> None:
@@ -273,7 +274,7 @@ def test_an_order_to_commit_that_comes_after_the_end_of_the_lease_is_refused() -
     world.until_step(12)
     agent = world.agents["n1"]
     agent.core.ranks.lease = agent.monotonic() - 0.1  # it stood still
-    agent.core.controller_said(m.Commit(1, 0, 12, 4, ()))
+    agent.core.controller_said(m.CommitStep(1, 0, 12, 4, ()))
     assert isinstance(agent.said[-1], m.PersistFailed)
     world.run(limit_s=0.2)
     assert 12 not in world.directory.committed
@@ -285,7 +286,7 @@ def test_a_spawner_that_dies_costs_one_restart() -> None:
     agent = world.agents["n2"]
     agent.spawner_dies()
     assert recovered(world)["kind"] == "spawner_lost"
-    assert world.last.restore == m.RestorePoint("memory", 10)
+    assert world.last.restore == m.RestorePoint(Tier.MEMORY, 10)
 
 
 @pytest.mark.parametrize("node", ["n1", "n3"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 from tests.support.virtual_cluster.agent import VirtualAgent
@@ -35,7 +36,7 @@ def test_a_node_that_lost_a_device_goes_on_with_the_others() -> None:
     told = world.records("recovered")[-1]
     assert sizes(world) == {"n1": 2, "n2": 1, "n3": 2}
     assert (told["kind"], told["node"]) == ("rank_killed", "n2")  # the device is no other recovery
-    assert world.last.restore is not None and world.last.restore.source == "committed"  # the world is another one
+    assert world.last.restore is not None and world.last.restore.source == Tier.COMMITTED  # the world is another one
     assert world.controller.run.restarts == 2
 
 

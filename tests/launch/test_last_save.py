@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.controller.commits import CommitTracker
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.ranks import Script
@@ -116,7 +117,7 @@ def test_an_order_to_write_that_comes_before_the_round_is_given_again(word_s: fl
     agent._hear = overtaken  # type: ignore[method-assign]
     agent.to_controller = late  # type: ignore[method-assign]
     world.until_round(1)
-    assert world.last.restore == m.RestorePoint("memory", 20)
+    assert world.last.restore == m.RestorePoint(Tier.MEMORY, 20)
     world.run(lambda: max(world.directory.committed, default=0) >= 20, limit_s=5.0)
 
 
@@ -134,7 +135,7 @@ def test_what_is_settled() -> None:
     assert commits.is_settled(6)
 
 
-@pytest.mark.parametrize(("node", "kind"), [("n1", m.Persist), ("n2", m.Persist), ("n1", m.Commit)])
+@pytest.mark.parametrize(("node", "kind"), [("n1", m.PersistStep), ("n2", m.PersistStep), ("n1", m.CommitStep)])
 def test_an_order_that_is_lost_is_given_again(node: str, kind: type[m.ToAgent]) -> None:
     world = World(nodes=2, script=Script(steps=20))
     world.until_step(5)
@@ -164,11 +165,11 @@ def test_files_are_not_written_anew_by_an_order_that_comes_after_that_to_commit(
 
     def twice(message: m.ToAgent) -> None:
         hear(message)
-        if isinstance(message, m.Persist | m.Commit):
+        if isinstance(message, m.PersistStep | m.CommitStep):
             orders.append(message)
-            hear(orders[-2] if isinstance(message, m.Commit) else message)
+            hear(orders[-2] if isinstance(message, m.CommitStep) else message)
 
-    def write(message: m.Persist, member: m.Member, world_size: int) -> None:
+    def write(message: m.PersistStep, member: m.Member, world_size: int) -> None:
         written.append(message.step)
         persist(message, member, world_size)
 

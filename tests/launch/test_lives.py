@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.agent import VirtualAgent
 from tests.support.virtual_cluster.ranks import Script
@@ -34,7 +35,7 @@ def test_an_agent_that_calls_the_same_controller_again_goes_on_with_what_it_was_
     core.follow(known, False)
     core.controller_said(told[-1])
     world.until_step(30)
-    assert (world.last.state.round, world.last.restore) == (1, m.RestorePoint("memory", 20))
+    assert (world.last.state.round, world.last.restore) == (1, m.RestorePoint(Tier.MEMORY, 20))
     assert [record["kind"] for record in world.records("rank_failed")] == ["signal"]
 
 
@@ -49,9 +50,9 @@ def test_what_is_forgotten_is_forgotten_before_the_start_is_remembered(monkeypat
         original(self, state)
 
     monkeypatch.setattr(VirtualAgent, "keep", keep)
-    world.bad_copies.add(m.RestorePoint("memory", 20))
+    world.bad_copies.add(m.RestorePoint(Tier.MEMORY, 20))
     world.fail_rank(0)
-    world.run(lambda: world.last.restore == m.RestorePoint("memory", 10))
+    world.run(lambda: world.last.restore == m.RestorePoint(Tier.MEMORY, 10))
     world.until_step(15)
     assert [steps for number, steps in held if number == 2][:3] == [{10}] * 3
 
@@ -65,6 +66,6 @@ def test_a_round_of_the_same_number_under_another_controller_is_another_life() -
     core.ranks.state = msgspec.structs.replace(core.ranks.state, epoch=0)
     world.fail_rank(0)
     world.until_round(1)
-    assert (world.last.restore, world.last.fetches) == (m.RestorePoint("memory", 10), (m.Fetch(2, ""),))
+    assert (world.last.restore, world.last.fetches) == (m.RestorePoint(Tier.MEMORY, 10), (m.MissingSnapshot(2, ""),))
     assert world.last.follows == (1, 0)
     assert {step for _, step in world.sites["n3"].memory} == set()

@@ -14,6 +14,7 @@ from resilio_hpc.core.rank_link import (
     StopConfirmed,
     Stopped,
 )  # fmt: skip
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LINGERS_S, LocalRound
 
@@ -84,7 +85,7 @@ def test_a_copy_that_cannot_be_restored_is_named() -> None:
     local = local_round()
     local.said(0, RestoreFailed(30, "memory", "checksum of layer.0"), 0.0)
     told = failure(local, 0, 98)
-    assert (told.kind, told.bad_copy) == ("restore_failed", m.RestorePoint("memory", 30))
+    assert (told.kind, told.bad_copy) == ("restore_failed", m.RestorePoint(Tier.MEMORY, 30))
     odd = local_round()
     odd.said(0, RestoreFailed(30, "me mo:ry", "x"), 0.0)
     assert failure(odd, 0, 98).bad_copy == m.RestorePoint("me mo:ry", 30)

@@ -20,6 +20,7 @@ from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core import rank_link
+from resilio_hpc.core.tiers import Stage
 from resilio_hpc.launch.agent.local_snapshots import LocalSnapshots
 from resilio_hpc.launch.agent.saver_link import Request
 from resilio_hpc.launch.protocol import messages as m
@@ -104,10 +105,10 @@ class Node:
         return [held.step for held in arena.scan(self.arenas)]
 
     def persist(self, step: int, round_number: int = 0) -> None:
-        self.snapshots.persist(m.Persist(1, round_number, step), MEMBER, 1)
+        self.snapshots.persist(m.PersistStep(1, round_number, step), MEMBER, 1)
 
     def commit(self, step: int) -> None:
-        self.snapshots.commit(m.Commit(1, 0, step, 1, (RECORD,)))
+        self.snapshots.commit(m.CommitStep(1, 0, step, 1, (RECORD,)))
 
     def answer(self, *answers: tuple[Request, Said]) -> None:
         self.saver.answers += answers
@@ -184,7 +185,7 @@ def test_arenas_are_let_go_once_the_file_is_on_the_nodes_own_disk_though_no_answ
     node.persist(1)
     node.answer((Request(False, 0, 1), messages.Local(1, 4096, 0.25)))
     assert (node.recorded, node.fields) == (["local"], [{"step": 1, "size_bytes": 4096, "seconds": 0.25}])
-    assert node.stages == [(0, rank_link.Stage(1, "local"))]
+    assert node.stages == [(0, rank_link.SaveProgress(1, Stage.LOCAL))]
     assert node.core.told == []
     assert node.save(3, 4) == [3, 4]
     node.persist(4)

@@ -20,6 +20,7 @@ from resilio_hpc.ckpt.snapshot.arena_writer import ArenaPair, Owner
 from resilio_hpc.ckpt.snapshot.snapshot import Snapshot
 from resilio_hpc.ckpt.state.tree import flatten
 from resilio_hpc.core import wire
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.agent import partner_copies
 from resilio_hpc.launch.agent.partner_copies import SILENT_S, PartnerCopies
 from resilio_hpc.launch.protocol import messages as m
@@ -87,7 +88,7 @@ class Node:
         until(held, "what the copies do", lambda: self.recorded, poll_s=0.0)
 
     def keep(self, step: int, partner: Node, number: int = 0) -> None:
-        self.copies.keep(m.Persist(1, number, step, Partner(partner.rank, 1, partner.endpoint)), 2)
+        self.copies.keep(m.PersistStep(1, number, step, Partner(partner.rank, 1, partner.endpoint)), 2)
 
     def fetch(self, step: int, other: Node, rank: int | None = None) -> None:
         """Ranks of round 1 start here and restore a step from ``other``."""
@@ -124,7 +125,9 @@ def keep_two(one: Node, other: Node) -> None:
 
 def start(rank: int, step: int, endpoint: str, number: int = 1) -> tuple[LocalRound, m.Start]:
     state = m.RoundState(1, number, m.world_of(MEMBERS), 0, 0, ())
-    order = m.Start(1, state, "127.0.0.1", 1, m.RestorePoint("memory", step), (1, 0), (m.Fetch(rank, endpoint),))
+    order = m.Start(
+        1, state, "127.0.0.1", 1, m.RestorePoint(Tier.MEMORY, step), (1, 0), (m.MissingSnapshot(rank, endpoint),)
+    )
     return LocalRound(f"n{rank + 1}", state, MEMBERS[rank], order.restore), order
 
 
@@ -234,7 +237,7 @@ def test_a_snapshot_that_is_gone_fails_the_start_and_names_the_copy(nodes: list[
     one, other = nodes
     one.fetch(5, other)
     one.serve_until(lambda: bool(one.failed))
-    assert one.failed == [(1, m.RestorePoint("memory", 5), "there is no snapshot of step 5 of rank 0")]
+    assert one.failed == [(1, m.RestorePoint(Tier.MEMORY, 5), "there is no snapshot of step 5 of rank 0")]
     one.copies.when_brought(5, lambda: one.brought.append(0))  # nothing is on its way any more
     assert one.brought == [0]
 
@@ -295,7 +298,7 @@ def test_without_a_replicator_ranks_are_not_started(nodes: list[Node]) -> None:
     one, other = nodes
     one.copies.link.end()
     assert not one.copies.fetch(*start(0, 5, other.endpoint))
-    assert one.failed == [(1, m.RestorePoint("memory", 5), partner_copies.DIED)]
+    assert one.failed == [(1, m.RestorePoint(Tier.MEMORY, 5), partner_copies.DIED)]
 
 
 def test_what_is_here_or_in_the_shared_directory_is_not_waited_for(nodes: list[Node]) -> None:
@@ -308,6 +311,6 @@ def test_what_is_here_or_in_the_shared_directory_is_not_waited_for(nodes: list[N
 
 def test_without_the_option_nothing_runs(tmp_path: Path) -> None:
     node = Node(tmp_path, 0, enabled=False)
-    node.copies.keep(m.Persist(1, 0, 5, Partner(1, 1, "127.0.0.1:1")), 2)
+    node.copies.keep(m.PersistStep(1, 0, 5, Partner(1, 1, "127.0.0.1:1")), 2)
     assert (node.copies.port, node.copies.link.fileno(), node.copies.held()) == (0, None, ())
     node.copies.close()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from resilio_hpc.ckpt import REPLICATED, Checkpointer
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.agent.read_ahead_link import ReadAheadLink
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
@@ -48,10 +49,10 @@ class Node:
         """Until so many readings have ended."""
         until(lambda: self.link.tick() or len(self.told) >= count, f"{count} readings", lambda: self.told)
 
-    def start(self, step: int, source: str = "committed", fetches: tuple[m.Fetch, ...] = ()) -> None:
+    def start(self, step: int, source: str = "committed", fetches: tuple[m.MissingSnapshot, ...] = ()) -> None:
         members = [m.Member(node, number, node, SLOTS, SLOTS * number) for number, node in enumerate(NODES)]
         state = m.RoundState(1, 4, m.world_of(members), 0, 0, (step,))
-        point = m.RestorePoint(source, step)  # type: ignore[arg-type]
+        point = m.RestorePoint(Tier(source), step)
         begun = m.Start(1, state, "n1", 1234, point, fetches=fetches)
         self.link.begin(LocalRound("n2", state, members[1], point), begun)
 
@@ -99,7 +100,7 @@ def test_what_is_in_memory_is_not_read(node: Node) -> None:
 
 
 def test_of_a_step_in_memory_only_the_parts_that_memory_lacks_are_read(node: Node) -> None:
-    node.start(5, "memory", (m.Fetch(3, ""),))
+    node.start(5, "memory", (m.MissingSnapshot(3, ""),))
     assert node.link._ranks == (3,)
     node.hear(1)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.controller.state import Record
 from resilio_hpc.launch.protocol import messages as m
 from tests.support.virtual_cluster.agent import VirtualAgent
@@ -86,7 +87,7 @@ def test_without_a_spare_an_elastic_round_shrinks() -> None:
     world.until_round(1)
     assert world.members() == ["n1", "n3", "n4"]
     assert world.records("decision")[-1]["rung"] == "shrink"
-    assert world.last.restore == m.RestorePoint("committed", 10)
+    assert world.last.restore == m.RestorePoint(Tier.COMMITTED, 10)
 
 
 def test_without_a_spare_a_fixed_round_ends_or_leaves_it_to_the_next_job() -> None:
@@ -152,7 +153,8 @@ def test_messages_of_older_rounds_and_epochs_change_nothing() -> None:
     old = m.RankFailure("n2", 2, 0, "signal", world.unix(), signal=9)
     stale = [
         m.RankFailed("n2", 1, 0, old), m.RankFailed("n2", 0, 1, old), m.RanksDone("n2", 1, 0, False, -1, -1),
-        m.FirstStep("n2", 1, 0, 1, world.unix()), m.Persisted("n2", 1, 0, 10, RECORD), m.RanksStopped("n2", 1, 0, ()),
+        m.FirstStep("n2", 1, 0, 1, world.unix()), m.StepPersisted("n2", 1, 0, 10, RECORD),
+        m.RanksStopped("n2", 1, 0, ()),
     ]  # fmt: skip
     for message in stale:
         controller.handle(message)

@@ -11,15 +11,15 @@ RECORD = ShardRecord(0, "node-0.h5", 1, "own", ())
 
 def begun(saves: SlowSaves, step: int, now: float, round_number: int = 0) -> None:
     for node in ("n1", "n2"):
-        saves.ordered(node, m.Persist(1, round_number, step), now)
+        saves.ordered(node, m.PersistStep(1, round_number, step), now)
 
 
 def persisted(saves: SlowSaves, node: str, step: int, now: float) -> None:
-    assert saves.answered(m.Persisted(node, 1, 0, step, RECORD), now) is None
+    assert saves.answered(m.StepPersisted(node, 1, 0, step, RECORD), now) is None
 
 
 def committed(saves: SlowSaves, step: int, now: float) -> object:
-    return saves.answered(m.Committed("n1", 1, 0, step, 0.1), now)
+    return saves.answered(m.ManifestWritten("n1", 1, 0, step, 0.1), now)
 
 
 def test_who_is_still_at_it_is_told_once_and_when_saves_go_on() -> None:
@@ -42,7 +42,7 @@ def test_a_commit_that_hangs_is_told_too() -> None:
     begun(saves, 5, 0.0)
     for node in ("n1", "n2"):
         persisted(saves, node, 5, 1.0)
-    saves.ordered("n1", m.Commit(1, 0, 5, 2, (RECORD,)), 1.0)
+    saves.ordered("n1", m.CommitStep(1, 0, 5, 2, (RECORD,)), 1.0)
     assert saves.overdue(80.0) == {"step": 5, "waited_s": 80.0, "nodes": ["n1"]}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.controller.state import Clock
 from resilio_hpc.launch.protocol import messages as m
@@ -59,7 +60,7 @@ def test_the_change_of_controller_restores_memory_and_tells_how_long_it_took() -
     world.run(lambda: world.records("recovered") != [])
     told = world.records("recovered")[0]
     assert told["kind"] == "controller_lost"
-    assert world.last.restore == m.RestorePoint("memory", 20)
+    assert world.last.restore == m.RestorePoint(Tier.MEMORY, 20)
     assert told["lost_steps"] == 5
     assert abs(told["recovery_s"] - (world.now - killed_at)) < 0.7
 

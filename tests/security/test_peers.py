@@ -180,7 +180,7 @@ def test_a_state_from_which_nobody_can_count_on_is_no_message(count: str) -> Non
 
 
 def test_what_a_node_says_of_its_checkpoint_file_is_a_record_and_nothing_else() -> None:
-    words = msgspec.to_builtins(m.Persisted("n1", 1, 0, 10, ShardRecord(0, "node-0.h5", 1, "own", ())))
+    words = msgspec.to_builtins(m.StepPersisted("n1", 1, 0, 10, ShardRecord(0, "node-0.h5", 1, "own", ())))
     for record in ({}, {"anything": [1]}, words["record"] | {"size_bytes": -1}, words["record"] | {"file": None}):
         with pytest.raises(WireError):
             m.to_controller.decode(bytes([wire.VERSION]) + msgspec.msgpack.encode(words | {"record": record}))

@@ -13,8 +13,8 @@ from resilio_hpc.ckpt.format.manifest import Manifest, TensorRecord
 from resilio_hpc.ckpt.store import checkpoint_index
 from resilio_hpc.ckpt.store.fence import NAME as FENCE
 from resilio_hpc.ckpt.store.fence import why_fence_is_wrong
-from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.store.mounts import store_of
+from resilio_hpc.ckpt.store.shard_reader import ShardReader
 from resilio_hpc.ckpt.store.verify import Damage, verify_step
 from resilio_hpc.ckpt.store.view import write_view
 from resilio_hpc.cli.common.steps import manifest_of, newest, print_columns, progress_of, size_text

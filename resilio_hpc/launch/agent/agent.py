@@ -314,12 +314,12 @@ class Agent:
         if local is not None:
             self._ranks.server.tell(local.number, local_rank, message)
 
-    def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
+    def persist(self, message: m.PersistStep, member: m.Member, world_size: int) -> None:
         """Write this node's file of a step, and copy the partner's snapshots of it."""
         self._copies.when_brought(message.step, lambda: self._snapshots.persist(message, member, world_size))
         self._copies.keep(message, world_size)
 
-    def commit(self, message: m.Commit) -> None:
+    def commit(self, message: m.CommitStep) -> None:
         """Write the manifest of a step."""
         self._snapshots.commit(message)
 

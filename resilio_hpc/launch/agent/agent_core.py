@@ -266,7 +266,7 @@ class AgentCore:
                 self.ranks.end(message)
             case m.StageReached():
                 self.ranks.stage_reached(message)
-            case m.Persist() | m.Commit() | m.ProposeStop() | m.ConfirmStop() | m.TerminateRanks():
+            case m.PersistStep() | m.CommitStep() | m.ProposeStop() | m.ConfirmStop() | m.TerminateRanks():
                 self.ranks.during_round(message)
             case _:
                 assert_never(message)

@@ -51,10 +51,10 @@ class Ports(SuccessionPorts, Protocol):
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         """Send to an attached rank."""
 
-    def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
+    def persist(self, message: m.PersistStep, member: m.Member, world_size: int) -> None:
         """Write this node's file of a step → ``persisted`` or ``persist_failed``; keep copies of the partner's."""
 
-    def commit(self, message: m.Commit) -> None:
+    def commit(self, message: m.CommitStep) -> None:
         """Write the manifest of a step → ``commit_done`` or ``persist_failed``."""
 
     def held(self) -> tuple[m.Held, ...]:

@@ -9,6 +9,7 @@ from resilio_hpc.ckpt.saver import messages
 from resilio_hpc.ckpt.snapshot import arena
 from resilio_hpc.ckpt.store.retention import Retention
 from resilio_hpc.core import rank_link
+from resilio_hpc.core.tiers import Stage
 from resilio_hpc.events.event_text import words
 from resilio_hpc.launch.agent.node_ranks import NodeRanks
 from resilio_hpc.launch.agent.saver_link import Request, SaverLink
@@ -45,7 +46,7 @@ class LocalSnapshots:
         for later in {snapshot.step for snapshot in arena.scan(self._node.arena_dir) if snapshot.step > step}:
             arena.invalidate(self._node.arena_dir, later)
 
-    def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
+    def persist(self, message: m.PersistStep, member: m.Member, world_size: int) -> None:
         """Pin the step's arenas and have the saver write them."""
         pin = arena.pin(self._node.arena_dir, message.step)
         if pin is None:
@@ -66,7 +67,7 @@ class LocalSnapshots:
             pin.release()
             self._ranks.persist_failed(message.round, message.step, REFUSED)
 
-    def commit(self, message: m.Commit) -> None:
+    def commit(self, message: m.CommitStep) -> None:
         """Have the saver write the manifest."""
         sent = self.saver.send(
             messages.Commit(
@@ -116,7 +117,7 @@ class LocalSnapshots:
             node.record("local", step=progress.step, size_bytes=progress.size_bytes, seconds=progress.seconds)
             local = self._ranks.local
             for rank in local.attached if local is not None and local.number == request.round else ():
-                self._tell_rank(rank, rank_link.Stage(progress.step, "local"))
+                self._tell_rank(rank, rank_link.SaveProgress(progress.step, Stage.LOCAL))
             return
         node.record("local_failed", step=progress.step, error=progress.error)
         if not self._disk_told:

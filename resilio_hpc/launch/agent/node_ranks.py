@@ -12,6 +12,7 @@ import msgspec
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
 from resilio_hpc.core import rank_link
+from resilio_hpc.core.tiers import Stage
 from resilio_hpc.launch.agent.agent_ports import AT_ONCE, NO_GRACE, Ports
 from resilio_hpc.launch.config.agent_settings import Graces
 from resilio_hpc.launch.protocol import messages as m
@@ -21,10 +22,10 @@ from resilio_hpc.launch.workers.rank_owner import StopHow
 LAST_GRACE_S = 1.0  # at the end of a run, from SIGTERM to SIGKILL
 FACTS: dict[type, str] = {  # what the controller must not miss of a round; the newest of each name is repeated
     m.RanksStarted: "started", m.FirstStep: "first step", m.RanksDone: "done", m.RankFailed: "failed",
-    m.SnapshotWhole: "snapshot", m.Persisted: "file", m.PersistFailed: "file", m.Committed: "manifest",
+    m.SnapshotWhole: "snapshot", m.StepPersisted: "file", m.PersistFailed: "file", m.ManifestWritten: "manifest",
 }  # fmt: skip
 
-OfRound = m.Persist | m.Commit | m.ProposeStop | m.ConfirmStop | m.TerminateRanks
+OfRound = m.PersistStep | m.CommitStep | m.ProposeStop | m.ConfirmStop | m.TerminateRanks
 """Orders that hold for the ranks of one round."""
 
 
@@ -164,10 +165,10 @@ class NodeRanks:
 
     def stage_reached(self, message: m.StageReached) -> None:
         """Tell the ranks that a checkpoint is durable, or failed."""
-        if message.stage == "committed":
+        if message.stage is Stage.COMMITTED:
             self.committed.add(message.step)
         for rank in self.local.attached if self.local else ():
-            self._ports.tell_rank(rank, rank_link.Stage(message.step, message.stage, message.error))
+            self._ports.tell_rank(rank, rank_link.SaveProgress(message.step, message.stage, message.error))
 
     def during_round(self, message: OfRound) -> None:
         """Carry out an order for the ranks of the present round."""
@@ -175,7 +176,7 @@ class NodeRanks:
         if local is None or message.round != local.number:
             return
         match message:
-            case m.Persist() | m.Commit():
+            case m.PersistStep() | m.CommitStep():
                 self._write(message, local)
             case m.ProposeStop():
                 for rank in local.attached:
@@ -192,16 +193,16 @@ class NodeRanks:
             case _:
                 assert_never(message)
 
-    def _write(self, message: m.Persist | m.Commit, local: LocalRound) -> None:
-        order = (message.epoch, message.round, message.step, isinstance(message, m.Commit))
+    def _write(self, message: m.PersistStep | m.CommitStep, local: LocalRound) -> None:
+        order = (message.epoch, message.round, message.step, isinstance(message, m.CommitStep))
         if order[:3] == self._ordered[:3] and order <= self._ordered:
             return  # repeated: its answer is on the way, or among the facts that are said again
-        if isinstance(message, m.Commit) and self._ports.monotonic() > self.lease:
+        if isinstance(message, m.CommitStep) and self._ports.monotonic() > self.lease:
             # it lay here while we stood still: others may have gone on from an older step by now
             self.persist_failed(message.round, message.step, "the order to commit came after the end of the lease")
             return
         self._ordered = order
-        if isinstance(message, m.Commit):
+        if isinstance(message, m.CommitStep):
             self._ports.commit(message)
         else:
             world = sum(member.local_world_size for member in self.state.members) if self.state else 0
@@ -285,7 +286,7 @@ class NodeRanks:
             self.state = msgspec.structs.replace(self.state, steps_reported=True)  # the next controller must know
             self._ports.keep(self.state)
         if isinstance(message, rank_link.SnapshotTaken) and self._is_committed(message.step, local):
-            self._ports.tell_rank(local_rank, rank_link.Stage(message.step, "committed"))
+            self._ports.tell_rank(local_rank, rank_link.SaveProgress(message.step, Stage.COMMITTED))
         if isinstance(message, rank_link.Attach):
             for word in local.pending_stop():
                 self._ports.tell_rank(local_rank, word)
@@ -326,7 +327,7 @@ class NodeRanks:
 
     def persisted(self, round_number: int, step: int, record: ShardRecord) -> None:
         """Learn that the saver wrote this node's file."""
-        self._tell(m.Persisted(self.node, self.epoch, round_number, step, record))
+        self._tell(m.StepPersisted(self.node, self.epoch, round_number, step, record))
 
     def persist_failed(self, round_number: int, step: int, error: str) -> None:
         """Learn that the saver could not write."""
@@ -335,7 +336,7 @@ class NodeRanks:
     def commit_done(self, round_number: int, step: int, seconds: float) -> None:
         """Learn that the saver wrote the manifest."""
         self.committed.add(step)
-        self._tell(m.Committed(self.node, self.epoch, round_number, step, seconds))
+        self._tell(m.ManifestWritten(self.node, self.epoch, round_number, step, seconds))
 
     # -- saying it ---------------------------------------------------------------------------------------------
 

@@ -120,7 +120,7 @@ class PartnerCopies:
         if numbers:
             self._say(Cancel(numbers))
 
-    def keep(self, message: m.Persist, world_size: int) -> None:
+    def keep(self, message: m.PersistStep, world_size: int) -> None:
         """Copy the partner's snapshots of a step; a copy that is not done yet is overtaken: newer is better."""
         partner = message.partner
         if partner is None or not self.link.takes:

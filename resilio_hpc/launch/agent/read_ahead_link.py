@@ -12,6 +12,7 @@ import msgspec
 
 from resilio_hpc.ckpt.coordination.coordinator import is_read_ahead
 from resilio_hpc.ckpt.restore.read_ahead import NEWEST, Done, ReadAhead
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.agent.disk_link import DiskLink
 from resilio_hpc.launch.process import bootstrap
 from resilio_hpc.launch.protocol import messages as m
@@ -49,7 +50,7 @@ class ReadAheadLink:
     def begin(self, local: LocalRound, start: m.Start) -> None:
         """Of a round that was decided: what its ranks restore from files."""
         points = {rank.rank: start.restore_of(rank.rank) for rank in local.ranks.values()}
-        ranks = tuple(rank for rank, point in points.items() if point is not None and point.source == "committed")
+        ranks = tuple(rank for rank, point in points.items() if point is not None and point.source is Tier.COMMITTED)
         if start.restore is None or not ranks:
             return
         is_guessed = self._is_guess and ranks == self._ranks and is_read_ahead(self.begun, start.restore.step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from resilio_hpc.core.tiers import Stage, Tier
 from resilio_hpc.launch.config.options import Mode
 from resilio_hpc.launch.controller import replica_placement
 from resilio_hpc.launch.controller.commits import CommitTracker
@@ -15,7 +16,7 @@ from resilio_hpc.launch.protocol import messages as m
 
 SETTLE_S = 10.0  # how long a round that must go back waits to hear whether the last commit was made after all
 AGAIN_S = 10.0  # how often what is not answered is ordered again
-CheckpointMessage = m.SnapshotWhole | m.Persisted | m.PersistFailed | m.Committed
+CheckpointMessage = m.SnapshotWhole | m.StepPersisted | m.PersistFailed | m.ManifestWritten
 
 
 class CheckpointPhase:
@@ -54,7 +55,7 @@ class CheckpointPhase:
     def restored(self, restore: m.RestorePoint | None) -> None:
         """Make durable what lies only in memory: the ranks start from ``restore``."""
         self._goes_on_from = -1 if restore is None else restore.step
-        if restore is not None and restore.source == "memory":
+        if restore is not None and restore.source is Tier.MEMORY:
             for member in self._run.members:
                 self._persist(self._commits.snapshot_whole(member.node, restore.step))
 
@@ -74,18 +75,21 @@ class CheckpointPhase:
     def handle(self, message: CheckpointMessage) -> None:
         """Handle what a node says of how far a checkpoint is."""
         run = self._run
-        if not isinstance(message, m.SnapshotWhole | m.Persisted) and self._unanswered == (message.node, message.step):
+        if not isinstance(message, m.SnapshotWhole | m.StepPersisted) and self._unanswered == (
+            message.node,
+            message.step,
+        ):
             self._unanswered = None
-        if isinstance(message, m.Committed):
+        if isinstance(message, m.ManifestWritten):
             self._committed(message)
         elif message.round != run.round:
             return  # of an earlier life: its file may already be overwritten
         elif isinstance(message, m.SnapshotWhole):
-            run.bad_copies.discard(m.RestorePoint("memory", message.step))
+            run.bad_copies.discard(m.RestorePoint(Tier.MEMORY, message.step))
             self._saves_began.setdefault(message.step, run.now())
             self._blocked_s[message.step] = max(self._blocked_s.get(message.step, 0.0), message.blocked_s)
             self._persist(self._commits.snapshot_whole(message.node, message.step))
-        elif isinstance(message, m.Persisted):
+        elif isinstance(message, m.StepPersisted):
             if self._commits.persisted(message.node, message.step, message.record):
                 self._order_commit()
         else:
@@ -100,12 +104,12 @@ class CheckpointPhase:
         """Have the manifest written, if every file is there and this epoch may commit."""
         run, commits = self._run, self._commits
         if commits.records and run.recorded:
-            order = m.Commit(run.epoch, run.round, commits.in_flight, run.world_size, commits.records)
+            order = m.CommitStep(run.epoch, run.round, commits.in_flight, run.world_size, commits.records)
             self._unanswered = (run.members[0].node, order.step)
             self._next_again = run.now() + AGAIN_S
             self._out.send(run.members[0].node, order)
 
-    def _committed(self, message: m.Committed) -> None:
+    def _committed(self, message: m.ManifestWritten) -> None:
         run, goes_on_from = self._run, self._goes_on_from
         if message.step in self._commits.known and message.step != self._commits.in_flight:
             return  # said again
@@ -115,7 +119,7 @@ class CheckpointPhase:
             self._out.record("commit_late", step=message.step, round=message.round)
             return
         following = self._commits.commit(message.step)
-        run.bad_copies.discard(m.RestorePoint("committed", message.step))
+        run.bad_copies.discard(m.RestorePoint(Tier.COMMITTED, message.step))
         run.without_progress = 0
         self._measure_save(message.step)
         self._out.record(
@@ -123,7 +127,7 @@ class CheckpointPhase:
             blocked_s=self._blocked_s.get(message.step),
         )  # fmt: skip
         self._blocked_s = {step: waited for step, waited in self._blocked_s.items() if step > message.step}
-        self._out.broadcast(m.StageReached(run.epoch, message.step, "committed"))
+        self._out.broadcast(m.StageReached(run.epoch, message.step, Stage.COMMITTED))
         self._persist(following)
         self._intend(StepCommitted())
 
@@ -136,14 +140,14 @@ class CheckpointPhase:
 
     def _given_up(self, step: int, error: str) -> None:
         following = self._commits.abandon(step)
-        self._out.broadcast(m.StageReached(self._run.epoch, step, "failed", error))
+        self._out.broadcast(m.StageReached(self._run.epoch, step, Stage.FAILED, error))
         self._persist(following)
         self._intend(StepAbandoned())
 
     def _persist(self, step: int | None) -> None:
         run = self._run
         while step is not None and run.config.mode == Mode.OBSERVE:
-            self._out.broadcast(m.StageReached(run.epoch, step, "committed"))  # no rank shall wait for it
+            self._out.broadcast(m.StageReached(run.epoch, step, Stage.COMMITTED))  # no rank shall wait for it
             step = self._commits.abandon(step)
         if step is not None:
             self._order_persist(self._commits.unwritten)
@@ -155,7 +159,7 @@ class CheckpointPhase:
         for member in run.members:
             if member.node in nodes:
                 partner = replica_placement.partner_of(member, run)
-                self._out.send(member.node, m.Persist(run.epoch, run.round, step, partner))
+                self._out.send(member.node, m.PersistStep(run.epoch, run.round, step, partner))
 
     def past_told(self) -> None:
         """Go on once the run directory has told which steps are committed."""
@@ -167,7 +171,7 @@ class CheckpointPhase:
         if self._unanswered is None:
             return False
         node, step = self._unanswered
-        if restore is not None and restore.source == "memory" and restore.step >= step:
+        if restore is not None and restore.source is Tier.MEMORY and restore.step >= step:
             return False  # of the same life
         now = self._run.now()
         if now >= self._settle_by and self._asked:
@@ -179,20 +183,20 @@ class CheckpointPhase:
             self._out.act(QueryHistory())
         return True
 
-    def restore_plan(self) -> tuple[m.RestorePoint | None, tuple[m.Fetch, ...]]:
+    def restore_plan(self) -> tuple[m.RestorePoint | None, tuple[m.MissingSnapshot, ...]]:
         """Return the newest step that every rank can restore, and what has to be brought to its node before.
 
         From memory, its own or another node's, where all ranks have the step there. Else from the shared directory; if
         most ranks have that step in their own memory, only the others read it.
         """
         run = self._run
-        bad = {copy.step for copy in run.bad_copies if copy.source == "memory"}
+        bad = {copy.step for copy in run.bad_copies if copy.source is Tier.MEMORY}
         found = replica_placement.in_memory(run)
         newest, step = max(found.whole - bad, default=-1), run.committed
         if newest < 0 and step < 0:
             return None, ()
         if newest >= step:
-            return m.RestorePoint("memory", newest), found.fetches(newest)
+            return m.RestorePoint(Tier.MEMORY, newest), found.fetches(newest)
         if step in bad or not found.has_most(step):
-            return m.RestorePoint("committed", step), ()
-        return m.RestorePoint("memory", step), found.fetches(step)
+            return m.RestorePoint(Tier.COMMITTED, step), ()
+        return m.RestorePoint(Tier.MEMORY, step), found.fetches(step)

@@ -198,7 +198,7 @@ class Controller:
         match message:
             case m.RankFailed():
                 self.failures.rank_failed(message)
-            case m.SnapshotWhole() | m.Persisted() | m.PersistFailed() | m.Committed():
+            case m.SnapshotWhole() | m.StepPersisted() | m.PersistFailed() | m.ManifestWritten():
                 self.checkpoints.handle(message)
             case m.Warned():
                 self.stop.warned(message.signal, message.node)

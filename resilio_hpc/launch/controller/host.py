@@ -140,7 +140,7 @@ class ControllerHost:
                     self._agent.taken_for_controller(message)
             elif not self._superseded(message.epoch):
                 self._carry_out(self.controller.handle(message))
-                if isinstance(message, m.Persisted | m.PersistFailed | m.Committed):
+                if isinstance(message, m.StepPersisted | m.PersistFailed | m.ManifestWritten):
                     self._saved(message)
         self._behind = bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
@@ -189,7 +189,7 @@ class ControllerHost:
         if self._guard.changed(now):
             self._write("suspended" if run.suspended else "resumed", epoch=run.epoch)
 
-    def _saved(self, answer: m.Persisted | m.PersistFailed | m.Committed) -> None:
+    def _saved(self, answer: m.StepPersisted | m.PersistFailed | m.ManifestWritten) -> None:
         resumed = self._saves.answered(answer, time.monotonic())
         if resumed is not None:
             self._write("save_resumed", **resumed)
@@ -263,7 +263,7 @@ class ControllerHost:
         name = self._callers.name_of(node)
         if name is None:
             return
-        if isinstance(message, m.Persist | m.Commit):
+        if isinstance(message, m.PersistStep | m.CommitStep):
             self._saves.ordered(node, message, time.monotonic())
         if message is not self._encoded[0]:
             try:

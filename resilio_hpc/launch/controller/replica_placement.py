@@ -45,10 +45,10 @@ class InMemory:
         """Whether more ranks than not have it on their own node."""
         return 2 * len(self.own[step]) > self.world_size
 
-    def fetches(self, step: int) -> tuple[m.Fetch, ...]:
+    def fetches(self, step: int) -> tuple[m.MissingSnapshot, ...]:
         """For each rank that does not have it on its own node: where it is."""
         missing = [rank for rank in range(self.world_size) if rank not in self.own[step]]
-        return tuple(m.Fetch(rank, self.elsewhere[step].get(rank, "")) for rank in missing)
+        return tuple(m.MissingSnapshot(rank, self.elsewhere[step].get(rank, "")) for rank in missing)
 
 
 def in_memory(run: RunState) -> InMemory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from resilio_hpc.ckpt.coordination.coordinator import TIERS
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.config.options import Mode
 from resilio_hpc.launch.controller.checkpoint_phase import CheckpointPhase
 from resilio_hpc.launch.controller.intents import (
@@ -108,7 +108,7 @@ class Rounds:
         reason = f"the same failure again, so that another restart does not help: {what}"
         self._intend(EndRun("no_progress", 1, reason, failure))
 
-    def _start_ranks(self, port: int, wanted: m.RestorePoint | None, fetches: tuple[m.Fetch, ...]) -> None:
+    def _start_ranks(self, port: int, wanted: m.RestorePoint | None, fetches: tuple[m.MissingSnapshot, ...]) -> None:
         run = self._run
         self._may_have_ranks.clear()
         acts = run.config.mode != Mode.OBSERVE
@@ -131,7 +131,7 @@ class Rounds:
         self._checkpoints.restored(restore)
         self._intend(LetLeaversGo())
 
-    def _needs_run_directory(self, restore: m.RestorePoint | None, fetches: Sequence[m.Fetch]) -> bool:
+    def _needs_run_directory(self, restore: m.RestorePoint | None, fetches: Sequence[m.MissingSnapshot]) -> bool:
         """Return whether to wait until it refuses commits of older epochs and has reported what those came to.
 
         It may hold a newer step than any agent has heard of, and a commit that hung with it may yet come. Memory is as
@@ -140,10 +140,10 @@ class Rounds:
         reads_it = restore is None or restore.source != "memory" or not all(fetch.endpoint for fetch in fetches)
         return not self._run.recorded and reads_it
 
-    def _disk_ports(self, restore: m.RestorePoint | None, fetches: Sequence[m.Fetch]) -> tuple[int, ...]:
+    def _disk_ports(self, restore: m.RestorePoint | None, fetches: Sequence[m.MissingSnapshot]) -> tuple[int, ...]:
         """Of the members, where any rank restores from files and any node has a disk that others may read."""
         run = self._run
-        in_memory = restore is None or (restore.source == "memory" and all(fetch.endpoint for fetch in fetches))
+        in_memory = restore is None or (restore.source is Tier.MEMORY and all(fetch.endpoint for fetch in fetches))
         ports = tuple(0 if in_memory else run.agents[x.node].hello.disk_port for x in run.members)
         return ports if any(ports) else ()
 
@@ -224,7 +224,7 @@ class Rounds:
         sources: Counter[str] = Counter()
         for tier, ranks in (one for first in seen for one in first.sources):
             sources[tier] += ranks
-        used = [tier for tier in TIERS if sources[tier]]
+        used = [tier for tier in Tier if sources[tier]]
         self._out.record(
             "first_step", round=run.round, step=step, restored=restored, source=used[-1] if used else "",
             sources={tier: sources[tier] for tier in used}, restore_s=max(first.restore_s for first in seen),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.controller.recovery import Recovery
 from resilio_hpc.launch.controller.repeated_failure import Repeatable
 from resilio_hpc.launch.controller.state import (
@@ -187,7 +188,7 @@ class RunState:
         """Take note of committed steps and bad copies that others know of."""
         self.bad_copies |= set(bad_copies)
         self.committed_steps |= set(committed)
-        self.committed_steps -= {copy.step for copy in self.bad_copies if copy.source == "committed"}
+        self.committed_steps -= {copy.step for copy in self.bad_copies if copy.source is Tier.COMMITTED}
 
     # -- for the next controller -------------------------------------------------------------------------------
 

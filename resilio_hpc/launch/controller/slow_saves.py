@@ -12,7 +12,7 @@ from resilio_hpc.launch.protocol import messages as m
 LEAST_S = 60.0
 TIMES_AS_LONG = 3.0  # as the longest one of this controller's so far
 
-Answer = m.Persisted | m.PersistFailed | m.Committed
+Answer = m.StepPersisted | m.PersistFailed | m.ManifestWritten
 
 
 class SlowSaves:
@@ -25,7 +25,7 @@ class SlowSaves:
         self._longest_s = 0.0
         self._told_at: float | None = None  # since when, of the first one of which it was told
 
-    def ordered(self, node: str, order: m.Persist | m.Commit, now: float) -> None:
+    def ordered(self, node: str, order: m.PersistStep | m.CommitStep, now: float) -> None:
         """``node`` is to write its file, or the manifest."""
         if self._save != (order.round, order.step):
             self._save, self._since = (order.round, order.step), now
@@ -34,7 +34,7 @@ class SlowSaves:
 
     def answered(self, answer: Answer, now: float) -> dict[str, Any] | None:
         """Return a node answered. What to record when saves go on that were told to be slow: ``save_resumed``."""
-        if isinstance(answer, m.Committed):
+        if isinstance(answer, m.ManifestWritten):
             if self._save == (answer.round, answer.step):
                 self._save, self._longest_s = None, max(self._longest_s, now - self._since)
             began, self._told_at = self._told_at, None

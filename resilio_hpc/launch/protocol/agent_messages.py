@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resilio_hpc.ckpt.coordination.coordinator import Tier
 from resilio_hpc.ckpt.format.manifest import ShardRecord
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol.membership import NEVER, Membership
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
@@ -113,7 +113,7 @@ class RankFailed(Struct, frozen=True):
 class FirstStep(Struct, frozen=True):
     """Every local rank completed its first step of this round; ``time`` in Unix seconds, of the last of them.
 
-    ``sources``: from which tiers (``ckpt.coordinator.TIERS``) how many of them were restored.
+    ``sources``: from which tiers how many of them were restored.
     ``restore_s``: how long the slowest of them took.
     """
 
@@ -153,7 +153,7 @@ class SnapshotWhole(Struct, frozen=True):
     blocked_s: Seconds
 
 
-class Persisted(Struct, frozen=True):
+class StepPersisted(Struct, frozen=True):
     """The node's file of this step is durable. ``record`` is what the manifest will say of it."""
 
     node: Node
@@ -173,7 +173,7 @@ class PersistFailed(Struct, frozen=True):
     error: str
 
 
-class Committed(Struct, frozen=True):
+class ManifestWritten(Struct, frozen=True):
     """The manifest of this step is durable, of snapshots that were taken in that round."""
 
     node: Node
@@ -257,9 +257,9 @@ ToController = (
     | FirstStep
     | RanksDone
     | SnapshotWhole
-    | Persisted
+    | StepPersisted
     | PersistFailed
-    | Committed
+    | ManifestWritten
     | StopAnswer
     | Warned
     | Leaving

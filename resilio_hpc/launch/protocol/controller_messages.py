@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from resilio_hpc.ckpt.format.manifest import ShardRecord
+from resilio_hpc.ckpt.format.restore_point import RestorePoint
+from resilio_hpc.core.tiers import Stage, Tier
 from resilio_hpc.launch.protocol.membership import Membership
 from resilio_hpc.launch.protocol.message_parts import (
     NO_LIFE,
@@ -10,12 +12,11 @@ from resilio_hpc.launch.protocol.message_parts import (
     Code,
     Count,
     Endpoint,
-    Fetch,
     Life,
+    MissingSnapshot,
     Node,
     Partner,
     Port,
-    RestorePoint,
     RoundState,
     Seconds,
     Struct,
@@ -69,13 +70,13 @@ class Start(Struct, frozen=True):
     master_port: Port
     restore: RestorePoint | None = None
     follows: Life = NO_LIFE
-    fetches: tuple[Fetch, ...] = ()
+    fetches: tuple[MissingSnapshot, ...] = ()
     disk_ports: tuple[Port, ...] = ()
 
     def restore_of(self, rank: int) -> RestorePoint | None:
         """Return what one rank restores, once its snapshot has been brought."""
         if self.restore is not None and any(fetch.rank == rank and not fetch.endpoint for fetch in self.fetches):
-            return RestorePoint("committed", self.restore.step)
+            return RestorePoint(Tier.COMMITTED, self.restore.step)
         return self.restore
 
     def arrives(self, rank: int) -> bool:
@@ -83,7 +84,7 @@ class Start(Struct, frozen=True):
         return any(fetch.rank == rank and fetch.endpoint for fetch in self.fetches)
 
 
-class Persist(Struct, frozen=True):
+class PersistStep(Struct, frozen=True):
     """Write the node's file of this step, and copy the partner's snapshots of it."""
 
     epoch: Count
@@ -92,7 +93,7 @@ class Persist(Struct, frozen=True):
     partner: Partner | None = None
 
 
-class Commit(Struct, frozen=True):
+class CommitStep(Struct, frozen=True):
     """Write the manifest of this step from all nodes' records."""
 
     epoch: Count
@@ -103,11 +104,11 @@ class Commit(Struct, frozen=True):
 
 
 class StageReached(Struct, frozen=True):
-    """A checkpoint reached "committed", or "failed"."""
+    """A save reached COMMITTED, or FAILED."""
 
     epoch: Count
     step: Count
-    stage: str
+    stage: Stage
     error: str = ""
 
 
@@ -177,8 +178,8 @@ ToAgent = (
     | Welcome
     | Prepare
     | Start
-    | Persist
-    | Commit
+    | PersistStep
+    | CommitStep
     | StageReached
     | ProposeStop
     | ConfirmStop

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 
+from resilio_hpc.ckpt.format.restore_point import RestorePoint
 from resilio_hpc.launch.protocol.node_list import HOST_NAME, Entry, NodeList
 
 PORT_NUMBER = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
@@ -53,7 +54,7 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_copy: bool = False
 
 
-class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MissingSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank whose node lacks its snapshot. ``endpoint``: of a replicator that has it; "": the shared directory has."""
 
     rank: Count
@@ -66,13 +67,6 @@ class Partner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_rank: Count
     ranks: Slots
     endpoint: Endpoint
-
-
-class RestorePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which copy all ranks of a round restore: ``source`` is "memory" or "committed"."""
-
-    source: str
-    step: Count
 
 
 class RankFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from resilio_hpc.ckpt.coordination.coordinator import TIERS
 from resilio_hpc.core import rank_link
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.protocol.root_cause import LEFT_OUT
 
@@ -28,7 +28,7 @@ class LocalRank:
     step_at: float = 0.0
     step_time: float = 0.0
     first_step_at: float | None = None
-    restored: tuple[int, str, float] = (-1, "", 0.0)  # step, source, seconds
+    restored: tuple[int, Tier | None, float] = (-1, None, 0.0)  # step, source, seconds
     may_exit: bool = False  # it said Finished or Stopped
     finished_at: float = 0.0  # when
     is_told: bool = False  # that it has not ended since
@@ -193,7 +193,7 @@ class LocalRound:
         self._first_step_said = True
         step = next(iter(self.ranks.values())).restored[0]
         found = Counter(rank.restored[1] for rank in self.ranks.values())
-        sources = tuple((tier, found[tier]) for tier in TIERS if found[tier])
+        sources = tuple((tier, found[tier]) for tier in Tier if found[tier])
         last = max(time for time in times if time is not None)
         longest = max(rank.restored[2] for rank in self.ranks.values())
         return [m.FirstStep(self.node, self.epoch, self.number, self.step, last, step, sources, longest)]

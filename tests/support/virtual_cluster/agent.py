@@ -301,12 +301,12 @@ class VirtualAgent(Process):
     def tell_rank(self, local_rank: int, message: rank_link.AgentMessage) -> None:
         self._world.tell_rank(self, local_rank, message)
 
-    def persist(self, message: m.Persist, member: m.Member, world_size: int) -> None:
+    def persist(self, message: m.PersistStep, member: m.Member, world_size: int) -> None:
         self.copies.when_brought(message.step, lambda: self._write(message, member))
         if message.partner is not None:
             self.copies.keep(message, message.partner, world_size)
 
-    def _write(self, message: m.Persist, member: m.Member) -> None:
+    def _write(self, message: m.PersistStep, member: m.Member) -> None:
         world, site = self._world, self.site
         ranks = range(member.first_rank, member.first_rank + member.local_world_size)
         copies = [site.memory.get((rank, message.step)) for rank in ranks]
@@ -324,7 +324,7 @@ class VirtualAgent(Process):
 
         world.storage.save(self, world.slow_savers.get(self.node, world.save_s), write)
 
-    def commit(self, message: m.Commit) -> None:
+    def commit(self, message: m.CommitStep) -> None:
         directory, ordered_at = self._world.directory, self._world.now
 
         def write() -> None:

@@ -50,7 +50,7 @@ class VirtualCopies:
         else:
             act()
 
-    def keep(self, message: m.Persist, partner: Partner, world_size: int) -> None:
+    def keep(self, message: m.PersistStep, partner: Partner, world_size: int) -> None:
         """As ``partner_copies.PartnerCopies.keep``."""
         step = message.step
         ranks = range(partner.first_rank, partner.first_rank + partner.ranks)
@@ -69,7 +69,9 @@ class VirtualCopies:
             {(rank, step): partner.endpoint for rank in ranks}, world_size, (message.epoch, message.round), arrived
         )
 
-    def bring(self, wanted: Sequence[m.Fetch], start: m.Start, local: LocalRound, then: Callable[[], None]) -> None:
+    def bring(
+        self, wanted: Sequence[m.MissingSnapshot], start: m.Start, local: LocalRound, then: Callable[[], None]
+    ) -> None:
         """As ``partner_copies.PartnerCopies.fetch``."""
         restore, world_size = start.restore, sum(member.local_world_size for member in start.state.members)
         assert restore is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.controller.checkpoint_phase import SETTLE_S
 from resilio_hpc.launch.controller.controller import Controller
 from resilio_hpc.launch.protocol import messages as m
@@ -101,7 +102,7 @@ class Invariants:
             raise Violation(f"round {life[1]} starts from step {step}, but step {newest} is committed")
 
     def _bad(self) -> set[int]:
-        return {copy.step for copy in self._world.bad_copies if copy.source == "committed"}
+        return {copy.step for copy in self._world.bad_copies if copy.source == Tier.COMMITTED}
 
     def commits(self, step: int, epoch: int, contents: set[History], hung_s: float) -> None:
         """A manifest is written, so long after the order.

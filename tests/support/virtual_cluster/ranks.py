@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from resilio_hpc.core import rank_link
+from resilio_hpc.core.tiers import Tier
 from resilio_hpc.launch.protocol import messages as m
 from resilio_hpc.launch.workers.local_round import LocalRound
 
@@ -126,7 +127,7 @@ class Training:
     def _content(self, agent: VirtualAgent, rank: int, restore: m.RestorePoint) -> History | None:
         if restore in self.world.bad_copies:
             return None
-        if restore.source == "memory":
+        if restore.source == Tier.MEMORY:
             return agent.site.memory[rank, restore.step].history
         return self.world.directory.committed[restore.step]
 
