@@ -123,14 +123,14 @@ def test_partitions(cluster: DevCluster) -> None:
 
 
 def test_a_lost_node_is_read_the_same_both_ways(cluster: DevCluster) -> None:
-    cluster.crash("n4")
+    cluster.machines.crash("n4")
     cluster.wait_for_node("n4", ("down", "down*"), timeout_s=40)
     from_json, from_table = both_ways(cluster, "nodes")
     assert from_json["n4"].state.base == from_table["n4"].state.base == "DOWN"
     assert not from_json["n4"].state.in_service
     assert from_json["n4"].reason == from_table["n4"].reason == "Not responding"
     assert writer(cluster).drain("n4", XID).result == "drained"  # Slurm withdraws its reason itself, so ours may stand
-    cluster.boot("n4")
+    cluster.machines.boot("n4")
     until(lambda: one(cluster, "n4").state.base == "IDLE", "n4 is back", lambda: one(cluster, "n4"))
     assert (str(one(cluster, "n4").state), read_reason(one(cluster, "n4").reason)) == ("IDLE+DRAIN", (XID,))
 
@@ -246,7 +246,7 @@ def test_jobs_through_the_client(cluster: DevCluster) -> None:
 
 def test_without_slurmctld_every_call_ends_and_says_so(cluster: DevCluster) -> None:
     """All at once: each waits for its limit, since Slurm's own retries take minutes."""
-    cluster.kill_slurmctld()
+    cluster.machines.kill_slurmctld()
     json_way, table_way = (client(cluster, use_json=way, timeout_s=10.0) for way in (True, False))
     calls: list[Callable[[], object]] = [
         json_way.nodes, json_way.jobs, json_way.partitions, table_way.nodes, table_way.jobs,
